@@ -1,0 +1,221 @@
+"""The one table of settings, the only reader of the environment, and how flag, env, file and default rank.
+
+Flags, ``DDL_*`` variables and the keys of a TOML file are all made from the table; a flag wins over
+the environment, that over the file, that over the default.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlcore.types import Placement
+
+__all__ = [
+    "SETTINGS",
+    "Environment",
+    "Setting",
+    "Settings",
+    "load_settings",
+    "read_toml",
+]
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row: ``name`` carries its unit; env and flag are made from it."""
+
+    name: str
+    type: type[str] | type[int] | type[float] | type[bool]
+    default: Value
+    doc: str
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+
+    @property
+    def env(self) -> str:
+        return "DDL_" + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    def parse(self, raw: object, where: str) -> Value:
+        """The value that ``raw`` (text, or what TOML gave) stands for; ValueError names ``where`` it came from."""
+        value = self._convert(raw, where)
+        if self.choices and value not in self.choices:
+            raise ValueError(f"{where}: {raw!r} is not one of {', '.join(self.choices)}")
+        if self.minimum is not None and not isinstance(value, str) and value < self.minimum:
+            raise ValueError(f"{where}: {raw!r} is below the least allowed value {self.minimum:g}")
+        return value
+
+    def _convert(self, raw: object, where: str) -> Value:
+        if self.type is bool and isinstance(raw, str):
+            word = raw.strip().lower()
+            if word in ("1", "true", "yes", "on"):
+                return True
+            if word in ("0", "false", "no", "off", ""):
+                return False
+            raise ValueError(f"{where}: {raw!r} is neither true nor false (use 1 or 0)")
+        if isinstance(raw, bool) is not (self.type is bool):
+            raise ValueError(f"{where}: {raw!r} is not of type {self.type.__name__}")
+        try:
+            if self.type is int and isinstance(raw, float):
+                raise ValueError  # 1.5 is no whole number, and int() would not say so
+            return self.type(str(raw))
+        except ValueError:
+            raise ValueError(f"{where}: {raw!r} is not of type {self.type.__name__}") from None
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("backend", str, "auto", "transport: auto, or the name of one (`ddl info` lists them)"),
+    Setting(
+        "fusion_bytes", int, 8 << 20, "largest batch that tensors are fused into, in bytes; 0 fuses nothing", minimum=0
+    ),
+    Setting("fusion_policy", str, "threshold", "which policy lays tensors out in batches"),
+    Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
+    Setting("open_timeout_s", float, 60.0, "how long opening a transport may take, in seconds", minimum=0.1),
+    Setting("leave_timeout_s", float, 10.0, "how long shutdown lets promised batches finish, in seconds", minimum=0.0),
+    Setting(
+        "stall_warning_s",
+        float,
+        60.0,
+        "after how long a tensor that some ranks lack is reported, in seconds; 0: never",
+        minimum=0,
+    ),
+    Setting(
+        "grace_s",
+        float,
+        5.0,
+        "how long ranks may go on after another failed before they are ended, in seconds",
+        minimum=0,
+    ),
+    Setting("log_level", str, "WARNING", "least level that is logged", choices=("DEBUG", "INFO", "WARNING", "ERROR")),
+    Setting("cache_dir", str, "", "where compiled kernels are kept; empty: the first writable of the usual places"),
+    Setting(
+        "switch_interval_ms",
+        float,
+        0.0,
+        "interpreter's thread switch interval while a job runs, in ms; 0: left alone",
+        minimum=0,
+    ),
+    Setting("plugins", str, "", "comma-separated names of the only plugins to load; empty: all that are installed"),
+    Setting("plugins_off", str, "", "comma-separated names of plugins not to load"),
+)
+
+
+class Settings(Mapping[str, Value]):
+    """What holds for this job: ``settings["fusion_bytes"]``. Immutable; ``source(name)`` says where from."""
+
+    def __init__(self, values: Mapping[str, Value], sources: Mapping[str, str]) -> None:
+        self._values = dict(values)
+        self._sources = dict(sources)
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def source(self, name: str) -> str:
+        """ "flag", "env", "file" or "default"."""
+        return self._sources[name]
+
+    def text(self, name: str) -> str:
+        return str(self._values[name])
+
+    def number(self, name: str) -> float:
+        value = self._values[name]
+        assert not isinstance(value, str), name
+        return float(value)
+
+    def whole(self, name: str) -> int:
+        value = self._values[name]
+        assert isinstance(value, int), name
+        return value
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """A comma-separated setting as its parts."""
+        return tuple(part.strip() for part in self.text(name).split(",") if part.strip())
+
+
+def load_settings(
+    environ: Mapping[str, str],
+    file: Mapping[str, object] | None = None,
+    flags: Mapping[str, object] | None = None,
+    rows: Iterable[Setting] = SETTINGS,
+) -> Settings:
+    """The settings of one job. ``rows`` may hold a plugin's own beside the core's.
+
+    Raises ValueError, naming the variable, file key or flag, for a value that does not parse and for
+    a file key that no row has.
+    """
+    table = {row.name: row for row in rows}
+    file = file or {}
+    flags = {name: value for name, value in (flags or {}).items() if value is not None}
+    unknown = sorted(set(file) - set(table))
+    if unknown:
+        raise ValueError(
+            f"config file: no setting is called {', '.join(unknown)}; there are {', '.join(sorted(table))}"
+        )
+    values: dict[str, Value] = {}
+    sources: dict[str, str] = {}
+    for name, row in table.items():
+        if name in flags:
+            values[name], sources[name] = row.parse(flags[name], row.flag), "flag"
+        elif row.env in environ:
+            values[name], sources[name] = row.parse(environ[row.env], row.env), "env"
+        elif name in file:
+            values[name], sources[name] = row.parse(file[name], f"config file, {name}"), "file"
+        else:
+            values[name], sources[name] = row.default, "default"
+    return Settings(values, sources)
+
+
+def read_toml(path: str | Path) -> dict[str, object]:
+    """The keys of a config file. Raises ValueError in one line where it is missing or no TOML."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with open(path, "rb") as handle:
+            return dict(tomllib.load(handle))
+    except OSError as error:
+        raise ValueError(f"config file {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"config file {path}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the launcher told this process. ``job_file`` holds endpoint and keys; see control/credentials.py."""
+
+    placement: Placement
+    job_file: str
+
+    VARIABLES = ("DDL_RANK", "DDL_HOST_INDEXES", "DDL_JOB_FILE")
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> Environment | None:
+        """None where no launcher of ours stands behind this process."""
+        if "DDL_JOB_FILE" not in environ:
+            return None
+        missing = [name for name in cls.VARIABLES if name not in environ]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} not set although DDL_JOB_FILE is; start the script by `ddl run`")
+        hosts = tuple(int(host) for host in environ["DDL_HOST_INDEXES"].split(","))
+        return cls(Placement(int(environ["DDL_RANK"]), hosts), environ["DDL_JOB_FILE"])
+
+    def variables(self) -> dict[str, str]:
+        """The environment that ``read`` understands."""
+        hosts = ",".join(map(str, self.placement.hosts))
+        return {"DDL_RANK": str(self.placement.rank), "DDL_HOST_INDEXES": hosts, "DDL_JOB_FILE": self.job_file}

@@ -1,0 +1,197 @@
+"""The transport door: one communicator for one group of ranks, from open to close.
+
+The rules, said once:
+
+* One call at a time, in the same order on every rank. Calls come from one thread at a time; where
+  ``capabilities.thread_bound``, from the very thread that called ``open``. ``abort`` alone may come
+  from any thread, at any moment: it returns within 1 s and makes a pending call or Work raise.
+* Every member passes sizes that fit: counts, sent *and* received, are given. A transport never
+  exchanges sizes. Zero length is legal everywhere.
+* A ``Work`` is complete on return (``DONE``), or by ``wait``, which has a deadline.
+* Buffers belong to the executor until the Work is done or the transport aborted.
+* Foreign errors are mapped in one function, to TransportError with its cause. A slow peer is not a
+  dead one: a transport's own timeouts are out of the way, loss is decided by the control network.
+* Averaging, scaling, casting, carrying types and fusion are the executor's business, unless the
+  capabilities say that the transport does it itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ddlcore.contracts.kernels import Kernels
+from ddlcore.contracts.store import Store
+from ddlcore.types import Buffer, DType, Kind, Member, ReduceOp
+
+__all__ = [
+    "DONE",
+    "Capabilities",
+    "Context",
+    "Memory",
+    "Plan",
+    "Prepared",
+    "Transport",
+    "Work",
+    "view",
+]
+
+ALL_DTYPES = frozenset(DType)
+ALL_OPS = frozenset({ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product})
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a transport can do, as data: checked once, when a route is chosen, and logged with the reason."""
+
+    devices: frozenset[str] = frozenset({"cpu"})
+    dtypes: frozenset[DType] = ALL_DTYPES  # that it reduces; 16-bit floats: in float32, rounded once
+    ops: frozenset[ReduceOp] = ALL_OPS
+    one_host: bool = False  # serves only members that share a host
+    vectored: bool = False  # prepare() takes a batch as a table of pointers, no fusion copy needed
+    scales: bool = False  # vectored plans are pre- and postscaled by the transport itself
+    order_fixed: bool = False  # addition is in rank order, whatever the batch: the same bits every time
+    thread_bound: bool = False
+    abort: bool = True  # False: a pending call cannot be ended from outside; the job exits past it
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that a transport gets from its surroundings."""
+
+    rank: int  # in this communicator
+    members: tuple[Member, ...]  # by rank in this communicator
+    store: Store  # this communicator's own part of it
+    kernels: Kernels
+    settings: Mapping[str, str | int | float | bool]  # the plugin's own rows and the core's
+    timeout_s: float  # for open
+    name: str = ""  # of the communicator, for messages
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+
+class Work(ABC):
+    """A collective under way."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> bool:
+        """True when it is complete; False when ``timeout_s`` passed first. Raises what the transport raises."""
+
+
+class _Done(Work):
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+
+DONE: Work = _Done()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An allreduce of several tensors of one type, known before their addresses are."""
+
+    counts: tuple[int, ...]  # elements of each tensor
+    dtype: DType
+    op: ReduceOp  # SUM, MIN, MAX or PRODUCT
+    prescale: float = 1.0  # only where capabilities.scales, else 1
+    postscale: float = 1.0  # likewise; averaging is already in it
+    kind: Kind = Kind.ALLREDUCE
+
+
+class Prepared(ABC):
+    """A plan that is ready to run again and again; only addresses change."""
+
+    @abstractmethod
+    def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
+        """Runs it: ``sources[i]`` and ``targets[i]`` (the same address, or disjoint) have ``plan.counts[i]`` elements."""
+
+
+class Memory:
+    """Bytes that a transport likes to send from; here plain process memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._bytes = (ctypes.c_char * max(1, nbytes + 64))()
+        self.address = (ctypes.addressof(self._bytes) + 63) & ~63  # cache-line aligned
+        self.nbytes = nbytes
+
+
+def view(address: int, nbytes: int) -> memoryview:
+    """The writable bytes at ``address``, without a copy. The caller keeps their owner alive."""
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else memoryview(bytearray())
+
+
+class Transport(ABC):
+    """To write: ``open``, ``close``, ``allreduce``, ``allgatherv``, ``broadcast``; the rest is derived from them."""
+
+    capabilities: Capabilities = Capabilities()
+
+    @abstractmethod
+    def open(self, context: Context) -> None:
+        """Meets the other members; all of them call it. Raises DeadlineExceeded past ``context.timeout_s``."""
+        self.context = context
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of everything; idempotent; no collective is pending. Peers may be gone already."""
+
+    def abort(self) -> None:
+        """Makes whatever is pending raise, now and from any thread. Only ``close`` may follow."""
+
+    @abstractmethod
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        """target = source of rank 0 op … op source of the last; the two are one memory or disjoint."""
+
+    @abstractmethod
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        """target = every rank's source, one behind the other; ``counts[r]`` elements come from rank r."""
+
+    @abstractmethod
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        """buffer = that of ``root``, a rank of this communicator."""
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        """target = this rank's part of the reduction of ``source``; rank r gets ``counts[r]`` elements."""
+        whole = self._temporary(source.count, source.dtype)
+        _finish(self.allreduce(source, whole, op), self.context)
+        size = source.dtype.itemsize
+        ctypes.memmove(target.address, whole.address + sum(counts[: self.context.rank]) * size, target.nbytes)
+        return DONE
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        """Rank s sends ``counts[s][d]`` elements to rank d; both sides lie one behind the other, by rank."""
+        me, size = self.context.rank, source.dtype.itemsize
+        sent = [sum(row) for row in counts]
+        everything = self._temporary(sum(sent), source.dtype)
+        _finish(self.allgatherv(source, everything, sent), self.context)
+        to = target.address
+        for s, row in enumerate(counts):
+            at = everything.address + (sum(sent[:s]) + sum(row[:me])) * size
+            ctypes.memmove(to, at, row[me] * size)
+            to += row[me] * size
+        return DONE
+
+    def barrier(self) -> Work:
+        """Complete on no rank before every rank has called it."""
+        one = self._temporary(1, DType.U8)
+        return self.allreduce(one, one, ReduceOp.Max)
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Memory that this transport likes to send from."""
+        return Memory(nbytes)
+
+    def prepare(self, plan: Plan) -> Prepared:
+        """Only where ``capabilities.vectored``."""
+        raise NotImplementedError(f"{type(self).__name__} is not vectored")
+
+    def _temporary(self, count: int, dtype: DType) -> Buffer:
+        memory = Memory(count * dtype.itemsize)
+        return Buffer(memory.address, count, dtype, (count,), owner=memory)
+
+
+def _finish(work: Work, context: Context) -> None:
+    while not work.wait(context.timeout_s):
+        pass  # a slow peer is not a dead one: abort() ends this wait

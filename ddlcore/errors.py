@@ -1,0 +1,93 @@
+"""Every error that ddl raises by name: we closed it, they are gone, we disagree, it took too long.
+
+Wrong arguments are plain ``ValueError`` at the call; what happens to a running job derives from
+``DdlInternalError``, which Horovod's scripts know as ``HorovodInternalError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = [
+    "Closed",
+    "DdlInternalError",
+    "DeadlineExceeded",
+    "HorovodInternalError",
+    "MismatchError",
+    "NotInitialized",
+    "ObjectDigestError",
+    "PeerLost",
+    "PluginError",
+    "RankFailed",
+    "TransportError",
+]
+
+
+class DdlInternalError(RuntimeError):
+    """The job cannot go on as asked; the base of all that a running job raises."""
+
+
+HorovodInternalError = DdlInternalError
+
+
+class PeerLost(DdlInternalError):
+    """Another rank died, raised, or left while it was still needed.
+
+    ``ranks`` are the world ranks that are gone, ``reason`` says what is known of the end of the first.
+    """
+
+    def __init__(self, ranks: Iterable[int], reason: str, during: str = "") -> None:
+        self.ranks = tuple(ranks)
+        self.reason = reason
+        self.during = during
+        who = "rank" if len(self.ranks) == 1 else "ranks"
+        at = f" during {during}" if during else ""
+        super().__init__(f"{who} {', '.join(map(str, self.ranks))} lost{at}: {reason}")
+
+    @property
+    def rank(self) -> int:
+        """The first rank that was lost."""
+        return self.ranks[0]
+
+    def __reduce__(self) -> tuple[type[PeerLost], tuple[tuple[int, ...], str, str]]:
+        return type(self), (self.ranks, self.reason, self.during)
+
+
+class Closed(DdlInternalError):
+    """This rank itself ended the job (``shutdown``) while the operation was under way."""
+
+
+class MismatchError(DdlInternalError):
+    """The ranks asked for different things under one name; the message holds a table of who asked what."""
+
+
+class DeadlineExceeded(DdlInternalError, TimeoutError):
+    """A wait that has a deadline reached it; the message names who was waited for."""
+
+
+class TransportError(DdlInternalError):
+    """The data path failed in a way that names no dead rank; the cause is chained."""
+
+
+class ObjectDigestError(DdlInternalError):
+    """The bytes of an object are not those that its owner announced; they were not unpickled."""
+
+
+class NotInitialized(ValueError):
+    """A verb was called before ``init()`` or after ``shutdown()``."""
+
+
+class PluginError(RuntimeError):
+    """A plugin cannot be used; the message names its distribution and says what to do."""
+
+
+class RankFailed(RuntimeError):
+    """A rank of ``ddlcore.run`` raised or died. ``rank`` is the first that did; what it raised is the cause."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        self.rank = rank
+        self.text = text
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[RankFailed], tuple[int, str]]:
+        return type(self), (self.rank, self.text)

@@ -1,0 +1,110 @@
+"""The hook specifications and their marker: a plugin answers with providers, which are data.
+
+A provider names its class as ``"module:Class"``, so that listing twenty plugins imports none of
+their frameworks. Entry points in the group ``ddlcore.plugins`` name the module that holds the hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pluggy
+
+from ddlcore.config import Setting
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "AdapterProvider",
+    "CommandProvider",
+    "CompressorProvider",
+    "FusionProvider",
+    "Hooks",
+    "Provider",
+    "TransportProvider",
+    "hookimpl",
+    "hookspec",
+]
+
+ENTRY_POINT_GROUP = "ddlcore.plugins"
+hookspec = pluggy.HookspecMarker("ddlcore")
+hookimpl = pluggy.HookimplMarker("ddlcore")
+
+
+@dataclass(frozen=True)
+class Provider:
+    """What a plugin offers through one door."""
+
+    name: str
+    target: str  # "module:Class", imported when it is first used
+    requires: tuple[str, ...] = ()  # modules that must be importable, found without importing them
+    install: str = ""  # the exact line that makes them so
+    platforms: tuple[str, ...] = ()  # values of sys.platform that it works on; empty: all
+    settings: tuple[Setting, ...] = ()  # rows of its own
+    doc: str = ""
+    api_version: tuple[int, int] = (1, 0)
+
+
+@dataclass(frozen=True)
+class TransportProvider(Provider):
+    """A way to move bytes between ranks; the target is a Transport."""
+
+    devices: tuple[str, ...] = ("cpu",)
+    priority: int = 0  # `auto` takes the highest that can serve
+    one_host: bool = False
+    in_process: bool = False  # its ranks are threads of one process
+    sizes: tuple[int, int | None] = (1, None)  # least and greatest number of members
+
+
+@dataclass(frozen=True)
+class AdapterProvider(Provider):
+    """A framework whose tensors are served; the target is an Adapter."""
+
+    module: str = ""  # what the user imports, such as ddl_torch
+    framework: str = ""  # the distribution whose version `ddl info` shows
+
+
+@dataclass(frozen=True)
+class FusionProvider(Provider):
+    """A way to lay tensors out in batches; the target is a class with the method of FusionPolicy."""
+
+
+@dataclass(frozen=True)
+class CompressorProvider(Provider):
+    """A way to send fewer bytes; the target is a Compressor."""
+
+
+@dataclass(frozen=True)
+class CommandProvider(Provider):
+    """A subcommand of ``ddl``; the target is a click command."""
+
+    aliases: tuple[str, ...] = field(default_factory=tuple)
+
+
+class Hooks:
+    """One method a door. Every one returns a sequence of providers and is called once, at start-up."""
+
+    @hookspec
+    def ddl_transports(self) -> Sequence[TransportProvider]:
+        """Ways to move bytes between ranks."""
+        return ()
+
+    @hookspec
+    def ddl_adapters(self) -> Sequence[AdapterProvider]:
+        """Frameworks whose tensors are served."""
+        return ()
+
+    @hookspec
+    def ddl_fusion_policies(self) -> Sequence[FusionProvider]:
+        """Ways to lay tensors out in batches."""
+        return ()
+
+    @hookspec
+    def ddl_compressors(self) -> Sequence[CompressorProvider]:
+        """Ways to send fewer bytes."""
+        return ()
+
+    @hookspec
+    def ddl_cli(self) -> Sequence[CommandProvider]:
+        """Subcommands of ``ddl``."""
+        return ()

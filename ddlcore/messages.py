@@ -1,0 +1,256 @@
+"""Wire records of the control network: what ranks say to the coordinator and to the store, and back.
+
+Plain data, encoded by msgspec; a record that does not decode is an error that names its sender.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddlcore.types import DType, Kind, ReduceOp
+
+__all__ = [
+    "PROTOCOL",
+    "Answer",
+    "Ask",
+    "Batch",
+    "Bye",
+    "Done",
+    "Failure",
+    "Farewell",
+    "FromCoordinator",
+    "Hello",
+    "Lost",
+    "Refused",
+    "Request",
+    "Spec",
+    "StoreAdd",
+    "StoreDelete",
+    "StoreGet",
+    "StoreReply",
+    "StoreRequest",
+    "StoreSet",
+    "ToCoordinator",
+    "Welcome",
+    "decode_from_coordinator",
+    "decode_spec",
+    "decode_store_reply",
+    "decode_store_request",
+    "decode_to_coordinator",
+    "encode",
+]
+
+PROTOCOL = 1  # ranks and coordinator must agree on it
+
+
+class Spec(msgspec.Struct, frozen=True, array_like=True):
+    """What every rank must ask alike for one name."""
+
+    kind: Kind
+    dtype: DType = DType.U8
+    shape: tuple[int, ...] = ()  # of ragged kinds without the first dimension
+    op: ReduceOp = ReduceOp.Sum
+    root: int = -1  # world rank of a broadcast's source
+    prescale: float = 1.0
+    postscale: float = 1.0
+    device: str = "cpu"
+    strides: tuple[int, ...] | None = None
+    compressor: str = "none"
+    group: int = 0  # size of the grouped call it belongs to, whose name is its own up to the last "["
+    ranks: tuple[int, ...] | None = None  # of ADD_SET: the members; of REMOVE_SET: (set id,)
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor that a rank has ready."""
+
+    set_id: int
+    name: str
+    spec: bytes  # an encoded Spec: the coordinator compares bytes and decodes each kind of them once
+    rows: tuple[int, ...] = ()  # allgather: (rows,); alltoall: rows to each member; else ()
+    stamp: int = -1  # index of the last batch whose completion the user's code has observed
+    digest: bytes = b""  # of an object's bytes, so that they are trusted only as announced here
+
+
+# --- rank to coordinator
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """A rank enters ``init``. ``ranks`` is the world it asks for, ``ordinal`` its how-manieth of that world."""
+
+    rank: int  # world rank as launched
+    ranks: tuple[int, ...]
+    ordinal: int
+    protocol: int
+    version: str
+    fusion_bytes: int  # rank 0's value counts
+    pid: int = 0
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
+    """What a rank has ready since its last request. One is unanswered at a time."""
+
+    epoch: int
+    serial: int
+    asks: tuple[Ask, ...]
+
+
+class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
+    """A rank leaves by itself: ``shutdown()``, the end of its script, or an exception.
+
+    ``broken``: its data path has failed, so what it was promised to take part in will not happen.
+    """
+
+    reason: str
+    broken: bool = False
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """The last word after Farewell: every batch that was promised has run; the end of the process is no loss."""
+
+
+ToCoordinator = Hello | Request | Bye | Done
+
+
+# --- coordinator to rank
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """All ranks of the world are there."""
+
+    session: str
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """This world cannot begin; ``text`` says why."""
+
+    text: str
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+    """One collective, at its place in the one order of all process sets."""
+
+    index: int
+    set_id: int
+    kind: Kind
+    names: tuple[str, ...]
+    rows: tuple[tuple[tuple[int, ...], ...], ...] = ()  # ragged kinds: [name][member] = that member's rows
+    digests: tuple[tuple[bytes, ...], ...] = ()  # objects: [name][member]
+    specs: tuple[bytes, ...] = ()  # only where a member has joined: it must know what it takes part in
+    result: int = -1  # ADD_SET: the new set's id; JOIN: the last rank that joined
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
+    """These names will not run. ``error``: "mismatch" or "lost" (then ``ranks`` are those that are gone)."""
+
+    set_id: int
+    names: tuple[str, ...]
+    error: str
+    text: str
+    ranks: tuple[int, ...] = ()
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
+    """What became ready, in order. ``serial`` is that of the request it acknowledges, 0 where none is."""
+
+    epoch: int
+    serial: int
+    items: tuple[Batch | Failure, ...]
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
+    """Ranks that died: every collective with them is over."""
+
+    ranks: tuple[int, ...]  # world ranks of the session
+    reason: str
+
+
+class Farewell(msgspec.Struct, frozen=True, array_like=True, tag="farewell"):
+    """The answer to Bye: no batch comes after it."""
+
+
+FromCoordinator = Welcome | Refused | Answer | Lost | Farewell
+
+
+# --- the store
+
+
+class StoreSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
+    """Puts a value under a key."""
+
+    serial: int
+    key: str
+    value: bytes
+
+
+class StoreGet(msgspec.Struct, frozen=True, array_like=True, tag="get"):
+    """Answered when the key exists, or when ``timeout_s`` has passed, or when a rank is lost."""
+
+    serial: int
+    key: str
+    timeout_s: float
+
+
+class StoreAdd(msgspec.Struct, frozen=True, array_like=True, tag="add"):
+    """Adds to the whole number under a key."""
+
+    serial: int
+    key: str
+    amount: int
+
+
+class StoreDelete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
+    """Deletes every key that begins with ``prefix``."""
+
+    serial: int
+    prefix: str
+
+
+class StoreReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+    """``error``: "" or "timeout" or "lost: …"."""
+
+    serial: int
+    value: bytes
+    error: str = ""
+
+
+StoreRequest = StoreSet | StoreGet | StoreAdd | StoreDelete
+
+_encoder = msgspec.msgpack.Encoder()
+_to_coordinator: msgspec.msgpack.Decoder[ToCoordinator] = msgspec.msgpack.Decoder(ToCoordinator)
+_from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)
+_store_request: msgspec.msgpack.Decoder[StoreRequest] = msgspec.msgpack.Decoder(StoreRequest)
+_store_reply = msgspec.msgpack.Decoder(StoreReply)
+_spec = msgspec.msgpack.Decoder(Spec)
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """The bytes of any record of this file."""
+    return _encoder.encode(record)
+
+
+def decode_to_coordinator(data: bytes) -> ToCoordinator:
+    """What a rank sends to the coordinator.
+
+    Raises msgspec.DecodeError (ValidationError for well-formed bytes of the wrong shape); so do the others.
+    """
+    return _to_coordinator.decode(data)
+
+
+def decode_from_coordinator(data: bytes) -> FromCoordinator:
+    """What the coordinator sends to a rank."""
+    return _from_coordinator.decode(data)
+
+
+def decode_store_request(data: bytes) -> StoreRequest:
+    """What a rank asks of the store."""
+    return _store_request.decode(data)
+
+
+def decode_store_reply(data: bytes) -> StoreReply:
+    """What the store answers."""
+    return _store_reply.decode(data)
+
+
+def decode_spec(data: bytes) -> Spec:
+    """The spec that an Ask carries."""
+    return _spec.decode(data)

@@ -1,0 +1,71 @@
+"""Decides whether all ranks ask for the same thing under one name, and says in a table where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ddlcore.messages import Spec
+from ddlcore.types import Kind
+
+__all__ = ["describe", "mismatch_table"]
+
+
+def _tuple(values: Sequence[int] | None) -> str:
+    return "row-major" if values is None else str(tuple(values)).replace(" ", "")
+
+
+_COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
+    ("kind", lambda spec: spec.kind.name.lower()),
+    ("dtype", lambda spec: spec.dtype.label),
+    (
+        "shape",
+        lambda spec: "(any" + "".join(f",{n}" for n in spec.shape) + ")" if spec.kind.is_ragged else _tuple(spec.shape),
+    ),
+    ("op", lambda spec: spec.op.name.lower()),
+    ("root", lambda spec: str(spec.root)),
+    ("prescale", lambda spec: f"{spec.prescale:g}"),
+    ("postscale", lambda spec: f"{spec.postscale:g}"),
+    ("device", lambda spec: spec.device),
+    ("layout", lambda spec: _tuple(spec.strides)),
+    ("compression", lambda spec: spec.compressor),
+    ("group", lambda spec: f"{spec.group} tensors" if spec.group else "none"),
+    ("ranks", lambda spec: "-" if spec.ranks is None else _tuple(spec.ranks)),
+)
+
+
+def describe(names: Sequence[str], set_id: int) -> str:
+    """How a message calls one or several tensors of a process set."""
+    shown = ", ".join(repr(name) for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return shown if set_id == 0 else f"{shown} in process set {set_id}"
+
+
+def _span(ranks: Sequence[int]) -> str:
+    """0,1,2,5 as "0-2,5"."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+
+
+def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
+    """What each rank asked, in the columns in which they differ; ranks that ask alike share a row."""
+    kinds = {spec.kind for spec in asked.values()}
+    rows: dict[tuple[str, ...], list[int]] = {}
+    texts = {rank: tuple(text(spec) for _, text in _COLUMNS) for rank, spec in asked.items()}
+    differing = [i for i in range(len(_COLUMNS)) if len({cells[i] for cells in texts.values()}) > 1]
+    for rank in sorted(texts):
+        rows.setdefault(tuple(texts[rank][i] for i in differing), []).append(rank)
+    header = ("ranks", *(_COLUMNS[i][0] for i in differing))
+    lines = [header, *((_span(ranks), *cells) for cells, ranks in rows.items())]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    table = "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
+    )
+    what = "/".join(sorted(kind.name.lower() for kind in kinds))
+    advice = "give the calls different names" if len(kinds) > 1 else "ask for the same on every rank"
+    if Kind.ADD_SET in kinds:
+        advice = "add the same process sets in the same order on every rank"
+    return f"{what} {describe([name], set_id)}: the ranks disagree\n{table}\n  what next: {advice}; the job can go on"

@@ -1,0 +1,301 @@
+"""Decides what runs next: messages of one world's ranks in, batches in one total order out.
+
+A sans-I/O state machine: no socket, thread or clock of its own. It knows specs, never tensors.
+Every rank sees the batches of all its process sets in the same order, so that no two ranks can ever
+run two collectives in opposite orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ddlcore.contracts.fusion import FusionPolicy, Ready
+from ddlcore.messages import (
+    Answer,
+    Ask,
+    Batch,
+    Bye,
+    Failure,
+    Farewell,
+    FromCoordinator,
+    Lost,
+    Request,
+    Spec,
+    decode_spec,
+)
+from ddlcore.runtime.checks import describe, mismatch_table
+from ddlcore.types import Kind
+
+__all__ = ["Coordinator", "Pending"]
+
+Item = Batch | Failure
+Outgoing = list[tuple[int, FromCoordinator]]
+
+
+class Pending:
+    """One name that some ranks have ready and some have not."""
+
+    __slots__ = ("asks", "first_seen_s", "name", "set_id", "uniform")
+
+    def __init__(self, set_id: int, name: str) -> None:
+        self.set_id = set_id
+        self.name = name
+        self.asks: dict[int, Ask] = {}
+        self.uniform = True  # all asks carry the same spec bytes
+        self.first_seen_s: float | None = None
+
+    def add(self, rank: int, ask: Ask) -> None:
+        if self.asks and self.uniform:
+            self.uniform = next(iter(self.asks.values())).spec == ask.spec
+        self.asks[rank] = ask
+
+
+class Coordinator:
+    """The coordinator of one world of ``size`` ranks."""
+
+    def __init__(self, size: int, policy: FusionPolicy, fusion_bytes: int) -> None:
+        self.size = size
+        self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
+        self.epoch = 0  # grows with each change between discovery and replay
+        self.params: dict[str, float] = {"fusion_bytes": fusion_bytes}
+        self._policy = policy
+        self._table: dict[tuple[int, str], Pending] = {}
+        self._groups: dict[tuple[int, str], list[Pending]] = {}  # complete tensors of groups that are not
+        self._joined: dict[int, Ask] = {}  # in the order of joining
+        self._left: dict[int, str] = {}  # ranks that said Bye, with their reason
+        self._specs: dict[bytes, Spec] = {}
+        self._next_index = 0
+        self._next_set = 1
+
+    # --- messages in, messages out
+
+    def handle(self, rank: int, message: Request | Bye) -> Outgoing:
+        """What all ranks are to be told because ``rank`` said ``message``."""
+        if isinstance(message, Bye):
+            return self._bye(rank, message)
+        if message.epoch != self.epoch or rank in self._left:
+            return []  # the rank resends what is pending when it enters the present epoch
+        ready: list[Pending] = []
+        items: list[tuple[Iterable[int], Item]] = []
+        for ask in message.asks:
+            self._ask(rank, ask, ready, items)
+        items += self._decide(ready)
+        return self._answers(items, rank, message.serial)
+
+    def lost(self, rank: int, reason: str) -> Outgoing:
+        """The process of ``rank`` ended with promises unkept: everybody is told, nothing more runs with it."""
+        self._left[rank] = reason
+        return [(other, Lost((rank,), reason)) for other in range(self.size) if other not in self._left]
+
+    def waiting(self) -> list[tuple[Pending, list[int]]]:
+        """What is pending, each with the ranks that lack it."""
+        return [(pending, self._missing(pending)) for pending in self._table.values()]
+
+    # --- asking
+
+    def _ask(self, rank: int, ask: Ask, ready: list[Pending], items: list[tuple[Iterable[int], Item]]) -> None:
+        members = self.sets.get(ask.set_id)
+        if members is None or rank not in members:
+            text = f"{describe([ask.name], ask.set_id)}: rank {rank} is not in such a process set (any more)"
+            items.append(((rank,), Failure(ask.set_id, (ask.name,), "mismatch", text)))
+            return
+        gone = [member for member in members if member in self._left]
+        if gone:
+            items.append(((rank,), self._gone(ask.set_id, (ask.name,), gone)))
+            return
+        if self._spec(ask.spec).kind is Kind.JOIN:
+            self._joined[rank] = ask
+            ready += [pending for pending in self._table.values() if not self._missing(pending)]
+            if len(self._joined) == self.size:
+                items += [(p_members, item) for p_members, item in self._decide(ready)]
+                ready.clear()
+                items += self._all_joined()
+            return
+        pending = self._table.get((ask.set_id, ask.name))
+        if pending is None:
+            pending = self._table[ask.set_id, ask.name] = Pending(ask.set_id, ask.name)
+        pending.add(rank, ask)
+        if len(pending.asks) == len(members) or (self._joined and not self._missing(pending)):
+            ready.append(pending)
+
+    def _missing(self, pending: Pending) -> list[int]:
+        return [m for m in self.sets[pending.set_id] if m not in pending.asks and m not in self._joined]
+
+    def _all_joined(self) -> list[tuple[Iterable[int], Item]]:
+        last = list(self._joined)[-1]
+        names = {rank: ask.name for rank, ask in self._joined.items()}
+        self._joined.clear()
+        index = self._take_index()
+        return [((rank,), Batch(index, 0, Kind.JOIN, (name,), result=last)) for rank, name in names.items()]
+
+    # --- deciding
+
+    def _decide(self, ready: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
+        """Checks what has become ready, and lays it out in batches in the order in which it did."""
+        failures: list[tuple[Iterable[int], Item]] = []
+        runnable: list[Pending] = []
+        for pending in dict.fromkeys(ready):  # a join may find again what has just become ready
+            if self._table.get((pending.set_id, pending.name)) is not pending:
+                continue  # failed with its group a moment ago
+            text = self._objection(pending)
+            if text:
+                failures += self._fail(pending, "mismatch", text)
+            else:
+                runnable += self._complete_group(pending)
+        for pending in runnable:
+            del self._table[pending.set_id, pending.name]
+        return failures + [self._run(batch) for batch in self._arrange(runnable)]
+
+    def _objection(self, pending: Pending) -> str:
+        """Why this cannot run, or ""."""
+        specs = {rank: self._spec(ask.spec) for rank, ask in pending.asks.items()}
+        if not pending.uniform:
+            return mismatch_table(pending.name, pending.set_id, specs)
+        spec = next(iter(specs.values()))
+        if spec.kind is Kind.BROADCAST and spec.root in self._joined and spec.root not in pending.asks:
+            return f"broadcast {describe([pending.name], pending.set_id)}: its root, rank {spec.root}, has joined; choose another root"
+        return ""
+
+    def _complete_group(self, pending: Pending) -> list[Pending]:
+        """The tensors that may run now that ``pending`` is complete: a grouped one waits for its whole group."""
+        size = self._first_spec(pending).group
+        if not size:
+            return [pending]
+        waiting = self._groups.setdefault((pending.set_id, _group(pending.name)), [])
+        if pending not in waiting:
+            waiting.append(pending)
+        if len(waiting) < size:
+            return []
+        del self._groups[pending.set_id, _group(pending.name)]
+        return waiting
+
+    def _fail(
+        self, pending: Pending, error: str, text: str, gone: tuple[int, ...] = ()
+    ) -> list[tuple[Iterable[int], Item]]:
+        """Takes ``pending``, and the rest of the grouped call it belongs to, out of the table."""
+        doomed = [pending]
+        if any(self._spec(ask.spec).group for ask in pending.asks.values()):
+            key = (pending.set_id, _group(pending.name))
+            self._groups.pop(key, None)
+            doomed += [
+                other
+                for other in self._table.values()
+                if other is not pending
+                and (other.set_id, _group(other.name)) == key
+                and any(self._spec(ask.spec).group for ask in other.asks.values())
+            ]
+        items: list[tuple[Iterable[int], Item]] = []
+        for one in doomed:
+            if self._table.pop((one.set_id, one.name), None) is not None:
+                items.append((tuple(one.asks), Failure(one.set_id, (one.name,), error, text, gone)))
+        return items
+
+    def _arrange(self, runnable: Sequence[Pending]) -> list[list[Pending]]:
+        """Batches in order of their first tensor; what the fusion policy may share comes from the policy."""
+        fusable = [i for i, p in enumerate(runnable) if self._first_spec(p).kind is Kind.ALLREDUCE]
+        batches = [[i] for i in range(len(runnable)) if i not in set(fusable)]
+        if fusable:
+            described = [self._describe(runnable[i]) for i in fusable]
+            for positions in self._policy.arrange(described, self.params):
+                batches.append([fusable[p] for p in positions])
+        batches.sort(key=lambda batch: batch[0])
+        return [[runnable[i] for i in batch] for batch in batches]
+
+    def _describe(self, pending: Pending) -> Ready:
+        spec = self._first_spec(pending)
+        count = 1
+        for extent in spec.shape:
+            count *= extent
+        key = (pending.set_id, spec.dtype, spec.op, spec.prescale, spec.postscale, spec.device, spec.compressor)
+        group = f"{pending.set_id}.{_group(pending.name)}" if spec.group else None
+        return Ready(pending.name, key, count * spec.dtype.itemsize, group=group)
+
+    def _run(self, batch: Sequence[Pending]) -> tuple[Iterable[int], Item]:
+        spec = self._first_spec(batch[0])
+        members = self.sets[batch[0].set_id]
+        if spec.kind is Kind.ADD_SET:
+            return self._add_set(batch[0], spec)
+        if spec.kind is Kind.REMOVE_SET:
+            assert spec.ranks is not None
+            del self.sets[spec.ranks[0]]
+            return members, Batch(self._take_index(), 0, spec.kind, (batch[0].name,), result=spec.ranks[0])
+        short = any(len(pending.asks) < len(members) for pending in batch)
+        ragged = spec.kind.is_ragged
+        return members, Batch(
+            self._take_index(),
+            batch[0].set_id,
+            spec.kind,
+            tuple(pending.name for pending in batch),
+            rows=tuple(self._rows(pending, members) for pending in batch) if ragged else (),
+            digests=tuple(self._digests(pending, members) for pending in batch) if ragged else (),
+            specs=tuple(next(iter(pending.asks.values())).spec for pending in batch) if short else (),
+        )
+
+    def _rows(self, pending: Pending, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        width = len(next(iter(pending.asks.values())).rows)
+        nothing = (0,) * width  # what a rank that has joined contributes
+        return tuple(pending.asks[m].rows if m in pending.asks else nothing for m in members)
+
+    def _digests(self, pending: Pending, members: Sequence[int]) -> tuple[bytes, ...]:
+        return tuple(pending.asks[m].digest if m in pending.asks else b"" for m in members)
+
+    def _add_set(self, pending: Pending, spec: Spec) -> tuple[Iterable[int], Item]:
+        assert spec.ranks is not None
+        set_id, self._next_set = self._next_set, self._next_set + 1
+        self.sets[set_id] = spec.ranks
+        return self.sets[0], Batch(self._take_index(), 0, Kind.ADD_SET, (pending.name,), result=set_id)
+
+    # --- leaving
+
+    def _bye(self, rank: int, bye: Bye) -> Outgoing:
+        if bye.broken:
+            return self.lost(rank, bye.reason)
+        if rank in self._left:
+            return []
+        self._left[rank] = bye.reason
+        self._joined.pop(rank, None)
+        items: list[tuple[Iterable[int], Item]] = []
+        for pending in list(self._table.values()):
+            if rank in self.sets[pending.set_id]:
+                failure = self._gone(pending.set_id, (pending.name,), [rank])
+                items += self._fail(pending, "lost", failure.text, (rank,))
+        for other, ask in self._joined.items():  # they wait for a join that cannot be
+            items.append(((other,), self._gone(0, (ask.name,), [rank])))
+        self._joined.clear()
+        return [*self._answers(items, None, 0), (rank, Farewell())]
+
+    def _gone(self, set_id: int, names: tuple[str, ...], gone: Sequence[int]) -> Failure:
+        return Failure(set_id, names, "lost", self._left[gone[0]], tuple(gone))
+
+    # --- small things
+
+    def _answers(self, items: Sequence[tuple[Iterable[int], Item]], asker: int | None, serial: int) -> Outgoing:
+        """One message for each rank that is concerned; the asker gets one in any case: it acknowledges."""
+        outgoing: dict[int, list[Item]] = {} if asker is None else {asker: []}
+        for ranks, item in items:
+            for rank in ranks:
+                if rank not in self._left:
+                    outgoing.setdefault(rank, []).append(item)
+        return [
+            (rank, Answer(self.epoch, serial if rank == asker else 0, tuple(own))) for rank, own in outgoing.items()
+        ]
+
+    def _take_index(self) -> int:
+        self._next_index += 1
+        return self._next_index - 1
+
+    def _spec(self, data: bytes) -> Spec:
+        spec = self._specs.get(data)
+        if spec is None:
+            if len(self._specs) > 65536:  # shapes that never come back must not fill the memory
+                self._specs.clear()
+            spec = self._specs[data] = decode_spec(data)
+        return spec
+
+    def _first_spec(self, pending: Pending) -> Spec:
+        return self._spec(next(iter(pending.asks.values())).spec)
+
+
+def _group(name: str) -> str:
+    """The grouped call that a tensor called ``<call>[<i>]`` belongs to."""
+    return name.rpartition("[")[0]

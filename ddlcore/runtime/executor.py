@@ -1,0 +1,254 @@
+"""Runs one batch: memory of the entries in, transport calls, memory of the results out.
+
+Averaging, scaling, casting and fusion happen here; what the transport does itself, its capabilities say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from ddlcore.contracts.compressor import Compressor
+from ddlcore.contracts.kernels import Kernels
+from ddlcore.contracts.transport import Memory, Plan, Prepared, Work
+from ddlcore.errors import TransportError
+from ddlcore.messages import Batch, Spec, decode_spec
+from ddlcore.runtime.process_sets import Communicator, ProcessSets
+from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.types import Buffer, DType, Kind, ReduceOp
+
+__all__ = ["Executor", "Unserved", "reducescatter_rows"]
+
+WAIT_SLICE_S = 1.0
+PREPARED_LIMIT = 4096
+
+
+class Unserved(TransportError):
+    """The transport cannot do this, on any rank alike: the operation fails, the job goes on."""
+
+
+def reducescatter_rows(rows: int, size: int) -> list[int]:
+    """How many of ``rows`` each rank gets: the first ``rows % size`` ranks get one more."""
+    return [rows // size + (rank < rows % size) for rank in range(size)]
+
+
+class Executor:
+    """Belongs to the engine thread. ``compressor(name)`` gives the job's compressor of that name."""
+
+    def __init__(self, sets: ProcessSets, kernels: Kernels, compressor: Callable[[str], Compressor]) -> None:
+        self._sets = sets
+        self._kernels = kernels
+        self._compressor = compressor
+        self._prepared: dict[tuple[int, Plan], Prepared] = {}
+        self._run = {
+            Kind.ALLREDUCE: self._allreduce,
+            Kind.ALLGATHER: self._allgather,
+            Kind.BROADCAST: self._broadcast,
+            Kind.ALLTOALL: self._alltoall,
+            Kind.REDUCESCATTER: self._reducescatter,
+        }
+
+    def execute(self, batch: Batch, entries: Sequence[Entry | None]) -> list[Outcome | None]:
+        """Takes part in ``batch``; None among ``entries`` is what this rank, having joined, did not ask for."""
+        if batch.kind is Kind.JOIN:
+            return [Outcome(result=batch.result)]
+        if batch.kind is Kind.ADD_SET:
+            assert entries[0] is not None and entries[0].spec.ranks is not None
+            self._sets.add(batch.result, entries[0].spec.ranks)
+            return [Outcome(result=batch.result)]
+        if batch.kind is Kind.REMOVE_SET:
+            self._forget(batch.result)
+            return [Outcome(result=batch.result)]
+        communicator = self._sets.communicator(batch.set_id)
+        if batch.kind is Kind.BARRIER:
+            _finish(communicator.transport.barrier())
+            return [None]
+        specs = [e.spec if e is not None else decode_spec(batch.specs[i]) for i, e in enumerate(entries)]
+        for entry in entries:
+            if entry is not None and entry.source is not None and entry.source.wait is not None:
+                entry.source.wait()
+        return self._run[batch.kind](communicator, batch, entries, specs)
+
+    def _forget(self, set_id: int) -> None:
+        self._prepared = {key: prepared for key, prepared in self._prepared.items() if key[0] != set_id}
+        self._sets.remove(set_id)
+
+    # --- allreduce
+
+    def _allreduce(
+        self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+    ) -> list[Outcome | None]:
+        spec = specs[0]
+        op, postscale = _reduction(spec, len(communicator.ranks))
+        compressor = self._compressor(spec.compressor)
+        wire = compressor.wire_dtype(spec.dtype)
+        _require(communicator, wire, op)
+        pairs = [self._pair(entry, s, op) for entry, s in zip(entries, specs)]
+        capabilities = communicator.transport.capabilities
+        plain = spec.prescale == 1.0 and postscale == 1.0
+        # A rank that has joined brings the identity, which a prescale would spoil: packed, it is put in after scaling.
+        if capabilities.vectored and wire is spec.dtype and (plain or (capabilities.scales and not batch.specs)):
+            plan = Plan(tuple(source.count for source, _ in pairs), wire, op, spec.prescale, postscale)
+            prepared = self._prepare(communicator, plan)
+            _finish(prepared.start([s.address for s, _ in pairs], [t.address for _, t in pairs]))
+        else:
+            self._allreduce_packed(communicator, compressor, entries, pairs, specs, op, postscale)
+        return [None] * len(entries)
+
+    def _pair(self, entry: Entry | None, spec: Spec, op: ReduceOp) -> tuple[Buffer, Buffer]:
+        """Source and target of one tensor; for a rank that has joined, memory that changes nothing."""
+        if entry is not None:
+            assert entry.source is not None and entry.target is not None
+            return entry.source, entry.target
+        dummy = _memory(prod(spec.shape), spec.dtype)
+        self._kernels.fill_identity(dummy.address, dummy.count, spec.dtype, op)
+        return dummy, dummy
+
+    def _prepare(self, communicator: Communicator, plan: Plan) -> Prepared:
+        key = (communicator.set_id, plan)
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            if len(self._prepared) >= PREPARED_LIMIT:  # shapes that never come back must not fill the memory
+                self._prepared.clear()
+            prepared = self._prepared[key] = communicator.transport.prepare(plan)
+        return prepared
+
+    def _allreduce_packed(
+        self,
+        communicator: Communicator,
+        compressor: Compressor,
+        entries: Sequence[Entry | None],
+        pairs: Sequence[tuple[Buffer, Buffer]],
+        specs: Sequence[Spec],
+        op: ReduceOp,
+        postscale: float,
+    ) -> None:
+        wire = compressor.wire_dtype(specs[0].dtype)
+        fused = communicator.buffers.get("fusion", sum(source.count for source, _ in pairs), wire)
+        parts = _parts(fused, [source.count for source, _ in pairs])
+        for entry, (source, _), part in zip(entries, pairs, parts):
+            if entry is None:
+                self._kernels.fill_identity(part.address, part.count, wire, op)
+            else:
+                compressor.encode(entry.name, source, part, specs[0].prescale)
+        _finish(communicator.transport.allreduce(fused, fused, op))
+        for entry, (_, target), part in zip(entries, pairs, parts):
+            if entry is not None:
+                compressor.decode(entry.name, part, target, postscale)
+                compressor.commit(entry.name, True)
+
+    # --- the others
+
+    def _allgather(
+        self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+    ) -> list[Outcome | None]:
+        outcomes: list[Outcome | None] = []
+        for i, (entry, spec) in enumerate(zip(entries, specs)):
+            row = prod(spec.shape)  # elements of one row
+            counts = [rows[0] * row for rows in batch.rows[i]]
+            source = entry.source if entry is not None else _memory(0, spec.dtype)
+            assert source is not None
+            target = _memory(sum(counts), spec.dtype)
+            _finish(communicator.transport.allgatherv(source, target, counts))
+            outcomes.append(_outcome(batch, i, target))
+        return outcomes
+
+    def _broadcast(
+        self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+    ) -> list[Outcome | None]:
+        for entry, spec in zip(entries, specs):
+            root = communicator.ranks.index(spec.root)
+            target = entry.target if entry is not None else _memory(prod(spec.shape), spec.dtype)
+            assert target is not None
+            if entry is not None and communicator.rank == root:
+                self._copy(entry.source, target)
+            _finish(communicator.transport.broadcast(target, root))
+        return [None] * len(entries)
+
+    def _alltoall(
+        self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+    ) -> list[Outcome | None]:
+        outcomes: list[Outcome | None] = []
+        for i, (entry, spec) in enumerate(zip(entries, specs)):
+            row = prod(spec.shape)
+            counts = [[rows * row for rows in sent] for sent in batch.rows[i]]  # [from][to]
+            source = entry.source if entry is not None else _memory(0, spec.dtype)
+            assert source is not None
+            target = _memory(sum(sent[communicator.rank] for sent in counts), spec.dtype)
+            _finish(communicator.transport.alltoallv(source, target, counts))
+            outcomes.append(_outcome(batch, i, target))
+        return outcomes
+
+    def _reducescatter(
+        self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+    ) -> list[Outcome | None]:
+        outcomes: list[Outcome | None] = []
+        for entry, spec in zip(entries, specs):
+            op, postscale = _reduction(spec, len(communicator.ranks))
+            compressor = self._compressor(spec.compressor)
+            wire = compressor.wire_dtype(spec.dtype)
+            _require(communicator, wire, op)
+            row = prod(spec.shape[1:])
+            counts = [rows * row for rows in reducescatter_rows(spec.shape[0], len(communicator.ranks))]
+            source, _ = self._pair(entry, spec, op) if entry is None else (entry.source, None)
+            assert source is not None
+            if entry is not None and (spec.prescale != 1.0 or wire is not spec.dtype):
+                scaled = communicator.buffers.get("fusion", source.count, wire)
+                compressor.encode(entry.name, source, scaled, spec.prescale)
+                source = scaled
+            elif wire is not spec.dtype:
+                source = communicator.buffers.get("fusion", source.count, wire)
+                self._kernels.fill_identity(source.address, source.count, wire, op)
+            target = _memory(counts[communicator.rank], spec.dtype)
+            part = target if wire is spec.dtype else communicator.buffers.get("part", target.count, wire)
+            _finish(communicator.transport.reducescatterv(source, part, counts, op))
+            if entry is not None and (part is not target or postscale != 1.0):
+                compressor.decode(entry.name, part, target, postscale)
+            outcomes.append(Outcome(_owner(target)))
+        return outcomes
+
+    def _copy(self, source: Buffer | None, target: Buffer) -> None:
+        if source is not None and source.address != target.address and source.count:
+            self._kernels.pack([source.address], [source.count], source.dtype, target.address, source.dtype)
+
+
+def _reduction(spec: Spec, size: int) -> tuple[ReduceOp, float]:
+    """The op that the transport does, and the scale on the way out."""
+    if spec.op is ReduceOp.Average:
+        return ReduceOp.Sum, spec.postscale / size
+    return spec.op, spec.postscale
+
+
+def _require(communicator: Communicator, dtype: DType, op: ReduceOp) -> None:
+    capabilities = communicator.transport.capabilities
+    if dtype not in capabilities.dtypes or op not in capabilities.ops:
+        name = communicator.route.provider.name
+        raise Unserved(f"transport {name} does not reduce {dtype.label} by {op.name.lower()}; use another --backend")
+
+
+def _memory(count: int, dtype: DType) -> Buffer:
+    memory = Memory(count * dtype.itemsize)
+    return Buffer(memory.address, count, dtype, (count,), owner=memory)
+
+
+def _owner(buffer: Buffer) -> Memory:
+    assert isinstance(buffer.owner, Memory)
+    return buffer.owner
+
+
+def _outcome(batch: Batch, i: int, target: Buffer) -> Outcome:
+    return Outcome(_owner(target), rows=batch.rows[i], digests=batch.digests[i])
+
+
+def _parts(fused: Buffer, counts: Sequence[int]) -> list[Buffer]:
+    """``fused`` cut one behind the other."""
+    parts, address = [], fused.address
+    for count in counts:
+        parts.append(Buffer(address, count, fused.dtype, (count,), owner=fused.owner))
+        address += count * fused.dtype.itemsize
+    return parts
+
+
+def _finish(work: Work) -> None:
+    while not work.wait(WAIT_SLICE_S):
+        pass  # a slow peer is not a dead one; abort() ends this wait

@@ -1,0 +1,82 @@
+"""What a caller holds while its operation is under way, and the one condition that all handles of a job share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddlcore.runtime.request import Outcome
+
+__all__ = ["Completion", "Handle"]
+
+SLICE_S = 0.1  # users wait in slices, so that Ctrl-C works
+
+
+class Completion:
+    """Where finished batches are announced. ``observed`` is the last batch whose end the user's code has seen."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.observed = -1
+
+
+class Handle:
+    """An operation under way. ``wait`` and ``poll`` may be called from any thread, and again when it is over."""
+
+    __slots__ = ("_completion", "_error", "_finish", "_finishing", "_index", "_left", "_outcomes", "_result")
+
+    def __init__(self, completion: Completion, entries: int, finish: Callable[[Sequence[Outcome | None]], Any]) -> None:
+        self._completion = completion
+        self._left = entries
+        self._outcomes: list[Outcome | None] = [None] * entries
+        self._finish: Callable[[Sequence[Outcome | None]], Any] | None = finish
+        self._finishing = threading.Lock()
+        self._error: BaseException | None = None
+        self._result: Any = None
+        self._index = -1
+
+    def poll(self) -> bool:
+        """Whether ``wait`` would return (or raise) at once."""
+        if self._left > 0:
+            return False
+        self._observe()
+        return True
+
+    def wait(self) -> Any:
+        """The result, when all ranks have taken part. Raises what became of the operation otherwise.
+
+        PeerLost, MismatchError, Closed and their kin are described in ``ddlcore.errors``. The wait
+        has no deadline of its own: it ends with the operation or with the job.
+        """
+        if self._left > 0:
+            condition = self._completion.condition
+            with condition:
+                while self._left > 0:
+                    condition.wait(SLICE_S)
+        self._observe()
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        with self._finishing:  # outputs are made by a thread that waits, once
+            if self._finish is not None:
+                self._result = self._finish(self._outcomes)
+                self._finish = None
+                self._outcomes = []
+        return self._result
+
+    def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
+        """One entry is done. The caller holds the completion's condition and notifies."""
+        self._outcomes[slot] = outcome
+        self._index = max(self._index, index)
+        self._left -= 1
+
+    def fail(self, error: BaseException) -> None:
+        """The operation is over, with an error. The caller holds the completion's condition and notifies."""
+        if self._left > 0:
+            self._error = error
+            self._left = 0
+
+    def _observe(self) -> None:
+        if self._index > self._completion.observed:
+            self._completion.observed = self._index

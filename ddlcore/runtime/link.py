@@ -1,0 +1,148 @@
+"""The control thread: carries requests to the coordinator and its answers to the engine.
+
+It never runs a collective and never waits for one, so that it answers whatever the engine is stuck in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from ddlcore.errors import DdlInternalError, MismatchError, PeerLost
+from ddlcore.messages import (
+    Answer,
+    Batch,
+    Failure,
+    Farewell,
+    FromCoordinator,
+    Lost,
+    Refused,
+    ToCoordinator,
+    Welcome,
+)
+from ddlcore.runtime.checks import describe
+from ddlcore.runtime.engine import Engine, Verdict
+from ddlcore.runtime.inbox import Inbox
+
+__all__ = ["Channel", "Link"]
+
+IDLE_S = 1.0
+
+
+class Channel(Protocol):
+    """What the control thread needs of a line to the coordinator; see ddlcore.control.channel."""
+
+    def send(self, message: ToCoordinator) -> None: ...
+
+    def receive(self, timeout_s: float) -> list[FromCoordinator]: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Link:
+    """Owns the channel from ``start`` to ``stop``. ``broken`` is told of ranks that are lost, once."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        inbox: Inbox,
+        engine: Engine,
+        verdict: Verdict,
+        broken: Callable[[Callable[[str], BaseException]], None],
+        name: str,
+    ) -> None:
+        self._channel = channel
+        self._inbox = inbox
+        self._engine = engine
+        self._verdict = verdict
+        self._broken = broken
+        self._outbox: deque[ToCoordinator] = deque()
+        self._stopping = False
+        self._epoch = 0
+        self.session = ""
+        self.refusal = ""
+        self.welcomed = threading.Event()  # Welcome, Refused or the end of the job
+        self.parted = threading.Event()  # Farewell or the end of the job
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def say(self, message: ToCoordinator) -> None:
+        """Sends ``message`` as soon as may be; from any thread."""
+        self._outbox.append(message)
+        self._channel.wake()
+
+    def stop(self, timeout_s: float) -> None:
+        """Sends what is left, then closes the channel."""
+        self._stopping = True
+        self._channel.wake()
+        self._thread.join(timeout_s)
+
+    def _loop(self) -> None:
+        try:
+            while True:
+                stopping = self._stopping
+                while self._outbox:
+                    self._channel.send(self._outbox.popleft())
+                if stopping:
+                    break
+                request = self._inbox.take_request(self._epoch)
+                if request is not None:
+                    self._channel.send(request)
+                for message in self._channel.receive(IDLE_S):
+                    self._receive(message)
+        except Exception as error:  # the coordinator is out of reach, or one of us is wrong: nothing can go on
+            self._end(error)
+        finally:
+            self._channel.close()
+            self.welcomed.set()
+            self.parted.set()
+
+    def _end(self, error: Exception) -> None:
+        known = isinstance(error, DdlInternalError)
+        text = str(error) if known else f"the control thread failed: {type(error).__name__}: {error}"
+
+        def make(during: str) -> BaseException:
+            failure = DdlInternalError(f"{text} (during {during})" if during else text)
+            failure.__cause__ = error
+            return failure
+
+        self._broken(make)
+
+    def _receive(self, message: FromCoordinator) -> None:
+        if isinstance(message, Answer):
+            for item in message.items:
+                if isinstance(item, Batch):
+                    self._engine.post((item, self._inbox.take(item.set_id, item.names)))
+                else:
+                    self._fail(item)
+            self._epoch = message.epoch
+            self._inbox.answered(message.serial)
+        elif isinstance(message, Lost):
+            ranks, reason = message.ranks, message.reason
+            self._broken(lambda during: PeerLost(ranks, reason, during))
+            self.welcomed.set()
+            self.parted.set()
+        elif isinstance(message, Welcome):
+            self.session = message.session
+            self.welcomed.set()
+        elif isinstance(message, Refused):
+            self.refusal = message.text
+            self.welcomed.set()
+            self.parted.set()
+        elif isinstance(message, Farewell):
+            self.parted.set()
+
+    def _fail(self, failure: Failure) -> None:
+        entries = self._inbox.take(failure.set_id, failure.names)
+        error: BaseException
+        if failure.error == "lost":
+            error = PeerLost(failure.ranks, failure.text, describe(failure.names, failure.set_id))
+        else:
+            error = MismatchError(failure.text)
+        self._engine.fail(entries, error)

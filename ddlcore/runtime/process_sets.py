@@ -1,0 +1,138 @@
+"""The process sets of one rank's job, and the communicator that each of them opens."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddlcore.contracts.kernels import Kernels
+from ddlcore.contracts.store import PrefixStore, Store
+from ddlcore.contracts.transport import Context, Transport
+from ddlcore.errors import DdlInternalError
+from ddlcore.runtime.buffers import FusionBuffers
+from ddlcore.runtime.routes import Route
+from ddlcore.types import Member
+
+__all__ = ["Communicator", "Opener", "ProcessSets"]
+
+log = logging.getLogger("ddl")
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """An open transport for one process set, seen from one rank."""
+
+    set_id: int
+    ranks: tuple[int, ...]  # world ranks of the members
+    rank: int  # of this process among them
+    transport: Transport
+    buffers: FusionBuffers
+    route: Route
+
+
+@dataclass(frozen=True)
+class Opener:
+    """All that opening a communicator takes; job.py fills it in."""
+
+    rank: int
+    members: tuple[Member, ...]  # of the world
+    store: Store
+    kernels: Kernels
+    settings: Mapping[str, str | int | float | bool]
+    timeout_s: float
+    route: Callable[[Sequence[Member]], Route]
+    build: Callable[[Route], Transport]
+
+    def open(self, set_id: int, ranks: tuple[int, ...], begin: Callable[[Transport], None]) -> Communicator:
+        """``begin`` sees the transport before it meets anybody, so that it can be aborted meanwhile."""
+        members = tuple(self.members[r] for r in ranks)
+        route = self.route(members)
+        transport = self.build(route)
+        begin(transport)
+        context = Context(
+            ranks.index(self.rank),
+            members,
+            PrefixStore(f"set{set_id}/", self.store),
+            self.kernels,
+            self.settings,
+            self.timeout_s,
+            f"process set {set_id}",
+        )
+        try:
+            transport.open(context)
+        except BaseException:
+            transport.close()
+            raise
+        if self.rank == ranks[0]:
+            log.info(
+                "process set %d of %d ranks: transport %s (%s)", set_id, len(ranks), route.provider.name, route.reason
+            )
+        return Communicator(set_id, ranks, context.rank, transport, FusionBuffers(transport), route)
+
+
+class ProcessSets:
+    """Which sets exist. The engine opens and closes; any thread may ask for members, or abort."""
+
+    def __init__(self, opener: Opener) -> None:
+        self._opener = opener
+        self._lock = threading.Lock()
+        self._members: dict[int, tuple[int, ...]] = {}
+        self._open: dict[int, Communicator] = {}
+        self._opening: Transport | None = None
+        self._aborted = False
+
+    def add(self, set_id: int, ranks: tuple[int, ...]) -> None:
+        """Registers the set, and opens its communicator where this rank is a member. Engine only."""
+        if self._opener.rank in ranks:
+            communicator = self._opener.open(set_id, ranks, self._begin)
+            with self._lock:
+                self._opening = None
+                self._open[set_id] = communicator
+        self._members[set_id] = ranks
+
+    def _begin(self, transport: Transport) -> None:
+        with self._lock:
+            self._opening = transport
+            aborted = self._aborted
+        if aborted:
+            transport.abort()
+
+    def remove(self, set_id: int) -> None:
+        """Closes and forgets the set. Engine only."""
+        self._members.pop(set_id, None)
+        with self._lock:
+            communicator = self._open.pop(set_id, None)
+        if communicator is not None:
+            communicator.transport.close()
+
+    def members(self, set_id: int) -> tuple[int, ...] | None:
+        return self._members.get(set_id)
+
+    def ids_and_ranks(self) -> dict[int, list[int]]:
+        return {set_id: list(ranks) for set_id, ranks in sorted(self._members.items())}
+
+    def communicator(self, set_id: int) -> Communicator:
+        communicator = self._open.get(set_id)
+        if communicator is None:
+            raise DdlInternalError(f"process set {set_id} has no open communicator on this rank")
+        return communicator
+
+    def abort(self) -> None:
+        """Makes whatever collective is under way raise; from any thread."""
+        with self._lock:
+            self._aborted = True
+            transports = [communicator.transport for communicator in self._open.values()]
+            if self._opening is not None:
+                transports.append(self._opening)
+        for transport in transports:
+            transport.abort()
+
+    def close(self) -> None:
+        """Closes every communicator. Engine only."""
+        with self._lock:
+            communicators = list(self._open.values())
+            self._open.clear()
+        for communicator in communicators:
+            communicator.transport.close()

@@ -1,0 +1,177 @@
+"""Decides which ranks form a world: gathers the ranks that enter ``init`` and hands each world to its coordinator.
+
+Sans-I/O, like the coordinator. One launch may see many worlds: ``init`` and ``shutdown`` may be
+repeated, and ``init(comm=[ranks])`` makes worlds of some of the ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ddlcore.contracts.fusion import FusionPolicy
+from ddlcore.errors import DdlInternalError
+from ddlcore.messages import (
+    PROTOCOL,
+    Bye,
+    Done,
+    Farewell,
+    FromCoordinator,
+    Hello,
+    Lost,
+    Refused,
+    Request,
+    ToCoordinator,
+    Welcome,
+)
+from ddlcore.runtime.coordinator import Coordinator
+from ddlcore.runtime.stall import stall_reports
+
+__all__ = ["Sessions"]
+
+Outgoing = list[tuple[int, FromCoordinator]]
+WorldKey = tuple[tuple[int, ...], int]  # the ranks, and the how-manieth world of just these
+
+
+@dataclass
+class _World:
+    key: WorldKey
+    coordinator: Coordinator
+    active: set[int]  # launched ranks that have not said Done
+    leaving: set[int] = field(default_factory=set)  # those of them that have said Bye
+
+    def outward(self, outgoing: Outgoing) -> Outgoing:
+        """From the world's own rank numbers to those of the launch."""
+        return [(self.key[0][rank], message) for rank, message in outgoing]
+
+
+class Sessions:
+    """All worlds of one launch of ``size`` ranks."""
+
+    def __init__(self, size: int, policy: FusionPolicy, stall_warning_s: float = 60.0) -> None:
+        self.size = size
+        self._policy = policy
+        self._stall_warning_s = stall_warning_s
+        self._gathering: dict[WorldKey, dict[int, Hello]] = {}
+        self._worlds: dict[int, _World] = {}  # by launched rank
+        self._ended: dict[int, str] = {}
+        self._lost: dict[int, str] = {}
+        self._made = 0
+
+    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+        """What the ranks are to be told because ``rank`` (as launched) said ``message``."""
+        if isinstance(message, Hello):
+            return self._hello(rank, message)
+        world = self._worlds.get(rank)
+        if world is None:
+            return self._give_up(rank) if isinstance(message, Bye) else []
+        if isinstance(message, Done):
+            world.active.discard(rank)
+            del self._worlds[rank]
+            return []
+        if not isinstance(message, (Request, Bye)):
+            raise DdlInternalError(f"rank {rank} sent {type(message).__name__} in the middle of a job")
+        if isinstance(message, Bye):
+            world.leaving.add(rank)
+            if message.broken:
+                self._lost[rank] = message.reason
+        return world.outward(world.coordinator.handle(world.key[0].index(rank), message))
+
+    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+        """The process of ``rank`` is gone. A fault unless it had said Done, or nobody will ask for it."""
+        self._ended[rank] = reason
+        outgoing: Outgoing = []
+        for key in [key for key in self._gathering if rank in key[0]]:
+            self._lost.setdefault(rank, reason)
+            present = self._gathering.pop(key)
+            lost = Lost((key[0].index(rank),), f"{reason}, before init was complete")
+            outgoing += [(other, lost) for other in present if other != rank]
+        world = self._worlds.pop(rank, None)
+        if world is not None:
+            world.active.discard(rank)
+            self._lost.setdefault(rank, reason)
+            outgoing += world.outward(world.coordinator.lost(world.key[0].index(rank), reason))
+        return outgoing
+
+    def lost(self) -> dict[int, str]:
+        """The ranks that were lost so far, with the reason of each."""
+        return dict(self._lost)
+
+    def overdue(self, now_s: float) -> list[str]:
+        """Reports, each once, of what has waited too long. ``now_s`` is of any steady clock."""
+        reports = []
+        for world in {id(world): world for world in self._worlds.values()}.values():
+            reports += stall_reports(world.coordinator.waiting(), now_s, self._stall_warning_s)
+        return reports
+
+    def _hello(self, rank: int, hello: Hello) -> Outgoing:
+        text = self._objection(rank, hello)
+        if text:
+            return [(rank, Refused(text))]
+        key = (hello.ranks, hello.ordinal)
+        gone = [other for other in hello.ranks if other in self._ended]
+        if gone:
+            self._lost.setdefault(gone[0], self._ended[gone[0]])
+            return [(rank, Lost((hello.ranks.index(gone[0]),), f"{self._ended[gone[0]]}, before init was complete"))]
+        self._gathering.setdefault(key, {})[rank] = hello
+        return self._begin_or_refuse(key)
+
+    def _objection(self, rank: int, hello: Hello) -> str:
+        if hello.protocol != PROTOCOL:
+            return (
+                f"rank {rank} runs ddlcore {hello.version} (protocol {hello.protocol}), the launcher protocol {PROTOCOL}; "
+                "install the same version of ddlcore for both"
+            )
+        if hello.rank != rank or rank not in hello.ranks or any(not 0 <= r < self.size for r in hello.ranks):
+            return f"rank {rank} cannot be part of a world of ranks {list(hello.ranks)} among {self.size}"
+        if rank in self._worlds:
+            return f"rank {rank} is in a running job already; call shutdown() before init()"
+        return ""
+
+    def _begin_or_refuse(self, key: WorldKey) -> Outgoing:
+        present = self._gathering[key]
+        if len(present) == len(key[0]):
+            return self._begin(key)
+        cycle = self._cycle(key)
+        if not cycle:
+            return []
+        asked = {rank: other[0] for other in cycle for rank in self._gathering.pop(other)}
+        table = "\n".join(f"  rank {rank} asked for ranks {list(ranks)}" for rank, ranks in sorted(asked.items()))
+        text = f"init: the ranks wait for each other in different worlds\n{table}\n  what next: pass the same comm on every rank"
+        return [(rank, Refused(text)) for rank in asked]
+
+    def _cycle(self, start: WorldKey) -> set[WorldKey]:
+        """The worlds that wait for each other, ``start`` among them; empty if patience is all it takes."""
+
+        def awaited(key: WorldKey) -> set[WorldKey]:
+            missing = set(key[0]) - set(self._gathering[key])
+            return {other for other, present in self._gathering.items() if other != key and missing & set(present)}
+
+        def reach(key: WorldKey) -> set[WorldKey]:
+            seen: set[WorldKey] = set()
+            todo = awaited(key)
+            while todo:
+                other = todo.pop()
+                if other not in seen:
+                    seen.add(other)
+                    todo |= awaited(other)
+            return seen
+
+        return {other for other in reach(start) if start in reach(other)} | {start} if start in reach(start) else set()
+
+    def _give_up(self, rank: int) -> Outgoing:
+        """The rank has waited long enough for the others; it is told who they are."""
+        for key, present in self._gathering.items():
+            if present.pop(rank, None) is not None:
+                missing = [other for other in key[0] if other not in present and other != rank]
+                who = ", ".join(map(str, missing))
+                return [(rank, Refused(f"rank {who} of {list(key[0])} had not called init() by then"))]
+        return [(rank, Farewell())]
+
+    def _begin(self, key: WorldKey) -> Outgoing:
+        hellos = self._gathering.pop(key)
+        self._made += 1
+        coordinator = Coordinator(len(key[0]), self._policy, hellos[key[0][0]].fusion_bytes)
+        world = _World(key, coordinator, set(key[0]))
+        for rank in key[0]:
+            self._worlds[rank] = world
+        return [(rank, Welcome(f"world{self._made}")) for rank in key[0]]

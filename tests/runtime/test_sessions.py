@@ -1,0 +1,140 @@
+"""Which ranks form a world, what ends one, and what two ranks are told who wait for each other."""
+
+from __future__ import annotations
+
+from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.messages import (
+    PROTOCOL,
+    Answer,
+    Ask,
+    Bye,
+    Done,
+    Farewell,
+    Hello,
+    Lost,
+    Refused,
+    Request,
+    Spec,
+    Welcome,
+    encode,
+)
+from ddlcore.runtime.sessions import Sessions
+from ddlcore.types import DType, Kind
+
+
+def hello(rank: int, ranks: tuple[int, ...], ordinal: int = 1, protocol: int = PROTOCOL) -> Hello:
+    return Hello(rank, ranks, ordinal, protocol, "0.1.0", 1 << 20)
+
+
+def sessions(size: int) -> Sessions:
+    return Sessions(size, ThresholdFusion(), stall_warning_s=10.0)
+
+
+def ask(name: str) -> Ask:
+    return Ask(0, name, encode(Spec(Kind.ALLREDUCE, DType.F32, (2,))))
+
+
+def test_a_world_begins_when_all_are_there() -> None:
+    """Nobody is welcomed before the last; then everybody is, into the same world."""
+    one = sessions(3)
+    assert one.handle(0, hello(0, (0, 1, 2))) == []
+    assert one.handle(2, hello(2, (0, 1, 2))) == []
+    welcomes = one.handle(1, hello(1, (0, 1, 2)))
+    assert sorted(to for to, _ in welcomes) == [0, 1, 2]
+    assert len({message for _, message in welcomes}) == 1
+    assert isinstance(welcomes[0][1], Welcome)
+
+
+def test_worlds_of_some_ranks_run_beside_each_other() -> None:
+    """Two worlds of two: messages of one never reach the other, and ranks are numbered within each."""
+    one = sessions(4)
+    for rank in (3, 1):
+        told = one.handle(rank, hello(rank, (3, 1)))
+    assert [to for to, _ in told] == [3, 1]
+    one.handle(3, Request(0, 1, (ask("x"),)))
+    told = one.handle(1, Request(0, 1, (ask("x"),)))
+    assert sorted(to for to, _ in told) == [1, 3]
+    for rank in (0, 2):
+        told = one.handle(rank, hello(rank, (0, 2)))
+    assert sorted(to for to, _ in told) == [0, 2]
+
+
+def test_ranks_that_wait_for_each_other_in_different_worlds_are_told() -> None:
+    """A cycle of waits is refused on all its ranks; a wait that patience solves is not."""
+    one = sessions(3)
+    assert one.handle(0, hello(0, (0, 1))) == []
+    assert one.handle(2, hello(2, (0, 1, 2))) == []  # waits for 0, which waits for 1: 1 may yet come
+    told = one.handle(1, hello(1, (0, 1, 2)))
+    assert sorted(to for to, _ in told) == [0, 1, 2]
+    assert all(isinstance(message, Refused) and "rank 0 asked for ranks [0, 1]" in message.text for _, message in told)
+
+
+def test_a_rank_that_dies_before_its_world_began() -> None:
+    """Those who wait for it are told at once, those who come later too."""
+    one = sessions(3)
+    one.handle(0, hello(0, (0, 1, 2)))
+    assert one.rank_ended(1, "killed by signal 9 (SIGKILL)") == [
+        (0, Lost((1,), "killed by signal 9 (SIGKILL), before init was complete"))
+    ]
+    ((to, message),) = one.handle(2, hello(2, (0, 1, 2)))
+    assert to == 2
+    assert isinstance(message, Lost)
+    assert one.lost() == {1: "killed by signal 9 (SIGKILL)"}
+
+
+def test_leaving_is_no_fault_and_dying_is() -> None:
+    """Bye and Done, then the end of the process: nobody is told. Bye without Done: a promise may be unkept."""
+    for done in (True, False):
+        one = sessions(2)
+        for rank in range(2):
+            one.handle(rank, hello(rank, (0, 1)))
+        assert (1, Farewell()) in one.handle(1, Bye("called shutdown()"))
+        if done:
+            assert one.handle(1, Done()) == []
+        told = one.rank_ended(1, "exited with code 0")
+        assert bool(told) is not done
+        assert bool(one.lost()) is not done
+
+
+def test_a_world_may_begin_again() -> None:
+    """shutdown and init, a second time: the old world's end does not disturb the new one."""
+    one = sessions(2)
+    for ordinal in (1, 2, 3):
+        for rank in range(2):
+            told = one.handle(rank, hello(rank, (0, 1), ordinal))
+        assert len(told) == 2
+        for rank in range(2):
+            one.handle(rank, Bye("called shutdown()"))
+            one.handle(rank, Done())
+
+
+def test_who_gives_up_is_told_who_was_missing() -> None:
+    """After its own deadline a rank asks to leave, and learns the names."""
+    one = sessions(3)
+    one.handle(0, hello(0, (0, 1, 2)))
+    ((to, message),) = one.handle(0, Bye("gave up"))
+    assert to == 0
+    assert isinstance(message, Refused)
+    assert "rank 1, 2 of [0, 1, 2]" in message.text
+
+
+def test_another_protocol_is_refused_by_name() -> None:
+    """Two versions of ddl do not meet; the message says which."""
+    ((_, message),) = sessions(2).handle(0, hello(0, (0, 1), protocol=PROTOCOL + 1))
+    assert isinstance(message, Refused)
+    assert "install the same version" in message.text
+
+
+def test_a_stall_is_reported_once_with_names_and_ranks() -> None:
+    """After warning time: the tensor, and who lacks it; not again in the next second."""
+    one = sessions(2)
+    for rank in range(2):
+        one.handle(rank, hello(rank, (0, 1)))
+    told = one.handle(0, Request(0, 1, (ask("late"),)))
+    assert isinstance(told[0][1], Answer)
+    assert one.overdue(0.0) == []
+    assert one.overdue(9.0) == []
+    (report,) = one.overdue(10.5)
+    assert "'late'" in report
+    assert "not on rank 1" in report
+    assert one.overdue(60.0) == []
