@@ -30,11 +30,19 @@ class Kernels(ABC):
 
     @abstractmethod
     def reduce(
-        self, sources: Sequence[int], target: int, count: int, dtype: DType, op: ReduceOp, scale: float = 1.0
+        self,
+        sources: Sequence[int],
+        target: int,
+        count: int,
+        dtype: DType,
+        op: ReduceOp,
+        scale: float = 1.0,
+        prescale: float = 1.0,
     ) -> None:
-        """target[i] = scale * (s0[i] op s1[i] op …), in the order of ``sources``; target may be one of them.
+        """target[i] = scale * (prescale * s0[i] op prescale * s1[i] op …), in the order of ``sources``.
 
-        ``op`` is SUM, MIN, MAX or PRODUCT; of bool, SUM and MAX are "any", MIN and PRODUCT "all".
+        ``target`` may be one of them. ``op`` is SUM, MIN, MAX or PRODUCT; of bool, SUM and MAX are "any",
+        MIN and PRODUCT "all".
         """
 
     @abstractmethod

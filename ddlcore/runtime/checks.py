@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ddlcore.messages import Spec
 from ddlcore.types import Kind
 
-__all__ = ["describe", "mismatch_table"]
+__all__ = ["called", "describe", "mismatch_table"]
 
 
 def _tuple(values: Sequence[int] | None) -> str:
@@ -31,6 +31,13 @@ _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
     ("group", lambda spec: f"{spec.group} tensors" if spec.group else "none"),
     ("ranks", lambda spec: "-" if spec.ranks is None else _tuple(spec.ranks)),
 )
+
+
+def called(kind: Kind, name: str) -> str:
+    """How a message calls one operation: ``allreduce 'x'``; the wire's name has the kind in it already."""
+    verb = kind.name.lower()
+    plain = name.removeprefix(f"{verb}.")
+    return f"{verb} (call {name.rpartition('.')[2]} without a name)" if name.startswith("noname.") else f"{verb} {plain!r}"
 
 
 def describe(names: Sequence[str], set_id: int) -> str:
@@ -68,4 +75,6 @@ def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
     advice = "give the calls different names" if len(kinds) > 1 else "ask for the same on every rank"
     if Kind.ADD_SET in kinds:
         advice = "add the same process sets in the same order on every rank"
-    return f"{what} {describe([name], set_id)}: the ranks disagree\n{table}\n  what next: {advice}; the job can go on"
+    where = "" if set_id == 0 else f" in process set {set_id}"
+    title = called(next(iter(kinds)), name) if len(kinds) == 1 else f"{what} {name!r}"
+    return f"{title}{where}: the ranks disagree\n{table}\n  what next: {advice}; the job can go on"

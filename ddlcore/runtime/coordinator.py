@@ -99,7 +99,7 @@ class Coordinator:
             text = f"{describe([ask.name], ask.set_id)}: rank {rank} is not in such a process set (any more)"
             items.append(((rank,), Failure(ask.set_id, (ask.name,), "mismatch", text)))
             return
-        gone = [member for member in members if member in self._left]
+        gone = [left for left in self._left if left in members]  # the first to leave is the cause
         if gone:
             items.append(((rank,), self._gone(ask.set_id, (ask.name,), gone)))
             return

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Batch
+from ddlcore.runtime.checks import called
 from ddlcore.runtime.executor import Executor, Unserved
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.process_sets import ProcessSets
@@ -138,6 +139,6 @@ class Engine:
         with self._completion.condition:
             for entry in entries:
                 if entry is not None:
-                    during = f"{entry.spec.kind.name.lower()} {entry.name!r}"
+                    during = called(entry.spec.kind, entry.name)
                     entry.handle.fail(error if error is not None else self._verdict.error(during))
             self._completion.condition.notify_all()

@@ -1,0 +1,58 @@
+# Every target works from a bare clone. `make venv` is the environment of all others but demo.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+PLUGINS := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
+PIP_INSTALL := -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+# The demo uses the full environment where there is one, else a small one of its own.
+DEMO := $(if $(wildcard $(VENV)/.made),$(VENV),.venv-demo)
+
+# 3.11 first: every framework has wheels for it.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+NEED_PYTHON = @test -n "$(PYTHON)" || { \
+	echo "no Python >= 3.10 with venv found; on Debian: apt-get install python3-venv; or: make PYTHON=/path/to/python"; exit 1; }
+
+.PHONY: help venv demo test check clean
+
+help:
+	@echo "make venv   creates $(VENV): core and plugins editable, everything tests and examples need"
+	@echo "make demo   trains on two ranks; installs only what that needs"
+	@echo "make test   all tests, quick ones first"
+	@echo "make check  ruff, mypy --strict, architecture tests"
+	@echo "make clean  removes what these have made"
+
+venv: $(VENV)/.made
+
+$(VENV)/.made: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
+	$(NEED_PYTHON)
+	@echo "creating $(VENV) with $$($(PYTHON) --version); the first time takes some minutes"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) $(TORCH) -e '.[test]' $(addprefix -e ,$(PLUGINS))
+	@$(BIN)/python -c 'import sys; sys.version_info < (3, 13) or print("MXNet is left out: it needs numpy 1.26, which has no wheel for this Python")'
+	@touch $@
+
+.venv-demo/.made: pyproject.toml constraints.txt plugins/ddl_torch/pyproject.toml
+	$(NEED_PYTHON)
+	@echo "creating .venv-demo with $$($(PYTHON) --version): ddlcore, ddl-torch, $(TORCH), scikit-learn"
+	$(PYTHON) -m venv .venv-demo
+	.venv-demo/bin/python $(PIP_INSTALL) $(TORCH) -e . -e plugins/ddl_torch scikit-learn
+	@touch $@
+
+demo: $(DEMO)/.made
+	@PATH="$(CURDIR)/$(DEMO)/bin:$$PATH" python tools/demo.py
+
+test: venv
+	$(BIN)/pytest
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/architecture --quiet
+
+clean:
+	rm -rf .venv .venv-demo build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,126 @@
+"""What holds for every test of the tree: quick ones first, and nothing left behind.
+
+A test that leaves a process, a thread of ours, a shared-memory file, a listening socket of ours or a
+changed DDL_* variable fails, and so does a session at whose end a process that it started still runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+__all__: list[str] = []
+
+_MARK = "PYTEST_LEAK_MARK"  # inherited by every process that the session starts, however far down
+_GRACE_S = 2.0  # for what is ending by itself
+_SERVANTS = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "torch_shm_manager",
+)  # live as long as we
+_SLOW_ROOMS = ("tests/launch/", "tests/faults/", "tests/training/", "plugins/")
+_HAS_PROC = Path("/proc/self/environ").exists()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ[_MARK] = uuid.uuid4().hex
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Pure logic before processes: a mistake shows in seconds."""
+    items.sort(key=_is_slow)
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    in_slow_room = item.nodeid.startswith(_SLOW_ROOMS)
+    return in_slow_room or any(item.get_closest_marker(mark) for mark in ("processes", "slow"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    left = _after_grace(_processes)
+    if left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    for line in sorted(left):
+        print(f"\nleft behind by the session: {line}")
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing() -> Iterator[None]:
+    before = _processes() | _threads() | _segments() | _sockets()
+    variables = _variables()
+    yield
+    left = _after_grace(lambda: (_processes() | _threads() | _segments() | _sockets()) - before)
+    assert not left, f"the test left behind: {'; '.join(sorted(left))}"
+    assert _variables() == variables, "the test changed DDL_* variables; use monkeypatch.setenv"
+
+
+def _after_grace(left: Callable[[], set[str]]) -> set[str]:
+    deadline = time.monotonic() + _GRACE_S
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def _processes() -> set[str]:
+    """Running processes that are our children or bear the session's mark, ourselves and servants excepted."""
+    if not _HAS_PROC:
+        return set()
+    mark = f"{_MARK}={os.environ[_MARK]}".encode()
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            ours = int(parent) == os.getpid() or mark in (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # ended meanwhile, or another user's
+            continue
+        if ours and state != "Z" and not any(servant in command for servant in _SERVANTS):
+            found.add(f"process {entry.name} ({command.strip()[:100]})")
+    return found
+
+
+def _threads() -> set[str]:
+    return {
+        f"thread {thread.name} ({thread.ident})"
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread() and (thread.name.startswith("ddl") or not thread.daemon)
+    }
+
+
+def _segments() -> set[str]:
+    shm = Path("/dev/shm")
+    return {str(path) for path in shm.glob("*ddl*")} if shm.is_dir() else set()
+
+
+def _sockets() -> set[str]:
+    """Named Unix sockets of ours, abstract ones (written with an @) included, that this very process holds.
+
+    One that another process holds shows as that process; one that nobody holds is gone.
+    """
+    table = Path("/proc/net/unix")
+    if not table.exists():
+        return set()
+    rows = (line.split() for line in table.read_text().splitlines()[1:])
+    named = {f"socket:[{row[6]}]": row[7] for row in rows if len(row) > 7 and "ddl" in row[7]}
+    return {f"socket {named[link]}" for link in _links(Path("/proc/self/fd")) & set(named)}
+
+
+def _links(folder: Path) -> set[str]:
+    found = set()
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(path))
+    return found
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("DDL_")}

@@ -1,0 +1,65 @@
+"""The public verbs in one place: what users import, and what framework packages build upon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddlcore.api.operations import Operations, allgather_object, barrier, broadcast_object, join
+from ddlcore.api.world import (
+    ProcessSet,
+    add_process_set,
+    cross_rank,
+    cross_size,
+    current_job,
+    global_process_set,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    process_sets,
+    rank,
+    remove_process_set,
+    shutdown,
+    size,
+    use_job,
+)
+from ddlcore.runtime.handle import Handle
+
+__all__ = [
+    "Handle",
+    "Operations",
+    "ProcessSet",
+    "add_process_set",
+    "allgather_object",
+    "barrier",
+    "broadcast_object",
+    "cross_rank",
+    "cross_size",
+    "current_job",
+    "global_process_set",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "poll",
+    "process_sets",
+    "rank",
+    "remove_process_set",
+    "shutdown",
+    "size",
+    "synchronize",
+    "use_job",
+]
+
+
+def poll(handle: Handle) -> bool:
+    """Whether ``synchronize(handle)`` would return (or raise) at once."""
+    return handle.poll()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Waits for an asynchronous operation and returns its result; raises what became of it otherwise."""
+    return handle.wait()

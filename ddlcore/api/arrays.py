@@ -1,0 +1,271 @@
+"""The verbs for numpy arrays, in Horovod's signatures: what ``import ddlcore`` itself offers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddlcore.api.operations import Operations
+from ddlcore.api.world import ProcessSet, global_process_set
+from ddlcore.builtin.numpy_adapter import NumpyAdapter
+from ddlcore.runtime.handle import Handle
+from ddlcore.types import Average, ReduceOp
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+]
+
+Array = Any  # numpy.ndarray; numpy's own types would make every caller import them
+_ops = Operations(NumpyAdapter())
+
+
+def allreduce_async(
+    tensor: Array,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: str = "none",
+) -> Handle:
+    """Starts an allreduce; its result is a new array. Arguments as in ``Operations``."""
+    return _ops.allreduce_async(
+        tensor,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+        compression=compression,
+    )
+
+
+def allreduce_async_(
+    tensor: Array,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: str = "none",
+) -> Handle:
+    """Starts an allreduce in place."""
+    return _ops.allreduce_async(
+        tensor,
+        output=tensor,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+        compression=compression,
+    )
+
+
+def allreduce(tensor: Array, *args: Any, **kwargs: Any) -> Array:
+    """``allreduce_async`` and its result."""
+    return allreduce_async(tensor, *args, **kwargs).wait()
+
+
+def allreduce_(tensor: Array, *args: Any, **kwargs: Any) -> Array:
+    """``allreduce_async_`` and its result, which is ``tensor``."""
+    return allreduce_async_(tensor, *args, **kwargs).wait()
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Array],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: str = "none",
+) -> Handle:
+    """Starts an allreduce of arrays that go together; its result is a list of new arrays."""
+    return _ops.grouped_allreduce_async(
+        tensors,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+        compression=compression,
+    )
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Array],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: str = "none",
+) -> Handle:
+    """Starts an allreduce in place of arrays that go together."""
+    return _ops.grouped_allreduce_async(
+        tensors,
+        outputs=tensors,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+        compression=compression,
+    )
+
+
+def grouped_allreduce(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
+    """``grouped_allreduce_async`` and its result."""
+    return list(grouped_allreduce_async(tensors, *args, **kwargs).wait())
+
+
+def grouped_allreduce_(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
+    """``grouped_allreduce_async_`` and its result, the arrays given."""
+    return list(grouped_allreduce_async_(tensors, *args, **kwargs).wait())
+
+
+def allgather_async(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """Starts an allgather along the first dimension, in which the ranks may differ."""
+    return _ops.allgather_async(tensor, name=name, process_set=process_set)
+
+
+def allgather(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
+    """``allgather_async`` and its result."""
+    return allgather_async(tensor, name, process_set).wait()
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Starts an allgather of arrays that go together."""
+    return _ops.grouped_allgather_async(tensors, name=name, process_set=process_set)
+
+
+def grouped_allgather(
+    tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Array]:
+    """``grouped_allgather_async`` and its result."""
+    return list(grouped_allgather_async(tensors, name, process_set).wait())
+
+
+def broadcast_async(
+    tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Starts a broadcast from ``root_rank`` (a rank of the world) into a new array."""
+    return _ops.broadcast_async(tensor, root_rank, name=name, process_set=process_set)
+
+
+def broadcast(
+    tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Array:
+    """``broadcast_async`` and its result."""
+    return broadcast_async(tensor, root_rank, name, process_set).wait()
+
+
+def broadcast_async_(
+    tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Starts a broadcast in place."""
+    return _ops.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
+
+
+def broadcast_(
+    tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Array:
+    """``broadcast_async_`` and its result, which is ``tensor``."""
+    return broadcast_async_(tensor, root_rank, name, process_set).wait()
+
+
+def alltoall_async(
+    tensor: Array,
+    splits: Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Starts an alltoall; its result is the output, and with ``splits`` also what was received from each rank."""
+    return _ops.alltoall_async(tensor, splits, name=name, process_set=process_set)
+
+
+def alltoall(
+    tensor: Array,
+    splits: Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The output alone without ``splits``, else (output, received_splits)."""
+    output, received = alltoall_async(tensor, splits, name, process_set).wait()
+    return output if splits is None else (output, received)
+
+
+def reducescatter_async(
+    tensor: Array,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: str = "none",
+) -> Handle:
+    """Starts a reducescatter over the first dimension."""
+    return _ops.reducescatter_async(
+        tensor,
+        op=op,
+        name=name,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+        compression=compression,
+    )
+
+
+def reducescatter(tensor: Array, *args: Any, **kwargs: Any) -> Array:
+    """``reducescatter_async`` and its result."""
+    return reducescatter_async(tensor, *args, **kwargs).wait()
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Array],
+    name: str | None = None,
+    op: ReduceOp = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: str = "none",
+) -> Handle:
+    """Starts a reducescatter of arrays that go together."""
+    return _ops.grouped_reducescatter_async(
+        tensors,
+        op=op,
+        name=name,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+        compression=compression,
+    )
+
+
+def grouped_reducescatter(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
+    """``grouped_reducescatter_async`` and its result."""
+    return list(grouped_reducescatter_async(tensors, *args, **kwargs).wait())

@@ -1,0 +1,519 @@
+"""The verbs, written once over adapters: a framework's tensors in, handles out.
+
+Each checks its arguments at the call (ValueError), describes the operation in a Spec that all ranks
+must share, and submits. Framework packages wrap these in their own signatures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from ddlcore.api.world import ProcessSet, current_job, global_process_set
+from ddlcore.contracts.adapter import Adapter
+from ddlcore.contracts.transport import Memory, view
+from ddlcore.errors import ObjectDigestError
+from ddlcore.job import Job
+from ddlcore.messages import Spec, encode
+from ddlcore.runtime.executor import reducescatter_rows
+from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.types import Adasum, Average, Buffer, DType, Kind, ReduceOp
+
+__all__ = ["Operations", "allgather_object", "barrier", "broadcast_object", "join"]
+
+SPEC_CACHE_LIMIT = 65536
+
+
+class Operations:
+    """The verbs of one framework. Every one may be called from any thread, by every member of the process set.
+
+    Common arguments: ``name`` pairs the calls of different ranks (without it, calls are paired by
+    their order within the process set); ``job`` is the world, by default the caller's current one.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self._specs: dict[Spec, bytes] = {}
+
+    # --- allreduce
+
+    def allreduce_async(
+        self,
+        tensor: Any,
+        *,
+        output: Any = None,
+        name: str | None = None,
+        op: ReduceOp = Average,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+        compression: str = "none",
+        job: Job | None = None,
+    ) -> Handle:
+        """The ranks' tensors combined by ``op``. ``output=tensor`` works in place; None makes a new tensor."""
+        handle = self.grouped_allreduce_async(
+            [tensor],
+            outputs=None if output is None else [output],
+            name=name,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+            compression=compression,
+            job=job,
+            _single=True,
+        )
+        return handle
+
+    def grouped_allreduce_async(
+        self,
+        tensors: Sequence[Any],
+        *,
+        outputs: Sequence[Any] | None = None,
+        name: str | None = None,
+        op: ReduceOp = Average,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+        compression: str = "none",
+        job: Job | None = None,
+        _single: bool = False,
+    ) -> Handle:
+        """As ``allreduce_async`` for several tensors that go together: none starts before all are ready everywhere."""
+        job = job or current_job()
+        set_id, _ = process_set.resolve(job)
+        job.compressor(compression)
+        sources = [self.adapter.buffer(tensor, elementwise=True) for tensor in tensors]
+        if outputs is None:
+            outputs = [self.adapter.allocate(tensor) for tensor in tensors]
+        targets = [self._target(o, s, t) for o, s, t in zip(outputs, sources, tensors)]
+        ops = [_reduce_op(op, source.dtype) for source in sources]
+        names, group = self._names(job, set_id, Kind.ALLREDUCE, name, len(tensors), _single)
+        specs = [
+            Spec(
+                Kind.ALLREDUCE,
+                source.dtype,
+                source.shape,
+                reduce_op,
+                -1,
+                float(prescale_factor),
+                float(postscale_factor),
+                source.device.kind,
+                source.strides,
+                compression,
+                group,
+            )
+            for source, reduce_op in zip(sources, ops)
+        ]
+        given = list(outputs)
+        handle = Handle(job.completion, len(specs), (lambda _: given[0]) if _single else (lambda _: given))
+        self._submit(job, handle, set_id, names, specs, sources, targets)
+        return handle
+
+    # --- allgather
+
+    def allgather_async(
+        self,
+        tensor: Any,
+        *,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        job: Job | None = None,
+    ) -> Handle:
+        """All ranks' tensors, one behind the other along the first dimension, in which they may differ."""
+        return self.grouped_allgather_async([tensor], name=name, process_set=process_set, job=job, _single=True)
+
+    def grouped_allgather_async(
+        self,
+        tensors: Sequence[Any],
+        *,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        job: Job | None = None,
+        _single: bool = False,
+    ) -> Handle:
+        """As ``allgather_async`` for several tensors that go together."""
+        job = job or current_job()
+        set_id, _ = process_set.resolve(job)
+        sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "allgather") for tensor in tensors]
+        names, group = self._names(job, set_id, Kind.ALLGATHER, name, len(tensors), _single)
+        specs = [
+            Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], device=source.device.kind, group=group)
+            for source in sources
+        ]
+
+        def finish(outcomes: Sequence[Outcome | None]) -> Any:
+            gathered = [
+                self._adopt(outcome, sum(r[0] for r in outcome.rows), source, tensor)
+                for outcome, source, tensor in zip(outcomes, sources, tensors)
+                if outcome is not None
+            ]
+            return gathered[0] if _single else gathered
+
+        handle = Handle(job.completion, len(specs), finish)
+        rows = [(source.shape[0],) for source in sources]
+        self._submit(job, handle, set_id, names, specs, sources, [None] * len(specs), rows)
+        return handle
+
+    # --- broadcast
+
+    def broadcast_async(
+        self,
+        tensor: Any,
+        root_rank: int,
+        *,
+        output: Any = None,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        job: Job | None = None,
+    ) -> Handle:
+        """The tensor of ``root_rank`` (a rank of the world, member of the set) on every rank."""
+        job = job or current_job()
+        set_id, ranks = process_set.resolve(job)
+        _check_root(root_rank, ranks, set_id)
+        source = self.adapter.buffer(tensor, elementwise=True)
+        if output is None:
+            output = self.adapter.allocate(tensor)
+        target = self._target(output, source, tensor)
+        names, _ = self._names(job, set_id, Kind.BROADCAST, name, 1, True)
+        spec = Spec(
+            Kind.BROADCAST,
+            source.dtype,
+            source.shape,
+            root=root_rank,
+            device=source.device.kind,
+            strides=source.strides,
+        )
+        handle = Handle(job.completion, 1, lambda _: output)
+        self._submit(job, handle, set_id, names, [spec], [source], [target])
+        return handle
+
+    # --- alltoall
+
+    def alltoall_async(
+        self,
+        tensor: Any,
+        splits: Sequence[int] | None = None,
+        *,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        job: Job | None = None,
+    ) -> Handle:
+        """Row blocks of ``tensor`` to each member; ``splits[r]`` rows go to rank r of the set (None: equal parts).
+
+        The result is (output, received_splits).
+        """
+        job = job or current_job()
+        set_id, ranks = process_set.resolve(job)
+        source = _with_rows(self.adapter.buffer(tensor, elementwise=False), "alltoall")
+        sent = _splits(splits, source.shape[0], len(ranks))
+        names, _ = self._names(job, set_id, Kind.ALLTOALL, name, 1, True)
+        spec = Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], device=source.device.kind)
+        me = ranks.index(job.rank)
+
+        def finish(outcomes: Sequence[Outcome | None]) -> Any:
+            (outcome,) = outcomes
+            assert outcome is not None
+            received = [rows[me] for rows in outcome.rows]
+            return self._adopt(outcome, sum(received), source, tensor), received
+
+        handle = Handle(job.completion, 1, finish)
+        self._submit(job, handle, set_id, names, [spec], [source], [None], [sent])
+        return handle
+
+    # --- reducescatter
+
+    def reducescatter_async(
+        self,
+        tensor: Any,
+        *,
+        op: ReduceOp = Average,
+        name: str | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+        compression: str = "none",
+        job: Job | None = None,
+    ) -> Handle:
+        """This rank's rows of the reduction; the first ``rows % size`` ranks of the set get one row more."""
+        return self.grouped_reducescatter_async(
+            [tensor],
+            op=op,
+            name=name,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+            compression=compression,
+            job=job,
+            _single=True,
+        )
+
+    def grouped_reducescatter_async(
+        self,
+        tensors: Sequence[Any],
+        *,
+        op: ReduceOp = Average,
+        name: str | None = None,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+        compression: str = "none",
+        job: Job | None = None,
+        _single: bool = False,
+    ) -> Handle:
+        """As ``reducescatter_async`` for several tensors that go together."""
+        job = job or current_job()
+        set_id, ranks = process_set.resolve(job)
+        job.compressor(compression)
+        sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "reducescatter") for tensor in tensors]
+        ops = [_reduce_op(op, source.dtype) for source in sources]
+        names, group = self._names(job, set_id, Kind.REDUCESCATTER, name, len(tensors), _single)
+        specs = [
+            Spec(
+                Kind.REDUCESCATTER,
+                source.dtype,
+                source.shape,
+                reduce_op,
+                -1,
+                float(prescale_factor),
+                float(postscale_factor),
+                source.device.kind,
+                None,
+                compression,
+                group,
+            )
+            for source, reduce_op in zip(sources, ops)
+        ]
+        me = ranks.index(job.rank)
+
+        def finish(outcomes: Sequence[Outcome | None]) -> Any:
+            parts = [
+                self._adopt(outcome, reducescatter_rows(source.shape[0], len(ranks))[me], source, tensor)
+                for outcome, source, tensor in zip(outcomes, sources, tensors)
+                if outcome is not None
+            ]
+            return parts[0] if _single else parts
+
+        handle = Handle(job.completion, len(specs), finish)
+        self._submit(job, handle, set_id, names, specs, sources, [None] * len(specs))
+        return handle
+
+    # --- objects
+
+    def broadcast_object(
+        self,
+        obj: Any,
+        root_rank: int = 0,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        job: Job | None = None,
+    ) -> Any:
+        """See ``ddlcore.api.operations.broadcast_object``."""
+        return broadcast_object(obj, root_rank, name, process_set, job)
+
+    def allgather_object(
+        self,
+        obj: Any,
+        name: str | None = None,
+        process_set: ProcessSet = global_process_set,
+        job: Job | None = None,
+    ) -> list[Any]:
+        """See ``ddlcore.api.operations.allgather_object``."""
+        return allgather_object(obj, name, process_set, job)
+
+    # --- shared
+
+    def _names(
+        self, job: Job, set_id: int, kind: Kind, name: str | None, count: int, single: bool
+    ) -> tuple[list[str], int]:
+        """What each tensor is called on the wire, and the size of its group. Nothing may fail after this.
+
+        An anonymous call that failed on one rank alone would be counted there and not elsewhere.
+        """
+        if count == 0:
+            raise ValueError(f"grouped {kind.name.lower()}: the list of tensors is empty")
+        base = job.inbox.anonymous(set_id) if name is None else f"{kind.name.lower()}.{name}"
+        if single:
+            return [base], 0
+        return [f"{base}[{i}]" for i in range(count)], count
+
+    def _target(self, output: Any, source: Buffer, tensor: Any) -> Buffer:
+        if output is tensor:
+            return source
+        target = self.adapter.buffer(output, elementwise=True)
+        if (target.shape, target.dtype, target.strides) != (source.shape, source.dtype, source.strides):
+            raise ValueError(
+                f"output has shape {target.shape}, type {target.dtype.label} and strides {target.strides}, the tensor "
+                f"{source.shape}, {source.dtype.label} and {source.strides}; give an output made like the tensor"
+            )
+        return target
+
+    def _adopt(self, outcome: Outcome, rows: int, source: Buffer, like: Any) -> Any:
+        assert outcome.memory is not None
+        return self.adapter.adopt(outcome.memory, (rows, *source.shape[1:]), source.dtype, like)
+
+    def _submit(
+        self,
+        job: Job,
+        handle: Handle,
+        set_id: int,
+        names: Sequence[str],
+        specs: Sequence[Spec],
+        sources: Sequence[Buffer | None],
+        targets: Sequence[Buffer | None],
+        rows: Sequence[tuple[int, ...]] | None = None,
+    ) -> None:
+        entries = [
+            Entry(
+                handle, i, set_id, names[i], spec, self._encoded(spec), sources[i], targets[i], rows[i] if rows else ()
+            )
+            for i, spec in enumerate(specs)
+        ]
+        job.submit(entries)
+
+    def _encoded(self, spec: Spec) -> bytes:
+        data = self._specs.get(spec)
+        if data is None:
+            if len(self._specs) > SPEC_CACHE_LIMIT:
+                self._specs.clear()
+            data = self._specs[spec] = encode(spec)
+        return data
+
+
+def _reduce_op(op: ReduceOp, dtype: DType) -> ReduceOp:
+    if op == Adasum:
+        raise ValueError("op=Adasum is not available yet; use Average or Sum")
+    try:
+        op = ReduceOp(op)
+    except ValueError:
+        raise ValueError(f"op={op!r} is none of {', '.join(o.name for o in ReduceOp)}") from None
+    if dtype is DType.BOOL and op is Average:
+        raise ValueError("the average of bool is not defined; use Min (all), Max (any), or cast the tensor first")
+    return op
+
+
+def _check_root(root_rank: int, ranks: Sequence[int], set_id: int) -> None:
+    if root_rank not in ranks:
+        where = "the world" if set_id == 0 else f"process set {set_id}"
+        raise ValueError(f"root_rank={root_rank} is not in {where} (ranks {list(ranks)})")
+
+
+def _with_rows(buffer: Buffer, verb: str) -> Buffer:
+    if not buffer.shape:
+        raise ValueError(f"{verb} needs a tensor with at least one dimension; reshape the scalar to (1,)")
+    return buffer
+
+
+def _splits(splits: Sequence[int] | None, rows: int, size: int) -> tuple[int, ...]:
+    if splits is None:
+        if rows % size:
+            raise ValueError(
+                f"alltoall: the first dimension ({rows}) is not divisible by the {size} ranks; give splits"
+            )
+        return (rows // size,) * size
+    sent = tuple(int(split) for split in splits)
+    if len(sent) != size:
+        raise ValueError(f"alltoall: splits has {len(sent)} entries for {size} ranks; give one for each")
+    if any(split < 0 for split in sent) or sum(sent) != rows:
+        raise ValueError(f"alltoall: splits {list(sent)} do not add up to the first dimension ({rows})")
+    return sent
+
+
+def barrier(process_set: ProcessSet = global_process_set, job: Job | None = None) -> None:
+    """Returns on no member before every member has called it."""
+    job = job or current_job()
+    set_id, _ = process_set.resolve(job)
+    _control(job, set_id, job.inbox.anonymous(set_id), Spec(Kind.BARRIER)).wait()
+
+
+def join(device: int = -1, job: Job | None = None) -> int:
+    """Says that this rank has no more data: it takes part in what the others do with values that change nothing.
+
+    Blocks until every rank has joined; returns the last that did. ``device`` is accepted for
+    Horovod's sake. Averages still divide by the full size.
+    """
+    job = job or current_job()
+    last = int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
+    job.inbox.next_generation()
+    return last
+
+
+def _control(job: Job, set_id: int, name: str, spec: Spec) -> Handle:
+    """Submits an operation without a tensor; its result is the batch's."""
+    handle = Handle(job.completion, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
+    job.submit([Entry(handle, 0, set_id, name, spec, encode(spec))])
+    return handle
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    job: Job | None = None,
+) -> Any:
+    """The object of ``root_rank`` on every rank. It must be picklable (cloudpickle) there.
+
+    Its bytes travel with the data; they are unpickled only if their digest is the one that the root
+    announced over the authenticated control network, else ObjectDigestError.
+    """
+    job = job or current_job()
+    set_id, ranks = process_set.resolve(job)
+    _check_root(root_rank, ranks, set_id)
+    payload = _pickled(obj) if job.rank == root_rank else b""
+    spec = Spec(Kind.ALLGATHER, DType.U8, root=root_rank)
+    parts = _exchange(job, set_id, ranks, name, spec, payload, [root_rank])
+    return obj if job.rank == root_rank else pickle.loads(parts[0])
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set, job: Job | None = None
+) -> list[Any]:
+    """The objects of all members, in rank order; trusted as in ``broadcast_object``."""
+    job = job or current_job()
+    set_id, ranks = process_set.resolve(job)
+    spec = Spec(Kind.ALLGATHER, DType.U8)
+    return [pickle.loads(part) for part in _exchange(job, set_id, ranks, name, spec, _pickled(obj), ranks)]
+
+
+def _pickled(obj: Any) -> bytes:
+    import cloudpickle
+
+    return bytes(cloudpickle.dumps(obj))
+
+
+def _exchange(
+    job: Job,
+    set_id: int,
+    ranks: Sequence[int],
+    name: str | None,
+    spec: Spec,
+    payload: bytes,
+    wanted: Sequence[int],
+) -> list[bytes]:
+    """Gathers everybody's payload; returns those of ``wanted`` ranks once their digests are right."""
+    memory = Memory(len(payload))
+    if payload:
+        view(memory.address, len(payload))[:] = payload
+    source = Buffer(memory.address, len(payload), DType.U8, (len(payload),), owner=memory)
+    handle = Handle(job.completion, 1, lambda outcomes: outcomes[0])
+    wire_name = job.inbox.anonymous(set_id) if name is None else f"object.{name}"
+    digest = hashlib.blake2b(payload, digest_size=32).digest()
+    rows = (len(payload),)
+    job.submit([Entry(handle, 0, set_id, wire_name, spec, encode(spec), source, None, rows, digest)])
+    outcome: Outcome = handle.wait()
+    assert outcome.memory is not None
+    parts, at = {}, outcome.memory.address
+    for rank, (nbytes,), announced in zip(ranks, outcome.rows, outcome.digests):
+        part = bytes(view(at, nbytes))
+        at += nbytes
+        if rank in wanted and hashlib.blake2b(part, digest_size=32).digest() != announced:
+            raise ObjectDigestError(
+                f"the object of rank {rank} ({wire_name!r}) arrived with other bytes than rank {rank} announced; "
+                "it was not unpickled. Somebody else may be writing to the data network"
+            )
+        parts[rank] = part
+    return [parts[rank] for rank in wanted]

@@ -1,0 +1,324 @@
+"""Which job the verbs speak of: init and shutdown, who we are, and the process sets of the present world."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ddlcore.config import Environment
+from ddlcore.errors import DdlInternalError, NotInitialized
+from ddlcore.job import Job, launched_job, lone_job
+from ddlcore.messages import Spec, encode
+from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.request import Entry
+from ddlcore.types import Kind
+
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "cross_rank",
+    "cross_size",
+    "current_job",
+    "global_process_set",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "process_sets",
+    "rank",
+    "remove_process_set",
+    "shutdown",
+    "size",
+    "use_job",
+]
+
+CHILD_MARK = "DDL_INIT_PID"  # in the environment of what a rank starts: that is no rank
+
+
+class _Process:
+    """What this process remembers between its jobs."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        self.ordinals: dict[tuple[int, ...] | None, int] = {}
+        self.thread = threading.local()  # .job: of a world of threads
+        self.pid = 0
+
+
+_process = _Process()
+
+
+def current_job() -> Job:
+    """The job that this thread's verbs act on. Raises NotInitialized (a ValueError) where there is none."""
+    job: Job | None = getattr(_process.thread, "job", None) or _process.job
+    if job is None or job.closed:
+        raise NotInitialized("ddl has not been initialized; call init() first")
+    return job
+
+
+@contextmanager
+def use_job(job: Job) -> Iterator[Job]:
+    """Within it, this thread's verbs act on ``job``: worlds of threads need it."""
+    before = getattr(_process.thread, "job", None)
+    _process.thread.job = job
+    try:
+        yield job
+    finally:
+        _process.thread.job = before
+
+
+class ProcessSet:
+    """A part of the world that communicates by itself. ``ranks`` are ranks of the world, kept sorted."""
+
+    process_set_id: int | None
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        try:
+            given = [int(rank) for rank in ranks]
+        except TypeError:
+            raise ValueError(f"ProcessSet takes a sequence of ranks, not {type(ranks).__name__}") from None
+        if len(set(given)) != len(given):
+            raise ValueError(f"process set with duplicate rank in {given}")
+        self.ranks = sorted(given)
+        self.process_set_id = None
+
+    def resolve(self, job: Job) -> tuple[int, tuple[int, ...]]:
+        """Id and members, for a member. ValueError for a set that is not registered, or that ``job``'s rank is not in."""
+        set_id = self.process_set_id
+        members = None if set_id is None else job.sets.members(set_id)
+        if set_id is None or members is None:
+            raise ValueError(f"{self} is not registered in this job; pass it to init() or add_process_set() first")
+        if job.rank not in members:
+            raise ValueError(f"rank {job.rank} is not a member of {self}; only members may call")
+        return set_id, members
+
+    def size(self) -> int | None:
+        """Number of members; None while unregistered."""
+        return None if self.process_set_id is None else len(self.ranks)
+
+    def rank(self) -> int | None:
+        """This process's rank within the set; None while unregistered. ValueError for a process outside."""
+        if self.process_set_id is None:
+            return None
+        return self.resolve(current_job())[1].index(current_job().rank)
+
+    def included(self) -> bool | None:
+        """Whether this process is a member; None while unregistered."""
+        return None if self.process_set_id is None else current_job().rank in self.ranks
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    __repr__ = __str__
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks of whatever world is current."""
+
+    def __init__(self) -> None:
+        self.process_set_id = 0
+
+    @property
+    def ranks(self) -> list[int]:  # type: ignore[override]  # follows the current world
+        return list(range(current_job().size)) if is_initialized() else []
+
+    def size(self) -> int:
+        return current_job().size
+
+
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
+    """Begins the job: every rank of the world calls it, and it returns when all are there. Again: no effect.
+
+    ``comm``: None for all ranks, or a list of launched ranks that form a world of their own.
+    ``process_sets``: sets to register at once, the same on every rank ("dynamic" is accepted; sets may
+    always be added later). Without a launcher this is a world of one. Raises PeerLost when a rank
+    dies meanwhile, DeadlineExceeded after ``DDL_START_TIMEOUT_S``, ValueError for bad arguments.
+    """
+    if is_initialized():
+        return
+    _refuse_children()
+    job = _make_job(comm)
+    job.start()
+    if getattr(_process.thread, "job", None) is not None:
+        _process.thread.job = job
+    else:
+        _process.job = job
+    if _process.pid != os.getpid():
+        _process.pid = os.getpid()
+        atexit.register(_at_exit)
+    if "DDL_JOB_FILE" in os.environ:
+        os.environ[CHILD_MARK] = str(os.getpid())
+    if process_sets is not None and process_sets != "dynamic":
+        _register(process_sets)
+
+
+def _register(process_sets: Sequence[ProcessSet | Sequence[int]] | str) -> None:
+    try:
+        if isinstance(process_sets, str):
+            raise ValueError(f"process_sets={process_sets!r} is neither a list of ProcessSet nor 'dynamic'")
+        known = {tuple(global_process_set.ranks)}
+        for number, given in enumerate(process_sets):
+            one = given if isinstance(given, ProcessSet) else ProcessSet(given)
+            if tuple(one.ranks) in known:
+                raise ValueError(
+                    f"ddl could not be initialized: process_sets entry number {number} is a duplicate: {one}"
+                )
+            known.add(tuple(one.ranks))
+            add_process_set(one)
+    except ValueError:
+        shutdown()
+        raise
+
+
+def _refuse_children() -> None:
+    mark = os.environ.get(CHILD_MARK)
+    if mark is not None and mark != str(os.getpid()):
+        raise DdlInternalError(
+            f"init() was called in a child of rank {os.environ.get('DDL_RANK', '?')} (process {mark}); "
+            "only the process that `ddl run` started takes part"
+        )
+
+
+def _make_job(comm: Any) -> Job:
+    environment = Environment.read(os.environ)
+    launched = 1 if environment is None else environment.placement.size
+    ranks = None if comm is None else _ranks_of(comm, launched)
+    if environment is None:
+        return lone_job()
+    if ranks is not None and environment.placement.rank not in ranks:
+        raise ValueError(
+            f"init: rank {environment.placement.rank} is not in comm={list(ranks)}; call init(comm=…) only on its ranks"
+        )
+    ordinal = _process.ordinals.get(ranks, 0) + 1
+    _process.ordinals[ranks] = ordinal
+    return launched_job(environment, ranks, ordinal)
+
+
+def _ranks_of(comm: Any, launched: int) -> tuple[int, ...] | None:
+    if not isinstance(comm, (list, tuple, range)):
+        raise ValueError(
+            f"init: comm is of type {type(comm).__name__}; expected a list of ranks "
+            "(a communicator of another library needs that library's transport plugin)"
+        )
+    ranks = tuple(int(rank) for rank in comm)
+    if not ranks:
+        return None  # as in Horovod: an empty list means everybody
+    if len(set(ranks)) != len(ranks) or any(not 0 <= rank < launched for rank in ranks):
+        raise ValueError(f"init: comm={list(ranks)} must name different ranks between 0 and {launched - 1}")
+    return None if ranks == tuple(range(launched)) else ranks
+
+
+def shutdown() -> None:
+    """Ends this rank's part of the job; again or before init: no effect. Unfinished handles raise Closed."""
+    job = getattr(_process.thread, "job", None) or _process.job
+    if job is not None:
+        job.shutdown()
+    if getattr(_process.thread, "job", None) is None:
+        _process.job = None
+        if os.environ.get(CHILD_MARK) == str(os.getpid()):
+            del os.environ[CHILD_MARK]
+
+
+def _at_exit() -> None:
+    job = _process.job
+    if job is None or os.getpid() != _process.pid:
+        return  # a forked child runs its parent's handlers; it is no rank
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        job.shutdown(f"raised {type(error).__name__}: {error}")
+    else:
+        job.shutdown("ended its script without shutdown()")
+
+
+def is_initialized() -> bool:
+    """Whether a job is running. Never raises."""
+    job = getattr(_process.thread, "job", None) or _process.job
+    return job is not None and not job.closed
+
+
+def size() -> int:
+    """Number of ranks in the world. These all raise NotInitialized (a ValueError) before ``init``."""
+    return current_job().size
+
+
+def rank() -> int:
+    """This process's rank in the world."""
+    return current_job().rank
+
+
+def local_size() -> int:
+    """Number of ranks on this host."""
+    return current_job().local_size
+
+
+def local_rank() -> int:
+    """This process's rank among those of its host."""
+    return current_job().local_rank
+
+
+def cross_size() -> int:
+    """Number of hosts that have a rank of this local rank."""
+    return current_job().cross_size
+
+
+def cross_rank() -> int:
+    """This host's place among them."""
+    return current_job().cross_rank
+
+
+def is_homogeneous() -> bool:
+    """Whether every host runs the same number of ranks."""
+    return current_job().is_homogeneous
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Registers a process set; every rank of the world calls it, members or not, and it blocks until all have.
+
+    Raises ValueError for a duplicate or a rank that does not exist, MismatchError where the ranks
+    disagree about the members.
+    """
+    job = current_job()
+    one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if one.process_set_id is not None and job.sets.members(one.process_set_id) is not None:
+        raise ValueError(f"{one} is registered already")
+    wrong = [member for member in one.ranks if not 0 <= member < job.size]
+    if wrong or not one.ranks:
+        raise ValueError(
+            f"process set with invalid rank: {wrong or 'it is empty'}; the world has ranks 0 to {job.size - 1}"
+        )
+    if one.ranks in job.sets.ids_and_ranks().values():
+        raise ValueError(f"a process set with ranks {one.ranks} exists already; use that one")
+    spec = Spec(Kind.ADD_SET, ranks=tuple(one.ranks))
+    one.process_set_id = _change_sets(job, spec)
+    return one
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Takes a process set out; every rank of the world calls it. False for the global set and for an unregistered one."""
+    job = current_job()
+    set_id = process_set.process_set_id
+    if set_id is None or set_id == 0 or job.sets.members(set_id) is None:
+        return False
+    _change_sets(job, Spec(Kind.REMOVE_SET, ranks=(set_id,)))
+    process_set.process_set_id = None
+    return True
+
+
+def _change_sets(job: Job, spec: Spec) -> int:
+    handle = Handle(job.completion, 1, lambda outcomes: -1 if outcomes[0] is None else outcomes[0].result)
+    job.submit([Entry(handle, 0, 0, job.inbox.anonymous(0), spec, encode(spec))])
+    return int(handle.wait())
+
+
+def process_sets() -> dict[int, list[int]]:
+    """The registered process sets: id to ranks."""
+    return current_job().sets.ids_and_ranks()

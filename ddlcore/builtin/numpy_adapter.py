@@ -1,0 +1,113 @@
+"""Shows numpy arrays as dense memory, and memory as numpy arrays; knows no collective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from ddlcore.contracts.adapter import Adapter
+from ddlcore.contracts.transport import Memory
+from ddlcore.types import BF16_NAME, Buffer, DType
+
+__all__ = ["NumpyAdapter"]
+
+# Native types only: a byte-swapped dtype is another key, so it is not found here.
+_DTYPES: dict[Any, DType] = {np.dtype(dtype.label): dtype for dtype in DType if dtype is not DType.BF16}
+_NUMPY = {dtype: native for native, dtype in _DTYPES.items()}
+
+
+class NumpyAdapter(Adapter):
+    """numpy arrays in process memory, ml_dtypes' bfloat16 among them where that package is installed."""
+
+    name = "numpy"
+
+    def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
+        if not isinstance(tensor, np.ndarray) or isinstance(tensor, np.ma.MaskedArray):
+            raise ValueError(
+                f"a numpy array is needed, not {type(tensor).__name__}; make one of it with np.asarray(...)"
+            )
+        dtype = _DTYPES.get(tensor.dtype)
+        if dtype is None:
+            dtype = _other_dtype(tensor.dtype)
+        if not tensor.flags.aligned:
+            raise ValueError(
+                f"an array of shape {tensor.shape} begins in the middle of an element; pass a copy of it (.copy())"
+            )
+        strides = None
+        if not tensor.flags.c_contiguous:
+            strides = _dense_strides(tensor)
+            if strides is None or not elementwise:
+                raise ValueError(
+                    f"an array of shape {tensor.shape} with strides {tensor.strides} is not contiguous; "
+                    "pass np.ascontiguousarray(array)"
+                )
+        address: int = tensor.__array_interface__["data"][0]
+        return Buffer(address, tensor.size, dtype, tensor.shape, strides, owner=tensor)
+
+    def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
+        if shape is None:
+            return np.empty_like(like, subok=False)  # keeps a dense layout as it is
+        return np.empty(tuple(shape), like.dtype)
+
+    def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
+        count = 1
+        for extent in shape:
+            count *= extent
+        raw = np.asarray(_Held(memory, count * dtype.itemsize))  # (bytes,) uint8
+        return raw.view(_numpy_dtype(dtype, like)).reshape(tuple(shape))
+
+    def copy(self, source: Any, target: Any) -> None:
+        target[...] = source
+
+
+class _Held:
+    """Memory as numpy takes it over: the array refers to this object, and this object to the memory."""
+
+    def __init__(self, memory: Memory, nbytes: int) -> None:
+        self.memory = memory
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (memory.address, False),
+        }
+
+
+def _other_dtype(dtype: Any) -> DType:
+    """Of what numpy itself does not have: bfloat16, or an error that says what to do."""
+    if not dtype.isnative:
+        raise ValueError(f"array type {dtype.str} has foreign byte order; pass array.astype({dtype.name!r})")
+    if dtype.name == BF16_NAME:
+        return DType.BF16
+    return DType.of(dtype.name)
+
+
+def _numpy_dtype(dtype: DType, like: Any) -> Any:
+    if dtype is not DType.BF16:
+        return _NUMPY[dtype]
+    if isinstance(like, np.ndarray) and like.dtype.name == BF16_NAME:
+        return like.dtype
+    try:
+        return np.dtype(import_module("ml_dtypes").bfloat16)
+    except ImportError as error:
+        raise ValueError("numpy has no bfloat16 of its own; pip install ml_dtypes") from error
+
+
+def _dense_strides(array: Any) -> tuple[int, ...] | None:
+    """The strides, in elements, of an array that fills its memory in some order of its axes; else None.
+
+    Those of axes with one element say nothing, and are 1, so that equal layouts compare equal.
+    """
+    strides = [1] * array.ndim
+    expected = 1
+    for axis in sorted(range(array.ndim), key=lambda axis: array.strides[axis]):
+        if array.shape[axis] == 1:
+            continue
+        if array.strides[axis] != expected * array.itemsize:
+            return None
+        strides[axis] = expected
+        expected *= array.shape[axis]
+    return tuple(strides)

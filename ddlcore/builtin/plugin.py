@@ -1,0 +1,73 @@
+"""The built-in parts, offered through the same hooks as anybody's."""
+
+from __future__ import annotations
+
+from ddlcore.hooks import AdapterProvider, CompressorProvider, FusionProvider, TransportProvider, hookimpl
+
+__all__ = ["ddl_adapters", "ddl_compressors", "ddl_fusion_policies", "ddl_transports"]
+
+
+@hookimpl
+def ddl_transports() -> list[TransportProvider]:
+    """A world of one, a world of threads, and the processes of one host."""
+    return [
+        TransportProvider(
+            name="solo",
+            target="ddlcore.builtin.solo:SoloTransport",
+            doc="a world of one rank",
+            priority=100,
+            sizes=(1, 1),
+        ),
+        TransportProvider(
+            name="threads",
+            target="ddlcore.builtin.threads:ThreadsTransport",
+            doc="ranks that are threads of one process",
+            in_process=True,
+            sizes=(2, None),
+        ),
+        TransportProvider(
+            name="shm",
+            target="ddlcore.builtin.shm.transport:ShmTransport",
+            doc="shared memory among the processes of one host",
+            platforms=("linux",),
+            priority=50,
+            one_host=True,
+            sizes=(2, None),
+        ),
+    ]
+
+
+@hookimpl
+def ddl_adapters() -> list[AdapterProvider]:
+    """numpy arrays."""
+    return [
+        AdapterProvider(
+            name="numpy",
+            target="ddlcore.builtin.numpy_adapter:NumpyAdapter",
+            doc="numpy arrays",
+            module="ddlcore",
+            framework="numpy",
+        )
+    ]
+
+
+@hookimpl
+def ddl_fusion_policies() -> list[FusionProvider]:
+    """Filling batches up to a size."""
+    return [
+        FusionProvider(
+            name="threshold",
+            target="ddlcore.builtin.fusion:ThresholdFusion",
+            doc="in order of readiness, up to fusion_bytes a batch",
+        )
+    ]
+
+
+@hookimpl
+def ddl_compressors() -> list[CompressorProvider]:
+    """Values as they are, or as 16-bit floats on the way."""
+    return [
+        CompressorProvider("none", "ddlcore.builtin.compressors:NoCompression", doc="values travel as they are"),
+        CompressorProvider("fp16", "ddlcore.builtin.compressors:Fp16Compression", doc="floats travel as float16"),
+        CompressorProvider("bf16", "ddlcore.builtin.compressors:Bf16Compression", doc="floats travel as bfloat16"),
+    ]

@@ -1,0 +1,146 @@
+"""Makes one piece of nameless memory and hands it to the other ranks of a host; knows not what is in it.
+
+Rank 0 makes a memfd and passes its descriptor over an abstract Unix socket, whose random name and a
+token it publishes in the store. Both are gone when the last member has come: whatever kills a rank
+then, nothing is left behind, and no limit on /dev/shm applies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hmac
+import mmap
+import os
+import secrets
+import socket
+import struct
+import time
+
+from ddlcore.contracts.store import Store
+from ddlcore.errors import DeadlineExceeded, TransportError
+
+__all__ = ["Segment", "make", "receive"]
+
+KEY = "segment"
+TOKEN_BYTES = 32
+STRANGER_S = 2.0  # how long a connection may take to show its token
+ANSWER = b"memory"
+
+
+class Segment:
+    """Memory that several processes share, mapped into this one at ``address``, zero at first."""
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self._map = mmap.mmap(descriptor, nbytes)
+        place = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(place)
+        self.nbytes = nbytes
+        del place  # the map cannot be closed while something is exported from it
+
+    def close(self) -> None:
+        """Unmaps it. The address is invalid from then on."""
+        self._map.close()
+
+
+def make(nbytes: int, peers: int, store: Store, timeout_s: float) -> Segment:
+    """Rank 0's part: returns when all ``peers`` hold the memory. Raises DeadlineExceeded."""
+    deadline = time.monotonic() + timeout_s
+    descriptor = os.memfd_create("ddl", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        segment = Segment(descriptor, nbytes)
+        try:
+            _serve(descriptor, nbytes, peers, store, deadline)
+        except BaseException:
+            segment.close()
+            raise
+        return segment
+    finally:
+        os.close(descriptor)
+
+
+def _serve(descriptor: int, nbytes: int, peers: int, store: Store, deadline: float) -> None:
+    token = secrets.token_bytes(TOKEN_BYTES)
+    name = f"ddl-{secrets.token_hex(16)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind("\0" + name)
+        server.listen(max(peers, 1))
+        store.set(KEY, token + struct.pack("<q", nbytes) + name.encode())
+        served: set[int] = set()
+        while len(served) < peers:
+            server.settimeout(_left(deadline, f"{peers - len(served)} of {peers} ranks have not come for it"))
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                continue
+            with connection:
+                rank = _serve_one(connection, token, descriptor)
+            if rank is not None:
+                served.add(rank)
+    store.delete(KEY)
+
+
+def _serve_one(connection: socket.socket, token: bytes, descriptor: int) -> int | None:
+    """The rank that got the memory; None for a stranger, who learns nothing and delays nobody for long."""
+    connection.settimeout(STRANGER_S)
+    try:
+        if _peer_uid(connection) != os.getuid():
+            return None
+        shown = _receive_exactly(connection, TOKEN_BYTES + 4)
+        if not hmac.compare_digest(shown[:TOKEN_BYTES], token):
+            return None
+        socket.send_fds(connection, [ANSWER], [descriptor])
+    except OSError:
+        return None
+    return int.from_bytes(shown[TOKEN_BYTES:], "little")
+
+
+def receive(rank: int, store: Store, timeout_s: float) -> Segment:
+    """Every other rank's part. Raises DeadlineExceeded where rank 0 does not come."""
+    deadline = time.monotonic() + timeout_s
+    card = store.get(KEY, timeout_s)
+    token, name = card[:TOKEN_BYTES], card[TOKEN_BYTES + 8 :].decode()
+    (nbytes,) = struct.unpack("<q", card[TOKEN_BYTES : TOKEN_BYTES + 8])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(_left(deadline, "rank 0 does not hand it out"))
+        try:
+            client.connect("\0" + name)
+            if _peer_uid(client) != os.getuid():
+                raise TransportError(f"shm: the socket of rank 0 belongs to user {_peer_uid(client)}, not to us")
+            client.sendall(token + rank.to_bytes(4, "little"))
+            answer, descriptors, _, _ = socket.recv_fds(client, len(ANSWER), 1)
+        except TimeoutError:
+            raise DeadlineExceeded(f"shm: rank 0 did not hand out the shared memory within {timeout_s:g} s") from None
+        except OSError as error:
+            raise TransportError(
+                f"shm: cannot reach rank 0 on this host ({error.strerror}); are the ranks in one network namespace? "
+                "Else choose another --backend"
+            ) from error
+    if not descriptors:
+        raise TransportError(f"shm: rank 0 refused to hand out the shared memory (answered {answer!r})")
+    try:
+        return Segment(descriptors[0], nbytes)
+    finally:
+        os.close(descriptors[0])
+
+
+def _left(deadline: float, missing: str) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise DeadlineExceeded(f"shm: opening the shared memory took too long: {missing}; raise --open-timeout-s")
+    return left
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
+def _receive_exactly(connection: socket.socket, count: int) -> bytes:
+    got = b""
+    while len(got) < count:
+        more = connection.recv(count - len(got))
+        if not more:
+            raise ConnectionResetError
+        got += more
+    return got

@@ -1,0 +1,70 @@
+"""The transport of a communicator of one: what goes out comes back, scaled where a plan says so."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work
+from ddlcore.types import Buffer, ReduceOp
+
+__all__ = ["SoloTransport"]
+
+
+class SoloTransport(Transport):
+    """Exactly one rank; nothing ever waits."""
+
+    capabilities = Capabilities(vectored=True, scales=True, order_fixed=True)
+
+    def open(self, context: Context) -> None:
+        if context.size != 1:
+            raise ValueError(f"solo serves one rank, not {context.size}; choose another --backend")
+        super().open(context)
+
+    def close(self) -> None:
+        pass
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        return _copy(source.address, target.address, source.nbytes)
+
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        return _copy(source.address, target.address, source.nbytes)
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        return DONE
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        return _copy(source.address, target.address, source.nbytes)
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        return _copy(source.address, target.address, source.nbytes)
+
+    def barrier(self) -> Work:
+        return DONE
+
+    def prepare(self, plan: Plan) -> Prepared:
+        return _PreparedBatch(self, plan)
+
+
+class _PreparedBatch(Prepared):
+    def __init__(self, transport: SoloTransport, plan: Plan) -> None:
+        self._kernels = transport.context.kernels
+        self._plan = plan
+        self._plain = plan.prescale == 1.0 and plan.postscale == 1.0
+
+    def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
+        plan = self._plan
+        for source, target, count in zip(sources, targets, plan.counts):
+            if self._plain:  # without the kernels, so that a world of one need not load them
+                _copy(int(source), int(target), count * plan.dtype.itemsize)
+            else:
+                self._kernels.reduce(
+                    [source], target, count, plan.dtype, plan.op, scale=plan.postscale, prescale=plan.prescale
+                )
+        return DONE
+
+
+def _copy(source: int, target: int, nbytes: int) -> Work:
+    if source != target and nbytes:
+        ctypes.memmove(target, source, nbytes)
+    return DONE

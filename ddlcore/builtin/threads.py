@@ -1,0 +1,197 @@
+"""The transport between threads of one process: every rank reads the others' memory where it lies.
+
+They meet by a token that rank 0 publishes in the store. A collective is: all say where their memory is;
+each does its share of the work, for everybody; all have finished.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Plan, Prepared, Transport, Work
+from ddlcore.errors import DeadlineExceeded, TransportError
+from ddlcore.types import Buffer, ReduceOp
+
+__all__ = ["Meeting", "ThreadsTransport"]
+
+KEY = "meeting"
+SLICE_S = 0.1
+SHARE_BYTES = 1 << 20  # of results that a rank keeps before it hands them out
+
+
+class Meeting:
+    """Where the ranks of one communicator wait for each other and show what they have."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.shown: list[Any] = [None] * size
+        self._changed = threading.Condition()
+        self._present = 0
+        self._turn = 0
+        self._aborted_by: int | None = None
+
+    def wait(self, deadline: float | None = None) -> None:
+        """Returns when all have come. Raises TransportError after ``abort``, DeadlineExceeded past ``deadline``."""
+        with self._changed:
+            self._check()
+            turn = self._turn
+            self._present += 1
+            if self._present == self.size:
+                self._present = 0
+                self._turn += 1
+                self._changed.notify_all()
+                return
+            while self._turn == turn:
+                self._check()
+                if deadline is not None and time.monotonic() > deadline:
+                    raise DeadlineExceeded(
+                        f"threads: {self.size - self._present} of {self.size} ranks did not come; raise --open-timeout-s"
+                    )
+                self._changed.wait(SLICE_S)
+
+    def _check(self) -> None:
+        if self._aborted_by is not None:
+            raise TransportError(f"threads: the communicator was aborted by its rank {self._aborted_by}")
+
+    def abort(self, rank: int) -> None:
+        with self._changed:
+            if self._aborted_by is None:
+                self._aborted_by = rank
+            self._changed.notify_all()
+
+
+# The one thing that threads of a process can share without having been introduced.
+MEETINGS: Final[weakref.WeakValueDictionary[str, Meeting]] = weakref.WeakValueDictionary()
+
+
+class ThreadsTransport(Transport):
+    """Any number of ranks, each a thread of this process."""
+
+    capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True)
+
+    def __init__(self) -> None:
+        self._meeting: Meeting | None = None
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        deadline = time.monotonic() + context.timeout_s
+        if context.rank == 0:
+            token = secrets.token_hex(16)
+            MEETINGS[token] = self._meeting = Meeting(context.size)
+            context.store.set(KEY, token.encode())
+        else:
+            token = context.store.get(KEY, context.timeout_s).decode()
+            self._meeting = MEETINGS.get(token)
+            if self._meeting is None:
+                raise TransportError("threads: rank 0 is not in this process; use --backend shm between processes")
+        self._meeting.wait(deadline)
+        if context.rank == 0:
+            context.store.delete(KEY)
+
+    def close(self) -> None:
+        self._meeting = None
+
+    def abort(self) -> None:
+        meeting = self._meeting
+        if meeting is not None:
+            meeting.abort(self.context.rank)
+
+    def meet(self, mine: Any) -> list[Any]:
+        """Shows ``mine`` to the others; what all have shown, by rank. ``part`` must follow."""
+        if self._meeting is None:
+            raise TransportError("threads: the communicator is not open")
+        self._meeting.shown[self.context.rank] = mine
+        self._meeting.wait()
+        return self._meeting.shown
+
+    def part(self) -> Work:
+        """Everybody has done with everybody's memory."""
+        assert self._meeting is not None
+        self._meeting.wait()
+        return DONE
+
+    def prepare(self, plan: Plan) -> Prepared:
+        return _PreparedBatch(self, plan)
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        return self.prepare(Plan((source.count,), source.dtype, op)).start([source.address], [target.address])
+
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        size = source.dtype.itemsize
+        sources = self.meet(source.address)
+        at = target.address
+        for address, count in zip(sources, counts):
+            if address != at:
+                ctypes.memmove(at, address, count * size)
+            at += count * size
+        return self.part()
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        sources = self.meet(buffer.address)
+        if self.context.rank != root:
+            ctypes.memmove(buffer.address, sources[root], buffer.nbytes)
+        return self.part()
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        rank, size = self.context.rank, source.dtype.itemsize
+        offset = sum(counts[:rank]) * size
+        sources = [address + offset for address in self.meet(source.address)]
+        result = Memory(target.nbytes)  # the target may lie in what another rank still reads
+        self.context.kernels.reduce(sources, result.address, counts[rank], source.dtype, op)
+        self.part()
+        ctypes.memmove(target.address, result.address, target.nbytes)
+        return DONE
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        me, size = self.context.rank, source.dtype.itemsize
+        sources = self.meet(source.address)
+        at = target.address
+        for address, row in zip(sources, counts):
+            ctypes.memmove(at, address + sum(row[:me]) * size, row[me] * size)
+            at += row[me] * size
+        return self.part()
+
+    def barrier(self) -> Work:
+        if self._meeting is None:
+            raise TransportError("threads: the communicator is not open")
+        return self.part()
+
+
+class _PreparedBatch(Prepared):
+    """Each rank reduces its share of every tensor, and writes it into every rank's target.
+
+    Nobody else reads or writes that share, so that source and target may be the same memory.
+    """
+
+    def __init__(self, transport: ThreadsTransport, plan: Plan) -> None:
+        self._transport = transport
+        self._plan = plan
+
+    def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
+        plan, context = self._plan, self._transport.context
+        size = plan.dtype.itemsize
+        shown = self._transport.meet((list(map(int, sources)), list(map(int, targets))))
+        for i, count in enumerate(plan.counts):
+            begin = count * context.rank // context.size
+            end = count * (context.rank + 1) // context.size
+            while begin < end:
+                n = min(end - begin, SHARE_BYTES // size)
+                offset = begin * size
+                self._share([s[i] + offset for s, _ in shown], [t[i] + offset for _, t in shown], n)
+                begin += n
+        return self._transport.part()
+
+    def _share(self, sources: list[int], targets: list[int], count: int) -> None:
+        plan = self._plan
+        result = Memory(count * plan.dtype.itemsize)
+        self._transport.context.kernels.reduce(
+            sources, result.address, count, plan.dtype, plan.op, scale=plan.postscale, prescale=plan.prescale
+        )
+        for target in targets:
+            ctypes.memmove(target, result.address, count * plan.dtype.itemsize)

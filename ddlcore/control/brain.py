@@ -1,0 +1,27 @@
+"""What the control network expects of the machine that decides: messages in, messages out, no I/O of its own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ddlcore.messages import FromCoordinator, ToCoordinator
+
+__all__ = ["Brain", "Outgoing"]
+
+Outgoing = list[tuple[int, FromCoordinator]]  # (world rank as launched, what it is told), in the order of sending
+
+
+class Brain(Protocol):
+    """The coordinator as the network sees it. Called by one thread at a time; ranks are those of the launch."""
+
+    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+        """What follows from a message of ``rank``. DdlInternalError: it was out of place and changed nothing."""
+
+    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+        """What follows from the end of ``rank``'s process, clean or not: the brain decides whether it is a loss."""
+
+    def lost(self) -> dict[int, str]:
+        """The ranks that were lost so far, with the reason of each; it only grows."""
+
+    def overdue(self, now_s: float) -> list[str]:
+        """Reports for the user about what waits too long. Asked about once a second; ``now_s`` is monotonic."""

@@ -1,0 +1,127 @@
+"""What a rank process uses: its channel to the coordinator, its store, and how both are reached."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import msgspec
+
+from ddlcore.control.channel import Channel
+from ddlcore.control.credentials import Access, read_job_file
+from ddlcore.control.line import Connection, Line
+from ddlcore.control.store import CLOSED, JobStore
+from ddlcore.control.wake import Wake
+from ddlcore.errors import DdlInternalError, DeadlineExceeded
+from ddlcore.messages import (
+    FromCoordinator,
+    StoreReply,
+    StoreRequest,
+    ToCoordinator,
+    decode_from_coordinator,
+    decode_store_reply,
+    encode,
+)
+
+__all__ = ["ClientChannel", "ClientStore", "connect", "connect_with"]
+
+_SLICE_S = 0.1  # how late a waiting call may notice that its store was closed
+
+
+def connect(job_file: str, rank: int) -> tuple[Channel, JobStore]:
+    """The line and the store of ``rank`` (as launched) in the job that ``job_file`` describes. Close both.
+
+    Returns before the launcher has answered: a launcher that is not there shows in ``receive``.
+    Raises DdlInternalError in one line when the file is gone or malformed.
+    """
+    return connect_with(read_job_file(job_file), rank)
+
+
+def connect_with(access: Access, rank: int) -> tuple[Channel, JobStore]:
+    """As ``connect``, where the contents of the job file came by another way."""
+    connection = Connection(access, rank)
+    return ClientChannel(connection), ClientStore(connection)
+
+
+class ClientChannel(Channel):
+    """A line of its own, and a wake-up."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._wake = Wake()
+        self._line = Line(connection, "c", self._wake)
+
+    def send(self, message: ToCoordinator) -> None:
+        self._line.send(encode(message))
+
+    def receive(self, timeout_s: float) -> list[FromCoordinator]:
+        return [_readable(data) for data in self._line.receive(timeout_s)]
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def close(self) -> None:
+        if not self._connection.foreign:
+            self._line.close()
+            self._wake.close()
+
+
+class ClientStore(JobStore):
+    """As many lines as calls are under way at once, connected when first needed and used again."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection.retain()  # the channel may be closed before the first call
+        self._lock = threading.Lock()
+        self._idle: list[Line] = []
+        self._closed = False
+
+    def _call(self, request: StoreRequest, answer_s: float) -> StoreReply:
+        if self._connection.foreign:
+            raise DdlInternalError(f"this process was forked from rank {self._connection.rank} and has no store")
+        with self._lock:
+            if self._closed:
+                return StoreReply(request.serial, b"", CLOSED)
+            line = self._idle.pop() if self._idle else Line(self._connection, "s")
+        try:
+            line.send(encode(request))
+            return self._reply(line, request.serial, answer_s)
+        finally:
+            with self._lock:
+                keep = not self._closed and not line.broken
+                if keep:
+                    self._idle.append(line)
+            if not keep:
+                line.close()
+
+    def close(self) -> None:
+        if self._connection.foreign:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for line in idle:
+            line.close()
+        self._connection.release()
+
+    def _reply(self, line: Line, serial: int, answer_s: float) -> StoreReply:
+        deadline_s = time.monotonic() + answer_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            for data in line.receive(min(left_s, _SLICE_S)):
+                reply = decode_store_reply(data)
+                if reply.serial == serial:  # others answer calls that gave up
+                    return reply
+            if self._closed:
+                return StoreReply(serial, b"", CLOSED)
+        raise DeadlineExceeded(f"store: the launcher has not answered within {answer_s:g} s; is it stopped?")
+
+
+def _readable(data: bytes) -> FromCoordinator:
+    try:
+        return decode_from_coordinator(data)
+    except msgspec.DecodeError as error:
+        raise DdlInternalError(
+            f"the launcher sent a message that this ddlcore cannot read ({error}); install the same version for both"
+        ) from None

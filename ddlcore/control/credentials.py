@@ -1,0 +1,113 @@
+"""Keys of one job, in a file only this user's processes can read and that ends with the launcher."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import zmq
+
+from ddlcore.errors import DdlInternalError
+
+__all__ = ["Access", "JobFile", "KeyPair", "decode_access", "encode_access", "read_job_file"]
+
+_LARGEST_BYTES = 1 << 16  # a job file is under 1 KiB; what is larger is something else
+_Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(ipc|tcp)://.")]
+_Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]  # Z85 of 32 bytes
+_NEXT = "start the script by `ddl run`"
+
+
+class KeyPair:
+    """A CURVE key pair (Z85 text). Its repr shows neither half."""
+
+    def __init__(self) -> None:
+        self.public, self.secret = (key.decode() for key in zmq.curve_keypair())
+
+    def __repr__(self) -> str:
+        return "KeyPair(…)"
+
+
+class Access(msgspec.Struct, frozen=True):
+    """What a rank needs to reach the coordinator and to be let in. Its repr shows no key."""
+
+    endpoint: _Endpoint
+    launcher_pid: int  # meaningful on the launcher's host only
+    server_public: _Key
+    client_public: _Key
+    client_secret: _Key
+
+    def __repr__(self) -> str:
+        return f"Access({self.endpoint!r}, launcher_pid={self.launcher_pid}, keys …)"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        return [("endpoint", self.endpoint), ("launcher_pid", self.launcher_pid)]
+
+
+def encode_access(access: Access) -> bytes:
+    """One line of JSON, to be kept secret."""
+    return msgspec.json.encode(access)
+
+
+def decode_access(data: bytes, where: str) -> Access:
+    """Raises DdlInternalError in one line, which names ``where`` and repeats nothing of ``data``."""
+    try:
+        return msgspec.json.decode(data, type=Access)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # raised below, outside: the cause would carry pieces of keys into a traceback
+    raise DdlInternalError(f"{where} is no job file of this version of ddl; {_NEXT}")
+
+
+class JobFile:
+    """``path`` can be read by processes of this user until ``close``.
+
+    On Linux it is a memfd of this process, reached by /proc: it has no name to leave behind and is
+    gone with the process even after kill -9. Elsewhere it is a file in a directory of its own.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self._fd, self._directory, self._pid = -1, "", os.getpid()
+        if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
+            self._fd = os.memfd_create("ddl-job")
+            os.fchmod(self._fd, 0o600)
+            os.write(self._fd, encode_access(access))
+            self.path = f"/proc/{self._pid}/fd/{self._fd}"
+        else:
+            self._directory = tempfile.mkdtemp(prefix="ddl-job-")  # 0700
+            self.path = os.path.join(self._directory, "job.json")
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(fd, "wb") as file:
+                file.write(encode_access(access))
+
+    def close(self) -> None:
+        """May be repeated; does nothing in a forked child."""
+        if os.getpid() != self._pid:
+            return
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = ""
+
+
+def read_job_file(path: str) -> Access:
+    """Raises DdlInternalError in one line when the launcher is gone or ``path`` is no job file."""
+    try:
+        data = _read_small_file(Path(path))
+    except FileNotFoundError:
+        raise DdlInternalError(f"the launcher is gone: its job file {path} is no longer there; {_NEXT}") from None
+    except OSError as error:
+        raise DdlInternalError(f"the job file {path} cannot be read: {error.strerror}; {_NEXT}") from None
+    return decode_access(data, path)
+
+
+def _read_small_file(path: Path) -> bytes:
+    # The number of a dead launcher may belong to a stranger by now, and the descriptor be a terminal or a pipe.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        return file.read(_LARGEST_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""

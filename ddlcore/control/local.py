@@ -1,0 +1,179 @@
+"""The control network inside one process: worlds of one or of threads, without sockets or a thread of its own."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ddlcore.control.brain import Brain, Outgoing
+from ddlcore.control.channel import Channel
+from ddlcore.control.store import CLOSED, JobStore, Shelf
+from ddlcore.errors import Closed
+from ddlcore.messages import FromCoordinator, Hello, StoreReply, StoreRequest, ToCoordinator
+
+__all__ = ["LocalChannel", "LocalNetwork", "LocalStore"]
+
+_TICK_S = 1.0  # how often the brain is asked what is overdue
+
+_SLICE_S = 0.05  # how late a get may notice its deadline
+
+_Slot = queue.SimpleQueue  # where a store call waits for its one reply
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class LocalNetwork:
+    """Connects ``size`` ranks of this process. The brain runs in the thread of whoever speaks, one at a time."""
+
+    def __init__(self, size: int, brain: Brain, report: Callable[[str], None] = _to_stderr) -> None:
+        self.size = size
+        self._brain = brain
+        self._report = report
+        self._lock = threading.Lock()
+        self._channels: dict[int, LocalChannel] = {}
+        self._shelf: Shelf[_Slot[StoreReply]] = Shelf()
+        self._tick_s = time.monotonic() + _TICK_S
+
+    def channel(self, rank: int) -> LocalChannel:
+        """A fresh line of ``rank``; what is said to the rank goes to its latest."""
+        channel = LocalChannel(self, rank)
+        with self._lock:
+            self._channels[rank] = channel
+        return channel
+
+    def store(self, rank: int) -> LocalStore:
+        return LocalStore(self, rank)
+
+    def rank_ended(self, rank: int, reason: str) -> None:
+        """The thread of ``rank`` has ended, or is to be taken for dead. Any thread."""
+        with self._lock:
+            self._tell(self._brain.rank_ended(rank, reason))
+
+    # --- for the channels and stores of this file
+
+    def handle(self, rank: int, message: ToCoordinator) -> None:
+        with self._lock:
+            if isinstance(message, Hello):
+                self._shelf.hello(rank)
+            self._tell(self._brain.handle(rank, message))
+
+    def ask(self, slot: _Slot[StoreReply], rank: int, request: StoreRequest) -> None:
+        with self._lock:
+            self._reply(self._shelf.handle(slot, rank, request, time.monotonic()))
+
+    def expire(self) -> None:
+        with self._lock:
+            self._reply(self._shelf.expire(time.monotonic()))
+
+    def tick(self) -> None:
+        """Called by whoever waits: there is no thread that could do it."""
+        now_s = time.monotonic()
+        if now_s < self._tick_s:
+            return
+        with self._lock:
+            due = now_s >= self._tick_s
+            texts = self._brain.overdue(now_s) if due else []
+            self._tick_s = max(self._tick_s, now_s + _TICK_S)
+        for text in texts:
+            self._report(text)
+
+    def _tell(self, outgoing: Outgoing) -> None:
+        for rank, message in outgoing:
+            if rank in self._channels:
+                self._channels[rank].deliver(message)
+        self._reply(self._shelf.lose(self._brain.lost()))
+
+    def _reply(self, replies: list[tuple[_Slot[StoreReply], StoreReply]]) -> None:
+        for slot, reply in replies:
+            slot.put(reply)
+
+
+class LocalChannel(Channel):
+    """A list that one thread waits on."""
+
+    def __init__(self, network: LocalNetwork, rank: int) -> None:
+        self._network = network
+        self._rank = rank
+        self._condition = threading.Condition(threading.Lock())
+        self._arrived: deque[FromCoordinator] = deque()
+        self._woken = False
+        self._closed = False
+
+    def send(self, message: ToCoordinator) -> None:
+        """As ``Channel.send``; the coordinator answers within the call, and its DdlInternalError is raised here."""
+        self._check()
+        self._network.handle(self._rank, message)
+
+    def receive(self, timeout_s: float) -> list[FromCoordinator]:
+        self._check()
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            with self._condition:
+                left_s = deadline_s - time.monotonic()
+                if not (self._arrived or self._woken or left_s <= 0):
+                    self._condition.wait(min(left_s, _TICK_S))
+                if self._arrived or self._woken or left_s <= 0:
+                    self._woken = False
+                    arrived = list(self._arrived)
+                    self._arrived.clear()
+                    return arrived
+            self._network.tick()
+
+    def wake(self) -> None:
+        with self._condition:
+            self._woken = True
+            self._condition.notify()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def deliver(self, message: FromCoordinator) -> None:
+        """From the network."""
+        with self._condition:
+            self._arrived.append(message)
+            self._condition.notify()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed(f"the control network of rank {self._rank} is closed")
+
+
+class LocalStore(JobStore):
+    """The store of one rank of this process."""
+
+    def __init__(self, network: LocalNetwork, rank: int) -> None:
+        super().__init__()
+        self._network = network
+        self._rank = rank
+        self._lock = threading.Lock()
+        self._calls: dict[int, _Slot[StoreReply]] = {}  # under way, by serial
+        self._closed = False
+
+    def _call(self, request: StoreRequest, answer_s: float) -> StoreReply:
+        slot: _Slot[StoreReply] = _Slot()
+        with self._lock:
+            if self._closed:
+                return StoreReply(request.serial, b"", CLOSED)
+            self._calls[request.serial] = slot
+        try:
+            self._network.ask(slot, self._rank, request)
+            while True:
+                try:
+                    return slot.get(timeout=_SLICE_S)
+                except queue.Empty:
+                    self._network.expire()
+        finally:
+            with self._lock:
+                del self._calls[request.serial]
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            for serial, slot in self._calls.items():
+                slot.put(StoreReply(serial, b"", CLOSED))

@@ -1,0 +1,154 @@
+"""The job's store without its wire: values, gets that wait for them, and what ends the wait."""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ddlcore.contracts.store import Store
+from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, PeerLost
+from ddlcore.messages import StoreAdd, StoreDelete, StoreGet, StoreReply, StoreRequest, StoreSet
+
+__all__ = ["CLOSED", "JobStore", "Shelf"]
+
+ClientT = TypeVar("ClientT")  # whatever the network knows a caller by
+
+_ANSWER_S = 30.0  # a launcher that is alive and does not answer for so long is broken
+_LATE_S = 5.0  # by how much the answer to a get may come after its timeout
+
+CLOSED = "closed"  # what a store that was closed answers itself
+_TIMEOUT, _LOST, _VALUE = "timeout", "lost: ", "value: "  # how StoreReply.error begins
+
+
+@dataclass(frozen=True)
+class _Waiting(Generic[ClientT]):
+    client: ClientT
+    rank: int
+    serial: int
+    deadline_s: float
+
+
+class Shelf(Generic[ClientT]):
+    """The values of one job. Sans-I/O: each method returns the replies that are due, to whom.
+
+    A get that waits fails when a rank is lost, but not by losses that its own rank knew of when it
+    last said Hello: the survivors of a loss may open a world of their own.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._waiting: dict[str, list[_Waiting[ClientT]]] = {}
+        self._lost: dict[int, str] = {}
+        self._known: dict[int, frozenset[int]] = {}  # by rank: the losses that are no news to it
+
+    def handle(
+        self, client: ClientT, rank: int, request: StoreRequest, now_s: float
+    ) -> list[tuple[ClientT, StoreReply]]:
+        serial = request.serial
+        if isinstance(request, StoreGet):
+            return self._get(_Waiting(client, rank, serial, now_s + max(request.timeout_s, 0.0)), request.key, now_s)
+        if isinstance(request, StoreDelete):
+            for key in [key for key in self._values if key.startswith(request.prefix)]:
+                del self._values[key]
+            return [(client, StoreReply(serial, b""))]
+        if isinstance(request, StoreSet):
+            return [(client, StoreReply(serial, b"")), *self._put(request.key, request.value)]
+        try:
+            total = b"%d" % (int(self._values.get(request.key, b"0")) + request.amount)
+        except ValueError:
+            return [(client, StoreReply(serial, b"", f"{_VALUE}what stands under {request.key!r} is no whole number"))]
+        return [(client, StoreReply(serial, total)), *self._put(request.key, total)]
+
+    def hello(self, rank: int) -> None:
+        """``rank`` begins anew: the losses so far do not concern it."""
+        self._known[rank] = frozenset(self._lost)
+
+    def lose(self, lost: Mapping[int, str]) -> list[tuple[ClientT, StoreReply]]:
+        """``lost`` are all ranks lost so far; fails the gets to which one of them is news."""
+        if len(lost) == len(self._lost):  # the usual case: asked after every message
+            return []
+        self._lost = dict(lost)
+        return self._end(lambda waiting: self._loss(waiting.rank))
+
+    def expire(self, now_s: float) -> list[tuple[ClientT, StoreReply]]:
+        """Fails the gets whose deadline has passed."""
+        return self._end(lambda waiting: _TIMEOUT if waiting.deadline_s <= now_s else "")
+
+    def deadline_s(self) -> float | None:
+        """When ``expire`` is next due; None while no get waits."""
+        return min((waiting.deadline_s for queue in self._waiting.values() for waiting in queue), default=None)
+
+    def _get(self, waiting: _Waiting[ClientT], key: str, now_s: float) -> list[tuple[ClientT, StoreReply]]:
+        if key in self._values:
+            return [(waiting.client, StoreReply(waiting.serial, self._values[key]))]
+        error = self._loss(waiting.rank) or (_TIMEOUT if waiting.deadline_s <= now_s else "")
+        if error:
+            return [(waiting.client, StoreReply(waiting.serial, b"", error))]
+        self._waiting.setdefault(key, []).append(waiting)
+        return []
+
+    def _put(self, key: str, value: bytes) -> list[tuple[ClientT, StoreReply]]:
+        self._values[key] = value
+        return [(waiting.client, StoreReply(waiting.serial, value)) for waiting in self._waiting.pop(key, ())]
+
+    def _loss(self, rank: int) -> str:
+        news = [other for other in self._lost if other not in self._known.get(rank, ())]
+        return f"{_LOST}{','.join(map(str, news))}: {self._lost[news[0]]}" if news else ""
+
+    def _end(self, error_of: Callable[[_Waiting[ClientT]], str]) -> list[tuple[ClientT, StoreReply]]:
+        replies = []
+        for key, queue in list(self._waiting.items()):
+            for waiting in list(queue):
+                error = error_of(waiting)
+                if error:
+                    queue.remove(waiting)
+                    replies.append((waiting.client, StoreReply(waiting.serial, b"", error)))
+            if not queue:
+                del self._waiting[key]
+        return replies
+
+
+class JobStore(Store):
+    """A rank's side of the store, over any wire. Any thread may call, and none waits for another's call."""
+
+    def __init__(self) -> None:
+        self._serials = itertools.count(1)
+
+    def set(self, key: str, value: bytes) -> None:
+        self._ask(StoreSet(next(self._serials), key, bytes(value)), _ANSWER_S, f"store.set({key!r})")
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        answer_s = max(timeout_s, 0.0) + _LATE_S
+        return self._ask(StoreGet(next(self._serials), key, timeout_s), answer_s, f"store.get({key!r})", timeout_s)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask(StoreAdd(next(self._serials), key, amount), _ANSWER_S, f"store.add({key!r})"))
+
+    def delete(self, prefix: str) -> None:
+        self._ask(StoreDelete(next(self._serials), prefix), _ANSWER_S, f"store.delete({prefix!r})")
+
+    @abstractmethod
+    def close(self) -> None:
+        """Calls under way, and later ones, raise Closed. Any thread; may be repeated."""
+
+    @abstractmethod
+    def _call(self, request: StoreRequest, answer_s: float) -> StoreReply:
+        """The reply with the request's serial; DeadlineExceeded when none came within ``answer_s``."""
+
+    def _ask(self, request: StoreRequest, answer_s: float, call: str, timeout_s: float = 0.0) -> bytes:
+        reply = self._call(request, answer_s)
+        if not reply.error:
+            return reply.value
+        if reply.error == _TIMEOUT:
+            raise DeadlineExceeded(f"{call}: no rank has set it within {timeout_s:g} s")
+        if reply.error.startswith(_LOST):
+            ranks, _, reason = reply.error[len(_LOST) :].partition(": ")
+            raise PeerLost([int(rank) for rank in ranks.split(",")], reason, call)
+        if reply.error.startswith(_VALUE):
+            raise ValueError(f"{call}: {reply.error[len(_VALUE) :]}")
+        if reply.error == CLOSED:
+            raise Closed(f"{call}: the store of this rank was closed")
+        raise DdlInternalError(f"{call}: {reply.error}")

@@ -1,0 +1,404 @@
+"""The composition root: builds one rank's part of one world, and takes it down again.
+
+Only here and in launch/ are rooms of one floor brought together, by passing objects in.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+
+from ddlcore.config import SETTINGS, Environment, Setting, Settings, load_settings
+from ddlcore.contracts.compressor import Compressor
+from ddlcore.contracts.kernels import Kernels
+from ddlcore.contracts.store import PrefixStore, Store
+from ddlcore.contracts.transport import Transport
+from ddlcore.control.channel import Channel
+from ddlcore.control.client import connect
+from ddlcore.control.local import LocalNetwork
+from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, NotInitialized
+from ddlcore.messages import PROTOCOL, Bye, Done, Hello
+from ddlcore.plug.loader import load_plugins
+from ddlcore.plug.registry import Registry
+from ddlcore.runtime.engine import Engine, Verdict
+from ddlcore.runtime.executor import Executor
+from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.inbox import Inbox
+from ddlcore.runtime.link import Link
+from ddlcore.runtime.process_sets import Opener, ProcessSets
+from ddlcore.runtime.request import Entry
+from ddlcore.runtime.routes import Route, choose_route
+from ddlcore.runtime.sessions import Sessions
+from ddlcore.types import DType, Member, Placement, ReduceOp
+
+__all__ = ["Job", "LateKernels", "build_sessions", "launched_job", "local_jobs", "lone_job", "settings_of"]
+
+log = logging.getLogger("ddl")
+VERSION = "0.1.0"
+ABORT_WAIT_S = 2.0
+_loading = threading.Lock()  # worlds of threads load machine code at once, which LLVM does not survive
+
+
+class LateKernels(Kernels):
+    """The CPU kernels, imported and compiled when the first of them is called: a world of one may never need one."""
+
+    def __init__(self, cache_dir: str) -> None:
+        self._cache_dir = cache_dir
+        self._kernels: Kernels | None = None
+
+    def _load(self) -> Kernels:
+        with _loading:
+            if self._kernels is None:
+                from ddlcore.kernels.cpu import CpuKernels
+
+                self._kernels = CpuKernels(self._cache_dir)
+            return self._kernels
+
+    def pack(
+        self, sources: Sequence[int], counts: Sequence[int], dtype: DType, target: int, wire: DType, scale: float = 1.0
+    ) -> None:
+        self._load().pack(sources, counts, dtype, target, wire, scale)
+
+    def unpack(
+        self, source: int, wire: DType, targets: Sequence[int], counts: Sequence[int], dtype: DType, scale: float = 1.0
+    ) -> None:
+        self._load().unpack(source, wire, targets, counts, dtype, scale)
+
+    def reduce(
+        self,
+        sources: Sequence[int],
+        target: int,
+        count: int,
+        dtype: DType,
+        op: ReduceOp,
+        scale: float = 1.0,
+        prescale: float = 1.0,
+    ) -> None:
+        self._load().reduce(sources, target, count, dtype, op, scale, prescale)
+
+    def fill_identity(self, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._load().fill_identity(target, count, dtype, op)
+
+
+class Job:
+    """One rank's part of one world. Verbs, handles, optimizers and hooks hold the job they belong to."""
+
+    def __init__(
+        self,
+        launched: Placement,
+        ranks: tuple[int, ...],
+        ordinal: int,
+        network: Callable[[], tuple[Channel, Store]],
+        registry: Registry,
+        settings: Settings,
+    ) -> None:
+        """``launched``: where the launcher put this process; ``ranks``: who of the launch is in this world."""
+        self.placement = launched.among(ranks)
+        self.rank = self.placement.rank
+        self.size = self.placement.size
+        self.settings = settings
+        self.registry = registry
+        self.closed = False
+        self.forked = False
+        self._launched = launched
+        self._ranks = ranks
+        self._ordinal = ordinal
+        self._network = network
+        self._kernels = LateKernels(settings.text("cache_dir"))
+        self._compressors: dict[str, Compressor] = {}
+        self._verdict = Verdict()
+        self._lock = threading.Lock()
+        self._started = False
+        _jobs.add(self)
+
+    @property
+    def local_rank(self) -> int:
+        return self.placement.local_rank
+
+    @property
+    def local_size(self) -> int:
+        return self.placement.local_size
+
+    @property
+    def cross_rank(self) -> int:
+        return self.placement.cross_rank
+
+    @property
+    def cross_size(self) -> int:
+        return self.placement.cross_size
+
+    @property
+    def is_homogeneous(self) -> bool:
+        return self.placement.is_homogeneous
+
+    # --- begin
+
+    def start(self) -> None:
+        """Meets the other ranks and opens the global communicator. All ranks of the world call it.
+
+        Raises PeerLost when one of them dies meanwhile, DeadlineExceeded after ``start_timeout_s``,
+        TransportError where no transport serves these ranks.
+        """
+        _log_at(self.settings.text("log_level"))
+        switch_ms = self.settings.number("switch_interval_ms")
+        if switch_ms > 0:  # a thread that wakes while another runs pure Python waits this long for its turn
+            sys.setswitchinterval(switch_ms / 1000)
+        channel, store = self._network()
+        self._build(channel, store)
+        self._engine.start()
+        self._link.start()
+        try:
+            self._enter()
+        except BaseException as error:
+            self._leave(f"init failed: {error}", patience_s=0.0)
+            raise
+        self._started = True
+
+    def _build(self, channel: Channel, store: Store) -> None:
+        name = f"ddl-{{}}-{self.rank}"
+        self._store = store
+        self.completion = Completion()
+        self.inbox = Inbox(self.completion, channel.wake)
+        self.sets = ProcessSets(self._opener(store))
+        executor = Executor(self.sets, self._kernels, self.compressor)
+        self._engine = Engine(
+            executor, self.sets, self.completion, self._verdict, self._transport_failed, name.format("engine")
+        )
+        self._link = Link(channel, self.inbox, self._engine, self._verdict, self._break, name.format("control"))
+
+    def _opener(self, store: Store) -> Opener:
+        def build(route: Route) -> Transport:
+            return self.registry.load(route.provider)()
+
+        backend = self.settings.text("backend")
+        return Opener(
+            rank=self.rank,
+            members=tuple(Member(rank, host) for rank, host in enumerate(self.placement.hosts)),
+            store=_SessionStore(lambda: self._link.session, store),
+            kernels=self._kernels,
+            settings=self.settings,
+            timeout_s=self.settings.number("open_timeout_s"),
+            route=lambda members: choose_route(backend, members, self.registry.transports, self.registry.missing),
+            build=build,
+        )
+
+    def _enter(self) -> None:
+        fusion_bytes = self.settings.whole("fusion_bytes")
+        launched_rank = self._launched.rank
+        self._link.say(Hello(launched_rank, self._ranks, self._ordinal, PROTOCOL, VERSION, fusion_bytes, os.getpid()))
+        timeout_s = self.settings.number("start_timeout_s")
+        if not self._link.welcomed.wait(timeout_s):
+            self._link.say(Bye("gave up waiting in init"))
+            self._link.welcomed.wait(1.0)
+            who = self._link.refusal or "the launcher did not answer"
+            raise DeadlineExceeded(f"init: {who}; waited {timeout_s:g} s (DDL_START_TIMEOUT_S)")
+        if self._verdict.given:
+            raise self._verdict.error("init")
+        if self._link.refusal:
+            raise DdlInternalError(self._link.refusal)
+        self._open_global(self.settings.number("open_timeout_s"))
+
+    def _open_global(self, timeout_s: float) -> None:
+        opened = threading.Event()
+        failure: list[BaseException] = []
+
+        def open_global() -> None:
+            try:
+                self.sets.add(0, tuple(range(self.size)))
+            except BaseException as error:
+                failure.append(error)
+            opened.set()
+
+        self._engine.post(open_global)
+        while not opened.wait(0.1):
+            timeout_s -= 0.1
+            if timeout_s < -5.0:  # the transport has a deadline of its own, and should have kept it
+                self.sets.abort()
+                raise DeadlineExceeded("init: the transport did not open in time (DDL_OPEN_TIMEOUT_S)")
+        if failure:
+            self._verdict.wait(0.5 if isinstance(failure[0], DdlInternalError) else 0.0)
+            raise self._verdict.error("init") if self._verdict.given else failure[0]
+
+    # --- in between
+
+    def submit(self, entries: Sequence[Entry]) -> None:
+        """Hands entries over, all or none. Any thread. Raises ValueError for a name in flight, or why the job is over."""
+        if self.forked:
+            raise DdlInternalError(
+                f"a collective was called in a process forked from rank {self.rank}; "
+                "only the process that called init() takes part (a DataLoader worker must not)"
+            )
+        self.inbox.submit(entries)
+
+    def compressor(self, name: str) -> Compressor:
+        """This job's compressor of that name. Raises ValueError for a name that no plugin offers."""
+        compressor = self._compressors.get(name)
+        if compressor is None:
+            provider = self.registry.compressors.get(name)
+            if provider is None:
+                raise ValueError(
+                    f"no compressor is called {name!r}; there are {', '.join(sorted(self.registry.compressors))}"
+                )
+            compressor = self.registry.load(provider)(self._kernels)
+            if not compressor.summable:
+                raise ValueError(f"compressor {name!r} is not summable, which allreduce needs; use another one")
+            self._compressors[name] = compressor
+        return compressor
+
+    def _break(self, make: Callable[[str], BaseException]) -> None:
+        """The job is over: what is in flight raises, what comes later too. From any thread, once."""
+        if not self._verdict.give(make):
+            return
+        pending = self.inbox.close(lambda: make(""))
+        self._engine.fail(pending, None)
+        self.sets.abort()
+
+    def _transport_failed(self, error: BaseException) -> None:
+        self._link.say(Bye(f"its transport failed: {error}", broken=True))
+        self._break(lambda during: error)
+
+    # --- end
+
+    def shutdown(self, reason: str = "called shutdown()") -> None:
+        """Leaves the world: promised batches run to their end, what is unfinished raises Closed. Idempotent.
+
+        Other ranks need not do the same at the same time: a call that needs this rank raises PeerLost there.
+        """
+        with self._lock:
+            if self.closed or not self._started:
+                self.closed = True
+                return
+            self.closed = True
+        if self.forked:
+            return
+        self.inbox.refuse(lambda: NotInitialized("ddl has been shut down; call init() again first"))
+        self._leave(reason, self.settings.number("leave_timeout_s"))
+
+    def _leave(self, reason: str, patience_s: float) -> None:
+        """Says goodbye, lets the engine finish what was promised within ``patience_s``, and closes everything."""
+        self.closed = True
+        if not self._verdict.given:
+            self._link.say(Bye(reason, broken=patience_s == 0.0 and bool(self._link.session)))
+            self._link.parted.wait(patience_s)
+        clean = self._engine.stop(patience_s if not self._verdict.given else ABORT_WAIT_S)
+        if not clean:
+            self._break(lambda during: Closed("the job was shut down before this was complete"))
+            self.sets.abort()
+            if not self._engine.stop(ABORT_WAIT_S):
+                log.warning("rank %d: a transport did not end when it was aborted", self.rank)
+        left = self.inbox.close(lambda: NotInitialized("ddl has been shut down; call init() again first"))
+        self._engine.fail(left, Closed("the job was shut down before this was complete"))
+        if clean and not self._verdict.given:
+            self._link.say(Done())
+        self._link.stop(ABORT_WAIT_S)
+        close = getattr(self._store, "close", None)
+        if close is not None:
+            close()
+
+
+def _log_at(level: str) -> None:
+    """The level of ddl's own logger; a handler only where the user's program has configured none."""
+    log.setLevel(level)
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        log.addHandler(handler)
+
+
+class _SessionStore(PrefixStore):
+    """The store's part for one world, whose name is known once all ranks are there."""
+
+    def __init__(self, session: Callable[[], str], base: Store) -> None:
+        self._session = session
+        self._base = base
+
+    @property
+    def _prefix(self) -> str:  # type: ignore[override]  # computed where the base class keeps a constant
+        return self._session() + "/"
+
+
+def settings_of(
+    environ: Mapping[str, str],
+    flags: Mapping[str, object] | None = None,
+    file: Mapping[str, object] | None = None,
+) -> tuple[Settings, Registry]:
+    """The settings and the plugins that hold here. Plugins bring rows of their own, so they are loaded in between."""
+    registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))
+    rows: list[Setting] = list(SETTINGS)
+    for door in (registry.transports, registry.adapters, registry.fusion_policies, registry.compressors):
+        for provider in door.values():
+            rows += provider.settings
+    return load_settings(environ, file, flags, rows), registry
+
+
+def _known(flags: Mapping[str, object] | None, rows: Sequence[Setting]) -> dict[str, object]:
+    names = {row.name for row in rows}
+    return {name: value for name, value in (flags or {}).items() if name in names}
+
+
+def build_sessions(size: int, settings: Settings, registry: Registry) -> Sessions:
+    """The coordinator's side for a launch of ``size`` ranks; the launcher gives it to its control server."""
+    name = settings.text("fusion_policy")
+    provider = registry.fusion_policies.get(name)
+    if provider is None:
+        raise ValueError(
+            f"no fusion policy is called {name!r}; there are {', '.join(sorted(registry.fusion_policies))}"
+        )
+    policy = registry.load(provider)()
+    return Sessions(size, policy, settings.number("stall_warning_s"))
+
+
+def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
+    """This process's part of a world of ``ranks`` (None: all) under `ddl run`."""
+    settings, registry = settings_of(os.environ)
+    launched = environment.placement
+    everyone = tuple(range(launched.size))
+    return Job(
+        launched,
+        everyone if ranks is None else ranks,
+        ordinal,
+        lambda: connect(environment.job_file, launched.rank),
+        registry,
+        settings,
+    )
+
+
+def lone_job() -> Job:
+    """A world of one, without a launcher."""
+    return local_jobs(1, backend="auto")[0]
+
+
+def local_jobs(
+    size: int,
+    *,
+    backend: str = "threads",
+    settings: Mapping[str, object] | None = None,
+    hosts: Sequence[int] | None = None,
+) -> list[Job]:
+    """A world within this process: jobs not yet started, one for each of ``size`` threads."""
+    given, registry = settings_of(os.environ, {"backend": backend, **(settings or {})})
+    network = LocalNetwork(size, build_sessions(size, given, registry))
+    placed = tuple(hosts) if hosts is not None else (0,) * size
+
+    def meet(rank: int) -> Callable[[], tuple[Channel, Store]]:
+        return lambda: (network.channel(rank), network.store(rank))
+
+    everyone = tuple(range(size))
+    return [Job(Placement(rank, placed), everyone, 1, meet(rank), registry, given) for rank in everyone]
+
+
+_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A forked child has none of our threads: whatever it would wait for would never come."""
+    for job in list(_jobs):
+        job.forked = True
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,137 @@
+"""The batch kernels for numba: convert, pack, unpack and reduce memory, block by block; know no ranks.
+
+Imported only while compiling. Arguments are int64 (addresses, counts, codes) or float64 (scales).
+"""
+
+from __future__ import annotations
+
+from ddlcore.kernels.code import FUNCTIONS
+from ddlcore.kernels.intrinsics import compiled, copy, outside, read, stack
+from ddlcore.kernels.loops import WIDE_LEFT, WIDE_OUT
+from ddlcore.types import DType
+
+__all__ = ["ITEMSIZE", "ddl_convert", "ddl_reduce"]
+
+_cast, _combine = outside("ddl_cast"), outside("ddl_combine")
+
+BLOCK = 2048  # elements; two blocks of 8 bytes each fit the first-level cache
+BLOCK_BYTES = 8 * BLOCK
+ITEMSIZE = tuple(dtype.itemsize for dtype in DType)
+F16, BF16, F32, F64, I64 = (int(d) for d in (DType.F16, DType.BF16, DType.F32, DType.F64, DType.I64))
+
+
+@compiled("q")
+def _is_float(dtype: int) -> int:
+    return F16 <= dtype <= F64
+
+
+@compiled("qqd")
+def _hub(s: int, t: int, scale: float) -> int:
+    """The type through which values of type ``s`` become those of type ``t``."""
+    if F16 <= s <= F32 and F16 <= t <= F32:
+        return F32
+    if _is_float(s) or _is_float(t) or scale != 1.0:
+        return F64
+    return I64
+
+
+@compiled("qqqqqd", "")
+def _convert_elements(source: int, s: int, target: int, t: int, count: int, scale: float) -> None:
+    """target = scale * source; the two are the same memory (if of one size) or disjoint."""
+    if s == t and scale == 1.0:
+        if source != target:
+            copy(target, source, count * ITEMSIZE[s])
+        return
+    hub = _hub(s, t, scale)
+    if hub in (s, t):
+        _cast(source, s, target, t, count, scale)
+        return
+    block = stack(BLOCK_BYTES)
+    at = 0
+    while at < count:
+        n = min(BLOCK, count - at)
+        _cast(source + at * ITEMSIZE[s], s, block, hub, n, scale)
+        _cast(block, hub, target + at * ITEMSIZE[t], t, n, 1.0)
+        at += n
+
+
+@compiled("qqqqqqqdd", "")
+def _reduce_block(
+    sources: int, n: int, offset: int, out: int, count: int, dtype: int, op: int, prescale: float, scale: float
+) -> None:
+    """One block of two or more sources, each ``offset`` bytes behind its address in the table ``sources``."""
+    sum_block = stack(BLOCK_BYTES)
+    scaled_block = stack(BLOCK_BYTES)
+    floating = _is_float(dtype)
+    wide = dtype in (F16, BF16)
+    left = read(sources) + offset
+    if not floating and prescale != 1.0:
+        _convert_elements(left, dtype, sum_block, dtype, count, prescale)
+        left = sum_block
+    for k in range(1, n):
+        right = read(sources + 8 * k) + offset
+        if not floating and prescale != 1.0:
+            _convert_elements(right, dtype, scaled_block, dtype, count, prescale)
+            right = scaled_block
+        last = k == n - 1
+        form = 0
+        if wide:
+            form = (0 if k == 1 else WIDE_LEFT) | (0 if last else WIDE_OUT)
+        # Only the last step writes to the target, which may be one of the sources.
+        to = out if last else sum_block
+        _combine(dtype, op, form, left, right, to, count, prescale if k == 1 else 1.0, prescale, scale if last else 1.0)
+        left = to
+    if not floating and scale != 1.0:
+        _convert_elements(out, dtype, out, dtype, count, scale)
+
+
+@compiled("qqqqdd", "")
+def _scale_one(source: int, target: int, count: int, dtype: int, prescale: float, scale: float) -> None:
+    """target = scale * (prescale * source), rounded once."""
+    if prescale == 1.0 or scale == 1.0:
+        _convert_elements(source, dtype, target, dtype, count, prescale * scale)
+        return
+    wide = F32 if dtype in (F16, BF16) else dtype
+    block = stack(BLOCK_BYTES)
+    at = 0
+    while at < count:
+        n = min(BLOCK, count - at)
+        _convert_elements(source + at * ITEMSIZE[dtype], dtype, block, wide, n, prescale)
+        _convert_elements(block, wide, target + at * ITEMSIZE[dtype], dtype, n, scale)
+        at += n
+
+
+@compiled(FUNCTIONS["ddl_reduce"])
+def ddl_reduce(
+    sources: int, n: int, target: int, count: int, dtype: int, op: int, prescale: float, scale: float
+) -> int:
+    """target = scale * (prescale * s0 op prescale * s1 op …) over the n addresses at ``sources``, in their order."""
+    if n == 1:
+        _scale_one(read(sources), target, count, dtype, prescale, scale)
+        return 0
+    block = BLOCK
+    if n == 2 and (prescale == 1.0 or _is_float(dtype)):
+        block = count  # in one go: nothing is kept between two steps
+    size = ITEMSIZE[dtype]
+    at = 0
+    while at < count:
+        k = min(block, count - at)
+        _reduce_block(sources, n, at * size, target + at * size, k, dtype, op, prescale, scale)
+        at += k
+    return 0
+
+
+@compiled(FUNCTIONS["ddl_convert"])
+def ddl_convert(
+    addresses: int, counts: int, n: int, dtype: int, flat: int, wire: int, scale: float, unpack: int
+) -> int:
+    """Between n tensors of ``dtype`` and one run of ``wire`` elements at ``flat``, in the direction that is asked."""
+    at = flat
+    for i in range(n):
+        address, count = read(addresses + 8 * i), read(counts + 8 * i)
+        if unpack:
+            _convert_elements(at, wire, address, dtype, count, scale)
+        else:
+            _convert_elements(address, dtype, at, wire, count, scale)
+        at += count * ITEMSIZE[wire]
+    return 0

@@ -1,0 +1,115 @@
+"""Finds the kernels' machine code in the cache, or has it compiled, and makes it callable; knows not what it does.
+
+A rank needs llvmlite alone for this (50 ms); numba, whose start takes half a second, only compiles.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import platform
+import sys
+import threading
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from ddlcore.kernels.cache import alone, cache_directories, find, keep
+
+__all__ = ["FUNCTIONS", "Code", "file_name", "load", "obtain"]
+
+# What is compiled, and its arguments: q is int64, d float64. All return an int64.
+FUNCTIONS = {
+    "ddl_cast": "qqqqqd",
+    "ddl_combine": "qqqqqqqddd",
+    "ddl_convert": "qqqqqqdq",
+    "ddl_reduce": "qqqqqqdd",
+}
+LINUX_FUNCTIONS = {
+    "ddl_cast": "qqqqqd",
+    "ddl_combine": "qqqqqqqddd",
+    "ddl_abort": "q",
+    "ddl_allreduce": "qq",
+    "ddl_alltoall": "qqqq",
+    "ddl_barrier": "q",
+    "ddl_gather": "qqqq",
+    "ddl_reducescatter": "qqqq",
+}
+if sys.platform == "linux":
+    FUNCTIONS |= LINUX_FUNCTIONS
+SOURCES = (
+    "batch.py",
+    "code.py",
+    "compile.py",
+    "elements.py",
+    "exchange.py",
+    "frame.py",
+    "intrinsics.py",
+    "lanes.py",
+    "loops.py",
+    "ring.py",
+)
+COMPILE_S = 120.0  # how long to wait for another who compiles
+_COMPILING: Final = threading.Lock()
+C_TYPES: dict[str, Any] = {"q": ctypes.c_int64, "d": ctypes.c_double}
+
+
+class Code:
+    """Machine code in this process. ``code.function(name)`` is called like a C function, and releases the GIL."""
+
+    def __init__(self, image: bytes) -> None:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_default_triple().create_target_machine(jit=True, codemodel="jitdefault")
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # owns the code
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(image))
+        self._engine.finalize_object()
+
+    def function(self, name: str) -> Callable[..., int]:
+        kind = ctypes.CFUNCTYPE(ctypes.c_int64, *(C_TYPES[c] for c in FUNCTIONS[name]))
+        return kind(self._engine.get_function_address(name))
+
+
+def file_name() -> str:
+    """The cache file's: another for every change of the sources, the compiler or the processor."""
+    import llvmlite
+    import llvmlite.binding as llvm
+
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for source in SOURCES:
+        digest.update((here / source).read_bytes())
+    try:
+        numba = version("numba")
+    except PackageNotFoundError:
+        numba = "?"
+    facts = (sys.platform, platform.machine(), llvmlite.__version__, numba)
+    digest.update("|".join((*facts, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())).encode())
+    return f"kernels-{digest.hexdigest()[:24]}.o"
+
+
+def obtain(cache_dir: str = "") -> tuple[bytes, str]:
+    """The machine code, and what was done to get it: "" where it was in the cache, else where it now is kept."""
+    name = file_name()
+    image = find(name, cache_directories(cache_dir))
+    if image is not None:
+        return image, ""
+    with _COMPILING, alone(cache_directories(cache_dir), COMPILE_S):
+        image = find(name, cache_directories(cache_dir))
+        if image is not None:  # another compiled it meanwhile
+            return image, ""
+        from ddlcore.kernels.compile import compile_object
+
+        image = compile_object()
+        place = keep(name, image, cache_directories(cache_dir))
+    return image, f"in {place}" if place else "nowhere: no cache directory is writable, set DDL_CACHE_DIR"
+
+
+@functools.cache
+def load(cache_dir: str = "") -> Code:
+    """The kernels, ready to call, the same for all who ask. Compiles them (seconds) where no cache has them."""
+    return Code(obtain(cache_dir)[0])

@@ -1,0 +1,83 @@
+"""Compiles the kernels with numba into one object of machine code; the only place that runs numba."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddlcore.kernels.code import FUNCTIONS, obtain
+
+__all__ = ["compile_all", "compile_object"]
+
+
+def compile_all(report: Callable[[str], None], cache_dir: str = "") -> float:
+    """Sees to it that the cache holds the kernels; seconds that compiling took, 0 where it did already.
+
+    ``report`` gets one line if something was compiled. The launcher calls it before the ranks start.
+    """
+    start = time.perf_counter()
+    _, kept = obtain(cache_dir)
+    if not kept:
+        return 0.0
+    seconds = time.perf_counter() - start
+    report(f"compiled the CPU kernels in {seconds:.1f} s, once for this machine; kept {kept}")
+    return seconds
+
+
+def compile_object() -> bytes:
+    """The object file with every one of FUNCTIONS."""
+    import llvmlite.binding as llvm
+
+    from ddlcore.kernels import batch, loops
+
+    rooms: list[Any] = [loops, batch]
+    if sys.platform == "linux":
+        from ddlcore.kernels import exchange, lanes, ring
+
+        rooms += [exchange, lanes, ring]
+    module: Any = None
+    for name, arguments in FUNCTIONS.items():
+        function = next(getattr(room, name) for room in rooms if hasattr(room, name))
+        (result,) = function.overloads.values()
+        part = llvm.parse_assembly(result.library.get_llvm_str())
+        part.link_in(_exported(llvm, part, name, result.fndesc.llvm_func_name, arguments))
+        if module is None:
+            module = part
+        else:
+            module.link_in(part)
+    return _emit(llvm, module)
+
+
+def _exported(llvm: Any, part: Any, name: str, inner: str, arguments: str) -> Any:
+    """A C function ``name`` around numba's, which returns a status and takes two pointers for results first."""
+    from llvmlite import ir
+
+    word = ir.IntType(64)
+    kinds = [word if c == "q" else ir.DoubleType() for c in arguments]
+    outer = ir.Module()
+    outer.triple, outer.data_layout = part.triple, part.data_layout
+    pointer = word.as_pointer()
+    wrapped = ir.Function(outer, ir.FunctionType(ir.IntType(32), [pointer, pointer.as_pointer(), *kinds]), inner)
+    function = ir.Function(outer, ir.FunctionType(word, kinds), name)
+    b = ir.IRBuilder(function.append_basic_block())
+    value, error = b.alloca(word), b.alloca(pointer)
+    b.call(wrapped, [value, error, *function.args])  # the status is always success: none of our functions raises
+    b.ret(b.load(value))
+    return llvm.parse_assembly(str(outer))
+
+
+def _emit(llvm: Any, module: Any) -> bytes:
+    for function in module.functions:
+        if not function.is_declaration and function.name not in FUNCTIONS:
+            function.linkage = "internal"
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        codemodel="jitdefault",
+        jit=True,
+    )
+    image: bytes = machine.emit_object(module)
+    return image

@@ -1,0 +1,98 @@
+"""The kernels of host memory: turns sequences into tables of addresses and calls the machine code."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+
+from ddlcore.contracts.kernels import Kernels
+from ddlcore.kernels.code import load
+from ddlcore.types import DType, ReduceOp
+
+__all__ = ["CpuKernels"]
+
+_BITS = {
+    DType.U8: (0, 8), DType.I8: (1, 8), DType.U16: (0, 16), DType.I16: (1, 16), DType.I32: (1, 32), DType.I64: (1, 64),
+}  # fmt: skip
+_ONE = {
+    DType.F16: b"\x00\x3c",
+    DType.BF16: b"\x80\x3f",
+    DType.F32: struct.pack("=f", 1),
+    DType.F64: struct.pack("=d", 1),
+}
+_INFINITY = {
+    DType.F16: 0x7C00, DType.BF16: 0x7F80, DType.F32: 0x7F800000, DType.F64: 0x7FF0000000000000,
+}  # fmt: skip
+
+
+class CpuKernels(Kernels):
+    """Any thread may call. ``cache_dir``: where the machine code is kept, if not in the usual places.
+
+    Where no cache holds the machine code, making the first one takes the seconds of compiling it.
+    """
+
+    def __init__(self, cache_dir: str = "") -> None:
+        code = load(cache_dir)
+        self._convert = code.function("ddl_convert")
+        self._reduce = code.function("ddl_reduce")
+
+    def pack(
+        self, sources: Sequence[int], counts: Sequence[int], dtype: DType, target: int, wire: DType, scale: float = 1.0
+    ) -> None:
+        n = len(sources)
+        addresses, lengths = _table(sources), _table(counts)
+        self._convert(ctypes.addressof(addresses), ctypes.addressof(lengths), n, dtype, target, wire, scale, 0)
+
+    def unpack(
+        self, source: int, wire: DType, targets: Sequence[int], counts: Sequence[int], dtype: DType, scale: float = 1.0
+    ) -> None:
+        n = len(targets)
+        addresses, lengths = _table(targets), _table(counts)
+        self._convert(ctypes.addressof(addresses), ctypes.addressof(lengths), n, dtype, source, wire, scale, 1)
+
+    def reduce(
+        self,
+        sources: Sequence[int],
+        target: int,
+        count: int,
+        dtype: DType,
+        op: ReduceOp,
+        scale: float = 1.0,
+        prescale: float = 1.0,
+    ) -> None:
+        addresses = _table(sources)
+        self._reduce(ctypes.addressof(addresses), len(sources), target, count, dtype, op, prescale, scale)
+
+    def fill_identity(self, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        if count == 0:
+            return
+        pattern = _identity(dtype, op)
+        ctypes.memmove(target, pattern, len(pattern))
+        have, total = len(pattern), count * len(pattern)
+        while have < total:
+            more = min(have, total - have)
+            ctypes.memmove(target + have, target, more)
+            have += more
+
+
+def _identity(dtype: DType, op: ReduceOp) -> bytes:
+    """The one element that changes nothing under ``op``."""
+    size = dtype.itemsize
+    if dtype is DType.BOOL:
+        return b"\x01" if op in (ReduceOp.Min, ReduceOp.Product) else b"\x00"
+    if op is ReduceOp.Sum:
+        return bytes(size)
+    if dtype.is_float:
+        if op is ReduceOp.Product:
+            return _ONE[dtype]
+        sign = 1 << (8 * size - 1) if op is ReduceOp.Max else 0
+        return (_INFINITY[dtype] | sign).to_bytes(size, "little")
+    signed, bits = _BITS[dtype]
+    least, most = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    value = {ReduceOp.Product: 1, ReduceOp.Min: most, ReduceOp.Max: least}[op]
+    return value.to_bytes(size, "little", signed=bool(signed))
+
+
+def _table(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)

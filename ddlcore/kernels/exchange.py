@@ -1,0 +1,181 @@
+"""The other collectives over the lanes, for numba: bytes are copied from slot to target, rows are reduced there.
+
+Imported only while compiling. Arguments are int64.
+"""
+
+from __future__ import annotations
+
+from ddlcore.kernels.batch import ITEMSIZE
+from ddlcore.kernels.code import FUNCTIONS
+from ddlcore.kernels.frame import CHUNK, COUNTS, DTYPE, IN_USED, OP, POSTSCALE, PRESCALE, RANK, SIZE, TABLE, TOTAL
+from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
+from ddlcore.kernels.lanes import INPUT, next_round, publish, slot, wait, wait_all, wait_free
+
+__all__ = ["ddl_alltoall", "ddl_gather", "ddl_reducescatter"]
+
+_reduce = outside("ddl_reduce")
+
+
+@compiled(FUNCTIONS["ddl_gather"])
+def ddl_gather(frame: int, source: int, target: int, nbytes: int) -> int:
+    """target = every rank's source one behind the other; rank r's is ``nbytes[r]`` long. Broadcast: one alone is not 0."""
+    rank, size, chunk = read(frame + RANK), read(frame + SIZE), read(frame + CHUNK)
+    first = read(frame + IN_USED)
+    own = read(nbytes + 8 * rank)
+    rounds = 0
+    for r in range(size):
+        rounds = max(rounds, (read(nbytes + 8 * r) + chunk - 1) // chunk)
+    for i in range(rounds + 1):
+        if i < rounds:
+            n = min(chunk, own - i * chunk)
+            if n > 0:
+                code = wait_free(frame, INPUT, first + i)
+                if code != 0:
+                    return code
+                copy(slot(frame, rank, first + i), source + i * chunk, n)
+            publish(frame, INPUT)
+        if i > 0:
+            at = target + (i - 1) * chunk
+            for r in range(size):
+                n = min(chunk, read(nbytes + 8 * r) - (i - 1) * chunk)
+                if n > 0 and r != rank:
+                    code = wait(frame, r, INPUT, first + i)
+                    if code != 0:
+                        return code
+                    copy(at, slot(frame, r, first + i - 1), n)
+                if n > 0 and r == rank and at != source + (i - 1) * chunk:
+                    copy(at, source + (i - 1) * chunk, n)
+                at += read(nbytes + 8 * r)
+    next_round(frame, INPUT, rounds)
+    return 0
+
+
+@compiled("qqq")
+def _begin(n: int, i: int, rounds: int) -> int:
+    """Where part i begins when n are dealt out over ``rounds`` parts that differ by one at most."""
+    return n // rounds * i + min(i, n % rounds)
+
+
+@compiled("qqqqqqq")
+def _publish_row(frame: int, round_: int, i: int, rounds: int, source: int, row: int, itemsize: int) -> int:
+    """Publishes part i of what goes to each peer; ``row[d]`` elements at ``source`` go to rank d."""
+    rank, size = read(frame + RANK), read(frame + SIZE)
+    code = wait_free(frame, INPUT, round_)
+    if code != 0:
+        return code
+    place = slot(frame, rank, round_)
+    for d in range(size):
+        n = read(row + 8 * d)
+        begin = _begin(n, i, rounds)
+        length = (_begin(n, i + 1, rounds) - begin) * itemsize
+        if d != rank and length > 0:
+            copy(place, source + begin * itemsize, length)
+            place += length
+        source += n * itemsize
+    publish(frame, INPUT)
+    return 0
+
+
+@compiled("qqqqq")
+def _offset_in_slot(frame: int, owner: int, i: int, rounds: int, row: int) -> int:
+    """Where, in elements, the part for this rank begins in round i's slot of ``owner``."""
+    at = 0
+    for d in range(read(frame + RANK)):
+        if d != owner:
+            n = read(row + 8 * d)
+            at += _begin(n, i + 1, rounds) - _begin(n, i, rounds)
+    return at
+
+
+@compiled("qqq")
+def _rounds(frame: int, total: int, itemsize: int) -> int:
+    """In how many rounds a row of ``total`` elements passes: parts, rounded up for every peer, fit one slot."""
+    room = read(frame + CHUNK) // itemsize - read(frame + SIZE)
+    return (total + room - 1) // room
+
+
+@compiled(FUNCTIONS["ddl_alltoall"])
+def ddl_alltoall(frame: int, source: int, target: int, nbytes: int) -> int:
+    """Rank s sends ``nbytes[s * size + d]`` bytes to rank d; both sides lie one behind the other, by rank."""
+    rank, size = read(frame + RANK), read(frame + SIZE)
+    first = read(frame + IN_USED)
+    rounds = 0
+    for s in range(size):
+        total = 0
+        for d in range(size):
+            if d != s:
+                total += read(nbytes + 8 * (s * size + d))
+        rounds = max(rounds, _rounds(frame, total, 1))
+    row = nbytes + 8 * rank * size
+    own_source, own_target = source, target
+    for r in range(rank):
+        own_source += read(row + 8 * r)
+        own_target += read(nbytes + 8 * (r * size + rank))
+    if read(row + 8 * rank) > 0:
+        copy(own_target, own_source, read(row + 8 * rank))
+    for i in range(rounds + 1):
+        if i < rounds:
+            code = _publish_row(frame, first + i, i, rounds, source, row, 1)
+            if code != 0:
+                return code
+        if i > 0:
+            at = target
+            for s in range(size):
+                peers_row = nbytes + 8 * s * size
+                n = read(peers_row + 8 * rank)
+                begin = _begin(n, i - 1, rounds)
+                length = _begin(n, i, rounds) - begin
+                if s != rank and length > 0:
+                    code = wait(frame, s, INPUT, first + i)
+                    if code != 0:
+                        return code
+                    offset = _offset_in_slot(frame, s, i - 1, rounds, peers_row)
+                    copy(at + begin, slot(frame, s, first + i - 1) + offset, length)
+                at += n
+    next_round(frame, INPUT, rounds)
+    return 0
+
+
+@compiled("qqqqqqq", "")
+def _reduce_row_part(frame: int, plan: int, source: int, target: int, round_: int, i: int, rounds: int) -> None:
+    """Reduces part i of this rank's elements over all slots of ``round_``; ``source``: where its own begin."""
+    rank, size = read(frame + RANK), read(frame + SIZE)
+    itemsize = ITEMSIZE[read(plan + DTYPE)]
+    row = plan + COUNTS
+    n = read(row + 8 * rank)
+    begin = _begin(n, i, rounds)
+    length = _begin(n, i + 1, rounds) - begin
+    if length == 0:
+        return
+    for s in range(size):
+        at = source + begin * itemsize
+        if s != rank:
+            at = slot(frame, s, round_) + _offset_in_slot(frame, s, i, rounds, row) * itemsize
+        write(frame + TABLE + 8 * s, at)
+    prescale, scale = read_double(plan + PRESCALE), read_double(plan + POSTSCALE)
+    out = target + begin * itemsize
+    _reduce(frame + TABLE, size, out, length, read(plan + DTYPE), read(plan + OP), prescale, scale)
+
+
+@compiled(FUNCTIONS["ddl_reducescatter"])
+def ddl_reducescatter(frame: int, plan: int, source: int, target: int) -> int:
+    """target = this rank's part of the reduction; the plan's counts are the ranks' parts of ``source``."""
+    rank = read(frame + RANK)
+    itemsize = ITEMSIZE[read(plan + DTYPE)]
+    first = read(frame + IN_USED)
+    rounds = _rounds(frame, read(plan + TOTAL), itemsize)
+    own = source
+    for r in range(rank):
+        own += read(plan + COUNTS + 8 * r) * itemsize
+    for i in range(rounds + 1):
+        if i < rounds:
+            code = _publish_row(frame, first + i, i, rounds, source, plan + COUNTS, itemsize)
+            if code != 0:
+                return code
+        if i > 0:
+            code = wait_all(frame, INPUT, first + i)
+            if code != 0:
+                return code
+            _reduce_row_part(frame, plan, own, target, first + i - 1, i - 1, rounds)
+    next_round(frame, INPUT, rounds)
+    return 0

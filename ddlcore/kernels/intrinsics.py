@@ -1,0 +1,200 @@
+"""What numba lacks: memory at raw addresses, atomics that say their order, and waiting in the kernel (Linux).
+
+Addresses are int64. Imported only while compiling.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import llvmlite.binding as llvm
+import numba
+import numba.core.cgutils
+import numba.extending
+from llvmlite import ir
+
+from ddlcore.kernels.code import FUNCTIONS
+
+__all__ = [
+    "add_word",
+    "cgutils",
+    "compiled",
+    "copy",
+    "futex_wait",
+    "futex_wake",
+    "inline",
+    "load_word",
+    "outside",
+    "pause",
+    "read",
+    "read_double",
+    "sched_yield",
+    "stack",
+    "store_word",
+    "types",
+    "write",
+]
+
+I8, I64, F64 = ir.IntType(8), ir.IntType(64), ir.DoubleType()
+SYS_FUTEX = 202 if platform.machine() in ("x86_64", "AMD64") else 98  # 98: the generic table (aarch64, riscv64)
+FUTEX_WAIT, FUTEX_WAKE, EVERYBODY = 0, 1, 0x7FFFFFFF  # not the private kind: the word is shared by processes
+
+# numba's own annotations cover a part of it, another part in each version.
+_njit: Any = numba.njit
+types: Any = numba.types
+cgutils: Any = numba.core.cgutils
+
+NUMBERS = {"q": types.int64, "d": types.float64, "": types.void}
+Function = TypeVar("Function", bound=Callable[..., object])
+# For mypy, what is written with it gives whole numbers: all but read_double do.
+inline: Callable[[Callable[..., Any]], Callable[..., int]] = numba.extending.intrinsic
+
+
+def compiled(arguments: str, result: str = "q") -> Callable[[Function], Function]:
+    """Has numba compile a function for these numbers only: q is int64, d float64; two letters of result: a pair.
+
+    Without numba's wrappers for Python: they take time, and refer to a runtime that ranks do not load.
+    """
+    kinds = [NUMBERS[letter] for letter in arguments]
+    returned = types.UniTuple(NUMBERS[result[0]], len(result)) if len(result) > 1 else NUMBERS[result]
+    options = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    decorate: Callable[[Function], Function] = _njit(returned(*kinds), **options)
+    return decorate
+
+
+def outside(name: str) -> Callable[..., int]:
+    """One of FUNCTIONS, called by name and linked in the end: else each caller would compile it again."""
+    llvm.add_symbol(name, 1)  # numba loads what it compiles, but never runs this: it need not stand for anything
+    function: Callable[..., int] = types.ExternalFunction(
+        name, types.int64(*(NUMBERS[letter] for letter in FUNCTIONS[name]))
+    )
+    return function
+
+
+sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
+
+
+def _pointer(builder: Any, address: Any, element: Any = I64) -> Any:
+    return builder.inttoptr(address, element.as_pointer())
+
+
+@inline
+def load_word(typing: Any, address: Any) -> Any:
+    """The word, with everything that was written before it was stored."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load_atomic(_pointer(builder, args[0]), "seq_cst", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@inline
+def store_word(typing: Any, address: Any, value: Any) -> Any:
+    """Stores the word behind everything that was written before."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], _pointer(builder, args[0]), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@inline
+def add_word(typing: Any, address: Any, value: Any) -> Any:
+    """Adds to the word, behind everything that was read or written before, and before all that follows."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", _pointer(builder, args[0]), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@inline
+def read(typing: Any, address: Any) -> Any:
+    """A word of this thread's own memory."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_pointer(builder, args[0]))
+
+    return types.int64(types.int64), codegen
+
+
+@inline
+def read_double(typing: Any, address: Any) -> Any:
+    """A float64 of this thread's own memory."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_pointer(builder, args[0], F64))
+
+    return types.float64(types.int64), codegen
+
+
+@inline
+def write(typing: Any, address: Any, value: Any) -> Any:
+    """Writes a word of this thread's own memory."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], _pointer(builder, args[0]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@inline
+def copy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
+    """memcpy: the two are disjoint."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        target, source, nbytes = args
+        cgutils.raw_memcpy(builder, _pointer(builder, target, I8), _pointer(builder, source, I8), nbytes, 1, 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@inline
+def stack(typing: Any, nbytes: Any) -> Any:
+    """The address of ``nbytes`` (a literal) of stack, aligned to a cache line, until the function returns."""
+    if not isinstance(nbytes, types.IntegerLiteral):
+        return None
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        with builder.goto_entry_block():  # once a call, also where it stands in a loop
+            memory = builder.alloca(ir.ArrayType(I8, nbytes.literal_value))
+            memory.align = 64
+        return builder.ptrtoint(memory, I64)
+
+    return types.int64(nbytes), codegen
+
+
+@inline
+def pause(typing: Any) -> Any:
+    """Tells the core that this is a spin."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        nothing, i32 = ir.VoidType(), ir.IntType(32)
+        if platform.machine() in ("x86_64", "AMD64"):
+            kind = ir.FunctionType(nothing, [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
+        elif platform.machine() in ("aarch64", "arm64"):  # isb waits longer than yield, which does nothing at all
+            kind = ir.FunctionType(nothing, [i32])
+            barrier = cgutils.get_or_insert_function(builder.module, kind, "llvm.aarch64.isb")
+            builder.call(barrier, [ir.Constant(i32, 15)])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@compiled("qqq", "")
+def futex_wait(word: int, seen: int, timeout: int) -> None:
+    """Sleeps while the low half of ``word`` is that of ``seen``, no longer than the timespec at ``timeout``."""
+    _syscall(SYS_FUTEX, word, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout, 0, 0)
+
+
+@compiled("q", "")
+def futex_wake(word: int) -> None:
+    """Wakes everybody who sleeps on ``word``."""
+    _syscall(SYS_FUTEX, word, FUTEX_WAKE, EVERYBODY, 0, 0, 0)

@@ -1,0 +1,242 @@
+"""Emits the innermost loops over elements as LLVM vector code; knows element types, nothing of batches and ranks.
+
+Why not plain numba loops: source and target may be the same memory, and LLVM's vectoriser then falls
+back to one element at a time; numba has no bfloat16; and a hundred small numba functions take half a
+minute to compile, these two seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from llvmlite import ir
+
+from ddlcore.kernels.code import FUNCTIONS
+from ddlcore.kernels.elements import (
+    F32,
+    F64,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    SHORT_FLOATS,
+    STORED,
+    UNSIGNED,
+    Value,
+    constant,
+    from_double,
+    from_float,
+    from_long,
+    to_double,
+    to_float,
+    to_long,
+    vector,
+)
+from ddlcore.kernels.intrinsics import cgutils, compiled, inline, types
+from ddlcore.types import DType, ReduceOp
+
+__all__ = ["WIDE_LEFT", "WIDE_OUT", "ddl_cast", "ddl_combine", "define_loop"]
+
+WIDE_LEFT, WIDE_OUT = 1, 2  # forms of combine for 16-bit floats: the left operand, the result is float32
+
+OPS = (ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product)
+LOOP = ir.FunctionType(ir.VoidType(), [I64] * 4 + [F64] * 3)  # left, right, out, count, left and right scale, scale
+
+Body = Callable[[Any, list[Value], list[Value]], Value]  # builder, operands, the three scales -> result
+
+
+def _splat(b: Any, scalar: Value) -> Value:
+    empty = ir.Constant(vector(scalar.type), ir.Undefined)
+    first = b.insert_element(empty, scalar, ir.Constant(I32, 0))
+    return b.shuffle_vector(first, empty, ir.Constant(vector(I32), [0] * LANES))
+
+
+def define_loop(module: Any, name: str, operands: list[Any], out: Any, scale: Any, body: Body) -> Any:
+    """A function of type LOOP: ``body`` on LANES elements at a time, the rest by way of the stack."""
+    function = ir.Function(module, LOOP, name)
+    function.linkage = "linkonce_odr"  # several compiled functions hold it; linked together they keep one
+    function.attributes.add("noinline")
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+    left, right, target, count, *doubles = function.args
+    sources = [left, right][: len(operands)]
+    scales = [_splat(b, b.fptrunc(d, F32) if scale is F32 else d) for d in doubles]
+    padded = [b.alloca(vector(element)) for element in [*operands, out]]
+
+    def turn(froms: list[Value], to: Value) -> None:
+        values = [
+            b.load(b.inttoptr(address, vector(element).as_pointer()), align=1)
+            for address, element in zip(froms, operands)
+        ]
+        b.store(body(b, values, scales), b.inttoptr(to, vector(out).as_pointer()), align=1)
+
+    def moved(address: Value, element: Any, by: Value) -> Value:
+        return b.add(address, b.mul(by, ir.Constant(I64, _bytes(element))))
+
+    def copy(to: Value, source: Value, element: Any, length: Value) -> None:
+        cgutils.raw_memcpy(
+            b, b.inttoptr(to, I8.as_pointer()), b.inttoptr(source, I8.as_pointer()), length, _bytes(element), 1
+        )
+
+    with cgutils.for_range(b, b.lshr(count, ir.Constant(I64, LANES.bit_length() - 1))) as loop:
+        at = b.mul(loop.index, ir.Constant(I64, LANES))
+        turn([moved(a, e, at) for a, e in zip(sources, operands)], moved(target, out, at))
+    whole = b.and_(count, ir.Constant(I64, ~(LANES - 1)))
+    rest = b.sub(count, whole)
+    with b.if_then(b.icmp_signed(">", rest, ir.Constant(I64, 0))):
+        for place, element in zip(padded, operands):
+            b.store(ir.Constant(vector(element), None), place)  # what lies behind the rest is computed too
+        places = [b.ptrtoint(place, I64) for place in padded]
+        for address, element, place in zip(sources, operands, places):
+            copy(place, moved(address, element, whole), element, rest)
+        turn(places[:-1], places[-1])
+        copy(moved(target, out, whole), places[-1], out, rest)
+    b.ret_void()
+    return function
+
+
+def _bytes(element: Any) -> int:
+    return {I8: 1, I16: 2, I32: 4, I64: 8, F32: 4, F64: 8}[element]
+
+
+# --- which loops there are
+
+
+def _apply(b: Any, op: ReduceOp, dtype: DType, x: Value, y: Value) -> Value:
+    if dtype is DType.BOOL:
+        x, y = (b.zext(b.icmp_unsigned("!=", z, constant(I8, 0)), vector(I8)) for z in (x, y))
+        return (b.or_ if op in (ReduceOp.Sum, ReduceOp.Max) else b.and_)(x, y)
+    if op is ReduceOp.Sum:
+        return b.fadd(x, y) if dtype.is_float else b.add(x, y)
+    if op is ReduceOp.Product:
+        return b.fmul(x, y) if dtype.is_float else b.mul(x, y)
+    relation = "<" if op is ReduceOp.Min else ">"
+    if dtype.is_float:  # a NaN on either side is the result, as in numpy: y where unordered, and x if that is one
+        ordered = b.select(b.fcmp_ordered(relation, x, y), x, y)
+        return b.select(b.fcmp_unordered("uno", x, x), x, ordered)
+    return b.select((b.icmp_unsigned if dtype in UNSIGNED else b.icmp_signed)(relation, x, y), x, y)
+
+
+def _combine_loop(module: Any, dtype: DType, op: ReduceOp, form: int) -> Any:
+    short = dtype in SHORT_FLOATS
+    left = F32 if form & WIDE_LEFT else STORED[dtype]
+    out = F32 if form & WIDE_OUT else STORED[dtype]
+
+    def body(b: Any, values: list[Value], scales: list[Value]) -> Value:
+        if not dtype.is_float:
+            return _apply(b, op, dtype, *values)
+        x, y = values
+        if short:
+            x = x if form & WIDE_LEFT else to_float(b, x, dtype)
+            y = to_float(b, y, dtype)
+        result = b.fmul(_apply(b, op, dtype, b.fmul(x, scales[0]), b.fmul(y, scales[1])), scales[2])
+        return from_float(b, result, dtype) if short and not form & WIDE_OUT else result
+
+    name = f"ddl_combine_{dtype.label}_{op.name}_{form}"
+    return define_loop(module, name, [left, STORED[dtype]], out, F64 if dtype is DType.F64 else F32, body)
+
+
+def _convert_loop(module: Any, source: DType, target: DType) -> Any:
+    def body(b: Any, values: list[Value], scales: list[Value]) -> Value:
+        (x,) = values
+        if DType.F64 in (source, target):
+            return from_double(b, b.fmul(to_double(b, x, source), scales[2]), target)
+        if DType.F32 in (source, target):
+            return from_float(b, b.fmul(to_float(b, x, source), scales[2]), target)
+        return from_long(b, to_long(b, x, source), target)
+
+    scale = F64 if DType.F64 in (source, target) else F32
+    name = f"ddl_convert_{source.label}_{target.label}"
+    return define_loop(module, name, [STORED[source]], STORED[target], scale, body)
+
+
+def _conversions() -> Iterable[tuple[DType, DType]]:
+    """The pairs that one loop converts; through float64, float32 or int64 they reach every other."""
+    for dtype in DType:
+        yield dtype, DType.F64
+        if dtype is not DType.F64:
+            yield DType.F64, dtype
+        if dtype in SHORT_FLOATS or dtype is DType.F32:
+            yield dtype, DType.F32
+        if dtype in SHORT_FLOATS:
+            yield DType.F32, dtype
+        if not dtype.is_float and dtype is not DType.I64:
+            yield dtype, DType.I64
+            yield DType.I64, dtype
+
+
+def _dispatch(b: Any, code: Value, loops: dict[int, Any], args: list[Value]) -> None:
+    """Calls the loop whose number is ``code``; none if there is no such loop."""
+    done = b.append_basic_block("done")
+    switch = b.switch(code, done)
+    for number, function in loops.items():
+        block = b.append_basic_block(f"loop{number}")
+        switch.add_case(ir.Constant(I64, number), block)
+        with b.goto_block(block):
+            b.call(function, args)
+            b.branch(done)
+    b.position_at_end(done)
+
+
+# The intrinsics stand in one function each: a loop can be defined but once in a module.
+
+
+@inline
+def _combine(
+    typing: Any, dtype: Any, op: Any, form: Any, left: Any, right: Any, out: Any, count: Any, p: Any, q: Any, r: Any
+) -> Any:
+    def codegen(context: Any, b: Any, signature: Any, args: list[Value]) -> Value:
+        loops = {}
+        for kind in DType:
+            for operation in OPS:
+                for shape in range(4 if kind in SHORT_FLOATS else 1):
+                    number = kind * 32 + operation * 4 + shape
+                    loops[number] = _combine_loop(b.module, kind, operation, shape)
+        code = b.add(b.add(b.mul(args[0], ir.Constant(I64, 32)), b.mul(args[1], ir.Constant(I64, 4))), args[2])
+        _dispatch(b, code, loops, list(args[3:]))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7, *[types.float64] * 3), codegen
+
+
+@inline
+def _convert(typing: Any, source: Any, s: Any, target: Any, t: Any, count: Any, scale: Any) -> Any:
+    def codegen(context: Any, b: Any, signature: Any, args: list[Value]) -> Value:
+        loops = {x * 16 + y: _convert_loop(b.module, x, y) for x, y in _conversions()}
+        one = ir.Constant(F64, 1.0)
+        address, s, to, t, n, factor = args
+        code = b.add(b.mul(s, ir.Constant(I64, 16)), t)
+        _dispatch(b, code, loops, [address, address, to, n, one, one, factor])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5, types.float64), codegen
+
+
+@compiled(FUNCTIONS["ddl_combine"])
+def ddl_combine(
+    dtype: int,
+    op: int,
+    form: int,
+    left: int,
+    right: int,
+    out: int,
+    count: int,
+    left_scale: float,
+    right_scale: float,
+    scale: float,
+) -> int:
+    """out[i] = scale * (left_scale * left[i] op right_scale * right[i]); integers are not scaled.
+
+    16-bit floats: in float32, rounded once; ``form`` says which of left and out is float32 memory.
+    ``out`` may be ``left`` or ``right`` themselves, or disjoint from both.
+    """
+    _combine(dtype, op, form, left, right, out, count, left_scale, right_scale, scale)
+    return 0
+
+
+@compiled(FUNCTIONS["ddl_cast"])
+def ddl_cast(source: int, s: int, target: int, t: int, count: int, scale: float) -> int:
+    """target[i] (of type t) = scale * source[i] (of type s), for a pair of ``_conversions``; integers are not scaled."""
+    _convert(source, s, target, t, count, scale)
+    return 0

@@ -1,0 +1,186 @@
+"""Allreduce over the lanes, for numba: one batch from the first chunk to the last, without the GIL.
+
+Elements meet in rank order, whatever the chunks; source and target may be the same memory, since a rank
+overwrites a chunk only after it has published it. Imported only while compiling. Arguments are int64.
+"""
+
+from __future__ import annotations
+
+from ddlcore.kernels.batch import ITEMSIZE
+from ddlcore.kernels.code import FUNCTIONS
+from ddlcore.kernels.frame import (
+    CHUNK,
+    COUNTS,
+    DTYPE,
+    IN_USED,
+    OP,
+    POSTSCALE,
+    PRESCALE,
+    RANK,
+    SIZE,
+    SMALL,
+    SOURCES,
+    TABLE,
+    TARGETS,
+    TOTAL,
+)
+from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
+from ddlcore.kernels.lanes import INPUT, RESULT, next_round, publish, result, slot, wait_all, wait_free
+
+__all__ = ["ddl_allreduce"]
+
+_reduce = outside("ddl_reduce")
+
+CACHE_LINE = 64
+
+
+# --- a batch of tensors as one run of elements: (tensor, offset) is a place in it
+
+
+@compiled("qqqqqqq", "qq")
+def _copy_pieces(
+    plan: int, addresses: int, tensor: int, offset: int, flat: int, count: int, outwards: int
+) -> tuple[int, int]:
+    """Copies ``count`` elements between the tensors and ``flat``; returns the place behind them."""
+    size = ITEMSIZE[read(plan + DTYPE)]
+    while count > 0:
+        n = min(count, read(plan + COUNTS + 8 * tensor) - offset)
+        address = read(addresses + 8 * tensor) + offset * size
+        if outwards:
+            copy(address, flat, n * size)
+        else:
+            copy(flat, address, n * size)
+        flat += n * size
+        count -= n
+        offset += n
+        if offset == read(plan + COUNTS + 8 * tensor):
+            tensor += 1
+            offset = 0
+    return tensor, offset
+
+
+@compiled("qqqqqqq", "")
+def _reduce_slots(frame: int, plan: int, round_: int, offset: int, own: int, target: int, count: int) -> None:
+    """Reduces ``count`` elements that lie ``offset`` bytes within every rank's slot; this rank's own at ``own``."""
+    rank, size = read(frame + RANK), read(frame + SIZE)
+    for r in range(size):
+        write(frame + TABLE + 8 * r, own if r == rank else slot(frame, r, round_) + offset)
+    prescale, scale = read_double(plan + PRESCALE), read_double(plan + POSTSCALE)
+    _reduce(frame + TABLE, size, target, count, read(plan + DTYPE), read(plan + OP), prescale, scale)
+
+
+@compiled("qqqqqqqq", "qq")
+def _reduce_pieces(
+    frame: int, plan: int, sources: int, targets: int, tensor: int, offset: int, round_: int, count: int
+) -> tuple[int, int]:
+    """Reduces the chunk in the slots straight into the tensors; returns the place behind it."""
+    size = ITEMSIZE[read(plan + DTYPE)]
+    done = 0
+    while done < count:
+        n = min(count - done, read(plan + COUNTS + 8 * tensor) - offset)
+        own = read(sources + 8 * tensor) + offset * size
+        target = read(targets + 8 * tensor) + offset * size
+        if n > 0:
+            _reduce_slots(frame, plan, round_, done * size, own, target, n)
+        done += n
+        offset += n
+        if offset == read(plan + COUNTS + 8 * tensor):
+            tensor += 1
+            offset = 0
+    return tensor, offset
+
+
+# --- allreduce
+
+
+@compiled("qqq")
+def _allreduce_directly(frame: int, plan: int, chunk: int) -> int:
+    """Every rank reads every peer's slots and reduces all: best for two ranks, and for few bytes."""
+    sources, targets = read(plan + SOURCES), read(plan + TARGETS)
+    total = read(plan + TOTAL)
+    chunks = (total + chunk - 1) // chunk
+    first = read(frame + IN_USED)
+    out_tensor = out_offset = in_tensor = in_offset = 0
+    rank = read(frame + RANK)
+    for i in range(chunks + 1):
+        if i < chunks:
+            code = wait_free(frame, INPUT, first + i)
+            if code != 0:
+                return code
+            n = min(chunk, total - i * chunk)
+            place = slot(frame, rank, first + i)
+            out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
+            publish(frame, INPUT)
+        if i > 0:
+            code = wait_all(frame, INPUT, first + i)
+            if code != 0:
+                return code
+            n = min(chunk, total - (i - 1) * chunk)
+            in_tensor, in_offset = _reduce_pieces(frame, plan, sources, targets, in_tensor, in_offset, first + i - 1, n)
+    next_round(frame, INPUT, chunks)
+    return 0
+
+
+@compiled("qqqqq", "")
+def _reduce_shard(frame: int, plan: int, round_: int, result_round: int, n: int) -> None:
+    """Reduces this rank's part of a chunk of ``n`` elements into the result slot that all ranks share."""
+    rank, size = read(frame + RANK), read(frame + SIZE)
+    itemsize = ITEMSIZE[read(plan + DTYPE)]
+    line = CACHE_LINE // itemsize
+    shard = ((n + size - 1) // size + line - 1) // line * line  # two ranks never write one cache line
+    begin = min(n, rank * shard)
+    end = min(n, begin + shard)
+    if end > begin:
+        offset = begin * itemsize
+        own = slot(frame, rank, round_) + offset
+        _reduce_slots(frame, plan, round_, offset, own, result(frame, result_round) + offset, end - begin)
+
+
+@compiled("qqq")
+def _allreduce_by_shards(frame: int, plan: int, chunk: int) -> int:
+    """Each rank reduces its part of every chunk, then gathers the others': three steps, each a chunk behind the last."""
+    sources, targets = read(plan + SOURCES), read(plan + TARGETS)
+    total = read(plan + TOTAL)
+    chunks = (total + chunk - 1) // chunk
+    first, first_result = read(frame + IN_USED), read(frame + IN_USED + 8)
+    rank = read(frame + RANK)
+    out_tensor = out_offset = in_tensor = in_offset = 0
+    for i in range(chunks + 2):
+        if i < chunks:
+            code = wait_free(frame, INPUT, first + i)
+            if code != 0:
+                return code
+            n = min(chunk, total - i * chunk)
+            place = slot(frame, rank, first + i)
+            out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
+            publish(frame, INPUT)
+        if 0 < i <= chunks:
+            j = i - 1
+            code = wait_all(frame, INPUT, first + j + 1)
+            if code == 0:
+                code = wait_free(frame, RESULT, first_result + j)
+            if code != 0:
+                return code
+            _reduce_shard(frame, plan, first + j, first_result + j, min(chunk, total - j * chunk))
+            publish(frame, RESULT)
+        if i > 1:
+            j = i - 2
+            code = wait_all(frame, RESULT, first_result + j + 1)
+            if code != 0:
+                return code
+            n = min(chunk, total - j * chunk)
+            flat = result(frame, first_result + j)
+            in_tensor, in_offset = _copy_pieces(plan, targets, in_tensor, in_offset, flat, n, 1)
+    next_round(frame, INPUT, chunks)
+    next_round(frame, RESULT, chunks)
+    return 0
+
+
+@compiled(FUNCTIONS["ddl_allreduce"])
+def ddl_allreduce(frame: int, plan: int) -> int:
+    """One batch: the tensors of the plan, as one run of elements."""
+    size = ITEMSIZE[read(plan + DTYPE)]
+    chunk = read(frame + CHUNK) // size
+    if read(frame + SIZE) == 2 or read(plan + TOTAL) * size <= read(frame + SMALL):
+        return _allreduce_directly(frame, plan, chunk)
+    return _allreduce_by_shards(frame, plan, chunk)

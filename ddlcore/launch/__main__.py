@@ -1,0 +1,12 @@
+"""``python -m ddlcore.launch`` is ``ddl``, for where the script is not on PATH."""
+
+from __future__ import annotations
+
+import sys
+
+from ddlcore.launch.cli import main
+
+__all__: list[str] = []
+
+if __name__ == "__main__":
+    sys.exit(main())

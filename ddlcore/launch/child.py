@@ -1,0 +1,58 @@
+"""What a rank of ``ddlcore.run`` executes: takes the function from one inherited file, leaves its result in another."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+
+import cloudpickle
+
+from ddlcore.errors import Closed, DeadlineExceeded, PeerLost
+from ddlcore.launch.exchange import Outcome, Task, read_all, write_all
+from ddlcore.launch.process import die_with_launcher
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> int:
+    """``TASK_FD RESULT_FD LAUNCHER_PID``; the exit code says whether the function raised."""
+    task_fd, result_fd, launcher = map(int, arguments)
+    tie = die_with_launcher(launcher)
+    if tie is not None:
+        tie()
+    for fd in (task_fd, result_fd):
+        os.set_inheritable(fd, False)
+    task: Task = pickle.loads(read_all(task_fd))  # from our own parent, through a file that nobody else can open
+    sys.path[:] = task.path
+    sys.argv = [""]
+    outcome = _call(task)
+    write_all(result_fd, pickle.dumps(outcome))
+    return 1 if outcome.text else 0
+
+
+def _call(task: Task) -> Outcome:
+    try:
+        fn, args, kwargs = pickle.loads(task.call)
+        return Outcome(value=cloudpickle.dumps(fn(*args, **kwargs)))
+    except BaseException as error:  # SystemExit and Ctrl-C too: the launching process is to know
+        sys.last_value = error  # as the interpreter does with what nobody caught: the others are told why we leave
+        return _failure(error)
+
+
+def _failure(error: BaseException) -> Outcome:
+    trace = error.__traceback__
+    if trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next  # from the function itself on
+    try:
+        pickled = cloudpickle.dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # an exception may hold anything, and its pickle may not come back: the text must do
+        pickled = b""
+    return Outcome(
+        error=pickled,
+        text="".join(traceback.format_exception_only(type(error), error)).strip(),
+        trace="".join(traceback.format_exception(type(error), error, trace)),
+        secondary=isinstance(error, (PeerLost, Closed, DeadlineExceeded)),
+    )

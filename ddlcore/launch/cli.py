@@ -1,0 +1,90 @@
+"""The ``ddl`` command: finds the subcommand, and turns what went wrong before a start into one line and exit code 2."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ddlcore.plug.registry import Registry
+
+__all__ = ["main"]
+
+REFUSED = 2  # exit code when nothing was started
+_COMMANDS = {"run": "ddlcore.launch.run:run", "info": "ddlcore.launch.info:info"}
+
+
+class _Commands(click.Group):
+    """Our own commands, and after them those of plugins; each is imported when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*_COMMANDS, *sorted(set(_registry().commands) - set(_COMMANDS))]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in _COMMANDS:
+            module, _, attribute = _COMMANDS[name].partition(":")
+            command = getattr(importlib.import_module(module), attribute)
+            assert isinstance(command, click.Command)
+            return command
+        registry = _registry()
+        for provider in registry.commands.values():
+            if name in (provider.name, *provider.aliases):
+                return registry.load(provider)
+        return None
+
+
+def _registry() -> Registry:
+    from ddlcore.job import settings_of
+
+    return settings_of(os.environ)[1]
+
+
+def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from ddlcore.job import VERSION
+
+        click.echo(f"ddl {VERSION}")
+        ctx.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+def _ddl() -> None:
+    """Data-parallel training on many processes."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs ``ddl`` with ``arguments`` (None: those of this process) and returns its exit code."""
+    try:
+        code = _ddl.main(args=None if arguments is None else list(arguments), prog_name="ddl", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        return _refuse(error.format_message())
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "ddl"
+        return _refuse(f"{where}: {error.format_message()} (`{where} --help` lists what there is)")
+    except click.ClickException as error:
+        return _refuse(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:  # `ddl info | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _refuse(text: str) -> int:
+    click.echo(text, err=True)
+    return REFUSED

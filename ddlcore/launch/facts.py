@@ -1,0 +1,150 @@
+"""Gathers what ``ddl info`` shows, as plain data; it imports no framework and no plugin's parts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ddlcore.config import Settings
+from ddlcore.hooks import Provider
+from ddlcore.job import VERSION
+from ddlcore.launch.environment import usable_cores
+from ddlcore.plug.aliases import ALIASES
+from ddlcore.plug.registry import Registry
+from ddlcore.runtime.routes import choose_route
+from ddlcore.types import Member
+
+__all__ = ["all_facts", "framework_facts", "machine_facts"]
+
+Row = dict[str, str]
+
+FRAMEWORKS: Mapping[str, tuple[str, ...]] = {  # module -> the distributions it may come from
+    "torch": ("torch",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"),
+    "keras": ("keras",),
+    "mxnet": ("mxnet",),
+    "numpy": ("numpy",),
+    "numba": ("numba",),
+}
+
+
+def machine_facts() -> Row:
+    """Of this machine."""
+    return {
+        "host": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": f"{usable_cores()} usable of {os.cpu_count()}",
+        "memory": _memory(),
+        "python": f"{platform.python_version()} ({sys.executable})",
+    }
+
+
+def _memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
+    except (ValueError, OSError):
+        return "unknown"
+
+
+def framework_facts() -> list[Row]:
+    """What is installed, from metadata alone."""
+    rows = []
+    for module, distributions in FRAMEWORKS.items():
+        version = _version(distributions) if _findable(module) else ""
+        state, missing = ("installed", "") if version else ("not installed", f"pip install {distributions[0]}")
+        rows.append({"name": module, "version": version or "-", "state": state, "missing": missing})
+    return rows
+
+
+def _findable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _version(distributions: Iterable[str]) -> str:
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown version"
+
+
+def _provider_facts(registry: Registry, providers: Mapping[str, Provider], door: str) -> list[Row]:
+    rows = []
+    for provider in providers.values():
+        missing = registry.missing(provider)
+        name, version = registry.distribution(provider)
+        state = "ready" if not missing else "not usable"
+        rows.append(
+            {
+                "name": provider.name,
+                "from": f"{name} {version}",
+                "state": state,
+                "missing": missing,
+                "what": provider.doc,
+            }
+        )
+    for name, line in ALIASES.get(door, {}).items():
+        if name not in providers:
+            rows.append({"name": name, "from": "-", "state": "not installed", "missing": line, "what": ""})
+    return rows
+
+
+def _launcher_facts() -> list[Row]:
+    origin = f"ddlcore {VERSION}"
+    return [
+        {"name": "ddl run", "from": origin, "state": "ready", "missing": "", "what": "processes of this host"},
+        {
+            "name": "ddlcore.run",
+            "from": origin,
+            "state": "ready",
+            "missing": "",
+            "what": "a function on processes of this host",
+        },
+    ]
+
+
+def _route_facts(registry: Registry, backend: str) -> list[Row]:
+    rows = []
+    for where, size in (("one rank", 1), ("one host", 2)):
+        members = [Member(rank, 0) for rank in range(size)]
+        try:
+            route = choose_route(backend, members, registry.transports, registry.missing)
+            rows.append({"where": where, "transport": route.provider.name, "why": route.reason})
+        except RuntimeError as error:
+            rows.append({"where": where, "transport": "none", "why": str(error)})
+    return rows
+
+
+def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
+    """Everything: JSON is made from it as it is."""
+    doors: dict[str, Mapping[str, Provider]] = {
+        "transports": registry.transports,
+        "adapters": registry.adapters,
+        "fusion policies": registry.fusion_policies,
+        "compressors": registry.compressors,
+    }
+    words = {
+        "transports": "transport",
+        "adapters": "adapter",
+        "fusion policies": "fusion policy",
+        "compressors": "compressor",
+    }
+    return {
+        "ddlcore": VERSION,
+        "machine": machine_facts(),
+        "frameworks": framework_facts(),
+        **{name: _provider_facts(registry, providers, words[name]) for name, providers in doors.items()},
+        "launchers": _launcher_facts(),
+        "route": _route_facts(registry, settings.text("backend")),
+        "problems": list(registry.problems),
+    }

@@ -1,0 +1,259 @@
+"""``ddlcore.run``: one function on many processes of this host, its results in rank order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from ddlcore.config import Settings
+from ddlcore.control.liveness import describe_exit
+from ddlcore.control.server import Server
+from ddlcore.errors import RankFailed
+from ddlcore.job import settings_of
+from ddlcore.launch.command import own_python
+from ddlcore.launch.environment import (
+    master_port,
+    rank_environments,
+    setting_variables,
+    thread_variables,
+    usable_cores,
+)
+from ddlcore.launch.exchange import Outcome, Task, nameless_file, read_all, write_all
+from ddlcore.launch.hosts import place
+from ddlcore.launch.launcher import check_route
+from ddlcore.launch.network import open_network
+from ddlcore.launch.output import Output
+from ddlcore.launch.process import RankProcess
+from ddlcore.launch.screen import Screen, coloured, stream_writer
+from ddlcore.launch.supervisor import Supervisor
+from ddlcore.launch.verdict import End, first_failure, ranks_text
+from ddlcore.launch.warmup import compile_kernels
+from ddlcore.plug.registry import Registry
+
+__all__ = ["run"]
+
+_PROGRAM = "from ddlcore.launch.child import main; sys.exit(main(sys.argv[1:]))"
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    hosts: str | None = None,
+    backend: str | None = None,
+    start_timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    verbose: bool = False,
+    np: int | None = None,
+) -> list[Any]:
+    """Calls ``fn(*args, **kwargs)`` in ``num_proc`` (2) new processes, and returns what each returned, in rank order.
+
+    ``fn`` calls ``ddl.init()`` itself, as a script under ``ddl run`` would. It may be defined anywhere,
+    also at a prompt or in a notebook. ``env`` is added to the ranks' environment; ``hosts`` is as ``-H``.
+    What the ranks print comes out here, with their rank. Blocks until all have ended; nothing stays.
+
+    Raises ValueError for bad arguments; RankFailed, with the rank and (as its cause) what was raised
+    there, when a rank raises or dies: the others then get the setting ``grace_s`` to leave.
+    """
+    environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
+    flags = {"backend": backend, "start_timeout_s": start_timeout_s}
+    size, settings, registry = _checked(fn, args, kwargs, num_proc, np, hosts, environ, flags)
+    task = Task(tuple(sys.path), _pickled(fn, args, kwargs))
+    screens = _screens(environ)
+    if size > 1:
+        compile_kernels(lambda text: _show(screens[1], text), settings.text("cache_dir"))
+    output = Output(screens, size)
+    with contextlib.ExitStack() as stack:
+        server, witness = open_network(size, settings, registry, lambda text: output.say(f"ddlcore.run: {text}"))
+        stack.callback(server.close)
+        threads = thread_variables(environ, usable_cores(), size)
+        if verbose:
+            output.say(f"ddlcore.run: {size} ranks; {', '.join(f'{name}={value}' for name, value in threads.items())}")
+        added = {**threads, **setting_variables(settings)}
+        environments = rank_environments(environ, (0,) * size, server.job_file, added, master_port(environ))
+        files = [nameless_file() for _ in range(size + 1)]
+        for fd in files:
+            stack.callback(os.close, fd)
+        write_all(files[size], pickle.dumps(task))
+        ends = _supervised(_begin(environments, files[size], files[:size], output), settings, server, output)
+        outcomes = [_outcome(fd) for fd in files[:size]]
+    return _results(ends, outcomes, witness.raised, output)
+
+
+def _supervised(processes: list[RankProcess], settings: Settings, server: Server, output: Output) -> list[End]:
+    """How the ranks ended. Whatever interrupts the caller meanwhile, none of them is left."""
+    supervisor = Supervisor(
+        processes,
+        grace_s=settings.number("grace_s"),
+        ended=server.rank_ended,
+        say=lambda text: output.say(f"ddlcore.run: {text}"),
+    )
+    try:
+        server.start()
+        output.start()
+        return supervisor.run()
+    except BaseException:  # Ctrl-C, or an exception that a signal handler of the caller's raised
+        supervisor.stop()
+        raise
+    finally:
+        output.drain()
+
+
+def _show(screen: Screen, text: str) -> None:
+    screen.show("ddl", [(f"ddlcore.run: {line}".encode(), b"\n") for line in text.splitlines()])
+
+
+def _checked(
+    fn: object,
+    args: object,
+    kwargs: object,
+    num_proc: int | None,
+    np: int | None,
+    hosts: str | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
+) -> tuple[int, Settings, Registry]:
+    if not callable(fn):
+        raise ValueError(f"run: fn is of type {type(fn).__name__}; pass a function")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise ValueError(f"run: args is of type {type(args).__name__}; pass a tuple, such as args=(x,)")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ValueError(f"run: kwargs is of type {type(kwargs).__name__}; pass a dict")
+    if np is not None:
+        if num_proc is not None and num_proc != np:
+            raise ValueError(f"run: np={np} and num_proc={num_proc} say different things; pass num_proc alone")
+        warnings.warn("run: np is deprecated; pass num_proc", DeprecationWarning, stacklevel=3)
+        num_proc = np
+    if num_proc is None and hosts is None:
+        num_proc = 2
+    if num_proc is not None and (isinstance(num_proc, bool) or not isinstance(num_proc, int)):
+        raise ValueError(f"run: num_proc is of type {type(num_proc).__name__}; pass a whole number")
+    placed = place(num_proc, hosts)
+    settings, registry = settings_of(environ, flags)
+    check_route(settings.text("backend"), placed, registry)
+    return len(placed), settings, registry
+
+
+def _pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
+    except Exception as error:  # pickling runs the objects' own code
+        raise ValueError(f"run: fn or its arguments cannot be sent to another process: {error}") from error
+    return pickled
+
+
+def _begin(
+    environments: Sequence[Mapping[str, str]], task: int, results: Sequence[int], output: Output
+) -> list[RankProcess]:
+    """All ranks, or none. What ties them to this process they do themselves: no code of ours runs between fork and exec."""
+    processes: list[RankProcess] = []
+    try:
+        for rank, environment in enumerate(environments):
+            command = own_python(_PROGRAM, str(task), str(results[rank]), str(os.getpid()))
+            processes.append(RankProcess.begin(rank, command, environment, pass_fds=(task, results[rank])))
+        for process in processes:
+            output.add(process.rank, process.stdout, process.stderr)
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    return processes
+
+
+def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
+    """What is sys.stdout and sys.stderr now: in a notebook they are no descriptors."""
+
+    def screen(stream: Any) -> Screen:
+        terminal = bool(getattr(stream, "isatty", bool)())
+        return Screen(stream_writer(stream), is_terminal=terminal, colour=coloured(environ, terminal))
+
+    return screen(sys.stdout), screen(sys.stderr)
+
+
+def _outcome(fd: int) -> Outcome | None:
+    """None where the rank ended before it could say anything."""
+    data = read_all(fd)
+    if not data:
+        return None
+    try:
+        outcome: Outcome = pickle.loads(data)  # from our own child, through a file that nobody else can open
+    except Exception:  # it was killed while it wrote
+        return None
+    return outcome
+
+
+def _results(
+    ends: Sequence[End], outcomes: Sequence[Outcome | None], raised: Sequence[int], output: Output
+) -> list[Any]:
+    values: list[Any] = []
+    if all(end.returncode == 0 for end in ends):
+        values = [pickle.loads(outcome.value) for outcome in outcomes if outcome is not None]
+        if len(values) == len(outcomes):
+            return values
+    primary = [end for end in ends if not _is_secondary(outcomes[end.rank])]
+    first = (
+        first_failure(primary, raised)
+        or first_failure(ends, raised)
+        or min(ends, key=lambda end: outcomes[end.rank] is not None)
+    )
+    raise _failure(first, outcomes, ends, output.last_lines(first.rank)) from _cause(outcomes[first.rank])
+
+
+def _is_secondary(outcome: Outcome | None) -> bool:
+    return outcome is not None and outcome.secondary
+
+
+def _failure(
+    first: End, outcomes: Sequence[Outcome | None], ends: Sequence[End], last_lines: Sequence[str]
+) -> RankFailed:
+    outcome = outcomes[first.rank]
+    if outcome is not None and outcome.text:
+        lines = [f"rank {first.rank} raised {outcome.text}"]
+    else:
+        how = "" if outcome is None else " after fn had returned"
+        lines = [f"rank {first.rank} {describe_exit(first.returncode)}{how}"]
+        lines += ["  its last lines:", *(f"  | {line}" for line in last_lines)] if last_lines else []
+    others: dict[str, list[int]] = {}
+    for end in sorted(ends, key=lambda end: end.rank):
+        theirs = outcomes[end.rank]
+        if end.rank != first.rank and end.returncode != 0:
+            text = theirs.text if theirs is not None and theirs.text else describe_exit(end.returncode)
+            others.setdefault("ended by the launcher" if end.stopped else text, []).append(end.rank)
+    lines += [f"  {ranks_text(ranks)}: {text}" for text, ranks in others.items()]
+    return RankFailed(first.rank, "\n".join(lines))
+
+
+class _RemoteTraceback(Exception):
+    """Carries another process's traceback into this one's."""
+
+    def __init__(self, trace: str) -> None:
+        super().__init__(trace)
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.trace}"""'
+
+
+def _cause(outcome: Outcome | None) -> BaseException | None:
+    if outcome is None or not outcome.text:
+        return None
+    remote = _RemoteTraceback(outcome.trace)
+    if not outcome.error:
+        return remote
+    try:
+        error = pickle.loads(outcome.error)
+    except Exception:  # its class may not be importable here
+        return remote
+    if not isinstance(error, BaseException):
+        return remote
+    error.__cause__ = remote
+    return error

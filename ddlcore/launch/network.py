@@ -1,0 +1,48 @@
+"""Opens the control network of one launch, and remembers which rank was the first to leave in anger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddlcore.config import Settings
+from ddlcore.control.brain import Brain, Outgoing
+from ddlcore.control.server import Server
+from ddlcore.job import build_sessions
+from ddlcore.messages import Bye, ToCoordinator
+from ddlcore.plug.registry import Registry
+
+__all__ = ["Witness", "open_network"]
+
+_SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because of what another rank did
+
+
+class Witness:
+    """A brain that notes, beside another that decides, who said that it leaves because of an exception."""
+
+    def __init__(self, brain: Brain) -> None:
+        self.raised: list[int] = []  # in that order
+        self._brain = brain
+
+    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+        if isinstance(message, Bye) and message.reason.startswith("raised "):
+            kind = message.reason.split()[1].rstrip(":")
+            if kind not in _SECONDARY and rank not in self.raised:
+                self.raised.append(rank)
+        return self._brain.handle(rank, message)
+
+    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+        return self._brain.rank_ended(rank, reason)
+
+    def lost(self) -> dict[int, str]:
+        return self._brain.lost()
+
+    def overdue(self, now_s: float) -> list[str]:
+        return self._brain.overdue(now_s)
+
+
+def open_network(
+    size: int, settings: Settings, registry: Registry, say: Callable[[str], None]
+) -> tuple[Server, Witness]:
+    """A server that is not yet started: its job file stands, its thread does not run."""
+    witness = Witness(build_sessions(size, settings, registry))
+    return Server(size, witness, report=say), witness

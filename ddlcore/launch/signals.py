@@ -1,0 +1,69 @@
+"""Catches the signals that are meant for the job and passes them on; what follows is decided elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["SignalTrap"]
+
+_FORWARDED = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+)
+
+
+def _leave_to_the_reader(number: int, frame: FrameType | None) -> None:
+    """Python writes the number to the wake-up descriptor before it would come here."""
+
+
+class SignalTrap:
+    """While it is open, signals of the job end nobody. The main thread opens and closes it.
+
+    They are handed over by a thread that reads a socket: a Python signal handler may run in the
+    middle of anything, also of what its own callee would need a lock for.
+    """
+
+    def __init__(self) -> None:
+        self.interrupts = 0  # SIGINTs so far
+        self._previous: dict[int, Any] = {}
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> SignalTrap:
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in _FORWARDED:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: the job outlives its terminal
+            self._previous[number] = signal.signal(number, _leave_to_the_reader)
+        return self
+
+    def forward(self, deliver: Callable[[int], None]) -> None:
+        """From now on ``deliver(number)`` is told, also of what came since the trap was opened. Once."""
+        self._thread = threading.Thread(target=self._run, args=(deliver,), name="ddl-signals", daemon=True)
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_fd)
+        with contextlib.suppress(OSError):
+            self._writer.shutdown(socket.SHUT_RDWR)
+        self._writer.close()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        self._reader.close()
+
+    def _run(self, deliver: Callable[[int], None]) -> None:
+        while data := self._reader.recv(64):
+            for number in data:
+                self.interrupts += number == signal.SIGINT
+                if number in self._previous:
+                    deliver(number)

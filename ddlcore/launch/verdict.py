@@ -1,0 +1,86 @@
+"""Decides how a run ended: who failed first, with which exit code, and in which words. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddlcore.control.liveness import describe_exit
+
+__all__ = ["End", "exit_code", "first_failure", "ranks_text", "shell_code", "summary"]
+
+
+@dataclass(frozen=True)
+class End:
+    """How one rank ended."""
+
+    rank: int
+    returncode: int  # as subprocess gives it: minus the signal's number where one ended it
+    at_s: float  # monotonic
+    stopped: bool = False  # we had told it to end: its code says nothing about the job
+
+    @property
+    def failed(self) -> bool:
+        return self.returncode != 0 and not self.stopped
+
+
+def first_failure(ends: Sequence[End], raised: Sequence[int] = ()) -> End | None:
+    """The end that explains the others; None where no rank failed by itself.
+
+    ``raised`` are the ranks that said they were leaving because of an exception, in that order: such
+    a rank may still be on its way out when another, which lost it, has already ended.
+    """
+    failed = {end.rank: end for end in ends if end.failed}
+    for rank in raised:
+        if rank in failed:
+            return failed[rank]
+    return min(failed.values(), key=lambda end: end.at_s, default=None)
+
+
+def shell_code(returncode: int) -> int:
+    """As a shell reports it: 128 + signal where a signal ended it."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool = False) -> int:
+    """The run's own exit code. ``killed``: the user asked for it by a second Ctrl-C."""
+    first = first_failure(ends, raised)
+    if first is not None:
+        return shell_code(first.returncode)
+    if killed:
+        return 128 + signal.SIGINT
+    return 0 if all(end.returncode == 0 for end in ends) else 1
+
+
+def summary(ends: Sequence[End], first: End, host: str, last_lines: Sequence[str], after_s: float) -> str:
+    """What is printed when a rank failed. ``after_s``: since the start."""
+    text = [f"rank {first.rank} on {host} failed first: it {_described(first)} after {after_s:.1f} s"]
+    if last_lines:
+        text.append(f"  its last {'line' if len(last_lines) == 1 else 'lines'}:")
+        text += [f"  | {line}" for line in last_lines]
+    else:
+        text.append("  it wrote nothing")
+    others: dict[str, list[int]] = {}
+    for end in sorted(ends, key=lambda end: end.rank):
+        if end.rank != first.rank:
+            others.setdefault("was ended by the launcher" if end.stopped else _described(end), []).append(end.rank)
+    text += [f"  {ranks_text(ranks)}: {how}" for how, ranks in others.items()]
+    return "\n".join(text)
+
+
+def _described(end: End) -> str:
+    how = describe_exit(end.returncode)
+    return f"was {how}" if how.startswith("killed") else how
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0-2, 5``: ``ranks`` are sorted."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(parts)}"

@@ -1,0 +1,7 @@
+"""Introductions at start-up: which plugins are installed and what each of them offers."""
+
+from ddlcore.plug.aliases import ALIASES
+from ddlcore.plug.loader import load_plugins
+from ddlcore.plug.registry import Distribution, Registry
+
+__all__ = ["ALIASES", "Distribution", "Registry", "load_plugins"]

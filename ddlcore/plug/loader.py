@@ -1,0 +1,130 @@
+"""Which plugins are loaded: the built-in one and those that installed distributions announce, once, at start-up.
+
+A plugin that is broken becomes one line among the registry's problems; the others go on. It refuses to
+know what a provider is good for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
+from importlib.metadata import version as installed_version
+
+import pluggy
+
+from ddlcore.config import Settings
+from ddlcore.errors import PluginError
+from ddlcore.hooks import (
+    ENTRY_POINT_GROUP,
+    AdapterProvider,
+    CommandProvider,
+    CompressorProvider,
+    FusionProvider,
+    Hooks,
+    Provider,
+    TransportProvider,
+)
+from ddlcore.plug.finding import run_alone
+from ddlcore.plug.registry import Distribution, Registry
+
+__all__ = ["load_plugins"]
+
+_BUILTIN = "ddlcore.builtin.plugin"
+_HOOKS: dict[str, type[Provider]] = {
+    "ddl_transports": TransportProvider,
+    "ddl_adapters": AdapterProvider,
+    "ddl_fusion_policies": FusionProvider,
+    "ddl_compressors": CompressorProvider,
+    "ddl_cli": CommandProvider,
+}
+
+
+def load_plugins(settings: Settings) -> Registry:
+    """Asks every plugin once what it offers. The built-in one comes first, the rest in the order of their names.
+
+    ``settings`` hold the allow list (``plugins``) and the deny list (``plugins_off``); both take the name of
+    an entry point or of a distribution. A broken plugin raises nothing: see ``Registry.problems``.
+    """
+    registry = Registry()
+    _introduce(importlib.import_module(_BUILTIN), _core(), registry)
+    installed = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: (_origin(entry).name, entry.name))
+    for entry in _chosen(installed, settings, registry):
+        origin = _origin(entry)
+        try:
+            _introduce(_plugin(entry), origin, registry)
+        except (Exception, SystemExit) as error:  # whatever foreign code raises; Ctrl-C goes on
+            registry.problems.append(
+                f"plugin '{entry.name}' of {origin} is not used: {_one_line(error)}; "
+                f"pip install --upgrade {origin.name}, or keep it from loading by DDL_PLUGINS_OFF={entry.name}"
+            )
+    return registry
+
+
+def _plugin(entry: EntryPoint) -> object:
+    """What the entry point names: a module, or an object in one."""
+    plugin: object = run_alone(entry.module)
+    for part in entry.attr.split(".") if entry.attr else ():
+        plugin = getattr(plugin, part)
+    return plugin
+
+
+def _introduce(plugin: object, origin: Distribution, registry: Registry) -> None:
+    """Offers everything that ``plugin`` provides, or, where a hook of it is wrong, nothing and raises."""
+    manager = pluggy.PluginManager("ddlcore")  # one for each plugin: what is wrong with it stays its own
+    manager.add_hookspecs(Hooks)
+    manager.register(plugin)  # refuses a hook with arguments that its specification lacks
+    manager.check_pending()  # refuses a hook that no specification has
+    if not manager.get_hookcallers(plugin):
+        raise PluginError("it has no hook; mark its functions with ddlcore.hooks.hookimpl")
+    offered: list[Provider] = []
+    for hook, kind in _HOOKS.items():
+        for answer in getattr(manager.hook, hook)():
+            offered += [_checked(provider, hook, kind) for provider in answer]
+    for provider in offered:
+        registry.offer(provider, origin)
+
+
+def _checked(provider: object, hook: str, kind: type[Provider]) -> Provider:
+    if type(provider) is not kind:
+        raise PluginError(f"{hook} gave {provider!r:.80}, which is no {kind.__name__}")
+    return provider
+
+
+def _chosen(installed: Iterable[EntryPoint], settings: Settings, registry: Registry) -> list[EntryPoint]:
+    """The entry points that the allow and the deny list leave; a name in them that nobody has is a problem."""
+    only = {_plain(name) for name in settings.names("plugins")}
+    off = {_plain(name) for name in settings.names("plugins_off")}
+    chosen = []
+    known: set[str] = set()
+    for entry in installed:
+        names = {_plain(entry.name), _plain(_origin(entry).name)}
+        known |= names
+        if not names & off and (not only or names & only):
+            chosen.append(entry)
+    for variable, wanted in (("DDL_PLUGINS", only), ("DDL_PLUGINS_OFF", off)):
+        for name in sorted(wanted - known):
+            there = ", ".join(sorted(known)) or "no plugins"
+            registry.problems.append(f"{variable} names '{name}', but installed are {there}")
+    return chosen
+
+
+def _plain(name: str) -> str:
+    """A distribution's name as package indexes compare it: ddl_torch is ddl-torch."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _origin(entry: EntryPoint) -> Distribution:
+    return Distribution(entry.dist.name, entry.dist.version) if entry.dist else Distribution("unknown", "0")
+
+
+def _core() -> Distribution:
+    try:
+        return Distribution("ddlcore", installed_version("ddlcore"))
+    except PackageNotFoundError:
+        return Distribution("ddlcore", "from source")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,185 @@
+"""What is on offer: the providers behind each door, by name, and their classes when one is first used.
+
+It knows nothing of hooks or entry points; loader.py fills it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
+
+from ddlcore.contracts import API_VERSION, Adapter, Compressor, FusionPolicy, Transport
+from ddlcore.errors import PluginError
+from ddlcore.hooks import (
+    AdapterProvider,
+    CommandProvider,
+    CompressorProvider,
+    FusionProvider,
+    Provider,
+    TransportProvider,
+)
+from ddlcore.plug.aliases import ALIASES
+from ddlcore.plug.finding import find
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = ["Distribution", "Registry"]
+
+P = TypeVar("P", bound=Provider)
+
+
+class Distribution(NamedTuple):
+    """Where a provider comes from, in the words of ``pip list``."""
+
+    name: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+class Registry:
+    """The providers behind each door, by name.
+
+    Filled once at start-up and only read afterwards, by any thread. ``problems`` holds one line for
+    each plugin or provider that was refused, naming its distribution.
+    """
+
+    def __init__(self) -> None:
+        self.transports: dict[str, TransportProvider] = {}
+        self.adapters: dict[str, AdapterProvider] = {}
+        self.fusion_policies: dict[str, FusionProvider] = {}
+        self.compressors: dict[str, CompressorProvider] = {}
+        self.commands: dict[str, CommandProvider] = {}
+        self.problems: list[str] = []
+        self._origins: dict[Provider, Distribution] = {}
+
+    # --- by name
+
+    def transport(self, name: str) -> TransportProvider:
+        """The transport that is called ``name``.
+
+        Raises PluginError with the line that installs it, where one is known, else with the names there are.
+        """
+        return self._named("transport", self.transports, name)
+
+    def adapter(self, name: str) -> AdapterProvider:
+        """The adapter that is called ``name``. Raises PluginError as ``transport`` does; so do the following."""
+        return self._named("adapter", self.adapters, name)
+
+    def fusion_policy(self, name: str) -> FusionProvider:
+        """The fusion policy that is called ``name``."""
+        return self._named("fusion policy", self.fusion_policies, name)
+
+    def compressor(self, name: str) -> CompressorProvider:
+        """The compressor that is called ``name``."""
+        return self._named("compressor", self.compressors, name)
+
+    def _named(self, door: str, table: Mapping[str, P], name: str) -> P:
+        if name in table:
+            return table[name]
+        line = ALIASES.get(door, {}).get(name)
+        what_next = f"install it: {line}" if line else f"there are {', '.join(sorted(table)) or 'none'}"
+        refused = "".join(f"; {problem}" for problem in self.problems if f"'{name}'" in problem)
+        raise PluginError(f"no {door} is called '{name}'; {what_next}{refused}")
+
+    # --- one provider
+
+    def distribution(self, provider: Provider) -> Distribution:
+        """Name and version of the distribution that offers ``provider``, which this registry holds."""
+        return self._origins[provider]
+
+    def missing(self, provider: Provider) -> str:
+        """What keeps ``provider`` from being used here, with the line that helps; empty where nothing does.
+
+        Imports nothing: modules are looked for, not loaded.
+        """
+        if provider.platforms and sys.platform not in provider.platforms:
+            return f"works on {' and '.join(provider.platforms)} only; this is {sys.platform}"
+        absent = [module for module in provider.requires if find(module) is None]
+        if not absent:
+            return ""
+        line = provider.install or f"pip install {' '.join(module.partition('.')[0] for module in absent)}"
+        return f"{', '.join(absent)} not installed; {line}"
+
+    @overload
+    def load(self, provider: TransportProvider) -> type[Transport]: ...
+    @overload
+    def load(self, provider: AdapterProvider) -> type[Adapter]: ...
+    @overload
+    def load(self, provider: FusionProvider) -> Callable[[], FusionPolicy]: ...
+    @overload
+    def load(self, provider: CompressorProvider) -> type[Compressor]: ...
+    @overload
+    def load(self, provider: CommandProvider) -> click.Command: ...
+    def load(self, provider: Provider) -> object:
+        """Imports what ``provider`` names and returns it: a class of the door's contract, or a click command.
+
+        Raises PluginError, naming the distribution and what to do, where a module it needs is missing,
+        its own module does not import, or the thing it names is not what the door asks for.
+        """
+        who = f"{_DOORS[type(provider)].word} '{provider.name}' of {self.distribution(provider)}"
+        missing = self.missing(provider)
+        if missing:
+            raise PluginError(f"{who} cannot be used: {missing}")
+        module, _, attribute = provider.target.partition(":")
+        try:
+            found: object = importlib.import_module(module)
+            for part in attribute.split("."):
+                found = getattr(found, part)
+        except Exception as error:  # whatever a foreign module raises while it is imported
+            what = f"{provider.target} cannot be loaded ({type(error).__name__}: {error})"
+            raise PluginError(f"{who}: {what}; {self._repair(provider)}") from error
+        contract = _DOORS[type(provider)].contract
+        if contract is not None and not (isinstance(found, type) and issubclass(found, contract)):
+            raise PluginError(f"{who}: {provider.target} is no {contract.__name__}; {self._repair(provider)}")
+        return found
+
+    def _repair(self, provider: Provider) -> str:
+        return provider.install or f"pip install --force-reinstall {self.distribution(provider).name}"
+
+    # --- filling, by the loader alone
+
+    def offer(self, provider: Provider, origin: Distribution) -> None:
+        """Takes ``provider`` in, or notes why not: another contract version, a name that is taken, a malformed target.
+
+        The first to offer a name keeps it.
+        """
+        door = _DOORS[type(provider)]
+        table: dict[str, Provider] = getattr(self, door.table)
+        who = f"{door.word} '{provider.name}' of {origin}"
+        if provider.api_version[0] != API_VERSION[0]:
+            theirs, ours = (".".join(map(str, version)) for version in (provider.api_version, API_VERSION))
+            self.problems.append(
+                f"{who} is refused: it was built for plugin contract {theirs}, this ddlcore has {ours}; "
+                f"install a release of {origin.name} that fits: pip install --upgrade {origin.name} ddlcore"
+            )
+        elif provider.name in table:
+            first = self._origins[table[provider.name]]
+            self.problems.append(
+                f"{who} is refused: {first} offers that name already; "
+                f"uninstall {origin.name}, or keep it from loading by DDL_PLUGINS_OFF={origin.name}"
+            )
+        elif not all(part.strip() for part in provider.target.split(":")) or provider.target.count(":") != 1:
+            self.problems.append(f"{who} is refused: its target '{provider.target}' is not of the form module:name")
+        else:
+            table[provider.name] = provider
+            self._origins[provider] = origin
+
+
+class _Door(NamedTuple):
+    word: str  # for messages
+    table: str  # attribute of the registry
+    contract: type | None = None  # base of what the target names; a fusion policy is any class with its method
+
+
+_DOORS: Mapping[type[Provider], _Door] = {
+    TransportProvider: _Door("transport", "transports", Transport),
+    AdapterProvider: _Door("adapter", "adapters", Adapter),
+    FusionProvider: _Door("fusion policy", "fusion_policies"),
+    CompressorProvider: _Door("compressor", "compressors", Compressor),
+    CommandProvider: _Door("command", "commands"),
+}

@@ -1,0 +1,53 @@
+"""The conformance kit: worlds of threads, and one suite of standard tests for each door.
+
+A plugin's test is a subclass that says how to make what is tested, and pytest collects the rest:
+
+    from ddlcore.testing import TransportSuite
+
+    class TestMine(TransportSuite):
+        def make(self, size):
+            return [MyTransport() for _ in range(size)]
+
+What the capabilities exclude is skipped with that reason; a standard test that is removed, or replaced
+without one, fails. Only the suites need pytest and hypothesis (``pip install ddlcore[test]``), so each
+name is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddlcore.testing.adapters import AdapterSuite
+    from ddlcore.testing.compressors import CompressorSuite
+    from ddlcore.testing.fusion import FusionSuite
+    from ddlcore.testing.ranks import DeadlinePassed
+    from ddlcore.testing.transports import TransportSuite
+    from ddlcore.testing.world import World, run_world
+
+__all__ = [
+    "AdapterSuite",
+    "CompressorSuite",
+    "DeadlinePassed",
+    "FusionSuite",
+    "TransportSuite",
+    "World",
+    "run_world",
+]
+
+_HOME = {
+    "AdapterSuite": "adapters",
+    "CompressorSuite": "compressors",
+    "DeadlinePassed": "ranks",
+    "FusionSuite": "fusion",
+    "TransportSuite": "transports",
+    "World": "world",
+    "run_world": "world",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

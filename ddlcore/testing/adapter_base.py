@@ -1,0 +1,78 @@
+"""What an adapter's author fills in, and the world of threads that a standard test runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from ddlcore.api import Operations
+from ddlcore.contracts.adapter import Adapter
+from ddlcore.job import Job
+from ddlcore.testing import oracle
+from ddlcore.testing.standard import StandardSuite
+from ddlcore.testing.world import run_world
+from ddlcore.types import DType
+
+__all__ = ["DTYPES", "AdapterBase"]
+
+Tensor = Any  # of the framework that is tested
+
+DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.label)
+
+
+def _with_job(function: Callable[[int, int, Operations], None], operations: Operations, rank: int, job: Job) -> None:
+    function(rank, job.size, operations)
+
+
+class AdapterBase(StandardSuite):
+    """To write: ``adapter``, ``make``, ``to_numpy``. What the framework cannot do is said by the rest."""
+
+    adapter: ClassVar[Adapter]
+    dtypes: ClassVar[frozenset[DType]] = frozenset(DType)  # that the framework's tensors can have
+    adopts: ClassVar[bool] = True  # adopt() shares the memory; False: it copies
+    sizes: ClassVar[tuple[int, ...]] = (2, 3)  # of the worlds that the verbs are tried in
+    deadline_s: ClassVar[float] = 20.0  # of one test's collectives
+
+    def make(self, array: oracle.Array) -> Tensor:
+        """A new row-major tensor with the array's shape, type and values; ml_dtypes' bfloat16 among the types."""
+        raise NotImplementedError(f"{type(self).__name__}.make(array) must return a tensor")
+
+    def to_numpy(self, tensor: Tensor) -> oracle.Array:
+        """The tensor's present values, in an array of the same shape and type."""
+        raise NotImplementedError(f"{type(self).__name__}.to_numpy(tensor) must return an array")
+
+    def permuted(self, tensor: Tensor) -> Tensor:
+        """The same memory with its two axes exchanged; None where the framework has no such tensors."""
+        return tensor.T
+
+    def sliced(self, tensor: Tensor) -> Tensor:
+        """Every second element, in the same memory; None where the framework has no such tensors."""
+        return tensor[::2]
+
+    def unsupported(self) -> Tensor:
+        """A tensor of a type that ddl does not carry."""
+        return self.make(np.zeros(3, np.complex64))
+
+    # --- used by the standard tests
+
+    def needs(self, dtype: DType) -> None:
+        if dtype not in self.dtypes:
+            pytest.skip(f"the framework's tensors are never {dtype.label}")
+
+    def on_ranks(self, function: Callable[[int, int, Operations], None]) -> None:
+        """``function(rank, size, operations)`` on each thread of new worlds, one of every size."""
+        operations = Operations(self.adapter)
+        for size in self.sizes:
+            run_world(size, partial(_with_job, function, operations), deadline_s=self.deadline_s)
+
+    def values(self, dtype: DType, shape: tuple[int, ...], rank: int = 0, seed: int = 0) -> oracle.Array:
+        return oracle.values(dtype, int(np.prod(shape)), rank, seed=seed).reshape(shape)
+
+    def same(self, tensor: Tensor, expected: oracle.Array, what: str, *, terms: int = 0) -> None:
+        """AssertionError where they differ; ``terms``: floats were added or scaled, in whatever order."""
+        fault = oracle.difference(self.to_numpy(tensor), expected, terms=terms, exact=terms == 0)
+        assert not fault, f"{what}: {fault}"

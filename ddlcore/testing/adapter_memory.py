@@ -1,0 +1,157 @@
+"""An adapter shows tensors as the memory they have, and makes tensors of memory, without copies."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from itertools import product
+
+import numpy as np
+import pytest
+
+from ddlcore.contracts.transport import Memory, view
+from ddlcore.testing import oracle
+from ddlcore.testing.adapter_base import DTYPES, AdapterBase
+from ddlcore.types import Buffer, DType
+
+__all__ = ["AdapterMemory"]
+
+SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (2, 3, 4), (3, 0, 2), (1, 5, 1))
+
+
+def _seen(buffer: Buffer) -> oracle.Array:
+    """The memory that a buffer describes, as an array with the buffer's shape and strides."""
+    flat = np.frombuffer(view(buffer.address, buffer.nbytes), oracle.numpy_dtype(buffer.dtype))
+    if buffer.strides is None:
+        return flat.reshape(buffer.shape)
+    strides = [stride * buffer.dtype.itemsize for stride in buffer.strides]
+    return np.lib.stride_tricks.as_strided(flat, buffer.shape, strides)
+
+
+class AdapterMemory(AdapterBase):
+    """Tensors as memory, and memory as tensors."""
+
+    @DTYPES
+    def test_a_tensor_is_described(self, dtype: DType) -> None:
+        """Count, type, shape, row-major strides and, at the address, the values."""
+        self.needs(dtype)
+        for shape, elementwise in product(SHAPES, (True, False)):
+            buffer = self.adapter.buffer(self.make(self.values(dtype, shape)), elementwise=elementwise)
+            described = (buffer.count, buffer.dtype, tuple(buffer.shape), buffer.strides, buffer.device.kind)
+            assert described == (int(np.prod(shape)), dtype, shape, None, "cpu"), f"described as {described}"
+            assert buffer.owner is not None, "nothing keeps the memory alive"
+            fault = oracle.difference(_seen(buffer), self.values(dtype, shape))
+            assert not fault, f"the memory at the address of {dtype.label}{list(shape)}: {fault}"
+
+    @DTYPES
+    def test_no_copy_is_made(self, dtype: DType) -> None:
+        """What is written into the buffer stands in the tensor; a second buffer has the same address."""
+        self.needs(dtype)
+        tensor = self.make(self.values(dtype, (6, 7)))
+        buffer = self.adapter.buffer(tensor, elementwise=True)
+        if buffer.wait is not None:
+            buffer.wait()
+        _seen(buffer)[...] = self.values(dtype, (6, 7), seed=1)
+        self.same(tensor, self.values(dtype, (6, 7), seed=1), "after writing through the buffer")
+        assert self.adapter.buffer(tensor, elementwise=False).address == buffer.address, "the address changed"
+
+    def test_a_buffer_keeps_its_memory(self) -> None:
+        """The tensor may be forgotten: the buffer's owner holds the memory."""
+        buffers = [
+            self.adapter.buffer(self.make(self.values(DType.F64, (999,), i)), elementwise=True) for i in range(5)
+        ]
+        gc.collect()
+        others = [self.make(np.full(999, -1.0)) for _ in range(10)]  # would take memory that had been given back
+        for i, buffer in enumerate(buffers):
+            fault = oracle.difference(_seen(buffer), self.values(DType.F64, (999,), i))
+            assert not fault, f"the memory of a tensor whose buffer is held: {fault}"
+        del others
+
+    @DTYPES
+    def test_permuted_tensors_are_dense(self, dtype: DType) -> None:
+        """Elementwise kinds take them as they lie, with their strides; the others refuse them."""
+        self.needs(dtype)
+        tensor = self.permuted(self.make(self.values(dtype, (3, 4))))
+        if tensor is None:
+            pytest.skip("the framework's tensors are always row-major")
+        buffer = self.adapter.buffer(tensor, elementwise=True)
+        assert buffer.strides == (1, 4), f"strides {buffer.strides}, counted in elements, instead of (1, 4)"
+        fault = oracle.difference(
+            np.ascontiguousarray(_seen(buffer)), np.ascontiguousarray(self.values(dtype, (3, 4)).T)
+        )
+        assert not fault, f"the memory at the buffer's address: {fault}"
+        with pytest.raises(ValueError, match="contiguous"):
+            self.adapter.buffer(tensor, elementwise=False)
+
+    @pytest.mark.parametrize("elementwise", [True, False])
+    def test_tensors_with_gaps_are_refused(self, elementwise: bool) -> None:
+        """ValueError that says what to do."""
+        tensor = self.sliced(self.make(self.values(DType.F32, (8,))))
+        if tensor is None:
+            pytest.skip("the framework's tensors have no gaps")
+        with pytest.raises(ValueError, match="contiguous"):
+            self.adapter.buffer(tensor, elementwise=elementwise)
+
+    def test_foreign_types_are_refused(self) -> None:
+        """ValueError that names the type and those that ddl carries."""
+        with pytest.raises(ValueError, match=r"not supported.*float32"):
+            self.adapter.buffer(self.unsupported(), elementwise=True)
+
+    @DTYPES
+    def test_allocate(self, dtype: DType) -> None:
+        """A new tensor of the same type: of the same shape and layout, or of another shape, row-major."""
+        self.needs(dtype)
+        like = self.make(self.values(dtype, (3, 4)))
+        for tensor in (like, self.permuted(like)):
+            if tensor is None:
+                continue
+            old, new = (self.adapter.buffer(t, elementwise=True) for t in (tensor, self.adapter.allocate(tensor)))
+            assert (new.shape, new.dtype, new.strides) == (old.shape, old.dtype, old.strides), (
+                f"{new} is not like {old}"
+            )
+            assert abs(new.address - old.address) >= old.nbytes, "allocate gave memory that is in use"
+        for shape in ((), (5,), (0, 3), (2, 2, 2)):
+            made = self.adapter.buffer(self.adapter.allocate(like, shape), elementwise=False)
+            assert (tuple(made.shape), made.dtype) == (shape, dtype), f"allocate({shape}) gave {made}"
+
+    @DTYPES
+    def test_adopt(self, dtype: DType) -> None:
+        """Memory becomes a tensor; without a copy where the suite says so."""
+        self.needs(dtype)
+        like = self.make(self.values(dtype, (1,)))
+        for shape in SHAPES:
+            values = self.values(dtype, shape)
+            memory = Memory(values.nbytes)
+            view(memory.address, values.nbytes)[:] = values.tobytes()
+            tensor = self.adapter.adopt(memory, shape, dtype, like)
+            self.same(tensor, values, f"adopted {dtype.label}{list(shape)}")
+            if self.adopts and values.nbytes:
+                address = self.adapter.buffer(tensor, elementwise=True).address
+                assert address == memory.address, f"adopt copied {dtype.label}{list(shape)}"
+
+    def test_adopted_memory_lives_with_its_tensor(self) -> None:
+        """Not shorter, or others would write into it; not longer, or a training run would fill the machine."""
+        memory = Memory(4 * 999)
+        tensor = self.adapter.adopt(memory, (999,), DType.F32, self.make(self.values(DType.F32, (1,))))
+        held = weakref.ref(memory)
+        del memory
+        gc.collect()
+        if self.adopts:
+            assert held() is not None, "nothing keeps adopted memory alive while its tensor is in use"
+        del tensor
+        gc.collect()
+        assert held() is None, "adopted memory is kept although its tensor is gone"
+
+    @DTYPES
+    def test_copy(self, dtype: DType) -> None:
+        """target[...] = source, in whatever layouts they have."""
+        self.needs(dtype)
+        values = self.values(dtype, (4, 4), seed=1)
+        source, target = self.make(values), self.make(self.values(dtype, (4, 4), seed=2))
+        self.adapter.copy(source, target)
+        self.same(target, values, "after copy")
+        self.same(source, values, "the source after copy")
+        turned = self.permuted(self.make(self.values(dtype, (4, 4), seed=3)))
+        if turned is not None:
+            self.adapter.copy(source, turned)
+            self.same(turned, values, "after copy into a permuted tensor")

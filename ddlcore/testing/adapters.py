@@ -1,0 +1,20 @@
+"""The conformance suite of adapters: subclass it, name the adapter, and write ``make`` and ``to_numpy``."""
+
+from __future__ import annotations
+
+from ddlcore.testing.adapter_memory import AdapterMemory
+from ddlcore.testing.adapter_verbs import AdapterVerbs
+
+__all__ = ["AdapterSuite"]
+
+
+class AdapterSuite(AdapterMemory, AdapterVerbs):
+    """See AdapterBase for what is to be written, and what can be set.
+
+    >>> class TestMine(AdapterSuite):
+    ...     adapter = MyAdapter()
+    ...     def make(self, array):
+    ...         return mine.from_numpy(array.copy())
+    ...     def to_numpy(self, tensor):
+    ...         return tensor.numpy()
+    """

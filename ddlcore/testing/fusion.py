@@ -1,0 +1,95 @@
+"""The conformance suite of fusion policies: subclass it and write ``make``."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from ddlcore.contracts.fusion import FusionPolicy, Ready
+from ddlcore.testing.standard import StandardSuite
+
+__all__ = ["FusionSuite"]
+
+# Lists are short, so that a failing one reads well as it was found: making it smaller takes many seconds.
+EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+TENSORS = st.lists(
+    st.builds(
+        Ready,
+        name=st.text("abc", max_size=2),
+        key=st.one_of(
+            st.sampled_from(["float32", "int64"]), st.tuples(st.integers(0, 1), st.sampled_from(["sum", "max"]))
+        ),
+        nbytes=st.one_of(st.sampled_from([0, 1, 64, 99, 100, 101]), st.integers(0, 1000)),
+        time_s=st.floats(0, 1),
+        group=st.sampled_from([None, None, "g", "h"]),
+    ),
+    max_size=12,
+)
+PARAMS = st.sampled_from([0, 1, 100, 1 << 20]).map(lambda fusion_bytes: {"fusion_bytes": float(fusion_bytes)})
+
+
+class FusionSuite(StandardSuite):
+    """What every policy keeps, whatever it aims at."""
+
+    def make(self) -> FusionPolicy:
+        """A new policy."""
+        raise NotImplementedError(f"{type(self).__name__}.make() must return the policy to test")
+
+    def test_every_tensor_is_placed_once(self) -> None:
+        """Batches are a permutation of the positions; none is empty."""
+        policy = self.make()
+
+        @EXAMPLES
+        @given(TENSORS, PARAMS)
+        def placed(ready: list[Ready], params: dict[str, float]) -> None:
+            batches = policy.arrange(ready, params)
+            assert sorted(chain(*batches)) == list(range(len(ready))), f"positions of {len(ready)} tensors: {batches}"
+            assert all(batches), f"an empty batch: {batches}"
+
+        placed()
+
+    def test_keys_never_share_a_batch(self) -> None:
+        """One collective has one type, op, set: what the key holds."""
+        policy = self.make()
+
+        @EXAMPLES
+        @given(TENSORS, PARAMS)
+        def apart(ready: list[Ready], params: dict[str, float]) -> None:
+            for batch in policy.arrange(ready, params):
+                keys = {ready[position].key for position in batch}
+                assert len(keys) == 1, f"batch {batch} holds keys {keys}"
+
+        apart()
+
+    def test_the_limit_is_kept(self) -> None:
+        """A batch of several tensors has at most ``fusion_bytes`` bytes; with 0 nothing is fused."""
+        policy = self.make()
+
+        @EXAMPLES
+        @given(TENSORS, PARAMS)
+        def limited(ready: list[Ready], params: dict[str, float]) -> None:
+            for batch in policy.arrange(ready, params):
+                nbytes = sum(ready[position].nbytes for position in batch)
+                fits = nbytes <= params["fusion_bytes"] and params["fusion_bytes"] > 0
+                assert fits or len(batch) == 1, f"batch {batch} has {nbytes} bytes, {params}"
+
+        limited()
+
+    def test_the_same_tensors_give_the_same_batches(self) -> None:
+        """Pure: neither what came before nor the object matters, and the arguments stay as they were."""
+        policy = self.make()
+
+        @EXAMPLES
+        @given(TENSORS, PARAMS)
+        def pure(ready: list[Ready], params: dict[str, float]) -> None:
+            tensors, parameters = list(ready), dict(params)
+            first = policy.arrange(ready, params)
+            assert (ready, params) == (tensors, parameters), "the arguments were changed"
+            assert policy.arrange(ready, params) == first, "asked again, the policy gives other batches"
+            assert self.make().arrange(tuple(ready), params) == first, (
+                "another object of the policy gives other batches"
+            )
+
+        pure()

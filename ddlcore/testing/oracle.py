@@ -1,0 +1,119 @@
+"""What every collective must give, computed by numpy alone; knows nothing of what is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlcore.types import DType, ReduceOp
+
+__all__ = [
+    "allgatherv",
+    "alltoallv",
+    "difference",
+    "numpy_dtype",
+    "reduce",
+    "reducescatterv",
+    "values",
+]
+
+Array = Any  # np.ndarray; element types are data here
+
+_FOLDS: dict[ReduceOp, Any] = {
+    ReduceOp.Sum: np.add,
+    ReduceOp.Min: np.minimum,
+    ReduceOp.Max: np.maximum,
+    ReduceOp.Product: np.multiply,
+}
+_SIGNIFICANT_BITS = {DType.F16: 11, DType.BF16: 8, DType.F32: 24, DType.F64: 53}
+
+
+def numpy_dtype(dtype: DType) -> Any:
+    """numpy's name for ``dtype``; that of bfloat16 comes from ml_dtypes, which the kit needs."""
+    if dtype is DType.BF16:
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype.label)
+
+
+def values(dtype: DType, count: int, rank: int, *, seed: int = 0) -> Array:
+    """Numbers that differ by rank and place; integers so small that four ranks' sums and products fit their type."""
+    random = np.random.default_rng([seed, rank, count])
+    if dtype is DType.BOOL:
+        return random.integers(0, 2, count).astype(bool)
+    if dtype.is_float:
+        return random.normal(size=count).astype(numpy_dtype(dtype))
+    low = 0 if dtype in (DType.U8, DType.U16) else -3
+    return random.integers(low, 4, count).astype(numpy_dtype(dtype))
+
+
+def reduce(sources: Sequence[Array], op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> Array:
+    """postscale * (s0*prescale op s1*prescale op …), added in rank order; 16-bit floats in float32, rounded once.
+
+    Integers are scaled in float64 and truncated, on the way in and on the way out.
+    """
+    dtype = sources[0].dtype
+    wide = np.dtype(np.float32) if dtype.itemsize == 2 and DType.of(dtype.name).is_float else dtype
+    parts = [_scaled(source.astype(wide), prescale) for source in sources]
+    total = parts[0]
+    with np.errstate(all="ignore"):
+        for part in parts[1:]:
+            total = _FOLDS[op](total, part, dtype=None if wide == np.dtype(bool) else wide)
+    return _scaled(total, postscale).astype(dtype)
+
+
+def _scaled(array: Array, scale: float) -> Array:
+    if scale == 1.0:
+        return array
+    if DType.of(array.dtype.name).is_float:
+        return array * array.dtype.type(scale)
+    return (array.astype(np.float64) * scale).astype(array.dtype)
+
+
+def allgatherv(sources: Sequence[Array]) -> Array:
+    """Every rank's source, one behind the other."""
+    return np.concatenate(list(sources))
+
+
+def reducescatterv(sources: Sequence[Array], counts: Sequence[int], op: ReduceOp, rank: int) -> Array:
+    """Rank ``rank``'s part of the reduction."""
+    begin = sum(counts[:rank])
+    return reduce(sources, op)[begin : begin + counts[rank]]
+
+
+def alltoallv(sources: Sequence[Array], counts: Sequence[Sequence[int]], rank: int) -> Array:
+    """What the others sent to ``rank``, by sender; rank s sends ``counts[s][d]`` elements to rank d."""
+    parts = []
+    for source, row in zip(sources, counts):
+        begin = sum(row[:rank])
+        parts.append(source[begin : begin + row[rank]])
+    return np.concatenate(parts)
+
+
+def difference(actual: Array, expected: Array, *, terms: int = 1, exact: bool = True) -> str:
+    """Empty where the two agree, else where they first do not.
+
+    ``exact``: bit by bit. Otherwise floats may differ as if ``terms`` numbers of the expected size had
+    been added in another order: terms roundings of the type they are added in, and one of their own.
+    """
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        return f"{actual.dtype}{list(actual.shape)} instead of {expected.dtype}{list(expected.shape)}"
+    dtype = DType.of(expected.dtype.name)
+    if exact or not dtype.is_float:
+        raw = np.dtype(f"u{dtype.itemsize}")
+        wrong = np.ascontiguousarray(actual).view(raw) != np.ascontiguousarray(expected).view(raw)
+    else:
+        a, e = actual.astype(np.float64), expected.astype(np.float64)
+        added_in = max(_SIGNIFICANT_BITS[dtype], 24)
+        allowed = terms * 2.0 ** (3 - added_in) + (
+            2.0 ** (1 - _SIGNIFICANT_BITS[dtype]) if dtype.itemsize == 2 else 0.0
+        )
+        wrong = ~np.isclose(a, e, rtol=allowed, atol=allowed, equal_nan=True)
+    if not wrong.any():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    where = at[0] if len(at) == 1 else at
+    return f"{int(wrong.sum())} of {wrong.size} elements differ, first [{where}]: {actual[at]!r} instead of {expected[at]!r}"

@@ -1,0 +1,60 @@
+"""What all suites share: a test that fails where a subclass removed or replaced a standard test without a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["StandardSuite"]
+
+GUARD = "test_every_standard_test_stands"
+MARKS_WITH_REASON = ("skip", "skipif", "xfail")
+
+
+class StandardSuite:
+    """A subclass may replace a standard test only under a mark that gives its reason:
+
+    ``@pytest.mark.xfail(reason="…")`` (or ``skip``, ``skipif``), and should call ``super()`` in it.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if GUARD in vars(cls):
+            raise TypeError(f"{cls.__name__} replaces {GUARD}, which guards the standard tests; remove that")
+
+    def test_every_standard_test_stands(self) -> None:
+        """No standard test was removed or overridden without a mark that says why."""
+        faults = []
+        for name, standard in _standard_tests(type(self)):
+            present = getattr(type(self), name, None)
+            if present is standard or (callable(present) and _reason(present)):
+                continue
+            what = "overrides" if callable(present) else "removes"
+            faults.append(
+                f'{type(self).__name__} {what} {name}; mark it @pytest.mark.xfail(reason="…") or let it stand'
+            )
+        assert not faults, "\n".join(faults)
+
+
+def _standard_tests(suite: type) -> Iterator[tuple[str, Any]]:
+    """The tests that the kit itself defines, in the bases of ``suite``."""
+    package = __name__.rpartition(".")[0] + "."
+    seen = set()
+    for base in suite.__mro__:
+        if not base.__module__.startswith(package):
+            continue
+        for name, value in vars(base).items():
+            if name.startswith("test") and name not in seen:
+                seen.add(name)
+                yield name, value
+
+
+def _reason(test: Any) -> str:
+    """That of the mark; skip takes it as a positional argument, too."""
+    for mark in getattr(test, "pytestmark", ()):
+        if mark.name not in MARKS_WITH_REASON:
+            continue
+        reason = mark.kwargs.get("reason", mark.args[0] if mark.name == "skip" and mark.args else "")
+        if isinstance(reason, str) and reason.strip():
+            return reason
+    return ""

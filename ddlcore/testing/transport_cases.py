@@ -1,0 +1,135 @@
+"""Builds one collective on every rank, with its inputs and what the oracle says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from ddlcore.contracts.transport import Capabilities, Plan, Transport, Work
+from ddlcore.testing import oracle
+from ddlcore.testing.group import Call, Case
+from ddlcore.testing.transport_base import TransportBase
+from ddlcore.types import Buffer, DType, ReduceOp
+
+__all__ = ["TransportCases", "addresses"]
+
+
+def _allreduce(op: ReduceOp) -> Call:
+    return lambda transport, source, target: transport.allreduce(source, target, op)
+
+
+def _allgatherv(counts: Sequence[int]) -> Call:
+    return lambda transport, source, target: transport.allgatherv(source, target, counts)
+
+
+def _broadcast(root: int) -> Call:
+    return lambda transport, source, target: transport.broadcast(target, root)
+
+
+def _reducescatterv(counts: Sequence[int], op: ReduceOp) -> Call:
+    return lambda transport, source, target: transport.reducescatterv(source, target, counts, op)
+
+
+def _alltoallv(counts: Sequence[Sequence[int]]) -> Call:
+    return lambda transport, source, target: transport.alltoallv(source, target, counts)
+
+
+def addresses(plan: Plan, buffer: Buffer) -> list[int]:
+    """Of the plan's tensors, lying one behind the other in ``buffer``."""
+    return [buffer.address + sum(plan.counts[:i]) * plan.dtype.itemsize for i in range(len(plan.counts))]
+
+
+def _planned(plan: Plan) -> Call:
+    def call(transport: Transport, source: Buffer, target: Buffer) -> Work:
+        return transport.prepare(plan).start(addresses(plan, source), addresses(plan, target))
+
+    return call
+
+
+class TransportCases(TransportBase):
+    """One method for each collective; counts are elements, by rank; ``seed`` varies the values."""
+
+    def inputs(self, size: int, dtype: DType, count: int, seed: int = 0) -> list[oracle.Array]:
+        """As many values on every rank."""
+        return [oracle.values(dtype, count, rank, seed=seed) for rank in range(size)]
+
+    def summing(self, label: str, sources: Sequence[oracle.Array], expected: oracle.Array) -> Case:
+        """allreduce of these arrays, whose sum does not depend on the order or is to be in rank order."""
+        return Case.of(label, _allreduce(ReduceOp.Sum), sources, [expected] * len(sources))
+
+    def reducing(
+        self,
+        size: int,
+        dtype: DType,
+        op: ReduceOp,
+        count: int,
+        in_place: bool = False,
+        seed: int = 0,
+        offsets: tuple[int, int] = (0, 0),
+    ) -> Case:
+        """allreduce; ``offsets`` (elements) move sources and targets off the cache line."""
+        sources = self.inputs(size, dtype, count, seed)
+        expected = [oracle.reduce(sources, op)] * size
+        label = f"allreduce {op.name.lower()} of {count} {dtype.label}"
+        exact = self.capabilities().order_fixed
+        return Case.of(label, _allreduce(op), sources, expected, in_place=in_place, exact=exact, offsets=offsets)
+
+    def gathering(self, size: int, dtype: DType, counts: Sequence[int], seed: int = 0) -> Case:
+        """allgatherv."""
+        sources = [oracle.values(dtype, count, rank, seed=seed) for rank, count in enumerate(counts)]
+        expected = [oracle.allgatherv(sources)] * size
+        return Case.of(f"allgatherv of {list(counts)} {dtype.label}", _allgatherv(counts), sources, expected)
+
+    def broadcasting(self, size: int, dtype: DType, count: int, root: int, seed: int = 0) -> Case:
+        """broadcast, whose source and target are one."""
+        sources = self.inputs(size, dtype, count, seed)
+        label = f"broadcast of {count} {dtype.label} from {root}"
+        return Case.of(label, _broadcast(root), sources, [sources[root]] * size, in_place=True)
+
+    def scattering(self, size: int, dtype: DType, counts: Sequence[int], op: ReduceOp, seed: int = 0) -> Case:
+        """reducescatterv."""
+        sources = self.inputs(size, dtype, sum(counts), seed)
+        expected = [oracle.reducescatterv(sources, counts, op, rank) for rank in range(size)]
+        label = f"reducescatterv {op.name.lower()} to {list(counts)} {dtype.label}"
+        exact = self.capabilities().order_fixed
+        return Case.of(label, _reducescatterv(counts, op), sources, expected, exact=exact)
+
+    def exchanging(self, size: int, dtype: DType, counts: Sequence[Sequence[int]], seed: int = 0) -> Case:
+        """alltoallv; ``counts[s][d]`` go from rank s to rank d."""
+        sources = [oracle.values(dtype, sum(row), rank, seed=seed) for rank, row in enumerate(counts)]
+        expected = [oracle.alltoallv(sources, counts, rank) for rank in range(size)]
+        return Case.of(f"alltoallv of {counts} {dtype.label}", _alltoallv(counts), sources, expected)
+
+    def batch(self, size: int, plan: Plan, in_place: bool = False, seed: int = 0) -> Case:
+        """A prepared allreduce of the plan's tensors, lying one behind the other."""
+        sources = self.inputs(size, plan.dtype, sum(plan.counts), seed)
+        expected = [oracle.reduce(sources, plan.op, plan.prescale, plan.postscale)] * size
+        exact = self.capabilities().order_fixed and plan.prescale == plan.postscale == 1.0
+        label = f"prepared {plan.op.name.lower()} of {list(plan.counts)} {plan.dtype.label}"
+        return Case.of(label, _planned(plan), sources, expected, in_place=in_place, exact=exact)
+
+    def around_chunks(self, dtype: DType) -> list[int]:
+        """Counts just below, at and above one chunk, and beyond any ring of a few."""
+        one = self.chunk_bytes // dtype.itemsize
+        return [one - 1, one, one + 1, 4 * one + one // 2 + 3]
+
+    def chunky(self, size: int, dtype: DType) -> list[int]:
+        """Such a count for each rank, no two alike among four."""
+        large = self.around_chunks(dtype)[::-1]
+        return [large[rank % 4] for rank in range(size)]
+
+    def cases(self, size: int, capabilities: Capabilities) -> st.SearchStrategy[Case]:
+        """Any of these, within what the transport can do."""
+        dtypes, ops = st.sampled_from(sorted(capabilities.dtypes)), st.sampled_from(sorted(capabilities.ops))
+        count = st.one_of(st.integers(0, 40), st.integers(0, self.chunk_bytes // 4))
+        counts = st.lists(count, min_size=size, max_size=size)
+        matrices = st.lists(counts, min_size=size, max_size=size)
+        moved, seed, this = st.sampled_from(DType), st.integers(0, 99), st.just(size)
+        return st.one_of(
+            st.builds(self.reducing, this, dtypes, ops, count, st.booleans(), seed),
+            st.builds(self.gathering, this, moved, counts, seed),
+            st.builds(self.broadcasting, this, moved, count, st.integers(0, size - 1), seed),
+            st.builds(self.scattering, this, dtypes, counts, ops, seed),
+            st.builds(self.exchanging, this, moved, matrices, seed),
+        )

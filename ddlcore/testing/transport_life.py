@@ -1,0 +1,258 @@
+"""A transport opens, ends what is pending when told to, closes, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from ddlcore.contracts.transport import Plan, Transport
+from ddlcore.errors import DeadlineExceeded, TransportError
+from ddlcore.testing import oracle
+from ddlcore.testing.group import Area, Case, Group, finish
+from ddlcore.testing.transport_base import TransportBase
+from ddlcore.types import DType, ReduceOp
+
+__all__ = ["TransportLife"]
+
+ABORT_S = 1.0  # what the contract gives abort
+COUNT = 300_000  # of float32: more than a ring of chunks holds
+
+
+def _ones() -> Area:
+    return Area(oracle.values(DType.F32, COUNT, 0))
+
+
+def _allreduce(transport: Transport, size: int) -> None:
+    area = _ones()
+    finish(transport.allreduce(area.buffer, area.buffer, ReduceOp.Sum))
+
+
+def _allgatherv(transport: Transport, size: int) -> None:
+    source, target = _ones(), Area(oracle.values(DType.F32, COUNT * size, 0))
+    finish(transport.allgatherv(source.buffer, target.buffer, [COUNT] * size))
+
+
+def _broadcast(transport: Transport, size: int) -> None:
+    finish(transport.broadcast(_ones().buffer, 0))
+
+
+def _reducescatterv(transport: Transport, size: int) -> None:
+    source, target = Area(oracle.values(DType.F32, COUNT * size, 0)), _ones()
+    finish(transport.reducescatterv(source.buffer, target.buffer, [COUNT] * size, ReduceOp.Sum))
+
+
+def _alltoallv(transport: Transport, size: int) -> None:
+    source, target = (Area(oracle.values(DType.F32, COUNT * size, 0)) for _ in range(2))
+    finish(transport.alltoallv(source.buffer, target.buffer, [[COUNT] * size] * size))
+
+
+def _barrier(transport: Transport, size: int) -> None:
+    finish(transport.barrier())
+
+
+def _prepared(transport: Transport, size: int) -> None:
+    area = _ones()
+    prepared = transport.prepare(Plan((COUNT,), DType.F32, ReduceOp.Sum))
+    finish(prepared.start([area.buffer.address], [area.buffer.address]))
+
+
+CALLS = pytest.mark.parametrize(
+    "call",
+    [_allreduce, _allgatherv, _broadcast, _reducescatterv, _alltoallv, _barrier, _prepared],
+    ids=lambda call: call.__name__.strip("_"),
+)
+
+
+class TransportLife(TransportBase):
+    """From open to close, with and without peers."""
+
+    def sum_of(self, group: Group, count: int = 1000) -> None:
+        """One allreduce on an open group."""
+        sources = [oracle.values(DType.I32, count, rank) for rank in range(group.size)]
+        expected = [oracle.reduce(sources, ReduceOp.Sum)] * group.size
+        call = lambda transport, source, target: transport.allreduce(source, target, ReduceOp.Sum)  # noqa: E731
+        case = Case.of("allreduce", call, sources, expected)
+        group.run(case.run)
+        case.check()
+
+    def test_close_waits_for_nobody(self) -> None:
+        """Ranks close one after the other, each twice; the last has no peers left."""
+        for size in self.sizes:
+            group = self.new_group(size)
+            group.open()
+            self.sum_of(group)
+            closed = [threading.Event() for _ in range(size)]
+
+            def close(rank: int, transport: Transport, closed: list[threading.Event] = closed) -> None:
+                if rank:
+                    assert closed[rank - 1].wait(5), f"close on rank {rank - 1} did not return within 5 s"
+                transport.close()
+                transport.close()
+                closed[rank].set()
+
+            group.run(close)
+            group.close()
+
+    def test_two_groups_live_side_by_side(self) -> None:
+        """Calls of two open groups alternate; closing one leaves the other."""
+        for size in self.sizes:
+            first, second = self.new_group(size, "first"), self.new_group(size, "second")
+            first.open()
+            second.open()
+            for count in (10, 100_000):
+                self.sum_of(first, count)
+                self.sum_of(second, count)
+            first.close()
+            self.sum_of(second)
+            second.close()
+
+    def test_open_without_a_peer_ends_at_its_deadline(self) -> None:
+        """A rank that nobody joins gets DeadlineExceeded, and can close."""
+        group = self.new_group(self.several())
+        wait_s = 0.3
+        late_s = []
+
+        def alone(rank: int, transport: Transport) -> None:
+            if rank:
+                return
+            begin_s = time.monotonic()
+            with pytest.raises(DeadlineExceeded):
+                transport.open(replace(group.context(0), timeout_s=wait_s))
+            late_s.append(time.monotonic() - begin_s - wait_s)
+            transport.close()
+
+        try:
+            group.run(alone)
+        finally:
+            group.ranks.close()
+        assert late_s[0] < 2.0, f"open ended {late_s[0]:.1f} s after its deadline"
+
+    def test_a_wait_keeps_its_deadline(self) -> None:
+        """Work.wait says False when its time is over, and True once the last rank has come."""
+        size = self.several()
+        come = threading.Event()
+
+        def play(rank: int, transport: Transport) -> None:
+            if rank == size - 1:
+                time.sleep(0.15)
+                come.set()
+            area = Area(oracle.values(DType.F32, 1000, rank))
+            work = transport.allreduce(area.buffer, area.buffer, ReduceOp.Sum)
+            begin_s = time.monotonic()
+            complete = work.wait(0.01)
+            took_s = time.monotonic() - begin_s
+            assert took_s < 0.1, f"wait(0.01) took {took_s:.2f} s"
+            assert come.is_set() or not complete, "complete before the last rank had called"
+            finish(work)
+            assert come.is_set(), "complete before the last rank had called"
+
+        self.play(size, play)
+
+    @CALLS
+    def test_abort_ends_a_pending_call(self, call: Callable[[Transport, int], None]) -> None:
+        """Each rank's abort, from another thread, ends that rank's call within 1 s, whatever the peers do."""
+        size = self.several()
+        if call is _prepared:
+            self.needs_vectored(DType.F32)
+        group = self._abortable(size)
+        ended = [threading.Event() for _ in range(size)]
+        over = threading.Event()
+
+        def play(rank: int, transport: Transport) -> None:
+            if rank == 0:
+                over.wait(self.deadline_s)  # the rank that never comes
+                return
+            try:
+                with pytest.raises(TransportError):
+                    call(transport, size)
+            finally:
+                ended[rank].set()
+
+        late: list[str] = []
+
+        def abort() -> None:
+            time.sleep(0.05)
+            for rank in range(size - 1, 0, -1):
+                begin_s = time.monotonic()
+                group.transports[rank].abort()
+                took_s = time.monotonic() - begin_s
+                if took_s > ABORT_S:
+                    late.append(f"abort on rank {rank} took {took_s:.1f} s")
+                if not ended[rank].wait(ABORT_S):
+                    late.append(f"rank {rank}'s call went on {ABORT_S:g} s after its abort")
+            over.set()
+
+        thread = threading.Thread(target=abort, name="abort")
+        thread.start()
+        try:
+            group.run(play)
+        finally:
+            over.set()
+            thread.join()
+            group.discard()
+        assert not late, "; ".join(late)
+
+    def test_a_new_group_works_after_abort(self) -> None:
+        """After abort and close, new transports of the same members open and reduce."""
+        for size in self.sizes:
+            group = self._abortable(size)
+            self.sum_of(group)
+            group.abort()
+            group.close()
+            again = self.new_group(size)
+            again.open()
+            self.sum_of(again)
+            again.close()
+
+    def several(self) -> int:
+        """The largest world of the suite. Skips where that is one rank alone."""
+        if max(self.sizes) < 2:
+            pytest.skip("serves only worlds of one: no rank is ever waited for")
+        return max(self.sizes)
+
+    def _abortable(self, size: int) -> Group:
+        group = self.new_group(size)
+        if not group.transports[0].capabilities.abort:
+            group.ranks.close()
+            pytest.skip("capabilities: abort is none, the job exits past a pending call")
+        group.open()
+        return group
+
+    def test_nothing_stays(self) -> None:
+        """Opening, working and closing again and again leaves no thread, descriptor or shared memory."""
+        self._open_and_close()  # what is made once for the whole process, such as a pool, is made here
+        before = _belongings()
+        for _ in range(3):
+            self._open_and_close()
+        left = {kind: sorted(now - before[kind]) for kind, now in _belongings().items() if len(now) > len(before[kind])}
+        assert not left, f"left behind after close: {left}"
+
+    def _open_and_close(self) -> None:
+        for size in self.sizes:
+            group = self.new_group(size)
+            group.open()
+            self.sum_of(group, COUNT)
+            group.close()
+
+
+def _belongings() -> dict[str, set[str]]:
+    """What this process holds, as far as the system tells."""
+    gc.collect()
+    kept = {"Python threads": {f"{thread.name} ({thread.ident})" for thread in threading.enumerate()}}
+    for kind, path in (("threads", "/proc/self/task"), ("descriptors", "/proc/self/fd"), ("shared memory", "/dev/shm")):
+        if os.path.isdir(path):
+            kept[kind] = {_shown(path, name) for name in os.listdir(path)}
+    return kept
+
+
+def _shown(path: str, name: str) -> str:
+    try:
+        return f"{name} -> {os.readlink(os.path.join(path, name))}" if path.endswith("/fd") else name
+    except OSError:  # the descriptor of the listing itself
+        return name

@@ -1,0 +1,264 @@
+"""Every collective gives what the oracle gives, byte for byte where the transport promises it."""
+
+from __future__ import annotations
+
+import time
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from ddlcore.contracts.transport import Plan, Transport
+from ddlcore.testing import oracle
+from ddlcore.testing.group import Case, finish
+from ddlcore.testing.transport_base import DTYPES, OPS
+from ddlcore.testing.transport_cases import TransportCases, addresses
+from ddlcore.types import DType, ReduceOp
+
+__all__ = ["TransportValues"]
+
+# A transport's failure may cost a deadline, so a failing example is shown as it was found, not made smaller.
+EXAMPLES = settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+
+# What only moves is told apart by its width alone.
+MOVED = pytest.mark.parametrize("dtype", [DType.U8, DType.F16, DType.F32, DType.I64], ids=lambda dtype: dtype.label)
+SIXTEEN_BITS = pytest.mark.parametrize("dtype", [DType.F16, DType.BF16], ids=lambda dtype: dtype.label)
+
+
+class TransportValues(TransportCases):
+    """Values, memory and order of the collectives."""
+
+    # --- allreduce
+
+    @DTYPES
+    @OPS
+    def test_allreduce(self, dtype: DType, op: ReduceOp) -> None:
+        """Every type under every op: nothing, one element, few, some; into another tensor and in place."""
+        self.needs(dtype, op)
+        for size in self.sizes:
+            counts = (0, 1, 7, 1000)
+            self.check(
+                size, [self.reducing(size, dtype, op, count, place) for count in counts for place in (False, True)]
+            )
+
+    @DTYPES
+    def test_large_allreduce(self, dtype: DType) -> None:
+        """Sizes around the transport's chunk, and of several chunks with a rest."""
+        self.needs(dtype)
+        for size in self.sizes:
+            counts = enumerate(self.around_chunks(dtype))
+            self.check(size, [self.reducing(size, dtype, ReduceOp.Sum, count, i % 2 == 1) for i, count in counts])
+
+    @DTYPES
+    def test_addresses_off_the_cache_line(self, dtype: DType) -> None:
+        """Memory may begin at any element; nothing outside it is written."""
+        self.needs(dtype)
+        for size in self.sizes:
+            places = [(1, 0), (0, 1), (3, 5)]
+            self.check(size, [self.reducing(size, dtype, ReduceOp.Sum, 1001, offsets=offsets) for offsets in places])
+
+    @SIXTEEN_BITS
+    def test_sixteen_bit_sums_are_rounded_once(self, dtype: DType) -> None:
+        """A large number and ones: added in 16 bits the ones would be lost, in float32 they count."""
+        self.needs(dtype)
+        native = oracle.numpy_dtype(dtype)
+        large = 2048 if dtype is DType.F16 else 256  # the first whole number whose successor the type lacks
+        for size in self.sizes:
+            sources = [np.full(5, large if rank == 0 else 1).astype(native) for rank in range(size)]
+            expected = np.full(5, large + size - 1, np.float32).astype(native)
+            self.check(size, [self.summing(f"{large} and ones, {dtype.label}", sources, expected)])
+
+    def test_a_late_rank_is_waited_for(self) -> None:
+        """What a rank writes just before it calls late is what the others get."""
+        for size, late in [(n, late) for n in self.sizes for late in range(n)]:
+            case = self.reducing(size, DType.I32, ReduceOp.Sum, 50_000, seed=late)
+
+            def play(rank: int, transport: Transport, case: Case = case, late: int = late) -> None:
+                if rank == late:
+                    values = case.sources[rank].array.copy()
+                    case.sources[rank].array[:] = 7
+                    time.sleep(0.02)
+                    case.sources[rank].array[:] = values
+                case.run(rank, transport)
+
+            self.play(size, play)
+            case.check()
+
+    # --- the other collectives
+
+    @DTYPES
+    def test_allgatherv(self, dtype: DType) -> None:
+        """Equal and unequal counts; ranks that give nothing, and all of them giving nothing."""
+        for size in self.sizes:
+            counts = [[5] * size, [3 * rank + 1 for rank in range(size)], [0] * size]
+            counts += [[0 if rank == empty else 4 for rank in range(size)] for empty in range(size)]
+            self.check(size, [self.gathering(size, dtype, each) for each in counts])
+
+    @MOVED
+    def test_large_allgatherv(self, dtype: DType) -> None:
+        """Unequal counts, around the chunk size, so that ranks end in different rounds."""
+        for size in self.sizes:
+            counts = self.chunky(size, dtype)
+            self.check(size, [self.gathering(size, dtype, counts), self.gathering(size, dtype, counts[::-1])])
+
+    @DTYPES
+    def test_broadcast(self, dtype: DType) -> None:
+        """From every root; nothing, one element, some."""
+        for size in self.sizes:
+            ways = [(count, root) for root in range(size) for count in (0, 1, 1000)]
+            self.check(size, [self.broadcasting(size, dtype, count, root) for count, root in ways])
+
+    @MOVED
+    def test_large_broadcast(self, dtype: DType) -> None:
+        """Sizes around the chunk, from the first and the last rank."""
+        for size in self.sizes:
+            ways = [(count, root) for count in self.around_chunks(dtype) for root in (0, size - 1)]
+            self.check(size, [self.broadcasting(size, dtype, count, root) for count, root in ways])
+
+    @pytest.mark.parametrize("dtype", [DType.I32, DType.BF16, DType.F32, DType.BOOL], ids=lambda dtype: dtype.label)
+    @OPS
+    def test_reducescatterv(self, dtype: DType, op: ReduceOp) -> None:
+        """Equal parts, uneven ones, and ranks whose part is empty."""
+        self.needs(dtype, op)
+        for size in self.sizes:
+            counts = [[3] * size, [2 * rank + 1 for rank in range(size)], [0] * size, [9, *[0] * (size - 1)]]
+            self.check(size, [self.scattering(size, dtype, each, op) for each in counts])
+
+    @SIXTEEN_BITS
+    def test_large_reducescatterv(self, dtype: DType) -> None:
+        """Parts around the chunk size, in both orders."""
+        self.needs(dtype)
+        for size in self.sizes:
+            counts = self.chunky(size, dtype)
+            self.check(size, [self.scattering(size, dtype, each, ReduceOp.Sum) for each in (counts, counts[::-1])])
+
+    @DTYPES
+    def test_alltoallv(self, dtype: DType) -> None:
+        """Full matrices, sparse ones, a rank that sends or gets nothing, and nothing at all."""
+        for size in self.sizes:
+            ranks = range(size)
+            matrices = [
+                [[3] * size for _ in ranks],
+                [[s + 2 * d + 1 for d in ranks] for s in ranks],
+                [[4 if d == (s + 1) % size else 0 for d in ranks] for s in ranks],
+                [[0 if s == 0 else 2 for _ in ranks] for s in ranks],
+                [[0 if d == 0 else 2 for d in ranks] for _ in ranks],
+                [[0] * size for _ in ranks],
+            ]
+            self.check(size, [self.exchanging(size, dtype, matrix) for matrix in matrices])
+
+    @MOVED
+    def test_large_alltoallv(self, dtype: DType) -> None:
+        """Every pair of ranks exchanges another amount, around the chunk size."""
+        for size in self.sizes:
+            counts = self.chunky(size, dtype)
+            matrix = [[counts[(s + d) % size] for d in range(size)] for s in range(size)]
+            self.check(size, [self.exchanging(size, dtype, matrix)])
+
+    def test_barrier(self) -> None:
+        """Nobody is through before all have come."""
+        for size in self.sizes:
+            come = [0] * size
+            faults: list[str] = []
+
+            def play(rank: int, transport: Transport, come: list[int] = come, faults: list[str] = faults) -> None:
+                for number in range(1, 21):
+                    if number % len(come) == rank:
+                        time.sleep(0.002)
+                    come[rank] = number
+                    finish(transport.barrier())
+                    if min(come) < number:
+                        faults.append(f"rank {rank} passed barrier {number} when the ranks were at {come}")
+
+            self.play(size, play)
+            assert not faults, faults[0]
+
+    # --- programs
+
+    def test_programs(self) -> None:
+        """Random programs of all collectives, types and counts, without a pause between the calls."""
+        capabilities = self.capabilities()
+
+        @EXAMPLES
+        @given(
+            st.sampled_from(self.sizes).flatmap(
+                lambda size: st.lists(self.cases(size, capabilities), min_size=1, max_size=6)
+            )
+        )
+        def programs(cases: list[Case]) -> None:
+            self.check(len(cases[0].sources), cases)
+
+        programs()
+
+    # --- batches
+
+    @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I64], ids=lambda dtype: dtype.label)
+    def test_prepared_plans_run_again(self, dtype: DType) -> None:
+        """Two plans, alternately, each time with other addresses and values, in place and not."""
+        self.needs_vectored(dtype)
+        one = self.chunk_bytes // dtype.itemsize
+        plans = [Plan((5, 0, one + 1, 1, one // 2), dtype, ReduceOp.Sum), Plan((0, 3, 3), dtype, ReduceOp.Max)]
+        for size in self.sizes:
+            rounds = [[self.batch(size, plan, n % 2 == 1, seed=n) for plan in plans] for n in range(4)]
+
+            def play(rank: int, transport: Transport, rounds: list[list[Case]] = rounds) -> None:
+                prepared = [transport.prepare(plan) for plan in plans]
+                for cases in rounds:
+                    for plan, ready, case in zip(plans, prepared, cases):
+                        finish(ready.start(*(addresses(plan, each.buffer) for each in case.memory(rank))))
+
+            self.play(size, play)
+            for case in chain(*rounds):
+                case.check()
+
+    def test_scattered_tensors_of_a_plan(self) -> None:
+        """A batch's tensors lie anywhere; nothing between them is written."""
+        self.needs_vectored(DType.F32)
+        plan = Plan((7, 1, 0, 1000), DType.F32, ReduceOp.Sum)
+        for size in self.sizes:
+            parts = [
+                self.reducing(size, DType.F32, plan.op, n, seed=i, offsets=(i, 2)) for i, n in enumerate(plan.counts)
+            ]
+
+            def play(rank: int, transport: Transport, parts: list[Case] = parts) -> None:
+                pairs = [part.memory(rank) for part in parts]
+                work = transport.prepare(plan).start(
+                    [source.buffer.address for source, _ in pairs], [target.buffer.address for _, target in pairs]
+                )
+                finish(work)
+
+            self.play(size, play)
+            for part in parts:
+                part.check()
+
+    @SIXTEEN_BITS
+    def test_plans_are_scaled(self, dtype: DType) -> None:
+        """Where the transport scales by itself: on the way in and on the way out."""
+        self.needs_vectored(dtype)
+        if not self.capabilities().scales:
+            pytest.skip("capabilities: scaling is the executor's business")
+        for size in self.sizes:
+            plan = Plan((9, 0, 1000), dtype, ReduceOp.Sum, prescale=0.5, postscale=1 / size)
+            self.check(size, [self.batch(size, plan), self.batch(size, plan, in_place=True)])
+
+    @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.BF16], ids=lambda dtype: dtype.label)
+    def test_bits_do_not_depend_on_the_batch(self, dtype: DType) -> None:
+        """Whole, in pieces, and as a batch: always the bits of addition in rank order."""
+        self.needs(dtype)
+        if not self.capabilities().order_fixed:
+            pytest.skip("capabilities: the order of addition is not fixed")
+        whole = self.chunk_bytes // dtype.itemsize + 5000
+        counts = (1, 17, whole - 5018, 5000)
+        for size in self.sizes:
+            cases = [self.reducing(size, dtype, ReduceOp.Sum, whole)]
+            if self.capabilities().vectored:
+                cases.append(self.batch(size, Plan(counts, dtype, ReduceOp.Sum)))
+            sources = self.inputs(size, dtype, whole)
+            for i, count in enumerate(counts):
+                piece = slice(sum(counts[:i]), sum(counts[:i]) + count)
+                expected = oracle.reduce(sources, ReduceOp.Sum)[piece]
+                label = f"elements {piece.start} to {piece.stop} of the same tensors"
+                cases.append(self.summing(label, [source[piece] for source in sources], expected))
+            self.check(size, cases)

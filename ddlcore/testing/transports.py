@@ -1,0 +1,17 @@
+"""The conformance suite of transports: subclass it, write ``make``, and pytest collects the standard tests."""
+
+from __future__ import annotations
+
+from ddlcore.testing.transport_life import TransportLife
+from ddlcore.testing.transport_values import TransportValues
+
+__all__ = ["TransportSuite"]
+
+
+class TransportSuite(TransportValues, TransportLife):
+    """All ranks are threads of the test's process; see TransportBase for what can be set.
+
+    >>> class TestMine(TransportSuite):
+    ...     def make(self, size):
+    ...         return [MyTransport() for _ in range(size)]
+    """

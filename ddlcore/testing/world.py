@@ -1,0 +1,98 @@
+"""Worlds of threads: runs a function on n ranks in this process, each with its own Job, under a deadline."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from ddlcore import api
+from ddlcore.job import Job, local_jobs
+from ddlcore.testing.ranks import Ranks
+
+__all__ = ["World", "run_world"]
+
+T = TypeVar("T")
+
+# A test's ranks start together: who waits longer than this waits in vain.
+PATIENCE: Mapping[str, object] = {"start_timeout_s": 10.0, "open_timeout_s": 10.0, "leave_timeout_s": 2.0}
+
+
+class World:
+    """``size`` ranks, each a thread with its own job, from ``with`` to its end. One thread uses the object.
+
+    ``backend``: "threads", "shm" or another whose ranks may share a process. ``hosts``: the host index
+    of each rank; all on one where it is None. A rank in which an error goes unhandled leaves the world.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        backend: str = "threads",
+        settings: Mapping[str, object] | None = None,
+        hosts: Sequence[int] | None = None,
+    ) -> None:
+        self.jobs: list[Job] = local_jobs(size, backend=backend, settings={**PATIENCE, **(settings or {})}, hosts=hosts)
+        self._ranks = Ranks(size)
+
+    def __enter__(self) -> World:
+        try:
+            self.run(lambda rank, job: job.start())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, function: Callable[[int, Job], T], *, deadline_s: float = 30.0, last: bool = False) -> list[T]:
+        """``function(rank, job)`` on every rank, whose verbs use its job there; the results, by rank.
+
+        ``last``: each rank leaves the world when its function ends. Raises the first error that is no
+        mere consequence of another, with a note that names its rank and tells the others' errors;
+        DeadlinePassed with every thread's stack when ``deadline_s`` passes, after which the world is over.
+        """
+
+        def play(rank: int) -> T:
+            job = self.jobs[rank]
+            try:
+                with api.use_job(job):
+                    result = function(rank, job)
+            except BaseException as error:
+                job.shutdown(f"raised {type(error).__name__}: {error}")
+                raise
+            if last:
+                job.shutdown()
+            return result
+
+        return self._ranks.run(play, deadline_s, self._end)
+
+    def close(self) -> None:
+        """Every rank leaves; what hangs is aborted. Idempotent."""
+        self._end()
+        self._ranks.close()
+
+    def _end(self) -> None:
+        leaving = [threading.Thread(target=job.shutdown, args=("its test ended",), daemon=True) for job in self.jobs]
+        for thread in leaving:
+            thread.start()
+        for thread in leaving:
+            thread.join(10.0)
+
+
+def run_world(
+    size: int,
+    function: Callable[[int, Job], T],
+    *,
+    backend: str = "threads",
+    deadline_s: float = 30.0,
+    settings: Mapping[str, object] | None = None,
+) -> list[T]:
+    """``function(rank, job)`` in a new world of ``size`` threads; the results, by rank. See World.run for errors."""
+    with World(size, backend=backend, settings=settings) as world:
+        return world.run(function, deadline_s=deadline_s, last=True)

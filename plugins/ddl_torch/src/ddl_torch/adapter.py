@@ -1,0 +1,94 @@
+"""Shows torch tensors as dense memory, and memory as torch tensors; knows no collective and no gradient."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ddlcore.contracts.adapter import Adapter
+from ddlcore.contracts.transport import Memory
+from ddlcore.types import CPU, Buffer, DType
+
+__all__ = ["TorchAdapter", "dense_strides"]
+
+_TORCH: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.label) for dtype in DType}
+_DTYPES = {native: dtype for dtype, native in _TORCH.items()}
+
+
+class TorchAdapter(Adapter):
+    """torch tensors in process memory. A tensor that requires a gradient is taken for its values alone."""
+
+    name = "torch"
+
+    def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"a torch tensor is needed, not {type(tensor).__name__}; make one: torch.as_tensor(...)")
+        dtype = _DTYPES.get(tensor.dtype)
+        if dtype is None or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_neg():
+            raise ValueError(_objection(tensor))
+        strides = None
+        if not tensor.is_contiguous():
+            strides = dense_strides(tensor)
+            if strides is None or not elementwise:
+                raise ValueError(
+                    f"Tensor is required to be contiguous: shape {tuple(tensor.shape)} has strides {tensor.stride()}; "
+                    "pass tensor.contiguous()"
+                )
+        return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), strides, CPU, tensor)
+
+    def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
+        if shape is None:
+            return torch.empty_like(like, requires_grad=False)  # keeps a dense layout as it is
+        return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
+
+    def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
+        count = 1
+        for extent in shape:
+            count *= extent
+        if count == 0:  # frombuffer refuses it
+            return torch.empty(tuple(shape), dtype=_TORCH[dtype])
+        held: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(memory.address)
+        held.memory = memory  # the tensor keeps ``held``, and that the memory
+        return torch.frombuffer(held, dtype=_TORCH[dtype]).view(tuple(shape))
+
+    def copy(self, source: Any, target: Any) -> None:
+        target.detach().copy_(source.detach())
+
+
+def _objection(tensor: torch.Tensor) -> str:
+    """Why no transport takes this tensor, and what to do about it."""
+    what = f"a tensor of shape {tuple(tensor.shape)}"
+    if tensor.layout is not torch.strided:
+        return f"{what} is sparse ({tensor.layout}); use sparse_allreduce_async, or pass tensor.to_dense()"
+    if tensor.dtype not in _DTYPES:
+        way = "tensor.to(...) one of them"
+        if tensor.is_quantized:
+            way = "tensor.dequantize()"
+        elif tensor.is_complex():
+            way = "torch.view_as_real(tensor)"
+        known = ", ".join(dtype.label for dtype in DType)
+        return f"Tensor type {tensor.dtype} is not supported; ddl carries {known}: pass {way}"
+    if not tensor.is_cpu:
+        return f"{what} lies on {tensor.device}, which no installed transport reaches; pass tensor.cpu()"
+    return f"{what} is the negated view of another; pass tensor.resolve_neg()"
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides, in elements, of a tensor that fills its memory in some order of its axes; else None.
+
+    Those of axes with one element say nothing, and are 1, so that equal layouts compare equal.
+    """
+    shape, actual = tensor.shape, tensor.stride()
+    strides = [1] * len(shape)
+    expected = 1
+    for axis in sorted(range(len(shape)), key=actual.__getitem__):
+        if shape[axis] == 1:
+            continue
+        if actual[axis] != expected:
+            return None
+        strides[axis] = expected
+        expected *= shape[axis]
+    return tuple(strides)

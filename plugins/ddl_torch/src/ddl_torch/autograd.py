@@ -1,0 +1,259 @@
+"""Gives collectives their gradients; each backward pass is a collective too, so all members must run it.
+
+The rules are Horovod's. With g the gradient that reaches a rank's output:
+
+=============  ============================================================================
+allreduce      allreduce of g with the same op and scales
+allgather      allreduce (Average) of g, of which a rank takes the rows it had contributed
+broadcast      allreduce (Average) of g at the root, zero elsewhere
+alltoall       alltoall of g, back along the same splits
+reducescatter  allgather of g, times both scales, and times the set's size for Sum
+=============  ============================================================================
+
+Minimum, maximum and product have none and say so when one is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ddl_torch.adapter import TorchAdapter
+from ddlcore.api import Operations, ProcessSet
+from ddlcore.types import Average, ReduceOp, Sum
+
+__all__ = [
+    "OPERATIONS",
+    "Call",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
+OPERATIONS = Operations(TorchAdapter())
+
+
+@dataclass(frozen=True)
+class Call:
+    """What forward and backward of one collective share. Backward may run in a thread of torch's, hence ``job``."""
+
+    job: Any  # the core's Job: held, asked for its rank, handed back
+    process_set: ProcessSet
+    name: str | None = None
+    op: ReduceOp = Average
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+    compression: str = "none"
+
+    def backward(self) -> Call:
+        """The same call for the gradient, under a name of its own."""
+        return replace(self, name=f"{self.name}.grad" if self.name is not None else None)
+
+    def members(self) -> tuple[int, ...]:
+        """The ranks of the process set, by rank in it."""
+        return self.process_set.resolve(self.job)[1]
+
+    def plain(self) -> dict[str, Any]:
+        """The arguments of a verb that only moves."""
+        return {"name": self.name, "process_set": self.process_set, "job": self.job}
+
+    def reduction(self) -> dict[str, Any]:
+        """The arguments of a verb that reduces."""
+        return {
+            **self.plain(),
+            "op": self.op,
+            "prescale_factor": self.prescale_factor,
+            "postscale_factor": self.postscale_factor,
+            "compression": self.compression,
+        }
+
+    def check_differentiable(self, verb: str) -> None:
+        """Raises NotImplementedError for an operation that has no gradient."""
+        if self.op not in (Average, Sum):
+            raise NotImplementedError(
+                f"{verb} with op={self.op.name} has no gradient; detach() the tensor, or use Average or Sum"
+            )
+
+
+def _needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def allreduce(call: Call, tensor: torch.Tensor) -> torch.Tensor:
+    """The reduced tensor, differentiable where ``tensor`` requires a gradient."""
+    if _needs_gradient((tensor,)):
+        return _applied(_Allreduce, call, tensor)[0]
+    result: torch.Tensor = OPERATIONS.allreduce_async(tensor, **call.reduction()).wait()
+    return result
+
+
+def grouped_allreduce(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The reduced tensors, which become ready together."""
+    if _needs_gradient(tensors):
+        return list(_applied(_GroupedAllreduce, call, *tensors))
+    results: list[torch.Tensor] = OPERATIONS.grouped_allreduce_async(tensors, **call.reduction()).wait()
+    return results
+
+
+def allgather(call: Call, tensor: torch.Tensor) -> torch.Tensor:
+    """All members' rows, one member's behind another's, by rank."""
+    if _needs_gradient((tensor,)):
+        return _applied(_Allgather, call, tensor)[0]
+    result: torch.Tensor = OPERATIONS.allgather_async(tensor, **call.plain()).wait()
+    return result
+
+
+def grouped_allgather(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """All members' rows of each tensor; they become ready together."""
+    if _needs_gradient(tensors):
+        return list(_applied(_Allgather, call, *tensors))
+    results: list[torch.Tensor] = OPERATIONS.grouped_allgather_async(tensors, **call.plain()).wait()
+    return results
+
+
+def broadcast(call: Call, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
+    """The root's tensor; ``root_rank`` is a rank of the world, also within a process set."""
+    if _needs_gradient((tensor,)):
+        return _applied(_Broadcast, call, root_rank, tensor)[0]
+    result: torch.Tensor = OPERATIONS.broadcast_async(tensor, root_rank, **call.plain()).wait()
+    return result
+
+
+def alltoall(call: Call, tensor: torch.Tensor, splits: list[int] | None) -> tuple[torch.Tensor, list[int]]:
+    """(rows that were sent to this member, how many came from each)."""
+    if _needs_gradient((tensor,)):
+        received: list[int] = []
+        return _applied(_Alltoall, call, splits, received, tensor)[0], received
+    result: tuple[torch.Tensor, list[int]] = OPERATIONS.alltoall_async(tensor, splits, **call.plain()).wait()
+    return result
+
+
+def reducescatter(call: Call, tensor: torch.Tensor) -> torch.Tensor:
+    """This member's rows of the reduced tensor."""
+    if _needs_gradient((tensor,)):
+        return _applied(_Reducescatter, call, tensor)[0]
+    result: torch.Tensor = OPERATIONS.reducescatter_async(tensor, **call.reduction()).wait()
+    return result
+
+
+def grouped_reducescatter(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """This member's rows of each reduced tensor; they become ready together."""
+    if _needs_gradient(tensors):
+        return list(_applied(_Reducescatter, call, *tensors))
+    results: list[torch.Tensor] = OPERATIONS.grouped_reducescatter_async(tensors, **call.reduction()).wait()
+    return results
+
+
+def _applied(function: type[torch.autograd.Function], *args: Any) -> tuple[torch.Tensor, ...]:
+    apply: Callable[..., tuple[torch.Tensor, ...]] = function.apply
+    return apply(*args)
+
+
+def _dense(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Row-major gradients: autograd hands out expanded ones, and layouts that may differ between ranks."""
+    return [gradient.contiguous() for gradient in gradients]
+
+
+class _Allreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        return (allreduce(call, tensor),)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call: Call = ctx.call
+        call.check_differentiable("allreduce")
+        return None, allreduce(call.backward(), *_dense(gradients))
+
+
+class _GroupedAllreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        return tuple(grouped_allreduce(call, tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call: Call = ctx.call
+        call.check_differentiable("grouped_allreduce")
+        return None, *grouped_allreduce(call.backward(), _dense(gradients))
+
+
+class _Allgather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.rows = [tensor.shape[0] for tensor in tensors]
+        ctx.set_rank = call.members().index(call.job.rank)
+        if len(tensors) == 1:
+            return (allgather(call, *tensors),)
+        return tuple(grouped_allgather(call, tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call: Call = ctx.call.backward()
+        rows: list[int] = ctx.rows
+        sizes = replace(call, name=f"{call.name}.rows" if call.name is not None else None)
+        everyones = allgather(sizes, torch.tensor([rows]))  # (set size, tensors)
+        before = everyones[: ctx.set_rank].sum(0).tolist()
+        reduced = grouped_allreduce(replace(call, op=Average), _dense(gradients))
+        return None, *(g.narrow(0, at, mine) for g, at, mine in zip(reduced, before, rows, strict=True))
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, root_rank: int, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.is_root = call.job.rank == root_rank
+        return (broadcast(call, tensor, root_rank),)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        reduced = allreduce(replace(ctx.call.backward(), op=Average), *_dense(gradients))
+        return None, None, reduced if ctx.is_root else torch.zeros_like(reduced)
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, splits: list[int] | None, received: list[int], tensor: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        output, came = alltoall(call, tensor, splits)
+        received.extend(came)
+        ctx.received = received
+        return (output,)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (gradient,) = _dense(gradients)
+        back, _ = alltoall(ctx.call.backward(), gradient, ctx.received)
+        return None, None, None, back
+
+
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        if len(tensors) == 1:
+            return (reducescatter(call, *tensors),)
+        return tuple(grouped_reducescatter(call, tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call: Call = ctx.call
+        call.check_differentiable("reducescatter")
+        factor = call.prescale_factor * call.postscale_factor
+        if call.op == Sum:
+            factor *= len(call.members())
+        scaled = [gradient * factor for gradient in _dense(gradients)]
+        return None, *grouped_allgather(call.backward(), scaled)

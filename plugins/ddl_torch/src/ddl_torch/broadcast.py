@@ -1,0 +1,117 @@
+"""Brings every rank to one rank's state: parameters, an optimizer's state, any object. Never takes a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ddl_torch.adapter import dense_strides
+from ddl_torch.autograd import OPERATIONS
+from ddl_torch.ops import broadcast_async_
+from ddlcore.api import ProcessSet, global_process_set, rank
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Gives every tensor in ``params`` the values it has on ``root_rank``, in place.
+
+    ``params``: a ``state_dict()``, or ``named_parameters()``, or another iterable of (name, tensor). Every
+    rank calls it with the same names. Raises ValueError for anything else in it.
+    """
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    handles = []
+    for name, tensor in _named_tensors(params):
+        dense = tensor.detach()
+        if not dense.is_contiguous() and dense_strides(dense) is None:
+            dense = dense.contiguous()
+            copies.append((tensor, dense))
+        handles.append(broadcast_async_(dense, root_rank, f"parameter.{name}"))
+    for handle in handles:
+        handle.wait()
+    for tensor, dense in copies:
+        tensor.detach().copy_(dense)
+
+
+def _named_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
+    if isinstance(params, Mapping):
+        pairs: list[Any] = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
+        pairs = list(params)
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict() or model.named_parameters()")
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ValueError("invalid params: an iterable must give tuples (name, tensor); pass model.named_parameters()")
+    wrong = [str(name) for name, value in pairs if not isinstance(value, torch.Tensor)]
+    if wrong:
+        raise ValueError(f"invalid params: {', '.join(wrong)} is no tensor; send it with broadcast_object")
+    return pairs
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor stood in a state that travels as an object, and what it is like."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
+    """Gives ``optimizer`` the state and hyperparameters that it has on ``root_rank``; no parameter changes.
+
+    Every rank calls it. ``model`` is accepted for Horovod's sake. Raises ValueError for L-BFGS, whose
+    state has no fixed form, and where the ranks' optimizers have different parameters.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state; broadcast the parameters and begin it anew")
+    is_root = rank() == root_rank
+    tensors: dict[str, torch.Tensor] = {}
+    state = _taken_out(optimizer.state_dict(), "optimizer", tensors) if is_root else None
+    state = OPERATIONS.broadcast_object(state, root_rank)
+    if not is_root:
+        state = _put_back(state, tensors)
+    broadcast_parameters(tensors, root_rank)
+    if not is_root:
+        optimizer.load_state_dict(state)
+
+
+def _taken_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """``value`` with a place for every tensor, which goes to ``tensors``."""
+    if isinstance(value, torch.Tensor):
+        tensors[path] = value.detach()
+        return _Place(path, tuple(value.shape), value.dtype)
+    if isinstance(value, dict):
+        return {key: _taken_out(item, f"{path}.{key}", tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_taken_out(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def _put_back(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """``value`` with an empty tensor at every place, which is in ``tensors`` too, to be filled."""
+    if isinstance(value, _Place):
+        tensors[value.name] = torch.empty(value.shape, dtype=value.dtype)
+        return tensors[value.name]
+    if isinstance(value, dict):
+        return {key: _put_back(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_put_back(item, tensors) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The object of ``root_rank`` on every rank, picklable there; its bytes are checked before they are used."""
+    return OPERATIONS.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """The objects of all members, in rank order."""
+    return OPERATIONS.allgather_object(obj, name, process_set)

@@ -1,0 +1,429 @@
+"""The verbs for torch tensors under Horovod's names and argument orders; how they are carried out is the core's.
+
+Every one of them is a collective: all members of ``process_set`` call it, with the same name (or, without
+one, in the same order). Any thread may; results are the caller's. Wrong arguments raise ValueError at once,
+what happens to a running job derives from DdlInternalError (ddlcore.errors). ``root_rank`` is a rank of the
+world, also within a process set. Only the synchronous verbs are differentiable.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from ddl_torch import autograd
+from ddl_torch.autograd import OPERATIONS, Call
+from ddl_torch.compression import Compression, wire_compression
+from ddl_torch.handles import Mapped, Waitable
+from ddlcore.api import ProcessSet, current_job, global_process_set
+from ddlcore.types import Adasum, Average, ReduceOp, Sum
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+    "resolve_op",
+]
+
+
+def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3) -> ReduceOp:
+    """The operation that ``op``, or its predecessor ``average``, asks for; Average where neither is given.
+
+    Raises ValueError where both are, for an unknown operation, and for Adasum.
+    """
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if average is not None:
+        warnings.warn(
+            "Parameter `average` has been replaced with `op` and will be removed; use op=Average or op=Sum",
+            DeprecationWarning,
+            stacklevel=stacklevel,
+        )
+        return Average if average else Sum
+    resolved = Average if op is None else ReduceOp(op)
+    if resolved is Adasum:
+        raise ValueError("op=Adasum is not supported yet; use op=Average or op=Sum")
+    return resolved
+
+
+def _touched(*tensors: torch.Tensor) -> None:
+    """Tells autograd that these are written, so that it does not use saved values that are no more."""
+    for tensor in tensors:
+        increment_version(tensor)
+
+
+# --- allreduce
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """A new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``. Differentiable."""
+    wire, user = wire_compression(compression)
+    reduce_op = resolve_op(op, average)
+    call = Call(current_job(), process_set, name, reduce_op, prescale_factor, postscale_factor, wire)
+    if user is None:
+        return autograd.allreduce(call, tensor)
+    packed, ctx = user.compress(tensor)
+    return user.decompress(autograd.allreduce(call, packed), ctx)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Waitable:
+    """A handle of which ``synchronize`` makes the new, reduced tensor. ``tensor`` stays untouched until then."""
+    return OPERATIONS.allreduce_async(
+        tensor,
+        name=name,
+        op=resolve_op(op, average),
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    )
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """``tensor`` itself, reduced in place."""
+    reduce_op = resolve_op(op, average)
+    handle = allreduce_async_(tensor, None, name, reduce_op, prescale_factor, postscale_factor, process_set)
+    result: torch.Tensor = handle.wait()
+    return result
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Waitable:
+    """A handle whose result is ``tensor`` itself, reduced in place; nobody else may touch it until then."""
+    handle = OPERATIONS.allreduce_async(
+        tensor,
+        output=tensor,
+        name=name,
+        op=resolve_op(op, average),
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    )
+    _touched(tensor)
+    return handle
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """New tensors, reduced as one: none of them is before all members have submitted all. Differentiable."""
+    wire, user = wire_compression(compression)
+    reduce_op = resolve_op(op, average)
+    call = Call(current_job(), process_set, name, reduce_op, prescale_factor, postscale_factor, wire)
+    if user is None:
+        return autograd.grouped_allreduce(call, tensors)
+    pairs = [user.compress(tensor) for tensor in tensors]
+    reduced = autograd.grouped_allreduce(call, [packed for packed, _ in pairs])
+    return [user.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Waitable:
+    """A handle of which ``synchronize`` makes the list of new, reduced tensors."""
+    return OPERATIONS.grouped_allreduce_async(
+        tensors,
+        name=name,
+        op=resolve_op(op, average),
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    )
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """The tensors themselves, reduced in place."""
+    reduce_op = resolve_op(op, average)
+    handle = grouped_allreduce_async_(tensors, None, name, reduce_op, prescale_factor, postscale_factor, process_set)
+    result: list[torch.Tensor] = handle.wait()
+    return result
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Waitable:
+    """A handle whose result is the list of the tensors themselves, reduced in place."""
+    handle = OPERATIONS.grouped_allreduce_async(
+        tensors,
+        outputs=tensors,
+        name=name,
+        op=resolve_op(op, average),
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    )
+    _touched(*tensors)
+    return handle
+
+
+# --- allgather
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """All members' tensors, joined along the first dimension in rank order; it alone may differ. Differentiable."""
+    return autograd.allgather(Call(current_job(), process_set, name), tensor)
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Waitable:
+    """A handle of which ``synchronize`` makes what ``allgather`` returns."""
+    return OPERATIONS.allgather_async(tensor, name=name, process_set=process_set)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    """``allgather`` of each tensor, as one. Differentiable."""
+    return autograd.grouped_allgather(Call(current_job(), process_set, name), tensors)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Waitable:
+    """A handle of which ``synchronize`` makes what ``grouped_allgather`` returns."""
+    return OPERATIONS.grouped_allgather_async(tensors, name=name, process_set=process_set)
+
+
+# --- broadcast
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """A new tensor with the root's values. Differentiable."""
+    return autograd.broadcast(Call(current_job(), process_set, name), tensor, root_rank)
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Waitable:
+    """A handle of which ``synchronize`` makes what ``broadcast`` returns."""
+    return OPERATIONS.broadcast_async(tensor, root_rank, name=name, process_set=process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """``tensor`` itself, with the root's values."""
+    result: torch.Tensor = broadcast_async_(tensor, root_rank, name, process_set).wait()
+    return result
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Waitable:
+    """A handle whose result is ``tensor`` itself, with the root's values."""
+    handle = OPERATIONS.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
+    _touched(tensor)
+    return handle
+
+
+# --- alltoall
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends ``splits[r]`` rows to member r (equally many without splits). Differentiable.
+
+    Returns the rows received, by rank; where splits were given, (those, int32 tensor of how many came from each).
+    """
+    rows, received = autograd.alltoall(Call(current_job(), process_set, name), tensor, _splits(splits))
+    return rows if splits is None else (rows, torch.tensor(received, dtype=torch.int32))
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Waitable:
+    """A handle of which ``synchronize`` makes what ``alltoall`` returns."""
+    handle = OPERATIONS.alltoall_async(tensor, _splits(splits), name=name, process_set=process_set)
+    then: Callable[[Any], Any] = _rows_alone if splits is None else _rows_and_splits
+    return Mapped(handle, then)
+
+
+def _rows_alone(result: tuple[torch.Tensor, list[int]]) -> torch.Tensor:
+    return result[0]
+
+
+def _rows_and_splits(result: tuple[torch.Tensor, list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    return result[0], torch.tensor(result[1], dtype=torch.int32)
+
+
+def _splits(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
+    if not isinstance(splits, torch.Tensor):
+        return splits if splits is None else list(splits)
+    if splits.dim() != 1 or splits.is_floating_point() or splits.is_complex() or splits.dtype is torch.bool:
+        raise ValueError(
+            f"alltoall: splits must be a one-dimensional tensor of integers, one a rank, "
+            f"not {splits.dim()}-dimensional {splits.dtype}"
+        )
+    rows: list[int] = splits.tolist()
+    return rows
+
+
+# --- reducescatter
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """This member's rows of the reduced tensor; the first members have one more where they must. Differentiable."""
+    wire, user = wire_compression(compression)
+    call = Call(current_job(), process_set, name, resolve_op(op), prescale_factor, postscale_factor, wire)
+    if user is None:
+        return autograd.reducescatter(call, tensor)
+    packed, ctx = user.compress(tensor)
+    return user.decompress(autograd.reducescatter(call, packed), ctx)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Waitable:
+    """A handle of which ``synchronize`` makes what ``reducescatter`` returns."""
+    return OPERATIONS.reducescatter_async(
+        tensor,
+        op=resolve_op(op),
+        name=name,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    )
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """``reducescatter`` of each tensor, as one. Differentiable."""
+    wire, user = wire_compression(compression)
+    call = Call(current_job(), process_set, name, resolve_op(op), prescale_factor, postscale_factor, wire)
+    if user is None:
+        return autograd.grouped_reducescatter(call, tensors)
+    pairs = [user.compress(tensor) for tensor in tensors]
+    reduced = autograd.grouped_reducescatter(call, [packed for packed, _ in pairs])
+    return [user.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Waitable:
+    """A handle of which ``synchronize`` makes what ``grouped_reducescatter`` returns."""
+    return OPERATIONS.grouped_reducescatter_async(
+        tensors,
+        op=resolve_op(op),
+        name=name,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    )

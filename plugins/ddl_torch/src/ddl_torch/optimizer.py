@@ -1,0 +1,300 @@
+"""Makes any torch optimizer step on reduced gradients, by a class of its own; how they travel is the reducer's.
+
+The object stays the one that was given: its state, schedulers made before or after, ``state_dict()`` and
+``isinstance`` are as they were. A hook before ``step`` synchronizes; a closure is made to synchronize after
+its backward pass.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+
+from ddl_torch import autograd
+from ddl_torch.autograd import OPERATIONS, Call
+from ddl_torch.compression import Compression, wire_compression
+from ddl_torch.ops import resolve_op
+from ddl_torch.reducer import Reducer, Reduction
+from ddlcore.api import ProcessSet, global_process_set
+from ddlcore.types import Average
+
+__all__ = ["DistributedOptimizer"]
+
+O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741  # an optimizer's class
+Named = list[tuple[str, torch.Tensor]]
+
+ZERO_GRAD_TOO_SOON = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+    "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+)
+SYNCHRONIZED_BEFORE = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+    "The gradients are reduced already and are not reduced again; say so with optimizer.skip_synchronize()."
+)
+
+
+def DistributedOptimizer(
+    optimizer: O,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> O:
+    """``optimizer`` itself, which from now on steps on gradients that are reduced over ``process_set``.
+
+    Every rank wraps its optimizer, with the same arguments, after ``init()``. Each gradient goes off as soon
+    as backward has it (after ``backward_passes_per_step`` passes); ``step()`` waits for all. A parameter
+    that got no gradient on this rank takes part with zeros and gets the others' result; one that got none on
+    any rank gets zeros. Ranks outside ``process_set`` step on their own gradients.
+
+    * ``named_parameters``: names that pair parameters of different ranks; without them, by position.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own.
+    * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
+    * ``groups``: how many groups of parameters go off together, or a list of lists of parameters.
+    * ``sparse_as_dense``: sparse gradients are made dense; else they are gathered.
+
+    Added methods: ``synchronize()``, ``skip_synchronize()``, ``set_backward_passes_per_step(n)``; a mixed
+    precision ``GradScaler`` finds reduced gradients in ``unscale_`` and in ``step``, so that all ranks agree on
+    what it skips. A copied or unpickled one is the bare optimizer; after ``shutdown()`` and another ``init()``
+    this one goes on in the new world. Raises ValueError for arguments that do not fit, NotInitialized before
+    ``init()``.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
+    _check_passes(backward_passes_per_step)
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    reduction = _reduction(compression, op, gradient_predivide_factor, sparse_as_dense, process_set)
+    named = _named(optimizer, named_parameters)
+    _check_groups(groups)
+    reducer = Reducer(reduction, backward_passes_per_step)
+    reducer.add(named)
+    bare = type(optimizer)
+    optimizer.__class__ = type(bare.__name__, (_Distributed, bare), {"__module__": bare.__module__})
+    wrapped = cast("_Distributed", optimizer)
+    wrapped._ddl = reducer
+    wrapped._parameter_names = {param: name for name, param in named}
+    hook = optimizer.register_step_pre_hook(_before_step)
+    optimizer._optimizer_step_pre_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]  # clip hooks and the like want reduced gradients
+    if groups is not None and reducer.active:
+        _form_groups(reducer, groups)
+    weakref.finalize(optimizer, reducer.release).atexit = False
+    return optimizer
+
+
+class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type: ignore[misc]  # a mixin over the optimizer's own class
+    """What a wrapped optimizer can do beside what its own class does."""
+
+    _ddl: Reducer
+    _parameter_names: dict[torch.Tensor, str]
+    _skip = False
+    _asked = False  # whether the user synchronized, rather than a scaler
+
+    def synchronize(self) -> None:
+        """Waits until every gradient is reduced, this rank's missing ones included.
+
+        Every member calls it, once a step, where it wants to see gradients before ``step()``, which then
+        belongs into ``skip_synchronize()``. Again, without a new gradient: no effect. Raises PeerLost,
+        MismatchError and their kin.
+        """
+        self._settle()
+        self._asked = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it, ``step()`` takes the gradients as ``synchronize()`` left them."""
+        self._skip = True
+        try:
+            yield
+        finally:
+            self._skip = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """From the next backward pass on, gradients go off after ``passes`` of them. Not between backward and step."""
+        _check_passes(passes)
+        if self._ddl.is_under_way():
+            raise ValueError("set_backward_passes_per_step() was called after backward(); call it after step()")
+        self._ddl.passes = passes
+        self._ddl.rewind()
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """As in torch. Raises AssertionError while gradients are under way."""
+        reducer = self._ddl
+        if reducer.is_under_way():
+            raise AssertionError(ZERO_GRAD_TOO_SOON)
+        reducer.rewind()
+        reducer.synchronized = self._asked = False
+        super().zero_grad(*args, **kwargs)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; every rank adds the same parameters."""
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        added = _names_in_group(index, self.param_groups[index])
+        taken = set(self._parameter_names.values())
+        clash = [name for name, _ in added if name in taken]
+        if clash:
+            raise ValueError(f"parameter names must be unique; {', '.join(clash)} is in another group already")
+        self._parameter_names.update({param: name for name, param in added})
+        slots = self._ddl.add(added)
+        if self._ddl.groups:
+            self._ddl.add_group(slots)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """As in torch. GradScaler reads it to unscale and judge gradients, and must find them reduced."""
+        if sys._getframe(1).f_code.co_name == "_unscale_grads_":  # the one door that torch gives us there
+            self._settle()
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    def _settle(self) -> None:
+        """Synchronizes, unless that was done and no gradient has come since."""
+        reducer = self._ddl
+        if not reducer.synchronized or reducer.has_begun():
+            reducer.synchronize()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        bare = type(self).__mro__[2]
+        return _bare, (bare,), self.__getstate__()
+
+
+def _bare(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    return kind.__new__(kind)
+
+
+def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Runs before every ``step``: gradients are reduced now or, where a closure computes them, right after it has."""
+    reducer: Reducer = optimizer._ddl
+    asked, optimizer._asked = optimizer._asked, False
+    if optimizer._skip:
+        if reducer.is_under_way():
+            raise AssertionError("skip_synchronize(), but gradients are under way: call synchronize() before step()")
+        reducer.synchronized = False
+        return None
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+    if callable(closure):
+        if reducer.is_under_way():
+            reducer.synchronize()
+        reducer.synchronized = False
+        reduced = _reducing(closure, optimizer, reducer)
+        return ((args[0], reduced, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": reduced})
+    if not reducer.synchronized or reducer.has_begun():
+        reducer.synchronize()
+    elif asked and reducer.active:
+        warnings.warn(SYNCHRONIZED_BEFORE, stacklevel=4)
+    reducer.synchronized = False
+    return None
+
+
+def _reducing(closure: Callable[[], Any], optimizer: torch.optim.Optimizer, reducer: Reducer) -> Callable[[], Any]:
+    """``closure``, after which gradients are reduced; for L-BFGS, which decides by it, the loss too."""
+
+    def reduced() -> Any:
+        loss = closure()
+        reducer.synchronize()
+        reducer.synchronized = False
+        if reducer.active and isinstance(optimizer, torch.optim.LBFGS):
+            call = Call(reducer.job, reducer.reduction.process_set, op=reducer.reduction.op)
+            loss = autograd.allreduce(call, torch.as_tensor(loss).detach())
+        return loss
+
+    return reduced
+
+
+# --- arguments
+
+
+def _check_passes(passes: int) -> None:
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step must be 1 or more, not {passes}")
+
+
+def _check_groups(groups: int | Sequence[Sequence[torch.Tensor]] | None) -> None:
+    fits = groups is None or (groups > 0 if isinstance(groups, int) else isinstance(groups, (list, tuple)))
+    if not fits:
+        raise ValueError("groups should be a positive integer or a list of lists of torch.Tensor.")
+
+
+def _reduction(
+    compression: Any, op: int, predivide: float, sparse_as_dense: bool, process_set: ProcessSet
+) -> Reduction:
+    reduce_op = resolve_op(op)
+    if predivide != 1.0 and reduce_op is not Average:
+        raise ValueError(f"gradient_predivide_factor={predivide} needs op=Average; it is {reduce_op.name}")
+    if predivide <= 0:
+        raise ValueError(f"gradient_predivide_factor must be greater than 0, not {predivide}")
+    wire, user = wire_compression(compression)
+    return Reduction(reduce_op, 1.0 / predivide, predivide, wire, user, sparse_as_dense, process_set)
+
+
+def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Tensor]] | None) -> Named:
+    """Every parameter of the optimizer with its name, in the optimizer's order."""
+    params = [(i, j, p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
+    if given is None:
+        return [pair for i, group in enumerate(optimizer.param_groups) for pair in _names_in_group(i, group)]
+    pairs = list(given)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), "
+            "usually produced by model.named_parameters()."
+        )
+    names = [name for name, _ in pairs]
+    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if duplicates:
+        found = ", ".join(duplicates)
+        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {found}")
+    by_param = {param: name for name, param in pairs}
+    unnamed = [f"group {i}, parameter {j} (shape {tuple(p.shape)})" for i, j, p in params if p not in by_param]
+    if unnamed:
+        raise ValueError(
+            f"named_parameters was specified, but one or more model parameters were not named: {'; '.join(unnamed)}"
+        )
+    return [(by_param[param], param) for _, _, param in params]
+
+
+def _names_in_group(index: int, group: dict[str, Any]) -> Named:
+    """The names that torch was given for a group, else its parameters' places."""
+    names = group.get("param_names") or [f"noname.{index}.{place}" for place in range(len(group["params"]))]
+    return list(zip(names, group["params"], strict=True))
+
+
+def _form_groups(reducer: Reducer, groups: int | Sequence[Sequence[torch.Tensor]]) -> None:
+    """Groups the slots alike on every rank: in the order in which the first member has its parameters."""
+    process_set = reducer.reduction.process_set
+    root = process_set.ranks[0] if process_set is not global_process_set else 0
+    mine = [slot.name for slot in reducer.slots]
+    order: list[str] = OPERATIONS.broadcast_object(mine, root, process_set=process_set, job=reducer.job)
+    if sorted(order) != sorted(mine):
+        differ = ", ".join(sorted(set(order) ^ set(mine)))
+        raise ValueError(f"groups: rank {reducer.job.rank} and rank {root} have different parameters: {differ}")
+    by_name = {slot.name: slot for slot in reducer.slots}
+    slots = [by_name[name] for name in order]
+    if isinstance(groups, int):
+        each, more = divmod(len(slots), groups)
+        ends = [(i + 1) * each + min(i + 1, more) for i in range(groups)]
+        formed = [slots[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    else:
+        by_param = {slot.param: slot for slot in slots}
+        formed = [[by_param[param] for param in group if param in by_param] for group in groups]
+    for group in formed:
+        if group:
+            reducer.add_group(group)

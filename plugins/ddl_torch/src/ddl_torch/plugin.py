@@ -1,0 +1,23 @@
+"""Introduces ddl_torch to the core by data alone: it imports neither torch nor anything that does."""
+
+from __future__ import annotations
+
+from ddlcore.hooks import AdapterProvider, hookimpl
+
+__all__ = ["ddl_adapters"]
+
+
+@hookimpl
+def ddl_adapters() -> list[AdapterProvider]:
+    """PyTorch's tensors."""
+    return [
+        AdapterProvider(
+            name="torch",
+            target="ddl_torch.adapter:TorchAdapter",
+            requires=("torch",),
+            install="pip install torch",
+            doc="PyTorch tensors",
+            module="ddl_torch",
+            framework="torch",
+        )
+    ]

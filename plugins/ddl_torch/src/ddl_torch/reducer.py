@@ -1,0 +1,333 @@
+"""Sends each gradient off the moment it stands, and brings all of them home; knows no optimizer.
+
+The path of one gradient: autograd calls ``Slot.on_gradient``, the slot's last pass submits it, in place
+on ``param.grad``, and ``Reducer.synchronize`` waits. What a rank has not computed it submits as zeros there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from ddl_torch.autograd import OPERATIONS
+from ddl_torch.compression import UserCompressor
+from ddl_torch.handles import Mapped, Waitable
+from ddl_torch.sparse import start_sparse
+from ddlcore.api import ProcessSet, current_job, global_process_set
+from ddlcore.errors import NotInitialized
+from ddlcore.types import ReduceOp
+
+__all__ = ["Group", "Reducer", "Reduction", "Slot"]
+
+TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). "
+    "Increase backward_passes_per_step to accumulate gradients locally."
+)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How every gradient is reduced."""
+
+    op: ReduceOp
+    prescale_factor: float
+    postscale_factor: float
+    compression: str
+    user_compressor: UserCompressor | None
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+
+class Slot:
+    """One parameter: how many backward passes it still awaits before its gradient goes off (0: it is complete)."""
+
+    __slots__ = ("group", "hook", "left", "name", "param", "sparse_dims", "submit")
+
+    def __init__(self, param: torch.Tensor, name: str, left: int, submit: Callable[[Slot], None]) -> None:
+        self.param = param
+        self.name = name  # on the wire
+        self.left = left
+        self.submit = submit
+        self.group: Group | None = None
+        self.hook: RemovableHandle | None = None
+        self.sparse_dims = 0  # of its last gradient; 0: that was dense
+
+    def on_gradient(self, _param: torch.Tensor) -> None:
+        """What autograd calls, once a parameter and backward pass: as short as can be."""
+        left = self.left = self.left - 1
+        if left == 0:
+            self.submit(self)
+        elif left < 0:
+            self.left = 0
+            raise AssertionError(TOO_MANY_PASSES)
+
+
+class Group:
+    """Parameters whose gradients go off together, when the last of them is complete."""
+
+    __slots__ = ("name", "sent", "slots", "waiting")
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = tuple(slots)
+        self.name = "group." + slots[0].name  # on the wire
+        self.begin()
+
+    def begin(self) -> None:
+        """Awaits all of them again."""
+        self.sent = False
+        self.waiting = sum(slot.param.requires_grad for slot in self.slots)
+
+    def is_complete(self) -> bool:
+        """Whether all have come; the count alone does not know who was thawed or frozen meanwhile."""
+        self.waiting -= 1
+        return self.waiting <= 0 and all(slot.left == 0 or not slot.param.requires_grad for slot in self.slots)
+
+
+class Reducer:
+    """All gradients of one optimizer. Used by the thread that trains; hooks may come from autograd's threads.
+
+    It holds the job that was current when it was made. After ``shutdown()`` and another ``init()`` it goes
+    over to the new one at the next step, if nothing was under way.
+    """
+
+    def __init__(self, reduction: Reduction, passes: int) -> None:
+        self.reduction = reduction
+        self.passes = passes
+        self.slots: list[Slot] = []
+        self.groups: list[Group] = []
+        self.flying: list[tuple[Waitable, Slot, torch.Tensor]] = []
+        self.synchronized = False  # since the last step
+        self.bind()
+
+    def bind(self) -> None:
+        """Belongs to the current job from now on. Raises NotInitialized where there is none."""
+        self.job = current_job()
+        process_set = self.reduction.process_set
+        members = range(self.job.size) if process_set is global_process_set else process_set.ranks
+        if process_set.process_set_id is None:
+            raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
+        self.active = self.job.rank in members and len(members) > 1
+        self._reduce = partial(
+            OPERATIONS.allreduce_async,
+            op=self.reduction.op,
+            prescale_factor=self.reduction.prescale_factor,
+            postscale_factor=self.reduction.postscale_factor,
+            compression=self.reduction.compression,
+            process_set=process_set,
+            job=self.job,
+        )
+        self._reduce_group: Callable[..., Waitable] = partial(
+            OPERATIONS.grouped_allreduce_async, **self._reduce.keywords
+        )
+        if self.active:
+            for slot in self.slots:
+                self._watch(slot)
+        else:
+            self.release()
+
+    # --- parameters
+
+    def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> list[Slot]:
+        """Watches these parameters too."""
+        added = [Slot(param, "gradient." + name, self.passes, self._submit) for name, param in named]
+        for slot in added:
+            self._watch(slot)
+        self.slots += added
+        return added
+
+    def add_group(self, slots: Sequence[Slot]) -> None:
+        """Sends these gradients off together from now on."""
+        group = Group(slots)
+        for slot in slots:
+            slot.group = group
+            slot.submit = self._submit_member
+        self.groups.append(group)
+
+    def _watch(self, slot: Slot) -> None:
+        param = slot.param
+        if not self.active or slot.hook is not None or not param.is_leaf:
+            return
+        if not (param.is_floating_point() or param.is_complex()):
+            return  # never has a gradient
+        required = param.requires_grad
+        if not required:  # torch refuses the hook, which must be there should the parameter be thawed
+            param.requires_grad_(True)
+        slot.hook = param.register_post_accumulate_grad_hook(slot.on_gradient)
+        if not required:
+            param.requires_grad_(False)
+
+    def release(self) -> None:
+        """Takes the hooks off: parameters, hooks and slots would keep each other alive."""
+        for slot in self.slots:
+            if slot.hook is not None:
+                slot.hook.remove()
+                slot.hook = None
+
+    # --- on the way out
+
+    def _submit(self, slot: Slot) -> None:
+        if self.job.closed and not self._rebind():
+            return
+        grad = slot.param.grad
+        assert grad is not None
+        if grad.is_sparse:
+            dense = self._densified(slot, grad)
+            if dense is None:
+                return
+            grad = dense
+        if self.reduction.user_compressor is not None:
+            self._submit_compressed(slot, grad, self.reduction.user_compressor)
+            return
+        self.flying.append((self._reduce(grad, output=grad, name=slot.name), slot, grad))
+
+    def _submit_compressed(self, slot: Slot, grad: torch.Tensor, compressor: UserCompressor) -> None:
+        with torch.no_grad():
+            packed, ctx = compressor.compress(grad)
+        packed = packed.contiguous()
+        handle = self._reduce(packed, name=slot.name)
+        self.flying.append((Mapped(handle, partial(compressor.decompress, ctx=ctx)), slot, grad))
+
+    def _densified(self, slot: Slot, grad: torch.Tensor) -> torch.Tensor | None:
+        """A sparse gradient made dense where that is wanted; else None, and it is on its way by itself."""
+        if self.reduction.sparse_as_dense:
+            slot.param.grad = dense = grad.to_dense()
+            return dense
+        slot.sparse_dims = grad.sparse_dim()
+        handle = start_sparse(self.job, grad, slot.name, self.reduction.op, self.reduction.process_set)
+        self.flying.append((handle, slot, grad))
+        return None
+
+    def _submit_member(self, slot: Slot) -> None:
+        group = slot.group
+        assert group is not None
+        if group.is_complete():
+            self._submit_group(group)
+
+    def _submit_group(self, group: Group) -> None:
+        if self.job.closed and not self._rebind():
+            return
+        group.sent = True
+        members = []
+        for slot in group.slots:
+            if not slot.param.requires_grad:
+                continue
+            slot.left = 0
+            grad = slot.param.grad if slot.param.grad is not None else self._nothing(slot)
+            dense = self._densified(slot, grad) if grad.is_sparse else grad
+            if dense is not None:
+                members.append((slot, dense))
+        if members:
+            self._submit_dense(group.name, members)
+
+    def _submit_dense(self, name: str, members: Sequence[tuple[Slot, torch.Tensor]]) -> None:
+        compressor = self.reduction.user_compressor
+        grads = [grad for _, grad in members]
+        parts: list[Callable[[Any], Any]]
+        if compressor is None:
+            handle = self._reduce_group(grads, outputs=grads, name=name)
+            parts = [itemgetter(i) for i in range(len(grads))]
+        else:
+            with torch.no_grad():
+                pairs = [compressor.compress(grad) for grad in grads]
+            handle = self._reduce_group([packed.contiguous() for packed, _ in pairs], name=name)
+            parts = [partial(_part, i, compressor, ctx) for i, (_, ctx) in enumerate(pairs)]
+        self.flying += [(Mapped(handle, part), slot, grad) for part, (slot, grad) in zip(parts, members, strict=True)]
+
+    def _nothing(self, slot: Slot) -> torch.Tensor:
+        """The gradient of a rank that has computed none: zeros, which the parameter keeps for the result."""
+        param = slot.param
+        if slot.sparse_dims:
+            shape, dense = param.shape, param.shape[slot.sparse_dims :]
+            indices = torch.empty((slot.sparse_dims, 0), dtype=torch.int64)
+            zeros = torch.sparse_coo_tensor(indices, param.new_empty((0, *dense)), shape, check_invariants=False)
+        else:
+            zeros = torch.zeros_like(param, requires_grad=False)
+        param.grad = zeros
+        return zeros
+
+    # --- on the way home
+
+    def is_under_way(self) -> bool:
+        """Whether a complete gradient waits to come home."""
+        return bool(self.flying) or (bool(self.groups) and any(slot.left == 0 for slot in self.slots))
+
+    def has_begun(self) -> bool:
+        """Whether a gradient has come since the last ``synchronize``."""
+        return bool(self.flying) or any(slot.left != self.passes for slot in self.slots)
+
+    def synchronize(self) -> None:
+        """Submits what this rank has not computed, and returns when every gradient is reduced.
+
+        Every member calls it once a step. Raises the first error of any of them, when all are over.
+        """
+        if self.job.closed:
+            self._rebind()
+        if self.active:
+            self._submit_rest()
+            self._collect()
+        self.synchronized = True
+
+    def _submit_rest(self) -> None:
+        for group in self.groups:
+            if not group.sent:
+                self._submit_group(group)
+        for slot in self.slots:
+            if slot.left == 0 or slot.group is not None or not slot.param.requires_grad:
+                continue
+            slot.left = 0
+            if slot.param.grad is None:
+                self._nothing(slot)
+            self._submit(slot)
+
+    def _collect(self) -> None:
+        flying, self.flying = self.flying, []
+        self.rewind()
+        failure: Exception | None = None
+        for handle, slot, grad in flying:
+            try:
+                result = handle.wait()
+            except Exception as error:  # the others are in place in memory that is the user's again after this
+                failure = failure or error
+                continue
+            if result is not grad:
+                _place(result, slot, grad)
+        if failure is not None:
+            raise failure
+
+    def rewind(self) -> None:
+        """All parameters await a whole round of backward passes again."""
+        for slot in self.slots:
+            slot.left = self.passes
+        for group in self.groups:
+            group.begin()
+
+    def _rebind(self) -> bool:
+        """Goes over to the job that is current now; whether that one needs gradients sent."""
+        if self.flying:
+            self.flying = []
+            self.rewind()
+            raise NotInitialized(
+                "ddl was shut down between backward() and step(), so the gradients of this step are lost; "
+                "call optimizer.zero_grad() and compute them again"
+            )
+        self.bind()
+        return self.active
+
+
+def _part(index: int, compressor: UserCompressor, ctx: Any, results: Sequence[torch.Tensor]) -> torch.Tensor:
+    return compressor.decompress(results[index], ctx)
+
+
+def _place(result: torch.Tensor, slot: Slot, grad: torch.Tensor) -> None:
+    """Puts a result that was not reduced in place where it belongs."""
+    if result.is_sparse:
+        slot.param.grad = result
+    else:
+        with torch.no_grad():
+            grad.copy_(result)

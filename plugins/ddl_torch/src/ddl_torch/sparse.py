@@ -1,0 +1,68 @@
+"""Reduces sparse tensors by gathering what each rank has; sums appear where indices repeat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ddl_torch.autograd import OPERATIONS
+from ddl_torch.handles import Waitable
+from ddl_torch.ops import resolve_op
+from ddlcore.api import ProcessSet, current_job, global_process_set
+from ddlcore.types import Average, ReduceOp, Sum
+
+__all__ = ["SparseHandle", "sparse_allreduce_async", "start_sparse"]
+
+
+class SparseHandle:
+    """A sparse allreduce under way. As Horovod's scripts expect, calling it is waiting for it."""
+
+    def __init__(self, indices: Waitable, values: Waitable, shape: torch.Size, divisor: int) -> None:
+        self._indices = indices
+        self._values = values
+        self._shape = shape
+        self._divisor = divisor
+
+    def poll(self) -> bool:
+        """Whether ``wait`` would return or raise at once."""
+        return self._indices.poll() and self._values.poll()
+
+    def wait(self) -> torch.Tensor:
+        """The reduced tensor, not coalesced; raises what the operation raises."""
+        indices: torch.Tensor = self._indices.wait()  # (entries, sparse dimensions)
+        values: torch.Tensor = self._values.wait()  # (entries, *dense dimensions)
+        if self._divisor != 1:
+            values = values / self._divisor
+        return torch.sparse_coo_tensor(indices.t(), values, self._shape, check_invariants=False)
+
+    __call__ = wait
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: int | None, process_set: ProcessSet = global_process_set
+) -> SparseHandle:
+    """Starts the Sum or Average of sparse COO tensors of one shape; ranks may differ in what they store.
+
+    Every member calls it, from any thread. The handle's result is a new sparse tensor, not coalesced.
+    Raises ValueError for another operation or layout.
+    """
+    return start_sparse(current_job(), tensor, name, resolve_op(op), process_set)
+
+
+def start_sparse(
+    job: Any, tensor: torch.Tensor, name: str | None, op: ReduceOp, process_set: ProcessSet
+) -> SparseHandle:
+    """As ``sparse_allreduce_async``, in the world of ``job``."""
+    if tensor.layout is not torch.sparse_coo:
+        raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not {tensor.layout}; use allreduce_async")
+    if op not in (Average, Sum):
+        raise ValueError(f"op={op.name} has no meaning for sparse tensors; use Average or Sum, or tensor.to_dense()")
+    members = process_set.resolve(job)[1]
+    tensor = tensor.detach()
+    indices = tensor._indices().t().contiguous()  # not .indices(): that would make us coalesce, which sorts
+    values = tensor._values().contiguous()
+    gathering = {"process_set": process_set, "job": job}
+    first = OPERATIONS.allgather_async(indices, name=None if name is None else f"{name}.indices", **gathering)
+    second = OPERATIONS.allgather_async(values, name=None if name is None else f"{name}.values", **gathering)
+    return SparseHandle(first, second, tensor.shape, len(members) if op is Average else 1)

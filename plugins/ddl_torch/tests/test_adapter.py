@@ -1,0 +1,83 @@
+"""The torch adapter passes the standard suite, and refuses what is peculiar to torch with a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ddl_torch.adapter import TorchAdapter
+
+from ddlcore.contracts.transport import Memory
+from ddlcore.testing import AdapterSuite
+from ddlcore.types import DType
+
+
+class TestTorchAdapter(AdapterSuite):
+    adapter = TorchAdapter()
+
+    def make(self, array: Any) -> torch.Tensor:
+        if array.dtype.name == "bfloat16":  # torch does not know ml_dtypes' type
+            return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+        return torch.from_numpy(np.array(array))
+
+    def to_numpy(self, tensor: torch.Tensor) -> Any:
+        if tensor.dtype is torch.bfloat16:
+            import ml_dtypes
+
+            return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.numpy()
+
+
+
+@pytest.mark.parametrize(
+    ("make", "way_out"),
+    [
+        (lambda: torch.eye(3).to_sparse(), "to_dense"),
+        (lambda: torch.zeros(3, dtype=torch.complex64), "view_as_real"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "dequantize"),
+        (lambda: torch.zeros(3, device="meta"), r"\.cpu\(\)"),
+        (lambda: torch.zeros(3, dtype=torch.complex64).conj().imag, "resolve_neg"),
+        (lambda: torch.zeros(3, dtype=torch.float8_e5m2), "float32"),
+        (lambda: torch.zeros(1).expand(5), "contiguous"),
+        (lambda: [1.0], "as_tensor"),
+    ],
+    ids=["sparse", "complex", "quantized", "meta", "negated", "float8", "expanded", "list"],
+)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # to be removed from torch; until then it can come
+def test_refusals(make: Any, way_out: str) -> None:
+    """ValueError that says what to call."""
+    with pytest.raises(ValueError, match=way_out):
+        TorchAdapter().buffer(make(), elementwise=True)
+
+
+def test_channels_last_is_dense() -> None:
+    """Its strides are part of the description; kinds that need rows refuse it."""
+    tensor = torch.arange(2 * 3 * 4 * 5.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    adapter = TorchAdapter()
+    assert adapter.buffer(tensor, elementwise=True).strides == (60, 1, 15, 3)
+    assert adapter.allocate(tensor).stride() == tensor.stride()
+    with pytest.raises(ValueError, match="contiguous"):
+        adapter.buffer(tensor, elementwise=False)
+
+
+def test_parameters_are_taken_for_their_values() -> None:
+    """Their memory is shared, and what is made like them requires no gradient."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    adapter = TorchAdapter()
+    assert adapter.buffer(parameter, elementwise=True).address == parameter.data_ptr()
+    made = adapter.allocate(parameter)
+    assert type(made) is torch.Tensor
+    assert not made.requires_grad
+    adapter.copy(torch.zeros(3), parameter)
+    assert parameter.tolist() == [0.0] * 3
+
+
+def test_adopted_memory_may_be_written() -> None:
+    """The tensor is an ordinary one, over the memory itself."""
+    memory = Memory(12)
+    tensor = TorchAdapter().adopt(memory, (3,), DType.F32, torch.zeros(1))
+    tensor.fill_(2.0)
+    assert tensor.data_ptr() == memory.address
+    assert tensor.tolist() == [2.0] * 3

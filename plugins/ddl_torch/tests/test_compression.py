@@ -1,0 +1,88 @@
+"""Compression's classes are usable as Horovod's, and tell the core which of its compressors to take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ddl_torch as ddl
+import pytest
+import torch
+from ddl_torch.compression import wire_compression
+
+from ddlcore.testing import run_world
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (ddl.Compression.none, torch.float32),
+        (ddl.Compression.fp16, torch.float16),
+        (ddl.Compression.bf16, torch.bfloat16),
+    ],
+)
+def test_there_and_back(kind: Any, dtype: torch.dtype) -> None:
+    """Floats go in the compressor's type and come back in their own; integers are left alone."""
+    x = torch.tensor([1.0, -2.5, 1024.0])
+    packed, ctx = kind.compress(x)
+    assert packed.dtype is dtype
+    back = kind.decompress(packed, ctx)
+    assert back.dtype is torch.float32
+    assert back.tolist() == x.tolist()
+    whole = torch.tensor([3])
+    packed, ctx = kind.compress(whole)
+    assert packed is whole
+    assert kind.decompress(packed, ctx) is whole
+
+
+fp16: Any = ddl.Compression.fp16
+
+
+class Inherited(fp16):  # type: ignore[misc]  # its base is a class attribute, which mypy follows nowhere
+    """A user's class that only builds upon ours."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return tensor * 2, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: None) -> torch.Tensor:
+        return tensor * 100
+
+
+def test_who_compresses() -> None:
+    """Ours and names: the core. Anything else with both methods: the class itself."""
+    assert wire_compression(ddl.Compression.fp16) == ("fp16", None)
+    assert wire_compression("bf16") == ("bf16", None)
+    assert wire_compression(Inherited) == ("none", Inherited)
+    with pytest.raises(ValueError, match=r"Compression\.none"):
+        wire_compression(object())
+
+
+@pytest.mark.parametrize("verb", ["allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter"])
+def test_own_class_in_verbs(verb: str) -> None:
+    """It is run around the collective, and its methods are differentiated."""
+
+    def play(rank: int, job: Any) -> tuple[float, float]:
+        x = torch.ones(2, requires_grad=True)
+        given: Any = [x] if "grouped" in verb else x
+        out = getattr(ddl, verb)(given, compression=Inherited)
+        out = out[0] if "grouped" in verb else out
+        out.sum().backward()
+        assert x.grad is not None
+        return out[0].item(), x.grad[0].item()
+
+    assert run_world(2, play) == [(200.0, 200.0)] * 2
+
+
+@pytest.mark.parametrize("verb", ["allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter"])
+def test_ours_in_verbs(verb: str) -> None:
+    """float16 on the way: 2049 arrives as 2048, in float32."""
+
+    def play(rank: int, job: Any) -> tuple[float, torch.dtype]:
+        x = torch.full((2,), 2049.0)
+        given: Any = [x] if "grouped" in verb else x
+        out = getattr(ddl, verb)(given, compression=ddl.Compression.fp16)
+        out = out[0] if "grouped" in verb else out
+        return out[0].item(), out.dtype
+
+    assert run_world(2, play) == [(2048.0, torch.float32)] * 2

@@ -1,0 +1,86 @@
+"""The examples do what their first lines say, and the distributed one is the plain one and five lines."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plugins.ddl_torch.tests.launching import EXAMPLES, launch
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+DIGITS = EXAMPLES / "torch_digits.py"
+PLAIN = EXAMPLES / "plain" / "torch_digits.py"
+FIVE_LINES = [
+    r"import ddl_torch as ddl",
+    r"ddl\.init\(\)",
+    r"lr = args\.lr \* ddl\.size\(\)",
+    r"optimizer = ddl\.DistributedOptimizer\(optimizer, named_parameters=model\.named_parameters\(\)\)",
+    r"ddl\.broadcast_parameters\(model\.state_dict\(\), root_rank=0\)",
+]
+SAMPLING = r".*[Ss]ampler.*"
+PRINTING = r"(first = .*|print\(.*|\"\"\".*)"
+
+
+def facts(shown: str) -> tuple[float, set[str]]:
+    """Test accuracy in %, and the digests of all ranks' parameters."""
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+) %", shown)
+    return float(accuracy), set(re.findall(r"parameters (\w{12})", shown))
+
+
+def test_five_lines_make_the_difference() -> None:
+    """Besides sampling, and who prints and keeps the checkpoint."""
+    lines = [[line.strip() for line in file.read_text().splitlines() if line.strip()] for file in (PLAIN, DIGITS)]
+    changes = [line for line in difflib.ndiff(lines[0], lines[1]) if line[0] in "+-"]
+    added = [line[2:] for line in changes if line[0] == "+"]
+    removed = [line[2:] for line in changes if line[0] == "-"]
+    for pattern in FIVE_LINES:
+        assert [bool(re.fullmatch(pattern, line)) for line in added].count(True) == 1, pattern
+    rest = [line for line in added if not any(re.fullmatch(pattern, line) for pattern in FIVE_LINES)]
+    assert not [line for line in rest if not re.fullmatch(f"{SAMPLING}|{PRINTING}", line)]
+    assert not [line for line in removed if not re.fullmatch(rf"{SAMPLING}|{PRINTING}|lr = args\.lr", line)]
+
+
+def test_the_plain_example_learns() -> None:
+    """At least 95 % of the test images."""
+    done = subprocess.run(
+        [sys.executable, str(PLAIN)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # the network is small: a second thread would only wait
+    )
+    accuracy, _ = facts(done.stdout)
+    assert accuracy >= 95.0
+
+
+@pytest.mark.slow
+def test_digits(tmp_path: Path) -> None:
+    """Two ranks learn, agree to the last bit, and a checkpoint goes on with three."""
+    checkpoint = str(tmp_path / "digits.pt")
+    shown = launch(2, DIGITS, "--checkpoint", checkpoint)
+    accuracy, digests = facts(shown)
+    assert accuracy >= 95.0, shown
+    assert len(re.findall(r"rank \d of 2: parameters", shown)) == 2, shown
+    assert len(digests) == 1, shown
+    assert len(re.findall(r"epoch 8: loss", shown)) == 1, "one rank reports"
+    shown = launch(3, DIGITS, "--checkpoint", checkpoint, "--resume", "--epochs", "9")
+    assert re.findall(r"epoch (\d+):", shown) == ["9"], shown
+    resumed, digests = facts(shown)
+    assert resumed >= 95.0, shown
+    assert len(digests) == 1, shown
+
+
+def test_foreign_ddp_runs_unchanged() -> None:
+    """torch's own DDP finds its ranks by the environment that `ddl run` sets."""
+    shown = launch(2, EXAMPLES / "foreign" / "torch_ddp.py")
+    assert len(set(re.findall(r"parameters (\w{12})", shown))) == 1, shown
+    assert len(re.findall(r"rank \d of 2", shown)) == 2, shown
+    assert "ddl" not in (EXAMPLES / "foreign" / "torch_ddp.py").read_text().split('"""')[2]

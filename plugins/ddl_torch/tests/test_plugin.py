@@ -1,0 +1,75 @@
+"""The plugin introduces itself without torch, and its package offers what Horovod's did, in Horovod's order."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import ddl_torch as ddl
+import pytest
+
+SIGNATURES = {
+    "allreduce": "tensor average name compression op prescale_factor postscale_factor process_set",
+    "allreduce_async": "tensor average name op prescale_factor postscale_factor process_set",
+    "allreduce_": "tensor average name op prescale_factor postscale_factor process_set",
+    "allreduce_async_": "tensor average name op prescale_factor postscale_factor process_set",
+    "grouped_allreduce": "tensors average name compression op prescale_factor postscale_factor process_set",
+    "grouped_allreduce_async": "tensors average name op prescale_factor postscale_factor process_set",
+    "grouped_allreduce_": "tensors average name op prescale_factor postscale_factor process_set",
+    "grouped_allreduce_async_": "tensors average name op prescale_factor postscale_factor process_set",
+    "sparse_allreduce_async": "tensor name op process_set",
+    "allgather": "tensor name process_set",
+    "allgather_async": "tensor name process_set",
+    "grouped_allgather": "tensors name process_set",
+    "grouped_allgather_async": "tensors name process_set",
+    "broadcast": "tensor root_rank name process_set",
+    "broadcast_async": "tensor root_rank name process_set",
+    "broadcast_": "tensor root_rank name process_set",
+    "broadcast_async_": "tensor root_rank name process_set",
+    "alltoall": "tensor splits name process_set",
+    "alltoall_async": "tensor splits name process_set",
+    "reducescatter": "tensor name compression op process_set prescale_factor postscale_factor",
+    "reducescatter_async": "tensor name op process_set prescale_factor postscale_factor",
+    "grouped_reducescatter": "tensors name compression op process_set prescale_factor postscale_factor",
+    "grouped_reducescatter_async": "tensors name op process_set prescale_factor postscale_factor",
+    "broadcast_parameters": "params root_rank",
+    "broadcast_optimizer_state": "optimizer root_rank model",
+    "broadcast_object": "obj root_rank name process_set",
+    "allgather_object": "obj name process_set",
+    "DistributedOptimizer": "optimizer named_parameters compression backward_passes_per_step op "
+    "gradient_predivide_factor num_groups groups sparse_as_dense process_set",
+    "SyncBatchNorm": "num_features eps momentum affine track_running_stats",
+}
+BASICS = """
+    init shutdown is_initialized size rank local_size local_rank cross_size cross_rank is_homogeneous
+    ProcessSet global_process_set add_process_set remove_process_set poll synchronize join barrier
+    Average Sum Adasum Min Max Product HorovodInternalError DdlInternalError PeerLost Compression
+"""
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_argument_order(name: str) -> None:
+    """Positional calls of Horovod's scripts mean the same here."""
+    assert list(inspect.signature(getattr(ddl, name)).parameters) == SIGNATURES[name].split()
+
+
+def test_exports() -> None:
+    """All of it is public, and defined."""
+    assert set(SIGNATURES) | set(BASICS.split()) <= set(ddl.__all__)
+    assert not [name for name in ddl.__all__ if not hasattr(ddl, name)]
+
+
+def test_horovods_integers() -> None:
+    """The operations' numbers are Horovod's."""
+    assert [ddl.Average, ddl.Sum, ddl.Adasum, ddl.Min, ddl.Max, ddl.Product] == [0, 1, 2, 3, 4, 5]
+
+
+def test_introduction_imports_no_torch() -> None:
+    """Listing plugins must not import a framework: the plugin's module asks for none, and runs without its package."""
+    code = (
+        "import sys; from ddlcore.plug.finding import run_alone; "
+        "(one,) = run_alone('ddl_torch.plugin').ddl_adapters(); print(one.target, 'torch' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert shown.stdout.split() == ["ddl_torch.adapter:TorchAdapter", "False"]

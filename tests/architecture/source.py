@@ -1,0 +1,75 @@
+"""The tree's source files, parsed, for tests that hold them to the architecture."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+__all__ = ["ROOT", "Source", "core", "every", "plugins"]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of Python; ``module`` is the name under which it is imported."""
+
+    path: Path
+    module: str
+
+    def __str__(self) -> str:
+        return str(self.path.relative_to(ROOT))
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, filename=str(self.path))
+
+    @property
+    def package(self) -> str:
+        """What a relative import starts from."""
+        return self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """(line, absolute dotted name) of everything imported, wherever in the file; of ``from a import b``: a.b."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    yield node.lineno, alias.name
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    above = self.package.split(".")[: len(self.package.split(".")) - node.level + 1]
+                    base = ".".join([*above, *([base] if base else [])])
+                for alias in node.names:
+                    yield node.lineno, f"{base}.{alias.name}"
+
+
+def _below(folder: Path, package: str) -> list[Source]:
+    sources = []
+    for path in sorted(folder.rglob("*.py")):
+        parts = [package, *path.relative_to(folder).with_suffix("").parts]
+        sources.append(Source(path, ".".join(part for part in parts if part != "__init__")))
+    return sources
+
+
+def core() -> list[Source]:
+    """Every file of ddlcore."""
+    return _below(ROOT / "ddlcore", "ddlcore")
+
+
+def plugins() -> dict[str, list[Source]]:
+    """Every file of each plugin, by the name of its module."""
+    folders = sorted(path for path in (ROOT / "plugins").glob("*/src/*") if path.is_dir() and path.suffix == "")
+    return {folder.name: _below(folder, folder.name) for folder in folders}
+
+
+def every() -> list[Source]:
+    """The core and all plugins."""
+    return core() + [source for sources in plugins().values() for source in sources]

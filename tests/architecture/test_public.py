@@ -1,0 +1,103 @@
+"""What is public stands in ``__all__``, is defined where it stands, and is documented.
+
+Public by its form is every function and class whose name has no underscore in front, and every lower-case
+name that is assigned. Constants, type aliases and a module's log are public only if ``__all__`` says so.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.source import Source, every
+
+Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+OUTSIDE = ("ddlcore.contracts", "ddlcore.hooks", "ddlcore.api", "ddlcore.testing", "ddl_")  # read by others than us
+DOORLESS_BASES = {"ABC", "Protocol", "Generic", "NamedTuple", "object"}  # a class with another base has its docs there
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Top-level statements, those under a top-level if or try included."""
+    for node in body:
+        if isinstance(node, ast.If | ast.Try):
+            handlers = [s for h in getattr(node, "handlers", []) for s in h.body]
+            yield from statements([*node.body, *handlers, *node.orelse])
+        else:
+            yield node
+
+
+def assigned(node: ast.stmt) -> list[str]:
+    """The names that an assignment gives a value to."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [leaf.id for target in targets for leaf in ast.walk(target) if isinstance(leaf, ast.Name)]
+
+
+def exported(source: Source) -> list[str] | None:
+    """The literal ``__all__``, or None where there is none."""
+    for node in source.tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and assigned(node) == ["__all__"]:
+            assert isinstance(node.value, ast.List | ast.Tuple), f"{source}: __all__ is no literal list"
+            return [str(ast.literal_eval(element)) for element in node.value.elts]
+    return None
+
+
+def defined(source: Source) -> set[str]:
+    """All top-level names of the file itself."""
+    names = {name for node in statements(source.tree.body) for name in assigned(node)}
+    return names | {n.name for n in statements(source.tree.body) if isinstance(n, (*Function, ast.ClassDef))}
+
+
+def public_by_form(source: Source) -> set[str]:
+    """The names that must stand in ``__all__``."""
+    names = {n.name for n in statements(source.tree.body) if isinstance(n, (*Function, ast.ClassDef))}
+    names |= {name for node in statements(source.tree.body) for name in assigned(node) if name.islower()}
+    return {name for name in names if not name.startswith("_")} - {"log"}
+
+
+def imported(source: Source) -> set[str]:
+    """Top-level names that come from elsewhere."""
+    aliases = (a for n in statements(source.tree.body) if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names)
+    return {alias.asname or alias.name.partition(".")[0] for alias in aliases}
+
+
+@pytest.mark.parametrize("source", every(), ids=str)
+def test_all_says_what_is_public(source: Source) -> None:
+    """``__all__`` holds every name that is public by its form, each once, and none that does not exist."""
+    listed = exported(source)
+    public = listed or []
+    lazy = "__getattr__" in defined(source)  # names that are imported when first used
+    assert listed is not None or not public_by_form(source), f"{source} has no __all__"
+    assert len(public) == len(set(public))
+    assert sorted(public_by_form(source) - set(public)) == [], "neither in __all__ nor named with an underscore"
+    assert lazy or sorted(set(public) - defined(source) - imported(source)) == [], "in __all__ and not defined"
+
+
+@pytest.mark.parametrize("source", every(), ids=str)
+def test_public_is_documented(source: Source) -> None:
+    """Modules, public classes and functions have docstrings; in rooms that others read, so have methods."""
+    public = exported(source) or ()
+    bare = [] if ast.get_docstring(source.tree) else ["the module itself"]
+    for node in source.tree.body:
+        if isinstance(node, (*Function, ast.ClassDef)) and node.name in public:
+            bare += [] if ast.get_docstring(node) else [node.name]
+            if isinstance(node, ast.ClassDef) and source.module.startswith(OUTSIDE):
+                bare += undocumented_methods(node)
+    assert bare == [], f"{source}: no docstring"
+
+
+def undocumented_methods(node: ast.ClassDef) -> list[str]:
+    """Public methods of a class that inherits from nothing, properties and overloads excepted."""
+    bases = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
+    if not bases <= DOORLESS_BASES:
+        return []
+    methods = [item for item in node.body if isinstance(item, Function) and not item.name.startswith("_")]
+    return [f"{node.name}.{m.name}" for m in methods if not m.decorator_list and not ast.get_docstring(m)]
+
+
+def test_the_names_that_ddlcore_exports_exist() -> None:
+    """Each can be had, those that are imported on first use included."""
+    import ddlcore
+
+    assert [name for name in ddlcore.__all__ if not hasattr(ddlcore, name)] == []

@@ -1,0 +1,107 @@
+"""What the source may not name: surroundings in the runtime, plugins in the core, this machine anywhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source import ROOT, Source, core, every
+
+SURROUNDINGS = re.compile(r"\b(pluggy|environ|getenv|torch|tensorflow|keras|mxnet|jax)\b", re.IGNORECASE)
+PLUGINS = re.compile(r"(?<![a-z0-9])(nccl|gloo|mpi|mpi4py|torch|tensorflow|keras|mxnet)(?![a-z])", re.IGNORECASE)
+ENVIRON = re.compile(r"\bos\.(environ|getenv|putenv)\b")
+
+NAMES_PLUGINS = {  # file below ddlcore: the one reason
+    "plug/aliases.py": "the table of what to install for a known name",
+    "launch/facts.py": "the frameworks that `ddl info` looks for, whether a plugin serves them or not",
+}
+READS_ENVIRONMENT = {
+    "config.py": "the one reader of DDL_* variables",
+    "kernels/cache.py": "finds the user's cache directory by XDG_CACHE_HOME, before there is a job that has settings",
+}
+
+
+@pytest.mark.parametrize("source", [s for s in core() if s.module.startswith("ddlcore.runtime")], ids=str)
+def test_the_runtime_knows_no_surroundings(source: Source) -> None:
+    """Nothing under runtime/ names pluggy, the environment or a framework, not even in a comment."""
+    hits = [
+        f"{source}:{n} {line.strip()}"
+        for n, line in enumerate(source.text.splitlines(), 1)
+        if SURROUNDINGS.search(line)
+    ]
+    assert hits == []
+
+
+@pytest.mark.parametrize("source", core(), ids=str)
+def test_the_core_names_no_plugin(source: Source) -> None:
+    """Code of the core names a framework or a transport of a plugin in the table of aliases only."""
+    if str(source).partition("/")[2] in NAMES_PLUGINS:
+        return
+    hits = [f"{source}:{line} {word}" for line, word in spoken(source.tree) if PLUGINS.search(word)]
+    assert hits == []
+
+
+def spoken(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, word) of every name and string of code; comments and docstrings may explain by example."""
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.lineno, node.value
+        elif isinstance(node, ast.Name):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.alias):
+            yield node.lineno, node.name
+
+
+@pytest.mark.parametrize("source", every(), ids=str)
+def test_the_environment_is_read_in_one_file(source: Source) -> None:
+    """Others may hand os.environ on, whole, as an argument; what is in it is read where the table of settings is.
+
+    The launcher, which makes the environment of other processes, is excepted.
+    """
+    if str(source).partition("/")[2] in READS_ENVIRONMENT or source.module.startswith("ddlcore.launch"):
+        return
+    handed_on = {id(argument) for node in ast.walk(source.tree) if isinstance(node, ast.Call) for argument in node.args}
+    hits = [
+        f"{source}:{node.lineno} {ast.unparse(node)}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and ENVIRON.fullmatch(ast.unparse(node)) and id(node) not in handed_on
+    ]
+    assert hits == []
+
+
+def test_the_exceptions_are_needed() -> None:
+    """An exception whose file is gone, or no longer needs it, goes too."""
+    for name in NAMES_PLUGINS:
+        assert PLUGINS.search((ROOT / "ddlcore" / name).read_text())
+    for name in READS_ENVIRONMENT:
+        assert ENVIRON.search((ROOT / "ddlcore" / name).read_text())
+
+
+def test_no_file_names_this_machine() -> None:
+    """What is committed holds on any machine: no path of this checkout, none below the home of who runs this."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    paths = [f"{Path.home()}/".encode(), f"{ROOT}/".encode()]
+    files = [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
+    assert [str(path) for path in files if any(word in path.read_bytes() for word in paths)] == []

@@ -1,0 +1,130 @@
+"""Handing out shared memory: to the members only, within the deadline, leaving no name behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddlcore.builtin.shm import segment
+from ddlcore.errors import DeadlineExceeded, TransportError
+from ddlcore.testing.store import ThreadStore
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shm is for Linux")
+
+
+def _in_thread(function: Callable[[], segment.Segment]) -> tuple[threading.Thread, list[segment.Segment]]:
+    got: list[segment.Segment] = []
+    thread = threading.Thread(target=lambda: got.append(function()))
+    thread.start()
+    return thread, got
+
+
+def _address(store: ThreadStore) -> str:
+    return "\0" + store.get(segment.KEY, 5.0)[segment.TOKEN_BYTES + 8 :].decode()
+
+
+def _listening() -> int:
+    return Path("/proc/net/unix").read_text().count("@ddl-")
+
+
+def test_all_see_the_same_memory() -> None:
+    """Three ranks; what one writes the others read; name and key are gone."""
+    store = ThreadStore()
+    before = _listening()
+    makers, made = _in_thread(lambda: segment.make(1 << 16, 2, store, 10.0))
+    others = [segment.receive(rank, store, 10.0) for rank in (1, 2)]
+    makers.join(10)
+    ranks = [*made, *others]
+    ctypes.memmove(ranks[1].address + 5, b"hello", 5)
+    assert all(ctypes.string_at(each.address + 5, 5) == b"hello" for each in ranks)
+    assert ctypes.string_at(ranks[0].address + 100, 1000) == bytes(1000)
+    assert len({each.address for each in ranks}) == 3
+    assert _listening() == before
+    with pytest.raises(DeadlineExceeded):
+        store.get(segment.KEY, 0.01)
+    for each in ranks:
+        each.close()
+        each.close()
+
+
+def test_strangers_get_nothing() -> None:
+    """A wrong token, silence, or half a token: no descriptor for them, and the member still gets its memory."""
+    store = ThreadStore()
+    makers, made = _in_thread(lambda: segment.make(4096, 1, store, 20.0))
+    for said in (bytes(segment.TOKEN_BYTES + 4), b"", b"half"):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.settimeout(5.0)
+            stranger.connect(_address(store))
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+            answer, descriptors, _, _ = socket.recv_fds(stranger, 100, 4)
+            assert (answer, descriptors) == (b"", [])
+    member = segment.receive(1, store, 10.0)
+    makers.join(10)
+    member.close()
+    made[0].close()
+
+
+def test_a_stranger_that_stays_silent_delays_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 turns to the next one soon."""
+    monkeypatch.setattr(segment, "STRANGER_S", 0.1)
+    store = ThreadStore()
+    makers, made = _in_thread(lambda: segment.make(4096, 1, store, 20.0))
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(_address(store))
+        start = time.monotonic()
+        member = segment.receive(1, store, 10.0)
+        assert time.monotonic() - start < 5.0
+    makers.join(10)
+    member.close()
+    made[0].close()
+
+
+def test_another_users_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer of another user gets nothing from rank 0, and is not trusted as rank 0."""
+    monkeypatch.setattr(segment, "_peer_uid", lambda connection: os.getuid() + 1)
+    store = ThreadStore()
+    failures: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            segment.make(4096, 1, store, 0.5)
+        except DeadlineExceeded as error:
+            failures.append(error)
+
+    maker = threading.Thread(target=make)
+    maker.start()
+    with pytest.raises(TransportError, match="belongs to user"):
+        segment.receive(1, store, 5.0)
+    maker.join(10)
+    assert "1 of 1 ranks" in str(failures[0])
+
+
+def test_members_that_do_not_come() -> None:
+    """Rank 0 says how many are missing and closes everything."""
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(DeadlineExceeded, match="2 of 2 ranks"):
+        segment.make(4096, 2, ThreadStore(), 0.2)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_rank_0_that_does_not_come() -> None:
+    """The others wait no longer than they were told to."""
+    with pytest.raises(DeadlineExceeded):
+        segment.receive(1, ThreadStore(), 0.2)
+
+
+def test_rank_0_that_is_gone() -> None:
+    """A published name that nobody listens on is an error that says so, at once."""
+    store = ThreadStore()
+    store.set(segment.KEY, bytes(segment.TOKEN_BYTES) + (4096).to_bytes(8, "little") + b"ddl-nobody")
+    with pytest.raises(TransportError, match="cannot reach rank 0"):
+        segment.receive(1, store, 5.0)

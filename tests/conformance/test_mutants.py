@@ -1,0 +1,270 @@
+"""The kit bites: transports, adapters, compressors and policies with one fault each fail the test that is meant for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddlcore.builtin.compressors import Bf16Compression
+from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.builtin.numpy_adapter import NumpyAdapter
+from ddlcore.builtin.threads import ThreadsTransport
+from ddlcore.contracts.fusion import FusionPolicy, Ready
+from ddlcore.contracts.transport import DONE, Context, Memory, Transport, Work, view
+from ddlcore.testing import CompressorSuite, FusionSuite, TransportSuite
+from ddlcore.testing.transport_life import CALLS
+from ddlcore.types import Buffer, DType, ReduceOp
+from tests.conformance.test_numpy_adapter import TestNumpyAdapter as NumpySuite
+
+# --- transports
+
+
+class TailDropped(ThreadsTransport):
+    """Forgets the last element of large tensors."""
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        if source.count > 10_000:
+            source = Buffer(source.address, source.count - 1, source.dtype, (source.count - 1,), owner=source)
+            target = Buffer(target.address, target.count - 1, target.dtype, (target.count - 1,), owner=target)
+        return super().allreduce(source, target, op)
+
+
+class OrderReversed(ThreadsTransport):
+    """Adds from the last rank to the first: for its own group every rank's number is turned round."""
+
+    def open(self, context: Context) -> None:
+        last = context.size - 1
+        super().open(
+            Context(
+                last - context.rank,
+                context.members[::-1],
+                context.store,
+                context.kernels,
+                context.settings,
+                context.timeout_s,
+                context.name,
+            )
+        )
+
+
+class NothingIgnored(ThreadsTransport):
+    """A rank that has nothing to give does not take part."""
+
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        return DONE if source.count == 0 else super().allgatherv(source, target, counts)
+
+
+class GuardBroken(ThreadsTransport):
+    """Writes whole words: up to seven bytes too many."""
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        work = super().broadcast(buffer, root)
+        view(buffer.address + buffer.nbytes, -buffer.nbytes % 8)[:] = bytes(-buffer.nbytes % 8)
+        return work
+
+
+class SourceSpent(ThreadsTransport):
+    """Uses the source as its working memory."""
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        work = super().reducescatterv(source, target, counts, op)
+        view(source.address, min(1, source.nbytes))[:] = bytes(min(1, source.nbytes))
+        return work
+
+
+class BarrierSkipped(ThreadsTransport):
+    """Lets everybody through at once."""
+
+    def barrier(self) -> Work:
+        return DONE
+
+
+class AbortForgotten(ThreadsTransport):
+    """Goes on waiting, until the group's own end."""
+
+    aborts = 0
+
+    def abort(self) -> None:
+        self.aborts += 1
+        if self.aborts > 1:
+            super().abort()
+
+
+class FileLeft(ThreadsTransport):
+    """Opens a descriptor that nobody closes."""
+
+    left: list[Any] = []  # noqa: RUF012  # emptied by the test
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        self.left.append(open("/dev/null"))  # noqa: SIM115  # that is the fault
+
+
+@contextmanager
+def suite_of(transport: type[Transport]) -> Iterator[TransportSuite]:
+    """The suite over it, as pytest would run it, with little patience."""
+
+    class Mutant(TransportSuite):
+        __test__ = False
+        sizes = (2, 3)
+        deadline_s = 3.0
+
+        def make(self, size: int) -> Sequence[Transport]:
+            return [transport() for _ in range(size)]
+
+    suite = Mutant()
+    suite.setup_method()
+    try:
+        yield suite
+    finally:
+        suite.teardown_method()
+
+
+def _abort_of_barrier(suite: TransportSuite) -> None:
+    (barrier,) = (call for call in CALLS.mark.args[1] if "barrier" in call.__name__)
+    suite.test_abort_ends_a_pending_call(barrier)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "bitten_by", "complaint"),
+    [
+        (TailDropped, lambda suite: suite.test_large_allreduce(DType.F32), "1 of .* elements differ"),
+        (OrderReversed, lambda suite: suite.test_bits_do_not_depend_on_the_batch(DType.F32), "elements differ"),
+        (OrderReversed, lambda suite: suite.test_allgatherv(DType.I32), "elements differ"),
+        (NothingIgnored, lambda suite: suite.test_allgatherv(DType.I32), "did not end within 3 s|elements"),
+        (GuardBroken, lambda suite: suite.test_broadcast(DType.U8), "bytes behind the memory were written over"),
+        (SourceSpent, lambda suite: suite.test_reducescatterv(DType.I32, ReduceOp.Sum), "the source was changed"),
+        (BarrierSkipped, lambda suite: suite.test_barrier(), "passed barrier 1"),
+        (AbortForgotten, _abort_of_barrier, "call went on 1 s after its abort"),
+        (FileLeft, lambda suite: suite.test_nothing_stays(), "left behind after close: {'descriptors'"),
+    ],
+)
+def test_a_faulty_transport_is_found(
+    mutant: type[Transport], bitten_by: Callable[[TransportSuite], None], complaint: str
+) -> None:
+    """Each fault fails the test that is named here, with words that tell what it is."""
+    try:
+        with suite_of(mutant) as suite, pytest.raises(AssertionError, match=complaint):
+            bitten_by(suite)
+    finally:
+        for file in FileLeft.left:
+            file.close()
+        FileLeft.left.clear()
+
+
+def test_the_same_tests_pass_without_the_faults() -> None:
+    """What bites is the fault, not the way in which the mutants are run."""
+    with suite_of(ThreadsTransport) as suite:
+        suite.test_large_allreduce(DType.F32)
+        suite.test_bits_do_not_depend_on_the_batch(DType.F32)
+        suite.test_allgatherv(DType.I32)
+        suite.test_broadcast(DType.U8)
+        suite.test_reducescatterv(DType.I32, ReduceOp.Sum)
+        suite.test_barrier()
+        _abort_of_barrier(suite)
+        suite.test_nothing_stays()
+
+
+# --- the other doors
+
+
+class CopyingAdapter(NumpyAdapter):
+    """Describes a copy instead of the array."""
+
+    def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
+        return super().buffer(tensor.copy(order="K"), elementwise=elementwise)
+
+
+class ForgetfulAdapter(NumpyAdapter):
+    """Lets go of adopted memory."""
+
+    def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
+        raw = np.frombuffer(view(memory.address, int(np.prod(shape)) * dtype.itemsize), np.uint8)
+        return raw.view(like.dtype).reshape(tuple(shape))
+
+
+def test_an_adapter_that_copies_is_found() -> None:
+    """By writing through its buffer."""
+
+    class Mutant(NumpySuite):
+        adapter = CopyingAdapter()
+
+    with pytest.raises(AssertionError, match="after writing through the buffer"):
+        Mutant().test_no_copy_is_made(DType.F32)
+    with pytest.raises(AssertionError, match="allreduce in place"):
+        Mutant().test_allreduce_in_place()
+
+
+def test_an_adapter_that_lets_go_of_memory_is_found() -> None:
+    """Nothing refers to it any more."""
+
+    class Mutant(NumpySuite):
+        adapter = ForgetfulAdapter()
+
+    with pytest.raises(AssertionError, match="nothing keeps adopted memory alive"):
+        Mutant().test_adopted_memory_lives_with_its_tensor()
+
+
+class FeedbackTooEarly(Bf16Compression):
+    """Keeps what rounding cost and adds it next time, but at once instead of in commit."""
+
+    def __init__(self, kernels: Any) -> None:
+        super().__init__(kernels)
+        self.rest: Any = 0.0
+
+    def encode(self, name: str, source: Buffer, target: Buffer, scale: float) -> None:
+        values = np.frombuffer(view(source.address, source.nbytes), source.dtype.label) * scale + self.rest
+        values = np.ascontiguousarray(values.astype(source.dtype.label))
+        self.kernels.pack([values.ctypes.data], [values.size], source.dtype, target.address, target.dtype)
+        back = np.empty_like(values)
+        self.kernels.unpack(target.address, target.dtype, [back.ctypes.data], [back.size], source.dtype)
+        self.rest = values - back
+
+
+def test_a_compressor_that_commits_too_early_is_found() -> None:
+    """Its state changed although the batch was void; it also takes one tensor's rest for another's."""
+
+    class Mutant(CompressorSuite):
+        compressor = FeedbackTooEarly
+        error = 2.0**-6
+
+    with pytest.raises(AssertionError, match="after a void batch the same values are encoded otherwise"):
+        Mutant().test_a_void_batch_leaves_no_trace(DType.F32)
+
+
+class KeysMixed(ThresholdFusion):
+    """Takes all tensors for alike."""
+
+    def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
+        return super().arrange([Ready(tensor.name, "", tensor.nbytes) for tensor in ready], params)
+
+
+class TensorLost(ThresholdFusion):
+    """Forgets the last tensor of a long list."""
+
+    def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
+        return super().arrange(ready[:5], params)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "bitten_by", "complaint"),
+    [
+        (KeysMixed, FusionSuite.test_keys_never_share_a_batch, "holds keys"),
+        (TensorLost, FusionSuite.test_every_tensor_is_placed_once, "positions of"),
+    ],
+)
+def test_a_faulty_policy_is_found(
+    mutant: Callable[[], FusionPolicy], bitten_by: Callable[[FusionSuite], None], complaint: str
+) -> None:
+    """Each fault fails the test that is named here."""
+
+    class Mutant(FusionSuite):
+        def make(self) -> FusionPolicy:
+            return mutant()
+
+    with pytest.raises(AssertionError, match=complaint):
+        bitten_by(Mutant())

@@ -1,0 +1,33 @@
+"""The built-in transports pass the transport suite."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from ddlcore.builtin.solo import SoloTransport
+from ddlcore.builtin.threads import ThreadsTransport
+from ddlcore.contracts.transport import Transport
+from ddlcore.testing import TransportSuite
+
+
+class TestThreads(TransportSuite):
+    def make(self, size: int) -> Sequence[Transport]:
+        return [ThreadsTransport() for _ in range(size)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shm is for Linux")
+class TestShm(TransportSuite):
+    def make(self, size: int) -> Sequence[Transport]:
+        from ddlcore.builtin.shm.transport import ShmTransport
+
+        return [ShmTransport() for _ in range(size)]
+
+
+class TestSolo(TransportSuite):
+    sizes = (1,)
+
+    def make(self, size: int) -> Sequence[Transport]:
+        return [SoloTransport()]

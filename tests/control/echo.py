@@ -1,0 +1,135 @@
+"""A brain that decides nothing much, networks around it, and messages to send through them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ddlcore.control.brain import Outgoing
+from ddlcore.control.channel import Channel
+from ddlcore.control.client import connect
+from ddlcore.control.local import LocalNetwork
+from ddlcore.control.server import Server
+from ddlcore.control.store import JobStore
+from ddlcore.errors import DdlInternalError
+from ddlcore.messages import (
+    PROTOCOL,
+    Answer,
+    Bye,
+    Farewell,
+    FromCoordinator,
+    Hello,
+    Lost,
+    Request,
+    ToCoordinator,
+    Welcome,
+)
+
+__all__ = ["PATIENCE_S", "WIRES", "EchoBrain", "Net", "greet", "hello", "request"]
+
+WIRES = {"ipc": "", "tcp": "tcp://127.0.0.1:0", "local": None}  # name: address, None for one process
+PATIENCE_S = 10.0
+
+
+def hello(rank: int, size: int = 2) -> Hello:
+    return Hello(rank, tuple(range(size)), 1, PROTOCOL, "0", 0)
+
+
+def request(serial: int) -> Request:
+    return Request(0, serial, ())
+
+
+class EchoBrain:
+    """Answers each message at once; serial 13 is out of place, serial 666 is more than it can bear."""
+
+    def __init__(self, flood: int = 0) -> None:
+        self.heard: list[tuple[int, ToCoordinator]] = []
+        self.present: set[int] = set()
+        self.late: list[str] = []  # what `overdue` has to say next
+        self._flood = flood  # answers to rank 1 for each request of rank 0
+        self._lost: dict[int, str] = {}
+
+    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+        self.heard.append((rank, message))
+        if isinstance(message, Hello):
+            self.present.add(rank)
+            return [(rank, Welcome(f"for {rank}"))]
+        if isinstance(message, Bye):
+            return [(rank, Farewell())]
+        if not isinstance(message, Request):
+            return []
+        if message.serial == 13:
+            raise DdlInternalError("thirteen")
+        if message.serial == 666:
+            raise ZeroDivisionError("a bug of the brain")
+        answer = Answer(message.epoch, message.serial, ())
+        return [*((1, answer) for _ in range(self._flood if rank == 0 else 0)), (rank, answer)]
+
+    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+        self.present.discard(rank)
+        if reason == "exited with code 0":
+            return []
+        self._lost[rank] = reason
+        return [(other, Lost((rank,), reason)) for other in self.present]
+
+    def lost(self) -> dict[int, str]:
+        return dict(self._lost)
+
+    def overdue(self, now_s: float) -> list[str]:
+        late, self.late = self.late, []
+        return late
+
+
+@dataclass
+class Net:
+    """One network of any wire around an EchoBrain, and all that joined it."""
+
+    wire: str
+    size: int = 2
+    brain: EchoBrain = field(default_factory=EchoBrain)
+    reports: list[str] = field(default_factory=list)
+    reported: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._joined: list[Callable[[], None]] = []
+        address = WIRES[self.wire]
+        self.network: LocalNetwork | Server
+        if address is None:
+            self.network = LocalNetwork(self.size, self.brain, self._report)
+        else:
+            self.network = Server(self.size, self.brain, address, self._report)
+            self.network.start()
+
+    @property
+    def server(self) -> Server:
+        assert isinstance(self.network, Server)
+        return self.network
+
+    def join(self, rank: int, greeting: bool = True) -> tuple[Channel, JobStore]:
+        """The line and the store of ``rank``, which has been welcomed."""
+        channel: Channel
+        store: JobStore
+        if isinstance(self.network, Server):
+            channel, store = connect(self.network.job_file, rank)
+        else:
+            channel, store = self.network.channel(rank), self.network.store(rank)
+        self._joined += [channel.close, store.close]
+        if greeting:
+            assert greet(channel, rank) == [Welcome(f"for {rank}")]
+        return channel, store
+
+    def close(self) -> None:
+        for close in self._joined:
+            close()
+        if isinstance(self.network, Server):
+            self.network.close()
+
+    def _report(self, text: str) -> None:
+        self.reports.append(text)
+        self.reported.set()
+
+
+def greet(channel: Channel, rank: int) -> list[FromCoordinator]:
+    channel.send(hello(rank))
+    return channel.receive(PATIENCE_S)

@@ -1,0 +1,56 @@
+"""What the README shows is what happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_example_comes_first() -> None:
+    """By line 15 a reader has seen a whole example with its output."""
+    assert README.splitlines().index("# [1] rank 1 of 2 learned y = 3.0 x") < 15
+
+
+@pytest.mark.processes
+def test_the_example_prints_what_it_says(tmp_path: Path) -> None:
+    """The first block of code, run by the command in it, prints the lines beneath that command."""
+    pytest.importorskip("torch")
+    block = README.partition("```python\n")[2].partition("```")[0]
+    command, _, shown = block.partition("# $ ")[2].partition("\n")
+    (tmp_path / "train.py").write_text(block)
+    assert command.startswith("ddl run ")
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "plugins/ddl_torch/src"), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "ddlcore.launch", *command.split()[1:]],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [line[2:] for line in shown.splitlines()]
+
+
+def test_links_lead_somewhere() -> None:
+    """Every relative link of the documents at the top names a file."""
+    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        links = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text())
+        assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+def test_paths_in_the_architecture_exist() -> None:
+    """Every file or folder of ddlcore that docs/design/architecture.md names is there."""
+    text = (ROOT / "docs/design/architecture.md").read_text()
+    names = {name for name in re.findall(r"`([a-z_/]+(?:\.py|/))`", text) if name not in ("observe/", "tune/")}
+    known = [ROOT, ROOT / "ddlcore", ROOT / "ddlcore/contracts"]
+    assert names
+    assert [name for name in sorted(names) if not any((folder / name).exists() for folder in known)] == []

@@ -1,0 +1,138 @@
+"""Real processes under a real control server, started from a warm server of forks so that hundreds of deaths fit a test."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from ddlcore.config import Environment
+from ddlcore.control.liveness import describe_exit
+from ddlcore.control.server import Server
+from ddlcore.job import build_sessions, settings_of
+from ddlcore.types import Placement
+
+__all__ = ["Launch", "Report", "leftovers"]
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["ddlcore", "ddlcore.builtin.shm.transport", "ddlcore.kernels.cpu"])
+
+
+@dataclass
+class Report:
+    """What one rank said, each with its moment (monotonic seconds)."""
+
+    said: list[tuple[str, float, str]] = field(default_factory=list)
+
+    def at(self, word: str) -> tuple[float, str] | None:
+        for what, moment_s, detail in self.said:
+            if what == word:
+                return moment_s, detail
+        return None
+
+
+class Launch:
+    """``size`` processes that run ``program(rank, say)``; the test plays the launcher."""
+
+    def __init__(self, size: int, program: Callable[[int, Callable[..., None]], None]) -> None:
+        settings, registry = settings_of(os.environ)
+        self.server = Server(size, build_sessions(size, settings, registry))
+        self.server.start()
+        self.reports = [Report() for _ in range(size)]
+        self._lock = threading.Condition()
+        self._ranks: list[tuple[BaseProcess, Connection]] = []
+        for rank in range(size):
+            environment = Environment(Placement(rank, (0,) * size), self.server.job_file).variables()
+            mine, theirs = _context.Pipe(duplex=False)
+            process = _context.Process(target=_play, args=(rank, environment, program, theirs))
+            process.start()
+            theirs.close()
+            self._ranks.append((process, mine))
+        self._threads = [threading.Thread(target=self._listen, args=(r,), daemon=True) for r in range(size)]
+        self._threads += [threading.Thread(target=self._wait, args=(r,), daemon=True) for r in range(size)]
+        for thread in self._threads:
+            thread.start()
+
+    def _listen(self, rank: int) -> None:
+        connection = self._ranks[rank][1]
+        try:
+            while True:
+                said = connection.recv()
+                with self._lock:
+                    self.reports[rank].said.append(said)
+                    self._lock.notify_all()
+        except (EOFError, OSError):
+            pass
+
+    def _wait(self, rank: int) -> None:
+        process = self._ranks[rank][0]
+        process.join()
+        assert process.exitcode is not None
+        self.server.rank_ended(rank, describe_exit(process.exitcode))
+
+    def await_word(self, rank: int, word: str, timeout_s: float = 20.0) -> tuple[float, str]:
+        """When ``rank`` said ``word``, and what with it."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._lock:
+            while (found := self.reports[rank].at(word)) is None:
+                left_s = deadline_s - time.monotonic()
+                assert left_s > 0, f"rank {rank} never said {word!r}; it said {self.reports[rank].said}"
+                self._lock.wait(left_s)
+            return found
+
+    def kill(self, rank: int) -> float:
+        """kill -9, and when."""
+        pid = self._ranks[rank][0].pid
+        assert pid is not None
+        moment_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        return moment_s
+
+    def close(self, timeout_s: float = 10.0) -> list[int]:
+        """Waits for the end of all; the ranks that had to be killed for it."""
+        deadline_s = time.monotonic() + timeout_s
+        hung = []
+        for rank, (process, _) in enumerate(self._ranks):
+            process.join(max(0.0, deadline_s - time.monotonic()))
+            if process.is_alive():
+                hung.append(rank)
+                process.kill()
+                process.join()
+        for thread in self._threads:
+            thread.join(5.0)
+        for process, connection in self._ranks:
+            connection.close()
+            process.close()
+        self.server.close()
+        return hung
+
+
+def _play(
+    rank: int, environment: dict[str, str], program: Callable[[int, Callable[..., None]], None], out: Connection
+) -> None:
+    os.environ.update(environment)
+
+    def say(word: str, detail: Any = "") -> None:
+        out.send((word, time.monotonic(), str(detail)))
+
+    try:
+        program(rank, say)
+    except Exception as error:
+        say("raised", f"{type(error).__name__}: {error}")
+        sys.exit(1)
+
+
+def leftovers(before: Sequence[str] = ()) -> list[str]:
+    """Entries of /dev/shm and abstract sockets of ours that were not there ``before``."""
+    found = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")]
+    with open("/proc/net/unix") as table:
+        found += [line.split()[-1] for line in table if "@ddl" in line]
+    return [one for one in found if one not in before]

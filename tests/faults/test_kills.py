@@ -1,0 +1,150 @@
+"""kill -9 at random moments: who waits is told within 2 s who died, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+import ddlcore as ddl
+
+from tests.faults.harness import Launch, leftovers
+
+pytestmark = pytest.mark.timeout(300)
+
+SIZE = 3
+KILLS = 20
+PHASES = ("init", "collective", "compute", "shutdown")
+LIMIT_S = 2.0
+
+Say = Callable[..., None]
+
+
+def _until_lost(say: Say) -> None:
+    """Collectives until one raises; says when and what."""
+    try:
+        while True:
+            ddl.allreduce(np.ones(5000, np.float32), name="g")
+    except ddl.PeerLost as error:
+        say("lost", ",".join(map(str, error.ranks)))
+
+
+def play(victim: int, phase: str, rank: int, say: Say) -> None:
+    """What each rank does while ``victim`` is about to die in ``phase``."""
+    say("enters")
+    try:
+        ddl.init()
+    except ddl.PeerLost as error:
+        say("lost", ",".join(map(str, error.ranks)))
+        return
+    say("inside")
+    if rank == victim:
+        if phase == "compute":
+            while True:
+                sum(range(1000))
+        if phase == "shutdown":
+            ddl.allreduce(np.ones(5000, np.float32), name="g")
+            say("leaves")
+            ddl.shutdown()
+            time.sleep(10)
+    _until_lost(say)
+    ddl.shutdown()
+
+
+def _one_kill(victim: int, phase: str, rng: random.Random) -> float:
+    """Seconds from the kill until the last survivor has raised PeerLost naming the victim."""
+    launch = Launch(SIZE, partial(play, victim, phase))
+    try:
+        word = {"init": "enters", "shutdown": "leaves"}.get(phase, "inside")
+        launch.await_word(victim, word)
+        time.sleep(rng.uniform(0, 0.02))
+        killed_s = launch.kill(victim)
+        slowest_s = 0.0
+        for rank in range(SIZE):
+            if rank != victim:
+                moment_s, whom = launch.await_word(rank, "lost")
+                assert whom.split(",")[0] == str(victim)
+                slowest_s = max(slowest_s, moment_s - killed_s)
+        return slowest_s
+    finally:
+        assert launch.close() == []
+
+
+def test_every_survivor_learns_who_died(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table of victim × phase, 20 kills each: the slowest PeerLost is within 2 s, and 0 things are left."""
+    rng = random.Random(int(os.environ.get("DDL_TEST_SEED", "7")))
+    before = leftovers()
+    rows = []
+    for victim in range(SIZE):
+        for phase in PHASES:
+            times_s = [_one_kill(victim, phase, rng) for _ in range(KILLS)]
+            rows.append((victim, phase, sorted(times_s)[KILLS // 2], max(times_s), len(leftovers(before))))
+    with capsys.disabled():
+        print(f"\n{'victim':>6}  {'phase':<10} {'kills':>5}  {'median s':>8}  {'slowest s':>9}  {'left':>4}")
+        for victim, phase, median_s, slowest_s, left in rows:
+            print(f"{victim:>6}  {phase:<10} {KILLS:>5}  {median_s:>8.3f}  {slowest_s:>9.3f}  {left:>4}")
+    assert max(row[3] for row in rows) <= LIMIT_S
+    assert sum(row[4] for row in rows) == 0
+
+
+def raises(rank: int, say: Say) -> None:
+    ddl.init()
+    if rank == 1:
+        raise ValueError("no more data")
+    _until_lost(say)
+
+
+def test_a_rank_that_raises_is_named_with_its_error() -> None:
+    """The others' calls raise PeerLost; its reason is the exception, or the exit code that followed from it."""
+    launch = Launch(2, raises)
+    _, whom = launch.await_word(0, "lost")
+    assert whom == "1"
+    assert launch.close() == []
+
+
+def leaves_early(rank: int, say: Say) -> None:
+    ddl.init()
+    if rank == 0:
+        ddl.shutdown()
+        return
+    time.sleep(0.3)  # the other has gone: it is no fault, but a call that needs it cannot be
+    try:
+        ddl.allreduce(np.ones(1))
+    except ddl.PeerLost as error:
+        say("lost", error)
+    ddl.shutdown()
+    say("done")
+
+
+def test_a_rank_that_left_by_shutdown_is_no_fault() -> None:
+    """Only a call that needs it raises, and says that it left by itself."""
+    launch = Launch(2, leaves_early)
+    _, text = launch.await_word(1, "lost")
+    assert "shutdown" in text
+    launch.await_word(1, "done")
+    assert launch.close() == []
+
+
+def works_on(rank: int, say: Say) -> None:
+    ddl.init()
+    pair = ddl.add_process_set([0, 1])
+    if rank == 2:
+        ddl.shutdown()
+        return
+    for _ in range(50):
+        assert ddl.allreduce(np.ones(3), op=ddl.Sum, process_set=pair)[0] == 2
+    say("done")
+    ddl.shutdown()
+
+
+def test_sets_without_the_one_who_left_go_on() -> None:
+    """A rank that shuts down does not disturb process sets it is not in."""
+    launch = Launch(3, works_on)
+    for rank in (0, 1):
+        launch.await_word(rank, "done")
+    assert launch.close() == []

@@ -1,0 +1,197 @@
+"""Compiled kernels are kept where only their owner can write, are found again, and are not needed to be kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ddlcore.kernels import cache, code
+from ddlcore.kernels.compile import compile_all
+
+ROOT = Path(__file__).resolve().parents[2]
+USE = """
+import sys
+from ddlcore.kernels.cpu import CpuKernels
+from ddlcore.types import DType, ReduceOp
+assert "numba" not in sys.modules and "llvmlite" not in sys.modules
+kernels = CpuKernels()
+import array
+x, y = array.array("f", [1, 2, 3]), array.array("f", [10, 20, 30])
+kernels.reduce([x.buffer_info()[0], y.buffer_info()[0]], x.buffer_info()[0], 3, DType.F32, ReduceOp.Sum)
+print(list(x), "numba" in sys.modules)
+"""
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A compiler that takes no time; the list grows with each use."""
+    uses: list[int] = []
+
+    def compile_object() -> bytes:
+        uses.append(1)
+        return b"machine code"
+
+    monkeypatch.setattr("ddlcore.kernels.compile.compile_object", compile_object)
+    return uses
+
+
+def test_order_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chosen directory is the only one; else XDG's, the home's, the temporary one's, in that order."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert list(cache.cache_directories("/a", {"DDL_CACHE_DIR": "/b"})) == [Path("/a")]
+    assert list(cache.cache_directories("", {"DDL_CACHE_DIR": "/b"})) == [Path("/b")]
+    places = list(cache.cache_directories("", {"XDG_CACHE_HOME": "/x"}))
+    assert places[:2] == [Path("/x/ddl"), Path("/home/someone/.cache/ddl")]
+    assert places[2].name == f"ddl-{os.getuid()}"
+
+
+def test_kept_and_found(tmp_path: Path) -> None:
+    """The first writable place takes it; it is found again; nothing half-written stays."""
+    places = [Path("/dev/null/nowhere"), tmp_path / "deep" / "cache"]
+    assert cache.keep("k.o", b"abc", iter(places)) == places[1]
+    assert cache.find("k.o", iter(places)) == b"abc"
+    assert [path.name for path in places[1].iterdir()] == ["k.o"]
+    assert cache.find("other.o", iter(places)) is None
+
+
+def test_nowhere_to_keep() -> None:
+    """Where no place is writable nothing is kept, and nothing raises."""
+    places = [Path("/dev/null/nowhere"), Path("/proc/nowhere")]
+    assert cache.keep("k.o", b"abc", iter(places)) is None
+    assert cache.find("k.o", iter(places)) is None
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-1], lambda b: b"x" + b[1:], lambda b: b""], ids=["cut", "changed", "empty"]
+)
+def test_damaged_files_are_not_loaded(tmp_path: Path, damage: object) -> None:
+    """A file that is not whole counts as missing."""
+    cache.keep("k.o", b"machine code", iter([tmp_path]))
+    path = tmp_path / "k.o"
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]  # one of the lambdas above
+    assert cache.find("k.o", iter([tmp_path])) is None
+
+
+def test_what_others_can_write_is_not_trusted(tmp_path: Path) -> None:
+    """Machine code is neither loaded from nor written to a directory that others may write to."""
+    cache.keep("k.o", b"machine code", iter([tmp_path]))
+    tmp_path.chmod(0o777)
+    assert cache.find("k.o", iter([tmp_path])) is None
+    assert cache.keep("k.o", b"machine code", iter([tmp_path])) is None
+    tmp_path.chmod(0o700)
+    assert cache.find("k.o", iter([tmp_path])) == b"machine code"
+
+
+def test_compiled_once_with_one_line(tmp_path: Path, fake: list[int]) -> None:
+    """The first compile_all says so in one line and takes time; the second does and says nothing."""
+    said: list[str] = []
+    assert compile_all(said.append, str(tmp_path)) > 0
+    assert compile_all(said.append, str(tmp_path)) == 0
+    assert len(said) == len(fake) == 1
+    assert str(tmp_path) in said[0]
+    assert "\n" not in said[0]
+
+
+def test_says_when_it_cannot_keep(fake: list[int]) -> None:
+    """Without a place the line says which setting helps, and the next process compiles again."""
+    said: list[str] = []
+    compile_all(said.append, "/dev/null/nowhere")
+    assert "DDL_CACHE_DIR" in said[0]
+    compile_all(said.append, "/dev/null/nowhere")
+    assert len(fake) == 2
+
+
+def test_those_who_come_together_compile_once(tmp_path: Path, fake: list[int]) -> None:
+    """Eight threads find an empty cache at the same time; one compiles, the others get its file."""
+    got: list[bytes] = []
+    threads = [threading.Thread(target=lambda: got.append(code.obtain(str(tmp_path))[0])) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert got == [b"machine code"] * 8
+    assert len(fake) == 1
+
+
+def test_another_process_is_waited_for(tmp_path: Path) -> None:
+    """While one holds the lock another waits, and goes on without it when that takes too long."""
+    with cache.alone(iter([tmp_path]), 5.0):
+        waited = threading.Event()
+
+        def wait() -> None:
+            with cache.alone(iter([tmp_path]), 0.2):
+                waited.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert not waited.wait(0.1)
+        assert waited.wait(5.0)
+        thread.join()
+
+
+def test_name_follows_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file of numba code decides the cache file's name, so that no stale code is loaded."""
+    compiled = {path.name for path in Path(code.__file__).parent.glob("*.py") if "@compiled" in path.read_text()}
+    assert compiled <= set(code.SOURCES)
+    before = code.file_name()
+    monkeypatch.setattr(code, "SOURCES", code.SOURCES[1:])
+    assert code.file_name() != before
+
+
+def _use(environment: dict[str, str], root: Path = ROOT) -> str:
+    basic = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-c", USE],
+        env={**basic, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def _copy_of_the_package(tmp_path: Path) -> Path:
+    """The package as in a site-packages that nobody may write to."""
+    root = tmp_path / "site-packages"
+    for source in (ROOT / "ddlcore").rglob("*.py"):
+        target = root / source.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+        target.chmod(0o444)
+    for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+        folder.chmod(0o555)
+    return root
+
+
+@pytest.mark.processes
+def test_read_only_site_packages(tmp_path: Path) -> None:
+    """A package that cannot be written to: its kernels come from the user's cache, without numba."""
+    (tmp_path / "home" / ".cache" / "ddl").mkdir(parents=True, mode=0o700)
+    image, _ = code.obtain()
+    cache.keep(code.file_name(), image, iter([tmp_path / "home" / ".cache" / "ddl"]))
+    root = _copy_of_the_package(tmp_path)
+    before = sorted(root.rglob("*"))
+    try:
+        assert _use({"HOME": str(tmp_path / "home")}, root) == "[11.0, 22.0, 33.0] False"
+        assert sorted(root.rglob("*")) == before
+    finally:
+        for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+            folder.chmod(0o755)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_no_writable_directory_at_all() -> None:
+    """No home, no cache directory: the kernels are compiled in memory, and work."""
+    nowhere = "/dev/null/nowhere"
+    environment = {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "DDL_CACHE_DIR": nowhere}
+    assert _use(environment) == "[11.0, 22.0, 33.0] True"

@@ -1,0 +1,74 @@
+"""The environment of a rank says who it is, to us and to scripts of other libraries."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from ddlcore.config import Environment, load_settings
+from ddlcore.launch.environment import (
+    THREAD_VARIABLES,
+    master_port,
+    rank_environments,
+    setting_variables,
+    thread_variables,
+)
+from ddlcore.launch.ports import free_ports, is_free
+
+
+def test_ranks_are_told_who_they_are() -> None:
+    """RANK and its kin are torchrun's; ours is read back; the rest of the environment is passed on."""
+    base = {"HOME": "/home/u", "RANK": "7", "DDL_INIT_PID": "5"}
+    environments = rank_environments(base, (0, 0, 0), "/job", {"X": "1"}, 29500)
+    for rank, environment in enumerate(environments):
+        assert environment["RANK"] == environment["LOCAL_RANK"] == str(rank)
+        assert environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"] == "3"
+        assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "29500")
+        assert (environment["HOME"], environment["X"], environment["PYTHONUNBUFFERED"]) == ("/home/u", "1", "1")
+        assert "DDL_INIT_PID" not in environment  # a rank is no child of another job's rank
+        read = Environment.read(environment)
+        assert read is not None
+        assert (read.placement.rank, read.placement.size, read.job_file) == (rank, 3, "/job")
+
+
+def test_tf_config_is_one_cluster_with_a_port_a_rank() -> None:
+    """The cluster is the same for all, the index is the rank's."""
+    configs = [json.loads(e["TF_CONFIG"]) for e in rank_environments({}, (0, 0), "/job", {}, 29500)]
+    assert [config["task"] for config in configs] == [{"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
+    workers = configs[0]["cluster"]["worker"]
+    assert configs[1]["cluster"]["worker"] == workers
+    assert len({worker.rpartition(":")[2] for worker in workers} | {"29500"}) == 3
+
+
+@pytest.mark.parametrize(("cores", "ranks", "share"), [(8, 2, "4"), (8, 3, "2"), (2, 32, "1"), (4, 1, "4")])
+def test_threads_are_each_ranks_share_of_the_cores(cores: int, ranks: int, share: str) -> None:
+    """At least one, and never against what the user has set."""
+    assert thread_variables({}, cores, ranks) == dict.fromkeys(THREAD_VARIABLES, share)
+    assert "OMP_NUM_THREADS" not in thread_variables({"OMP_NUM_THREADS": "7"}, cores, ranks)
+
+
+def test_settings_travel_by_environment() -> None:
+    """What came by flag or file is passed on; what is in the environment stands there already."""
+    settings = load_settings({"DDL_GRACE_S": "3"}, {"fusion_bytes": 1, "grace_s": 9.0}, {"backend": "shm"})
+    assert setting_variables(settings) == {"DDL_BACKEND": "shm", "DDL_FUSION_BYTES": "1"}
+
+
+def test_ports_are_free_and_different() -> None:
+    """And a port that somebody listens at is not free."""
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert all(is_free(port) for port in ports)
+    with socket.create_server(("127.0.0.1", ports[0])):
+        assert not is_free(ports[0])
+        with pytest.raises(ValueError, match=f"port {ports[0]} .* is taken"):
+            master_port({"MASTER_PORT": str(ports[0])})
+    assert master_port({"MASTER_PORT": str(ports[0])}) == ports[0]
+
+
+@pytest.mark.parametrize("port", ["x", "0", "70000", ""])
+def test_a_master_port_that_is_none(port: str) -> None:
+    """It is refused with what to do."""
+    with pytest.raises(ValueError, match="is no port; unset it"):
+        master_port({"MASTER_PORT": port})

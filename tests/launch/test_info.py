@@ -1,0 +1,93 @@
+"""``ddl info`` says what is here and what is missing, and imports no framework for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ddlcore.launch.info import table
+from tests.launch.starting import Ddl, environment
+
+FRAMEWORKS = ("torch", "tensorflow", "mxnet", "keras", "numba", "skopt")
+
+HIDE = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+def test_sections_and_missing_parts(ddl: Ddl) -> None:
+    """Everything has a row with its state, and what is not there the exact line that brings it."""
+    done = ddl("info")
+    assert done.returncode == 0, done.stderr
+    for word in (
+        "machine",
+        "frameworks",
+        "transports",
+        "adapters",
+        "fusion policies",
+        "compressors",
+        "launchers",
+        "route",
+    ):
+        assert f"\n{word}\n" in done.stdout
+    assert "pip install ddl-gloo" in done.stdout
+    assert "one host  shm" in done.stdout
+
+
+def test_json_has_the_same(ddl: Ddl) -> None:
+    """For machines."""
+    facts = json.loads(ddl("info", "--json").stdout)
+    rows = {row["name"]: row for row in facts["transports"]}
+    assert rows["shm"]["state"] == "ready"
+    assert rows["gloo"]["missing"] == "pip install ddl-gloo"
+    assert {row["where"]: row["transport"] for row in facts["route"]} == {"one rank": "solo", "one host": "shm"}
+    assert {row["name"] for row in facts["compressors"]} >= {"none", "fp16", "bf16"}
+
+
+def test_check_build_is_info(ddl: Ddl) -> None:
+    """`ddl run --check-build` prints it, without -np and without a command."""
+    assert ddl("run", "--check-build").stdout.startswith("ddl 0.")
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=environment(None)
+    )
+
+
+def test_no_framework_is_imported() -> None:
+    """Versions come from metadata."""
+    done = run_python(
+        "import sys\nfrom ddlcore.launch.cli import main\nassert main(['info']) == 0\n"
+        f"print('imported:', [name for name in {FRAMEWORKS} if name in sys.modules])"
+    )
+    assert done.stdout.rstrip().endswith("imported: []"), done.stdout + done.stderr
+
+
+def test_a_hidden_framework_is_not_installed() -> None:
+    """`ddl info` exits with 0 where torch cannot be found, and says so."""
+    done = run_python(f"{HIDE}\nfrom ddlcore.launch.cli import main\nsys.exit(main(['info', '--json']))")
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(done.stdout)["frameworks"]}
+    assert (rows["torch"]["state"], rows["torch"]["missing"]) == ("not installed", "pip install torch")
+
+
+@pytest.mark.parametrize(
+    ("rows", "lines"),
+    [
+        ([], []),
+        ([{"a": "x", "b": ""}, {"a": "long", "b": ""}], ["a", "x", "long"]),
+        ([{"a": "x", "b": "1"}, {"a": "long", "b": "22"}], ["a     b", "x     1", "long  22"]),
+    ],
+)
+def test_tables_are_aligned(rows: list[dict[str, str]], lines: list[str]) -> None:
+    """Columns stand under each other, empty ones are left out."""
+    assert table(rows) == lines

@@ -1,0 +1,56 @@
+"""How a run ended follows from how its ranks ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlcore.launch.verdict import End, exit_code, first_failure, ranks_text, summary
+
+OK, LATE_OK = End(0, 0, 1.0), End(1, 0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "raised", "rank", "code"),
+    [
+        pytest.param([OK, LATE_OK], [], None, 0, id="all well"),
+        pytest.param([OK, End(1, 3, 2.0)], [], 1, 3, id="one failed"),
+        pytest.param([End(0, 1, 3.0), End(1, -9, 2.0)], [], 1, 137, id="first in time"),
+        pytest.param([End(0, 1, 2.0), End(1, 7, 2.5)], [1], 1, 7, id="said first that it raised"),
+        pytest.param([End(0, 1, 2.0), End(1, 0, 2.5)], [1], 0, 1, id="raised, and yet left with 0"),
+        pytest.param([End(0, -15, 5.0, stopped=True), End(1, 4, 2.0)], [], 1, 4, id="stopped ones are no cause"),
+        pytest.param([End(0, 0, 5.0, stopped=True), End(1, -11, 2.0)], [], 1, 139, id="segmentation fault"),
+    ],
+)
+def test_first_failure_and_exit_code(ends: list[End], raised: list[int], rank: int | None, code: int) -> None:
+    """The exit code is that of the first rank that failed by itself."""
+    first = first_failure(ends, raised)
+    assert (first.rank if first else None) == rank
+    assert exit_code(ends, raised) == code
+
+
+def test_a_second_ctrl_c_is_130() -> None:
+    """Ranks that were killed on request have not failed."""
+    assert exit_code([End(0, -9, 1.0, stopped=True)], killed=True) == 130
+
+
+def test_summary_names_rank_host_end_lines_and_the_others() -> None:
+    """It is all a user needs to go on."""
+    ends = [End(1, -9, 3.5), End(0, 1, 4.0), End(3, 1, 4.0), End(4, 1, 4.1), End(2, -15, 9.0, stopped=True)]
+    text = summary(ends, ends[0], "node7", ["a", "b"], 2.5)
+    assert text.splitlines() == [
+        "rank 1 on node7 failed first: it was killed by signal 9 (SIGKILL) after 2.5 s",
+        "  its last lines:",
+        "  | a",
+        "  | b",
+        "  ranks 0, 3-4: exited with code 1",
+        "  rank 2: was ended by the launcher",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "rank 3"), ([0, 1, 2, 5], "ranks 0-2, 5"), ([1, 3], "ranks 1, 3"), ([0, 1], "ranks 0-1")],
+)
+def test_ranks_in_words(ranks: list[int], text: str) -> None:
+    """Runs of ranks are one range."""
+    assert ranks_text(ranks) == text

@@ -1,0 +1,131 @@
+"""A provider's class is imported when it is first used; what is missing is found without importing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddlcore.contracts import Transport
+from ddlcore.errors import PluginError
+from ddlcore.hooks import CommandProvider, TransportProvider
+from ddlcore.plug import ALIASES, Distribution, Registry
+
+ORIGIN = Distribution("ddl-pigeon", "2.5")
+
+
+def registry_with(provider: TransportProvider | CommandProvider) -> Registry:
+    registry = Registry()
+    registry.offer(provider, ORIGIN)
+    assert registry.problems == []
+    return registry
+
+
+def test_load_imports_the_class() -> None:
+    """``load`` gives the very class that the target names."""
+    provider = TransportProvider("pigeon", "ddlcore.contracts:Transport")
+    assert registry_with(provider).load(provider) is Transport
+
+
+def test_load_follows_a_dotted_name() -> None:
+    """The part behind the colon may reach into a class or an object."""
+    provider = CommandProvider("pigeon", "ddlcore.contracts:Transport.open")
+    assert registry_with(provider).load(provider) is Transport.open
+
+
+@pytest.mark.parametrize(
+    ("target", "cause"),
+    [
+        ("surely_not_there:Pigeon", "No module named 'surely_not_there'"),
+        ("ddlcore.contracts:Pigeon", "AttributeError"),
+        ("ddlcore.contracts:Adapter", "is no Transport"),
+        ("ddlcore.contracts:API_VERSION", "is no Transport"),
+    ],
+)
+def test_load_names_distribution_cause_and_remedy(target: str, cause: str) -> None:
+    """What cannot be loaded is a PluginError with who, why and the line that repairs it."""
+    provider = TransportProvider("pigeon", target)
+    with pytest.raises(PluginError) as caught:
+        registry_with(provider).load(provider)
+    text = str(caught.value)
+    assert text.startswith("transport 'pigeon' of ddl-pigeon 2.5")
+    assert cause in text
+    assert "pip install --force-reinstall ddl-pigeon" in text
+
+
+def test_load_says_what_is_missing_before_importing() -> None:
+    """A provider whose needs are not met is refused with its own install line; its module is not touched."""
+    provider = TransportProvider(
+        "pigeon", "ddlcore.contracts:Transport", requires=("surely_not_there",), install="pip install corn"
+    )
+    with pytest.raises(PluginError, match="surely_not_there not installed; pip install corn"):
+        registry_with(provider).load(provider)
+
+
+@pytest.mark.parametrize(
+    ("requires", "missing"),
+    [
+        ((), ""),
+        (("json",), ""),
+        (("json.decoder", "xml.dom.minidom"), ""),
+        (("json.nothing",), "json.nothing not installed; pip install json"),
+        (("surely_not.there", "json"), "surely_not.there not installed; pip install surely_not"),
+        (("json.decoder.deeper",), "json.decoder.deeper not installed; pip install json"),
+    ],
+)
+def test_missing_looks_without_importing(requires: tuple[str, ...], missing: str) -> None:
+    """Dotted names are followed on disk: neither they nor their parents are imported."""
+    provider = TransportProvider("pigeon", "coop:Pigeon", requires=requires)
+    had_minidom = "xml.dom" in sys.modules
+    assert registry_with(provider).missing(provider) == missing
+    assert ("xml.dom" in sys.modules) == had_minidom
+
+
+def test_missing_does_not_run_a_parent_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework whose import would raise, or take seconds, can still be listed."""
+    package = tmp_path / "explosive_framework"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "part.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    provider = TransportProvider("pigeon", "coop:Pigeon", requires=("explosive_framework.part",))
+    assert registry_with(provider).missing(provider) == ""
+
+
+def test_missing_sees_a_hidden_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that was hidden (None in sys.modules) counts as not installed."""
+    monkeypatch.setitem(sys.modules, "json", None)
+    provider = TransportProvider("pigeon", "coop:Pigeon", requires=("json",))
+    assert "json not installed" in registry_with(provider).missing(provider)
+
+
+def test_missing_knows_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider for other platforms says so in one line."""
+    provider = TransportProvider("pigeon", "coop:Pigeon", platforms=("linux", "freebsd"))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert registry_with(provider).missing(provider) == "works on linux and freebsd only; this is darwin"
+
+
+@pytest.mark.parametrize("name", ALIASES["transport"])
+def test_a_known_transport_that_is_not_installed_has_its_pip_line(name: str) -> None:
+    """Asking for a transport of a plugin that is not there answers with the line that installs it."""
+    with pytest.raises(PluginError, match=f"no transport is called '{name}'; install it: pip install ddl-"):
+        Registry().transport(name)
+
+
+def test_an_unknown_name_lists_those_there_are() -> None:
+    """A name that nobody knows answers with the names that are on offer."""
+    registry = registry_with(TransportProvider("pigeon", "coop:Pigeon"))
+    with pytest.raises(PluginError, match="no transport is called 'dove'; there are pigeon"):
+        registry.transport("dove")
+    with pytest.raises(PluginError, match="no compressor is called 'dove'; there are none"):
+        registry.compressor("dove")
+
+
+def test_an_unknown_name_says_why_its_provider_was_refused() -> None:
+    """If the name was offered and refused, the reason is in the error."""
+    registry = Registry()
+    registry.offer(TransportProvider("pigeon", "coop:Pigeon", api_version=(9, 0)), ORIGIN)
+    with pytest.raises(PluginError, match="built for plugin contract 9"):
+        registry.transport("pigeon")
