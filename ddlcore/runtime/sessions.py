@@ -108,7 +108,7 @@ class Sessions:
         if text:
             return [(rank, Refused(text))]
         key = (hello.ranks, hello.ordinal)
-        gone = [other for other in hello.ranks if other in self._ended]
+        gone = [ended for ended in self._ended if ended in hello.ranks]  # the first to end is the cause
         if gone:
             self._lost.setdefault(gone[0], self._ended[gone[0]])
             return [(rank, Lost((hello.ranks.index(gone[0]),), f"{self._ended[gone[0]]}, before init was complete"))]

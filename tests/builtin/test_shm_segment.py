@@ -20,6 +20,10 @@ from ddlcore.testing.store import ThreadStore
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shm is for Linux")
 
 
+def never() -> bool:
+    return False
+
+
 def _in_thread(function: Callable[[], segment.Segment]) -> tuple[threading.Thread, list[segment.Segment]]:
     got: list[segment.Segment] = []
     thread = threading.Thread(target=lambda: got.append(function()))
@@ -39,8 +43,8 @@ def test_all_see_the_same_memory() -> None:
     """Three ranks; what one writes the others read; name and key are gone."""
     store = ThreadStore()
     before = _listening()
-    makers, made = _in_thread(lambda: segment.make(1 << 16, 2, store, 10.0))
-    others = [segment.receive(rank, store, 10.0) for rank in (1, 2)]
+    makers, made = _in_thread(lambda: segment.make(1 << 16, 2, store, 10.0, never))
+    others = [segment.receive(rank, store, 10.0, never) for rank in (1, 2)]
     makers.join(10)
     ranks = [*made, *others]
     ctypes.memmove(ranks[1].address + 5, b"hello", 5)
@@ -58,7 +62,7 @@ def test_all_see_the_same_memory() -> None:
 def test_strangers_get_nothing() -> None:
     """A wrong token, silence, or half a token: no descriptor for them, and the member still gets its memory."""
     store = ThreadStore()
-    makers, made = _in_thread(lambda: segment.make(4096, 1, store, 20.0))
+    makers, made = _in_thread(lambda: segment.make(4096, 1, store, 20.0, never))
     for said in (bytes(segment.TOKEN_BYTES + 4), b"", b"half"):
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.settimeout(5.0)
@@ -67,7 +71,7 @@ def test_strangers_get_nothing() -> None:
             stranger.shutdown(socket.SHUT_WR)
             answer, descriptors, _, _ = socket.recv_fds(stranger, 100, 4)
             assert (answer, descriptors) == (b"", [])
-    member = segment.receive(1, store, 10.0)
+    member = segment.receive(1, store, 10.0, never)
     makers.join(10)
     member.close()
     made[0].close()
@@ -77,11 +81,11 @@ def test_a_stranger_that_stays_silent_delays_little(monkeypatch: pytest.MonkeyPa
     """Rank 0 turns to the next one soon."""
     monkeypatch.setattr(segment, "STRANGER_S", 0.1)
     store = ThreadStore()
-    makers, made = _in_thread(lambda: segment.make(4096, 1, store, 20.0))
+    makers, made = _in_thread(lambda: segment.make(4096, 1, store, 20.0, never))
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(_address(store))
         start = time.monotonic()
-        member = segment.receive(1, store, 10.0)
+        member = segment.receive(1, store, 10.0, never)
         assert time.monotonic() - start < 5.0
     makers.join(10)
     member.close()
@@ -96,14 +100,14 @@ def test_another_users_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
     def make() -> None:
         try:
-            segment.make(4096, 1, store, 0.5)
+            segment.make(4096, 1, store, 0.5, never)
         except DeadlineExceeded as error:
             failures.append(error)
 
     maker = threading.Thread(target=make)
     maker.start()
     with pytest.raises(TransportError, match="belongs to user"):
-        segment.receive(1, store, 5.0)
+        segment.receive(1, store, 5.0, never)
     maker.join(10)
     assert "1 of 1 ranks" in str(failures[0])
 
@@ -112,14 +116,14 @@ def test_members_that_do_not_come() -> None:
     """Rank 0 says how many are missing and closes everything."""
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(DeadlineExceeded, match="2 of 2 ranks"):
-        segment.make(4096, 2, ThreadStore(), 0.2)
+        segment.make(4096, 2, ThreadStore(), 0.2, never)
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_rank_0_that_does_not_come() -> None:
     """The others wait no longer than they were told to."""
     with pytest.raises(DeadlineExceeded):
-        segment.receive(1, ThreadStore(), 0.2)
+        segment.receive(1, ThreadStore(), 0.2, never)
 
 
 def test_rank_0_that_is_gone() -> None:
@@ -127,4 +131,30 @@ def test_rank_0_that_is_gone() -> None:
     store = ThreadStore()
     store.set(segment.KEY, bytes(segment.TOKEN_BYTES) + (4096).to_bytes(8, "little") + b"ddl-nobody")
     with pytest.raises(TransportError, match="cannot reach rank 0"):
-        segment.receive(1, store, 5.0)
+        segment.receive(1, store, 5.0, never)
+
+
+def test_an_abort_ends_the_wait() -> None:
+    """Rank 0 that waits for members, and a member that waits for rank 0's answer, end soon when they are told."""
+    for wait in (_make_alone, _receive_from_nobody):
+        told = threading.Event()
+        timer = threading.Timer(0.1, told.set)
+        timer.start()
+        start = time.monotonic()
+        with pytest.raises(TransportError, match="aborted while opening"):
+            wait(told.is_set)
+        assert time.monotonic() - start < 2.0
+        timer.join()
+
+
+def _make_alone(stop: Callable[[], bool]) -> None:
+    segment.make(4096, 1, ThreadStore(), 30.0, stop)
+
+
+def _receive_from_nobody(stop: Callable[[], bool]) -> None:
+    store = ThreadStore()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind("\0ddl-silent")
+        silent.listen(1)
+        store.set(segment.KEY, bytes(segment.TOKEN_BYTES) + (4096).to_bytes(8, "little") + b"ddl-silent")
+        segment.receive(1, store, 30.0, stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -118,6 +119,7 @@ class Launch:
 def _play(
     rank: int, environment: dict[str, str], program: Callable[[int, Callable[..., None]], None], out: Connection
 ) -> None:
+    faulthandler.dump_traceback_later(8.0)  # who hangs says where
     os.environ.update(environment)
 
     def say(word: str, detail: Any = "") -> None:

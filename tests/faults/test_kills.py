@@ -72,7 +72,8 @@ def _one_kill(victim: int, phase: str, rng: random.Random) -> float:
                 slowest_s = max(slowest_s, moment_s - killed_s)
         return slowest_s
     finally:
-        assert launch.close() == []
+        hung = launch.close()
+        assert hung == [], [report.said for report in launch.reports]
 
 
 def test_every_survivor_learns_who_died(capsys: pytest.CaptureFixture[str]) -> None:

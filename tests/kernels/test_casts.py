@@ -36,14 +36,16 @@ def _cast(kernels: CpuKernels, x: Array, source: DType, target: DType, scale: fl
 def _random_floats(count: int) -> Array:
     """Bit patterns of float32: all exponents, subnormals, infinities, NaN alike."""
     bits = np.random.default_rng(5).integers(0, 1 << 32, count, np.uint32)
-    return np.frombuffer(bits.tobytes(), np.float32)
+    floats: Array = bits.view(np.float32)
+    return floats
 
 
 def _halfway() -> Array:
     """Values that lie between two neighbours of a 16-bit type, exactly and almost."""
     bits = np.arange(0, 1 << 31, 1 << 11, dtype=np.uint32)
     near = [bits | 0x1000, (bits | 0x1000) + 1, (bits | 0x1000) - 1, bits | 0x8000, (bits | 0x8000) + 1]
-    return np.concatenate(near)[::3].view(np.float32).copy()
+    floats: Array = np.concatenate(near)[::3].copy().view(np.float32)
+    return floats
 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16], ids=lambda dtype: dtype.label)

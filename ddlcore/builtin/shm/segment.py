@@ -15,6 +15,7 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 from ddlcore.contracts.store import Store
 from ddlcore.errors import DeadlineExceeded, TransportError
@@ -24,6 +25,7 @@ __all__ = ["Segment", "make", "receive"]
 KEY = "segment"
 TOKEN_BYTES = 32
 STRANGER_S = 2.0  # how long a connection may take to show its token
+SLICE_S = 0.1  # how soon a wait notices that it is to stop
 ANSWER = b"memory"
 
 
@@ -42,15 +44,35 @@ class Segment:
         self._map.close()
 
 
-def make(nbytes: int, peers: int, store: Store, timeout_s: float) -> Segment:
-    """Rank 0's part: returns when all ``peers`` hold the memory. Raises DeadlineExceeded."""
-    deadline = time.monotonic() + timeout_s
+class _Patience:
+    """Until when to wait, and whether somebody says to stop."""
+
+    def __init__(self, timeout_s: float, stop: Callable[[], bool]) -> None:
+        self._deadline = time.monotonic() + timeout_s
+        self._stop = stop
+
+    def slice(self, missing: str) -> float:
+        """How long to wait before asking again. Raises when there is nothing to wait for any more."""
+        if self._stop():
+            raise TransportError(f"shm: aborted while opening ({missing})")
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded(f"shm: opening the shared memory took too long: {missing}; raise --open-timeout-s")
+        return min(left, SLICE_S)
+
+
+def make(nbytes: int, peers: int, store: Store, timeout_s: float, stop: Callable[[], bool]) -> Segment:
+    """Rank 0's part: returns when all ``peers`` hold the memory.
+
+    Raises DeadlineExceeded, and TransportError soon after ``stop()`` is true.
+    """
+    patience = _Patience(timeout_s, stop)
     descriptor = os.memfd_create("ddl", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, nbytes)
         segment = Segment(descriptor, nbytes)
         try:
-            _serve(descriptor, nbytes, peers, store, deadline)
+            _serve(descriptor, nbytes, peers, store, patience)
         except BaseException:
             segment.close()
             raise
@@ -59,7 +81,7 @@ def make(nbytes: int, peers: int, store: Store, timeout_s: float) -> Segment:
         os.close(descriptor)
 
 
-def _serve(descriptor: int, nbytes: int, peers: int, store: Store, deadline: float) -> None:
+def _serve(descriptor: int, nbytes: int, peers: int, store: Store, patience: _Patience) -> None:
     token = secrets.token_bytes(TOKEN_BYTES)
     name = f"ddl-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
@@ -68,7 +90,7 @@ def _serve(descriptor: int, nbytes: int, peers: int, store: Store, deadline: flo
         store.set(KEY, token + struct.pack("<q", nbytes) + name.encode())
         served: set[int] = set()
         while len(served) < peers:
-            server.settimeout(_left(deadline, f"{peers - len(served)} of {peers} ranks have not come for it"))
+            server.settimeout(patience.slice(f"{peers - len(served)} of {peers} ranks have not come for it"))
             try:
                 connection, _ = server.accept()
             except TimeoutError:
@@ -95,22 +117,19 @@ def _serve_one(connection: socket.socket, token: bytes, descriptor: int) -> int 
     return int.from_bytes(shown[TOKEN_BYTES:], "little")
 
 
-def receive(rank: int, store: Store, timeout_s: float) -> Segment:
-    """Every other rank's part. Raises DeadlineExceeded where rank 0 does not come."""
-    deadline = time.monotonic() + timeout_s
+def receive(rank: int, store: Store, timeout_s: float, stop: Callable[[], bool]) -> Segment:
+    """Every other rank's part. Raises DeadlineExceeded where rank 0 does not come, TransportError after ``stop()``."""
+    patience = _Patience(timeout_s, stop)
     card = store.get(KEY, timeout_s)
     token, name = card[:TOKEN_BYTES], card[TOKEN_BYTES + 8 :].decode()
     (nbytes,) = struct.unpack("<q", card[TOKEN_BYTES : TOKEN_BYTES + 8])
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(_left(deadline, "rank 0 does not hand it out"))
         try:
             client.connect("\0" + name)
             if _peer_uid(client) != os.getuid():
                 raise TransportError(f"shm: the socket of rank 0 belongs to user {_peer_uid(client)}, not to us")
             client.sendall(token + rank.to_bytes(4, "little"))
-            answer, descriptors, _, _ = socket.recv_fds(client, len(ANSWER), 1)
-        except TimeoutError:
-            raise DeadlineExceeded(f"shm: rank 0 did not hand out the shared memory within {timeout_s:g} s") from None
+            answer, descriptors = _await_descriptor(client, patience)
         except OSError as error:
             raise TransportError(
                 f"shm: cannot reach rank 0 on this host ({error.strerror}); are the ranks in one network namespace? "
@@ -124,11 +143,15 @@ def receive(rank: int, store: Store, timeout_s: float) -> Segment:
         os.close(descriptors[0])
 
 
-def _left(deadline: float, missing: str) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise DeadlineExceeded(f"shm: opening the shared memory took too long: {missing}; raise --open-timeout-s")
-    return left
+def _await_descriptor(client: socket.socket, patience: _Patience) -> tuple[bytes, list[int]]:
+    """Rank 0 may be busy with other members."""
+    while True:
+        client.settimeout(patience.slice("rank 0 does not hand it out"))
+        try:
+            answer, descriptors, _, _ = socket.recv_fds(client, len(ANSWER), 1)
+            return answer, descriptors
+        except TimeoutError:
+            continue
 
 
 def _peer_uid(connection: socket.socket) -> int:

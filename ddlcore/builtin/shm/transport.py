@@ -58,9 +58,9 @@ class ShmTransport(Transport):
         results = slots + context.size * at.SLOTS * chunk
         nbytes = results + at.SLOTS * chunk
         if context.rank == 0:
-            self._segment = segment.make(nbytes, context.size - 1, context.store, context.timeout_s)
+            self._segment = segment.make(nbytes, context.size - 1, context.store, context.timeout_s, self._stop)
         else:
-            self._segment = segment.receive(context.rank, context.store, context.timeout_s)
+            self._segment = segment.receive(context.rank, context.store, context.timeout_s, self._stop)
         if self._segment.nbytes != nbytes:
             raise TransportError("shm: rank 0 laid the memory out differently; do all ranks run the same version?")
         self._frame = self._make_frame(context, self._segment.address, slots, results, chunk)
@@ -93,9 +93,9 @@ class ShmTransport(Transport):
                 self._segment = None
 
     def abort(self) -> None:
+        self._aborted = True
         with self._lock:
             if self._frame is not None:
-                self._aborted = True
                 self._functions["ddl_abort"](self._frame_at)
 
     def run(self, name: str, *arguments: int) -> Work:
@@ -104,9 +104,18 @@ class ShmTransport(Transport):
             raise TransportError(f"shm: {self._name()} is not open")
         code = 1 if self._aborted else self._functions[name](self._frame_at, *arguments)
         if code:
-            who = "here" if code == 1 else "by another rank"
+            who = "here" if code == 1 else f"by rank {self._aborter()}"
             raise TransportError(f"shm: {self._name()} was aborted {who} during {name.removeprefix('ddl_')}")
         return DONE
+
+    def _stop(self) -> bool:
+        return self._aborted
+
+    def _aborter(self) -> int:
+        """The rank (of the world) that left its mark in the segment."""
+        assert self._segment is not None
+        mark = ctypes.c_int64.from_address(self._segment.address).value
+        return self.context.members[mark - 1].rank
 
     def _name(self) -> str:
         context = getattr(self, "context", None)
