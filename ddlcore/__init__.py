@@ -65,6 +65,7 @@ from ddlcore.errors import (
     ObjectDigestError,
     PeerLost,
     PluginError,
+    RankFailed,
     TransportError,
 )
 from ddlcore.job import VERSION as __version__
@@ -90,6 +91,7 @@ __all__ = [
     "PluginError",
     "ProcessSet",
     "Product",
+    "RankFailed",
     "ReduceOp",
     "Sum",
     "TransportError",

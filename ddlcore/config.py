@@ -15,6 +15,7 @@ from pathlib import Path
 from ddlcore.types import Placement
 
 __all__ = [
+    "CHILD_MARK",
     "SETTINGS",
     "Environment",
     "Setting",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 Value = str | int | float | bool
+CHILD_MARK = "DDL_INIT_PID"  # in the environment of what a rank starts: that is no rank
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,20 @@ class Environment:
             raise ValueError(f"{', '.join(missing)} not set although DDL_JOB_FILE is; start the script by `ddl run`")
         hosts = tuple(int(host) for host in environ["DDL_HOST_INDEXES"].split(","))
         return cls(Placement(int(environ["DDL_RANK"]), hosts), environ["DDL_JOB_FILE"])
+
+    @staticmethod
+    def child_of() -> str:
+        """The process id of the rank that this process was started by after its ``init``; "" for a rank itself."""
+        mark = os.environ.get(CHILD_MARK, "")
+        return "" if mark == str(os.getpid()) else mark
+
+    @staticmethod
+    def mark_children(on: bool) -> None:
+        """From now on (or no longer), what this rank starts is told by its environment that it is no rank."""
+        if on and "DDL_JOB_FILE" in os.environ:
+            os.environ[CHILD_MARK] = str(os.getpid())
+        elif not on and os.environ.get(CHILD_MARK) == str(os.getpid()):
+            del os.environ[CHILD_MARK]
 
     def variables(self) -> dict[str, str]:
         """The environment that ``read`` understands."""

@@ -18,7 +18,6 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.store import PrefixStore, Store
 from ddlcore.contracts.transport import Transport
 from ddlcore.control.channel import Channel
-from ddlcore.control.client import connect
 from ddlcore.control.local import LocalNetwork
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, NotInitialized
 from ddlcore.messages import PROTOCOL, Bye, Done, Hello
@@ -354,6 +353,8 @@ def build_sessions(size: int, settings: Settings, registry: Registry) -> Session
 
 def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
     """This process's part of a world of ``ranks`` (None: all) under `ddl run`."""
+    from ddlcore.control.client import connect  # brings ZeroMQ, which a world of one does not need
+
     settings, registry = settings_of(os.environ)
     launched = environment.placement
     everyone = tuple(range(launched.size))

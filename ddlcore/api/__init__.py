@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddlcore.api.operations import Operations, allgather_object, barrier, broadcast_object, join
+from ddlcore.api.transports import built, enabled
 from ddlcore.api.world import (
     ProcessSet,
     add_process_set,
@@ -24,19 +25,23 @@ from ddlcore.api.world import (
     size,
     use_job,
 )
+from ddlcore.job import Job
 from ddlcore.runtime.handle import Handle
 
 __all__ = [
     "Handle",
+    "Job",
     "Operations",
     "ProcessSet",
     "add_process_set",
     "allgather_object",
     "barrier",
     "broadcast_object",
+    "built",
     "cross_rank",
     "cross_size",
     "current_job",
+    "enabled",
     "global_process_set",
     "init",
     "is_homogeneous",

@@ -38,8 +38,6 @@ __all__ = [
     "use_job",
 ]
 
-CHILD_MARK = "DDL_INIT_PID"  # in the environment of what a rank starts: that is no rank
-
 
 class _Process:
     """What this process remembers between its jobs."""
@@ -155,8 +153,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     if _process.pid != os.getpid():
         _process.pid = os.getpid()
         atexit.register(_at_exit)
-    if "DDL_JOB_FILE" in os.environ:
-        os.environ[CHILD_MARK] = str(os.getpid())
+    Environment.mark_children(True)
     if process_sets is not None and process_sets != "dynamic":
         _register(process_sets)
 
@@ -180,16 +177,16 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int]] | str) -> None:
 
 
 def _refuse_children() -> None:
-    mark = os.environ.get(CHILD_MARK)
-    if mark is not None and mark != str(os.getpid()):
+    parent = Environment.child_of()
+    if parent:
         raise DdlInternalError(
-            f"init() was called in a child of rank {os.environ.get('DDL_RANK', '?')} (process {mark}); "
-            "only the process that `ddl run` started takes part"
+            f"init() was called in a process that a rank (process {parent}) has started; "
+            "only the processes that `ddl run` started take part"
         )
 
 
 def _make_job(comm: Any) -> Job:
-    environment = Environment.read(os.environ)
+    environment = Environment.read()
     launched = 1 if environment is None else environment.placement.size
     ranks = None if comm is None else _ranks_of(comm, launched)
     if environment is None:
@@ -224,8 +221,7 @@ def shutdown() -> None:
         job.shutdown()
     if getattr(_process.thread, "job", None) is None:
         _process.job = None
-        if os.environ.get(CHILD_MARK) == str(os.getpid()):
-            del os.environ[CHILD_MARK]
+        Environment.mark_children(False)
 
 
 def _at_exit() -> None:

@@ -6,8 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
-from ddlcore.api.world import CHILD_MARK
-from ddlcore.config import Environment, Settings
+from ddlcore.config import CHILD_MARK, Environment, Settings
 from ddlcore.launch.command import ranks_path
 from ddlcore.launch.ports import LOOPBACK, free_ports, is_free
 from ddlcore.types import Placement

@@ -37,7 +37,9 @@ def called(kind: Kind, name: str) -> str:
     """How a message calls one operation: ``allreduce 'x'``; the wire's name has the kind in it already."""
     verb = kind.name.lower()
     plain = name.removeprefix(f"{verb}.")
-    return f"{verb} (call {name.rpartition('.')[2]} without a name)" if name.startswith("noname.") else f"{verb} {plain!r}"
+    return (
+        f"{verb} (call {name.rpartition('.')[2]} without a name)" if name.startswith("noname.") else f"{verb} {plain!r}"
+    )
 
 
 def describe(names: Sequence[str], set_id: int) -> str:

@@ -33,6 +33,17 @@ def test_random_collectives(size: int) -> None:
             world.run(random_collectives(seed, size, 10, 150_000 // size if seed % 2 else 300))
 
 
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_tiny_slots(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots of a KiB: hundreds of rounds a collective, so that ranks overtake each other wherever they can."""
+    monkeypatch.setattr(shm, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(shm, "LEAST_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(shm, "SMALL_BYTES", 256)
+    with World(ShmTransport, size) as world:
+        for seed in range(3):
+            world.run(random_collectives(seed, size, 10, 30_000 // size))
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_slow_rank_loses_nothing(size: int, slow: int) -> None:

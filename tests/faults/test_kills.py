@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import ddlcore as ddl
-
 from tests.faults.harness import Launch, leftovers
 
 pytestmark = pytest.mark.timeout(300)

@@ -23,7 +23,7 @@ CHUNK_BYTES = 128 << 10  # a slot that stays in the second-level cache; smaller 
 LEAST_CHUNK_BYTES = 32 << 10
 SEGMENT_BYTES = 16 << 20  # about what all slots together take for many ranks
 SMALL_BYTES = 32 << 10  # over all ranks: up to here each rank reduces everything, one step less
-SPINS, YIELDS = 300, 100  # a few µs, then some tens of µs
+SPINS, YIELDS = 50, 100  # about 1 µs, for a peer that runs; then tens of µs that others of this core may use
 SLEEP_NS = 50_000_000  # how soon a sleeper notices an abort that nobody woke it for
 
 Words = ctypes.Array[ctypes.c_int64]

@@ -30,7 +30,6 @@ class TestTorchAdapter(AdapterSuite):
         return tensor.numpy()
 
 
-
 @pytest.mark.parametrize(
     ("make", "way_out"),
     [

@@ -115,6 +115,7 @@ def test_clipping_in_a_step_hook() -> None:
 
     def train(part: Part) -> None:
         bare = torch.optim.SGD(part.model.parameters(), **SGD)
+
         def clip(*_: Any) -> None:
             torch.nn.utils.clip_grad_norm_(part.model.parameters(), 0.1)
 
@@ -336,6 +337,7 @@ def test_groups_where_ranks_order_parameters_differently() -> None:
 
 def test_process_set() -> None:
     """Ranks 0 and 2 train together; rank 1, outside, steps on its own gradients."""
+
     def train(part: Part) -> None:
         plain(part, part.wrap(torch.optim.SGD(part.model.parameters(), **SGD)))
 
@@ -436,7 +438,9 @@ def test_gradient_predivide_factor(options: dict[str, Any]) -> None:
     """Dividing before and after the sum, in parts, is dividing; groups honour it."""
 
     def train(part: Part) -> None:
-        plain(part, part.wrap(torch.optim.SGD(part.model.parameters(), **SGD), gradient_predivide_factor=4.0, **options))
+        plain(
+            part, part.wrap(torch.optim.SGD(part.model.parameters(), **SGD), gradient_predivide_factor=4.0, **options)
+        )
 
     agree(train)
 
@@ -479,7 +483,9 @@ def test_sum() -> None:
 @pytest.mark.parametrize("backend", ["threads", "shm"])
 def test_worlds(size: int, backend: str) -> None:
     """Two and four ranks, over threads and shared memory."""
-    agree(lambda part: plain(part, part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))), size=size, backend=backend)
+    agree(
+        lambda part: plain(part, part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))), size=size, backend=backend
+    )
 
 
 def test_shared_parameters() -> None:

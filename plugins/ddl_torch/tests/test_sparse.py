@@ -41,7 +41,9 @@ def test_two_sparse_dimensions() -> None:
     """Indices are columns, whatever their number."""
 
     def play(rank: int, job: Any) -> Any:
-        one = torch.sparse_coo_tensor(torch.tensor([[rank], [rank + 1]]), torch.tensor([1.0]), (3, 4), check_invariants=True)
+        one = torch.sparse_coo_tensor(
+            torch.tensor([[rank], [rank + 1]]), torch.tensor([1.0]), (3, 4), check_invariants=True
+        )
         return ddl.sparse_allreduce_async(one, "x", ddl.Sum)().to_dense().nonzero().tolist()
 
     assert run_world(SIZE, play) == [[[0, 1], [1, 2], [2, 3]]] * SIZE

@@ -1,0 +1,72 @@
+"""Horovod's questions about what it was built with; here they are about what is installed."""
+
+from __future__ import annotations
+
+import torch
+
+from ddlcore.api import built, enabled
+
+__all__ = [
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rocm_built",
+]
+
+
+def mpi_built() -> bool:
+    """Whether the MPI transport is installed. All but ``*_enabled`` may be called before ``init``."""
+    return built("mpi")
+
+
+def mpi_enabled() -> bool:
+    """Whether the present job communicates by MPI."""
+    return enabled("mpi")
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from several threads. ValueError where the job does not use MPI, as in Horovod."""
+    if not mpi_enabled():
+        raise ValueError("this job does not use MPI; start it with `ddl run --backend mpi` (pip install ddl-mpi)")
+    return True  # the transport asks MPI for MPI_THREAD_MULTIPLE, or does not open
+
+
+def gloo_built() -> bool:
+    """Whether the Gloo transport is installed."""
+    return built("gloo")
+
+
+def gloo_enabled() -> bool:
+    """Whether the present job communicates by Gloo."""
+    return enabled("gloo")
+
+
+def nccl_built() -> int:
+    """Above 0 where the NCCL transport is installed and usable."""
+    return int(built("nccl"))
+
+
+def ddl_built() -> bool:
+    """Whether IBM's DDL is there: never, it is not supported. Horovod's scripts ask."""
+    return built("ibm-ddl")
+
+
+def ccl_built() -> bool:
+    """Whether oneCCL is installed as a transport."""
+    return built("ccl")
+
+
+def cuda_built() -> bool:
+    """Whether this PyTorch was built for CUDA."""
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    """Whether this PyTorch was built for ROCm."""
+    return torch.version.hip is not None
