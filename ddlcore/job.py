@@ -39,7 +39,6 @@ __all__ = ["Job", "LateKernels", "build_sessions", "launched_job", "local_jobs",
 log = logging.getLogger("ddl")
 VERSION = "0.1.0"
 ABORT_WAIT_S = 2.0
-_loading = threading.Lock()  # worlds of threads load machine code at once, which LLVM does not survive
 
 
 class LateKernels(Kernels):
@@ -50,12 +49,11 @@ class LateKernels(Kernels):
         self._kernels: Kernels | None = None
 
     def _load(self) -> Kernels:
-        with _loading:
-            if self._kernels is None:
-                from ddlcore.kernels.cpu import CpuKernels
+        if self._kernels is None:
+            from ddlcore.kernels.cpu import CpuKernels
 
-                self._kernels = CpuKernels(self._cache_dir)
-            return self._kernels
+            self._kernels = CpuKernels(self._cache_dir)
+        return self._kernels
 
     def pack(
         self, sources: Sequence[int], counts: Sequence[int], dtype: DType, target: int, wire: DType, scale: float = 1.0

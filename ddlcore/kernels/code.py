@@ -53,6 +53,7 @@ SOURCES = (
 )
 COMPILE_S = 120.0  # how long to wait for another who compiles
 _COMPILING: Final = threading.Lock()
+_LOADING: Final = threading.Lock()
 C_TYPES: dict[str, Any] = {"q": ctypes.c_int64, "d": ctypes.c_double}
 
 
@@ -109,7 +110,16 @@ def obtain(cache_dir: str = "") -> tuple[bytes, str]:
     return image, f"in {place}" if place else "nowhere: no cache directory is writable, set DDL_CACHE_DIR"
 
 
-@functools.cache
 def load(cache_dir: str = "") -> Code:
-    """The kernels, ready to call, the same for all who ask. Compiles them (seconds) where no cache has them."""
+    """The kernels, ready to call, the same for all who ask. Compiles them (seconds) where no cache has them.
+
+    Any thread: one loads while the others wait, which LLVM needs, and what was loaded stays for ever,
+    since function pointers into it go about.
+    """
+    with _LOADING:
+        return _load(cache_dir)
+
+
+@functools.cache
+def _load(cache_dir: str) -> Code:
     return Code(obtain(cache_dir)[0])
