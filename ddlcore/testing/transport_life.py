@@ -190,13 +190,18 @@ class TransportLife(TransportBase):
 
         thread = threading.Thread(target=abort, name="abort")
         thread.start()
+        hung: AssertionError | None = None
         try:
             group.run(play)
+        except AssertionError as error:
+            hung = error
         finally:
             over.set()
             thread.join()
             group.discard()
-        assert not late, "; ".join(late)
+        assert not late, "; ".join(late)  # says more than that the ranks did not end
+        if hung is not None:
+            raise hung
 
     def test_a_new_group_works_after_abort(self) -> None:
         """After abort and close, new transports of the same members open and reduce."""

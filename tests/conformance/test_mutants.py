@@ -111,7 +111,7 @@ def suite_of(transport: type[Transport]) -> Iterator[TransportSuite]:
     class Mutant(TransportSuite):
         __test__ = False
         sizes = (2, 3)
-        deadline_s = 8.0  # beyond the seconds that aborts are waited for on a busy machine
+        deadline_s = 3.0
 
         def make(self, size: int) -> Sequence[Transport]:
             return [transport() for _ in range(size)]
