@@ -155,7 +155,10 @@ def _make_alone(stop: Callable[[], bool]) -> None:
 def _receive_from_nobody(stop: Callable[[], bool]) -> None:
     store = ThreadStore()
     with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind("\0ddl-silent")
+        silent.bind(f"\0ddl-silent-{os.getpid()}")
         silent.listen(1)
-        store.set(segment.KEY, bytes(segment.TOKEN_BYTES) + (4096).to_bytes(8, "little") + b"ddl-silent")
+        store.set(
+            segment.KEY,
+            bytes(segment.TOKEN_BYTES) + (4096).to_bytes(8, "little") + f"ddl-silent-{os.getpid()}".encode(),
+        )
         segment.receive(1, store, 30.0, stop)
