@@ -66,6 +66,8 @@ class Setting:
             raise ValueError(f"{where}: {raw!r} is neither true nor false (use 1 or 0)")
         if isinstance(raw, bool) is not (self.type is bool):
             raise ValueError(f"{where}: {raw!r} is not of type {self.type.__name__}")
+        if isinstance(raw, bool):
+            return raw
         try:
             if self.type is int and isinstance(raw, float):
                 raise ValueError  # 1.5 is no whole number, and int() would not say so

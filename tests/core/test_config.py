@@ -1,0 +1,102 @@
+"""Settings: which source wins, what each spelling means, and what a wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddlcore.config import SETTINGS, Environment, Setting, load_settings, read_toml
+from ddlcore.types import Placement
+
+SWITCH = Setting("switch", bool, True, "a switch")
+COUNT = Setting("count", int, 3, "a count", minimum=1)
+RATE_S = Setting("rate_s", float, 0.5, "a rate")
+MODE = Setting("mode", str, "a", "a mode", choices=("a", "b"))
+ROWS = (SWITCH, COUNT, RATE_S, MODE)
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [("1", True), ("on", True), ("TRUE", True), ("0", False), ("no", False), ("", False), (True, True), (False, False)],
+)
+def test_switches(raw: object, value: bool) -> None:
+    """Text as people write it, and TOML's own true and false."""
+    assert SWITCH.parse(raw, "here") is value
+
+
+@pytest.mark.parametrize(
+    ("row", "raw", "words"),
+    [
+        (SWITCH, "maybe", "neither true nor false"),
+        (SWITCH, 1, "not of type bool"),
+        (COUNT, "many", "not of type int"),
+        (COUNT, 1.5, "not of type int"),
+        (COUNT, True, "not of type int"),
+        (COUNT, "0", "below the least"),
+        (RATE_S, "fast", "not of type float"),
+        (MODE, "c", "not one of a, b"),
+    ],
+)
+def test_wrong_values_name_their_place(row: Setting, raw: object, words: str) -> None:
+    """The message says where the value came from and what would do."""
+    with pytest.raises(ValueError, match=words) as caught:
+        row.parse(raw, "DDL_THIS")
+    assert "DDL_THIS" in str(caught.value)
+
+
+def test_flag_over_env_over_file_over_default() -> None:
+    """Each source is told apart."""
+    settings = load_settings({"DDL_COUNT": "5", "DDL_RATE_S": "2"}, {"count": 4, "mode": "b"}, {"rate_s": 1.0}, ROWS)
+    assert dict(settings) == {"switch": True, "count": 5, "rate_s": 1.0, "mode": "b"}
+    assert [settings.source(name) for name in settings] == ["default", "env", "flag", "file"]
+
+
+def test_a_key_that_nothing_has_is_refused() -> None:
+    """A misspelt key in a file does not pass in silence."""
+    with pytest.raises(ValueError, match="no setting is called cuont"):
+        load_settings({}, {"cuont": 4}, rows=ROWS)
+
+
+def test_the_core_s_table_holds_together() -> None:
+    """Names are unique, defaults parse as themselves, and units stand in the names."""
+    assert len({row.name for row in SETTINGS}) == len(SETTINGS)
+    for row in SETTINGS:
+        assert row.parse(row.default, row.name) == row.default
+        assert row.env == "DDL_" + row.name.upper()
+        assert row.doc
+
+
+def test_config_files(tmp_path: Path) -> None:
+    """TOML in, one line out where there is no file or no TOML."""
+    good = tmp_path / "good.toml"
+    good.write_text('backend = "shm"\nfusion_bytes = 1024\n')
+    assert load_settings({}, read_toml(good))["fusion_bytes"] == 1024
+    with pytest.raises(ValueError, match="No such file"):
+        read_toml(tmp_path / "none.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("backend = ")
+    with pytest.raises(ValueError, match=r"bad\.toml"):
+        read_toml(bad)
+
+
+def test_what_the_launcher_tells_a_rank_comes_back() -> None:
+    """The variables are read as they were written; a part of them is an error that says how to start."""
+    told = Environment(Placement(2, (0, 0, 1)), "/proc/1/fd/3")
+    assert Environment.read(told.variables()) == told
+    assert Environment.read({}) is None
+    with pytest.raises(ValueError, match="ddl run"):
+        Environment.read({"DDL_JOB_FILE": "x"})
+
+
+def test_placement_follows_from_the_hosts() -> None:
+    """Local and cross ranks with uneven hosts whose ranks are interleaved."""
+    hosts = (0, 1, 0, 1, 0)
+    facts = [
+        (p.local_rank, p.local_size, p.cross_rank, p.cross_size)
+        for p in (Placement(r, hosts) for r in range(len(hosts)))
+    ]
+    assert facts == [(0, 3, 0, 2), (0, 2, 1, 2), (1, 3, 0, 2), (1, 2, 1, 2), (2, 3, 0, 1)]
+    assert not Placement(0, hosts).is_homogeneous
+    assert Placement(3, hosts).among((3, 1)).rank == 0
+    assert Placement(0, (0, 0, 1, 1)).is_homogeneous
