@@ -29,6 +29,7 @@ from ddlcore.api import (
     remove_process_set,
     shutdown,
     size,
+    stats,
     synchronize,
 )
 from ddlcore.api.arrays import (
@@ -138,6 +139,7 @@ __all__ = [
     "run",
     "shutdown",
     "size",
+    "stats",
     "synchronize",
 ]
 

@@ -163,9 +163,17 @@ class Job:
         self.sets = ProcessSets(self._opener(store))
         executor = Executor(self.sets, self._kernels, self.compressor)
         self._engine = Engine(
-            executor, self.sets, self.completion, self._verdict, self._transport_failed, name.format("engine")
+            executor,
+            self.sets,
+            self.inbox,
+            self.completion,
+            self._verdict,
+            self._transport_failed,
+            name.format("engine"),
         )
-        self._link = Link(channel, self.inbox, self._engine, self._verdict, self._break, name.format("control"))
+        self._link = Link(
+            channel, self.inbox, self._engine, self._verdict, self._break, self.sets, self.rank, name.format("control")
+        )
 
     def _opener(self, store: Store) -> Opener:
         def build(route: Route) -> Transport:
@@ -230,6 +238,21 @@ class Job:
                 "only the process that called init() takes part (a DataLoader worker must not)"
             )
         self.inbox.submit(entries)
+
+    def stats(self) -> dict[str, int]:
+        """Counters of this rank since init.
+
+        ``control_messages`` (sent to the coordinator and received from it), ``batches_negotiated``,
+        ``batches_replayed``, ``batches_void`` (run, and run again), ``divergences`` (this rank asked to
+        leave replay).
+        """
+        return {
+            "control_messages": self._link.messages,
+            "batches_negotiated": self._engine.negotiated,
+            "batches_replayed": self._engine.replayed,
+            "batches_void": self._engine.void,
+            "divergences": self._engine.divergences,
+        }
 
     def compressor(self, name: str) -> Compressor:
         """This job's compressor of that name. Raises ValueError for a name that no plugin offers."""
@@ -346,7 +369,7 @@ def build_sessions(size: int, settings: Settings, registry: Registry) -> Session
             f"no fusion policy is called {name!r}; there are {', '.join(sorted(registry.fusion_policies))}"
         )
     policy = registry.load(provider)()
-    return Sessions(size, policy, settings.number("stall_warning_s"))
+    return Sessions(size, policy, settings.number("stall_warning_s"), bool(settings["replay"]))
 
 
 def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordinal: int) -> Job:

@@ -12,17 +12,24 @@ from ddlcore.types import DType, Kind, ReduceOp
 __all__ = [
     "PROTOCOL",
     "Answer",
+    "Arranged",
     "Ask",
     "Batch",
     "Bye",
     "Done",
+    "Drain",
     "Failure",
     "Farewell",
+    "Freeze",
     "FromCoordinator",
+    "Frozen",
     "Hello",
+    "Leave",
     "Lost",
+    "Planned",
     "Refused",
     "Request",
+    "Resume",
     "Spec",
     "StoreAdd",
     "StoreDelete",
@@ -108,7 +115,21 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """The last word after Farewell: every batch that was promised has run; the end of the process is no loss."""
 
 
-ToCoordinator = Hello | Request | Bye | Done
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
+    """A rank that replays has met something that its schedule cannot serve."""
+
+    epoch: int
+    reason: str
+
+
+class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):
+    """The answer to Freeze: nothing is launched any more; for each process set the last place that was."""
+
+    epoch: int
+    launched: tuple[tuple[int, int], ...]  # (set id, place), -1 where none was
+
+
+ToCoordinator = Leave | Frozen | Hello | Request | Bye | Done
 
 
 # --- coordinator to rank
@@ -149,12 +170,58 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     ranks: tuple[int, ...] = ()
 
 
+class Planned(msgspec.Struct, frozen=True, array_like=True):
+    """One batch of a schedule. A hole is negotiated each time, at its place: sizes or bytes differ from step to step."""
+
+    set_id: int
+    kind: Kind
+    names: tuple[str, ...]  # "" for anonymous calls, which are known by their specs
+    specs: tuple[bytes, ...]
+    hole: bool = False
+
+
+class Arranged(msgspec.Struct, frozen=True, array_like=True, tag="arranged"):
+    """A schedule, told once: the batches of one period, in the order in which every rank launches its own of them."""
+
+    schedule: int
+    digest: bytes
+    batches: tuple[Planned, ...]
+
+
+class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
+    """From here on ``schedule`` is replayed.
+
+    A place is period * batches + position. Launching begins at ``start``; what is not beyond
+    ``after[set]`` has run already.
+    """
+
+    epoch: int
+    schedule: int
+    start: int
+    after: tuple[tuple[int, int], ...] = ()
+
+
+class Freeze(msgspec.Struct, frozen=True, array_like=True, tag="freeze"):
+    """Launch nothing more, and say how far you are."""
+
+    epoch: int
+
+
+class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
+    """Take part in everything up to ``highest``; what is not beyond ``lowest`` is valid, the rest void."""
+
+    epoch: int
+    highest: tuple[tuple[int, int], ...]  # (set id, place)
+    lowest: tuple[tuple[int, int], ...]
+    items: tuple[Batch | Failure | Arranged | Resume, ...] = ()  # what comes next; else discovery
+
+
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
     """What became ready, in order. ``serial`` is that of the request it acknowledges, 0 where none is."""
 
     epoch: int
     serial: int
-    items: tuple[Batch | Failure, ...]
+    items: tuple[Batch | Failure | Arranged | Resume, ...]
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
@@ -168,7 +235,7 @@ class Farewell(msgspec.Struct, frozen=True, array_like=True, tag="farewell"):
     """The answer to Bye: no batch comes after it."""
 
 
-FromCoordinator = Welcome | Refused | Answer | Lost | Farewell
+FromCoordinator = Freeze | Drain | Welcome | Refused | Answer | Lost | Farewell
 
 
 # --- the store

@@ -23,6 +23,7 @@ from ddlcore.api.world import (
     remove_process_set,
     shutdown,
     size,
+    stats,
     use_job,
 )
 from ddlcore.job import Job
@@ -55,6 +56,7 @@ __all__ = [
     "remove_process_set",
     "shutdown",
     "size",
+    "stats",
     "synchronize",
     "use_job",
 ]

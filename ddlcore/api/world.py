@@ -35,6 +35,7 @@ __all__ = [
     "remove_process_set",
     "shutdown",
     "size",
+    "stats",
     "use_job",
 ]
 
@@ -318,3 +319,8 @@ def _change_sets(job: Job, spec: Spec) -> int:
 def process_sets() -> dict[int, list[int]]:
     """The registered process sets: id to ranks."""
     return current_job().sets.ids_and_ranks()
+
+
+def stats() -> dict[str, int]:
+    """Counters of this rank since ``init``; ``Job.stats`` documents the keys."""
+    return current_job().stats()

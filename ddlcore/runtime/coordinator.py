@@ -12,23 +12,31 @@ from collections.abc import Iterable, Sequence
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.messages import (
     Answer,
+    Arranged,
     Ask,
     Batch,
     Bye,
+    Drain,
     Failure,
     Farewell,
+    Freeze,
     FromCoordinator,
+    Frozen,
+    Leave,
     Lost,
     Request,
+    Resume,
     Spec,
     decode_spec,
 )
 from ddlcore.runtime.checks import describe, mismatch_table
+from ddlcore.runtime.periods import TensorKey
+from ddlcore.runtime.rhythm import Known, Rhythm, tensor_key
 from ddlcore.types import Kind
 
 __all__ = ["Coordinator", "Pending"]
 
-Item = Batch | Failure
+Item = Batch | Failure | Arranged | Resume
 Outgoing = list[tuple[int, FromCoordinator]]
 
 
@@ -53,7 +61,7 @@ class Pending:
 class Coordinator:
     """The coordinator of one world of ``size`` ranks."""
 
-    def __init__(self, size: int, policy: FusionPolicy, fusion_bytes: int) -> None:
+    def __init__(self, size: int, policy: FusionPolicy, fusion_bytes: int, replay: bool = True) -> None:
         self.size = size
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self.epoch = 0  # grows with each change between discovery and replay
@@ -66,19 +74,32 @@ class Coordinator:
         self._specs: dict[bytes, Spec] = {}
         self._next_index = 0
         self._next_set = 1
+        self.rhythm = Rhythm(policy, self.params, self._spec, replay)
+        self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
+        self._diverged = False  # a rank cannot go on with the schedule
+        self._told: set[int] = set()  # schedules that all ranks have been told
 
     # --- messages in, messages out
 
-    def handle(self, rank: int, message: Request | Bye) -> Outgoing:
+    def handle(self, rank: int, message: Request | Bye | Leave | Frozen) -> Outgoing:
         """What all ranks are to be told because ``rank`` said ``message``."""
         if isinstance(message, Bye):
             return self._bye(rank, message)
         if message.epoch != self.epoch or rank in self._left:
             return []  # the rank resends what is pending when it enters the present epoch
+        if isinstance(message, Frozen):
+            return self._drain() if self.rhythm.frozen(rank, message, self._present()) else []
+        if isinstance(message, Leave):
+            self._diverged = True
+            return self._freeze()
+        if self.rhythm.freezing:
+            return []
         ready: list[Pending] = []
         items: list[tuple[Iterable[int], Item]] = []
         for ask in message.asks:
             self._ask(rank, ask, ready, items)
+        if self.rhythm.replaying is not None:
+            return self._beside_replay(ready, items, rank, message.serial)
         items += self._decide(ready)
         return self._answers(items, rank, message.serial)
 
@@ -104,7 +125,8 @@ class Coordinator:
             items.append(((rank,), self._gone(ask.set_id, (ask.name,), gone)))
             return
         if self._spec(ask.spec).kind is Kind.JOIN:
-            self._joined[rank] = ask
+            self._joined.setdefault(rank, ask)
+            self.rhythm.disturbed()
             ready += [pending for pending in self._table.values() if not self._missing(pending)]
             if len(self._joined) == self.size:
                 items += [(p_members, item) for p_members, item in self._decide(ready)]
@@ -140,11 +162,96 @@ class Coordinator:
             text = self._objection(pending)
             if text:
                 failures += self._fail(pending, "mismatch", text)
-            else:
-                runnable += self._complete_group(pending)
+                self.rhythm.disturbed()
+                continue
+            known = None if self._joined else self.rhythm.waiting_for(self._key(pending))
+            if known is not None:
+                return failures + self._decided(runnable) + self._resume(known)
+            runnable += self._complete_group(pending)
+        return failures + self._decided(runnable)
+
+    def _decided(self, runnable: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
+        """Lays out what may run, and goes over to replay where that completes a period that is proven."""
         for pending in runnable:
             del self._table[pending.set_id, pending.name]
-        return failures + [self._run(batch) for batch in self._arrange(runnable)]
+        items: list[tuple[Iterable[int], Item]] = []
+        known = None
+        for batch in self._arrange(runnable):
+            tensors = [(self._key(p), max(ask.stamp for ask in p.asks.values())) for p in batch]
+            items.append(self._run(batch))
+            if not self._joined:
+                known = self.rhythm.decided(self._next_index - 1, tensors)
+        return items + self._resume(known) if known is not None else items
+
+    def _resume(self, known: Known) -> list[tuple[Iterable[int], Item]]:
+        """Everybody replays ``known`` from now on; what is pending is offered to it, or asked for anew."""
+        self._clear()
+        items: list[tuple[Iterable[int], Item]] = []
+        if known.arranged.schedule not in self._told:
+            self._told.add(known.arranged.schedule)
+            items.append((self._present(), known.arranged))
+        return [*items, (self._present(), self.rhythm.resume(known, self.epoch))]
+
+    def _clear(self) -> None:
+        """A new epoch: the ranks resend what is pending."""
+        self.epoch += 1
+        self._table.clear()
+        self._groups.clear()
+
+    # --- beside and after replay
+
+    def _beside_replay(
+        self, ready: Sequence[Pending], items: list[tuple[Iterable[int], Item]], rank: int, serial: int
+    ) -> Outgoing:
+        """Holes are filled; a tensor outside the schedule that all members have ready is inserted by one freeze."""
+        insert = bool(self._joined)
+        for pending in dict.fromkeys(ready):
+            text = self._objection(pending)
+            if text:
+                items += self._fail(pending, "mismatch", text)
+            elif self.rhythm.is_hole(self._key(pending)):
+                del self._table[pending.set_id, pending.name]
+                items.append(self._run([pending]))
+            elif self._complete_group(pending):
+                insert = True
+        return self._answers(items, rank, serial) + (self._freeze() if insert else [])
+
+    def _freeze(self) -> Outgoing:
+        if self.rhythm.replaying is None or self.rhythm.freezing:
+            return []
+        self.rhythm.freeze()
+        return [(rank, Freeze(self.epoch)) for rank in self._present()]
+
+    def _drain(self) -> Outgoing:
+        """Every rank has stopped launching: the verdict, then what made them stop."""
+        drain = self.rhythm.drain(self.epoch, self.sets)
+        complete = [pending for pending in self._table.values() if not self._missing(pending)]
+        diverged, self._diverged = self._diverged, False
+        known = self.rhythm.left(diverged, [self._key(pending) for pending in complete])
+        self.epoch += 1
+        self._groups.clear()
+        items = self._decide(complete)
+        if self.rhythm.replaying is None and known is not None and known.whole and not self._joined and not self._byes:
+            items += self._resume(known)
+        elif self.rhythm.replaying is None:
+            self._table.clear()
+        told: dict[int, list[Item]] = {rank: [] for rank in self._present()}
+        for ranks, item in items:
+            for rank in ranks:
+                told[rank].append(item)
+        outgoing: Outgoing = [
+            (rank, Drain(drain.epoch, drain.highest, drain.lowest, tuple(own))) for rank, own in told.items()
+        ]
+        byes, self._byes = self._byes, []
+        for rank, bye in byes:
+            outgoing += self._bye(rank, bye)
+        return outgoing
+
+    def _present(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank not in self._left]
+
+    def _key(self, pending: Pending) -> TensorKey:
+        return tensor_key(pending.set_id, pending.name, next(iter(pending.asks.values())).spec)
 
     def _objection(self, pending: Pending) -> str:
         """Why this cannot run, or ""."""
@@ -218,6 +325,7 @@ class Coordinator:
         if spec.kind is Kind.REMOVE_SET:
             assert spec.ranks is not None
             del self.sets[spec.ranks[0]]
+            self.rhythm.removed(spec.ranks[0])
             return members, Batch(self._take_index(), 0, spec.kind, (batch[0].name,), result=spec.ranks[0])
         short = any(len(pending.asks) < len(members) for pending in batch)
         ragged = spec.kind.is_ragged
@@ -252,6 +360,10 @@ class Coordinator:
             return self.lost(rank, bye.reason)
         if rank in self._left:
             return []
+        if self.rhythm.replaying is not None:
+            self._byes.append((rank, bye))
+            return self._freeze()
+        self.rhythm.disturbed()
         self._left[rank] = bye.reason
         self._joined.pop(rank, None)
         items: list[tuple[Iterable[int], Item]] = []

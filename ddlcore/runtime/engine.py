@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ddlcore.errors import DdlInternalError, TransportError
-from ddlcore.messages import Batch
+from ddlcore.messages import Batch, Drain, Frozen, Leave, Resume
 from ddlcore.runtime.checks import called
 from ddlcore.runtime.executor import Executor, Unserved
 from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.schedule import Launch
 
 __all__ = ["Engine", "Verdict"]
 
@@ -50,13 +52,21 @@ class Verdict:
         return self._make(during)
 
 
+Item = tuple[Batch, list[Entry | None]] | Callable[[], None] | None
+
+
 class Engine:
-    """Owns the communicators and the executor. ``broken`` is told when the data path fails by itself."""
+    """Owns the communicators and the executor. ``broken`` is told when the data path fails by itself.
+
+    What was decided (``post``) comes first, in order; then the schedule that is replayed gives what is
+    ready. ``say`` reaches the coordinator.
+    """
 
     def __init__(
         self,
         executor: Executor,
         sets: ProcessSets,
+        inbox: Inbox,
         completion: Completion,
         verdict: Verdict,
         broken: Callable[[BaseException], None],
@@ -64,11 +74,17 @@ class Engine:
     ) -> None:
         self._executor = executor
         self._sets = sets
+        self._inbox = inbox
         self._completion = completion
         self._verdict = verdict
         self._broken = broken
-        self._queue: deque[tuple[Batch, list[Entry | None]] | Callable[[], None] | None] = deque()
-        self._work = threading.Condition()
+        self.say: Callable[[Leave | Frozen], None] = lambda message: None
+        self._queue: deque[Item] = deque()
+        self._held: list[tuple[Launch[Entry], Callable[[], list[Outcome | None]]]] = []
+        self.replayed = 0
+        self.void = 0
+        self.negotiated = 0
+        self.divergences = 0
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
@@ -76,31 +92,48 @@ class Engine:
 
     def post(self, item: tuple[Batch, list[Entry | None]] | Callable[[], None]) -> None:
         """Adds a batch, or a call to be made on this thread, behind what is there."""
-        with self._work:
+        with self._inbox.work:
             self._queue.append(item)
-            self._work.notify()
+            self._inbox.work.notify()
 
     def stop(self, timeout_s: float) -> bool:
         """Ends after what is queued, and closes the communicators. False if that took too long."""
-        with self._work:
+        with self._inbox.work:
             self._queue.append(None)
-            self._work.notify()
+            self._inbox.work.notify()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
         while True:
-            with self._work:
-                while not self._queue:
-                    self._work.wait()
-                item = self._queue.popleft()
-            if item is None:
+            todo = self._next()
+            if todo is None:
                 break
-            if callable(item):
-                item()
+            if isinstance(todo, Launch):
+                self._replay(todo)
+            elif callable(todo):
+                todo()
             else:
-                self._run(*item)
+                self._run(*todo)
         self._sets.close()
+
+    def _next(self) -> Item | Launch[Entry]:
+        """Waits for what comes next; asks to leave when the schedule has been waited for too long."""
+        with self._inbox.work:
+            while True:
+                if self._queue:
+                    return self._queue.popleft()
+                launch = self._inbox.launch()
+                if launch is not None:
+                    return launch
+                patience_s = self._inbox.leave_in_s()
+                if patience_s is None or patience_s > 0:
+                    self._inbox.work.wait(patience_s)
+                else:
+                    self.divergences += 1
+                    self.say(Leave(self._inbox.stopped_waiting(), "a batch waits for tensors that do not come"))
+
+    # --- batches that were decided
 
     def _run(self, batch: Batch, entries: Sequence[Entry | None]) -> None:
         if self._verdict.given:
@@ -114,7 +147,62 @@ class Engine:
             self._explain(error)
             self.fail(entries, None, batch.index)
         else:
+            self.negotiated += 1
             self._deliver(entries, outcomes, batch.index)
+
+    # --- batches of a schedule
+
+    def _replay(self, launch: Launch[Entry]) -> None:
+        """Runs a batch with this rank's data; hands it over at once while nothing is frozen, else after Drain."""
+        deliver = self._take_part(launch, "fusion")
+        if deliver is None:
+            return
+        with self._inbox.lock:
+            frozen = self._inbox.frozen
+        if frozen:
+            self._held.append((launch, deliver))
+        else:
+            self._hand_over(launch, deliver)
+
+    def _take_part(self, launch: Launch[Entry], use: str) -> Callable[[], list[Outcome | None]] | None:
+        entries = launch.entries or ()
+        if self._verdict.given:
+            self.fail(entries, None)
+            return None
+        try:
+            return self._executor.replay(launch, use)
+        except BaseException as error:
+            self._explain(error)
+            self.fail(entries, None)
+            return None
+
+    def _hand_over(self, launch: Launch[Entry], deliver: Callable[[], list[Outcome | None]]) -> None:
+        assert launch.entries is not None
+        self.replayed += 1
+        self._deliver(launch.entries, deliver(), -1)
+
+    def drain(self, message: Drain) -> None:
+        """On the engine's thread: takes part in what others have launched, then judges what is held."""
+        highest, lowest = dict(message.highest), dict(message.lowest)
+        for launch in self._inbox.drain(highest):
+            self._take_part(launch, "dummy")
+        held, self._held = self._held, []
+        for launch, deliver in held:
+            if launch.place <= lowest[launch.planned.set_id]:
+                self._hand_over(launch, deliver)
+            else:
+                self.void += 1
+                self._inbox.put_back(launch.entries or ())
+        if not any(isinstance(item, Resume) for item in message.items):
+            self._inbox.discover(message.epoch + 1)
+
+    def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> None:
+        """On the engine's thread: what was decided before has run; from here on the schedule gives what is ready."""
+        frozen = self._inbox.resume(message, sets, rank)
+        if frozen is not None:
+            self.say(frozen)
+
+    # --- ends
 
     def _explain(self, error: BaseException) -> None:
         """A transport that fails has most likely lost a peer: the control network knows which."""

@@ -15,6 +15,7 @@ from ddlcore.errors import TransportError
 from ddlcore.messages import Batch, Spec, decode_spec
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
 from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.schedule import Launch
 from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
 __all__ = ["Executor", "Unserved", "reducescatter_rows"]
@@ -68,6 +69,69 @@ class Executor:
             if entry is not None and entry.source is not None and entry.source.wait is not None:
                 entry.source.wait()
         return self._run[batch.kind](communicator, batch, entries, specs)
+
+    def replay(self, launch: Launch[Entry], use: str) -> Callable[[], list[Outcome | None]]:
+        """Takes part in a batch of a schedule, and changes nothing but transport memory.
+
+        What is returned hands the results over, once the batch is known to be valid. ``use`` names the
+        buffer that holds them till then.
+        """
+        planned = launch.planned
+        communicator = self._sets.communicator(planned.set_id)
+        entries: list[Entry | None] = list(launch.entries) if launch.entries else [None] * len(planned.names)
+        for entry in entries:
+            if entry is not None and entry.source is not None and entry.source.wait is not None:
+                entry.source.wait()
+        if launch.batch is not None:
+            outcomes = self.execute(launch.batch, entries)
+            return lambda: outcomes
+        if planned.kind is Kind.BARRIER:
+            _finish(communicator.transport.barrier())
+            return lambda: [None]
+        specs = [e.spec if e is not None else decode_spec(planned.specs[i]) for i, e in enumerate(entries)]
+        if planned.kind is Kind.ALLREDUCE:
+            return self._replay_allreduce(communicator, entries, specs, use)
+        if planned.kind is Kind.BROADCAST:
+            return self._replay_broadcast(communicator, entries[0], specs[0], use)
+        index = Batch(-1, planned.set_id, planned.kind, planned.names)
+        scattered = self._run[planned.kind](communicator, index, entries, specs)
+        return lambda: scattered
+
+    def _replay_allreduce(
+        self, communicator: Communicator, entries: Sequence[Entry | None], specs: Sequence[Spec], use: str
+    ) -> Callable[[], list[Outcome | None]]:
+        op, postscale = _reduction(specs[0], len(communicator.ranks))
+        compressor = self._compressor(specs[0].compressor)
+        wire = compressor.wire_dtype(specs[0].dtype)
+        _require(communicator, wire, op)
+        pairs = [self._pair(entry, spec, op) for entry, spec in zip(entries, specs)]
+        parts = self._reduce_packed(communicator, compressor, entries, pairs, specs, op, use)
+
+        def deliver() -> list[Outcome | None]:
+            for entry, (_, target), part in zip(entries, pairs, parts):
+                if entry is not None:
+                    compressor.decode(entry.name, part, target, postscale)
+                    compressor.commit(entry.name, True)
+            return [None] * len(entries)
+
+        return deliver
+
+    def _replay_broadcast(
+        self, communicator: Communicator, entry: Entry | None, spec: Spec, use: str
+    ) -> Callable[[], list[Outcome | None]]:
+        root = communicator.ranks.index(spec.root)
+        copy = communicator.buffers.get(use, prod(spec.shape), spec.dtype)
+        if entry is not None and communicator.rank == root:
+            self._copy(entry.source, copy)
+        _finish(communicator.transport.broadcast(copy, root))
+
+        def deliver() -> list[Outcome | None]:
+            if entry is not None:
+                assert entry.target is not None
+                self._copy(copy, entry.target)
+            return [None]
+
+        return deliver
 
     def _forget(self, set_id: int) -> None:
         self._prepared = {key: prepared for key, prepared in self._prepared.items() if key[0] != set_id}
@@ -123,8 +187,25 @@ class Executor:
         op: ReduceOp,
         postscale: float,
     ) -> None:
+        parts = self._reduce_packed(communicator, compressor, entries, pairs, specs, op, "fusion")
+        for entry, (_, target), part in zip(entries, pairs, parts):
+            if entry is not None:
+                compressor.decode(entry.name, part, target, postscale)
+                compressor.commit(entry.name, True)
+
+    def _reduce_packed(
+        self,
+        communicator: Communicator,
+        compressor: Compressor,
+        entries: Sequence[Entry | None],
+        pairs: Sequence[tuple[Buffer, Buffer]],
+        specs: Sequence[Spec],
+        op: ReduceOp,
+        use: str,
+    ) -> list[Buffer]:
+        """Encodes the sources into one buffer and reduces that in place; the parts of it, one for each tensor."""
         wire = compressor.wire_dtype(specs[0].dtype)
-        fused = communicator.buffers.get("fusion", sum(source.count for source, _ in pairs), wire)
+        fused = communicator.buffers.get(use, sum(source.count for source, _ in pairs), wire)
         parts = _parts(fused, [source.count for source, _ in pairs])
         for entry, (source, _), part in zip(entries, pairs, parts):
             if entry is None:
@@ -132,10 +213,7 @@ class Executor:
             else:
                 compressor.encode(entry.name, source, part, specs[0].prescale)
         _finish(communicator.transport.allreduce(fused, fused, op))
-        for entry, (_, target), part in zip(entries, pairs, parts):
-            if entry is not None:
-                compressor.decode(entry.name, part, target, postscale)
-                compressor.commit(entry.name, True)
+        return parts
 
     # --- the others
 

@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ddlcore.messages import Request
+from ddlcore.messages import Arranged, Batch, Frozen, Request, Resume
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.request import Entry
+from ddlcore.runtime.schedule import Launch, Replay, Schedule
 
 __all__ = ["Inbox"]
 
+LEAVE_AFTER_S = 0.005  # or so many times what the batch usually waits, whichever is more
+USUAL_TIMES = 4.0
+FIRST_USUAL_S = 0.05  # before anything is known of a schedule's usual wait
+
 
 class Inbox:
-    """Entries by (process set, name). Any thread may submit; the control thread takes requests out."""
+    """Entries by (process set, name), and the schedule they fill while one is replayed.
+
+    Any thread may submit; the control thread takes requests out; the engine launches. One lock
+    covers all: freezing and launching exclude each other.
+    """
 
     def __init__(self, completion: Completion, wake: Callable[[], None]) -> None:
+        self.lock = threading.Lock()
+        self.work = threading.Condition(self.lock)  # what the engine waits for
         self._completion = completion
         self._wake = wake
-        self._lock = threading.Lock()
         self._pending: dict[tuple[int, str], Entry] = {}
         self._unsent: list[Entry] = []
         self._unanswered = False  # one request is unanswered at a time; what comes later joins the next
         self._serial = 0
+        self._epoch = 0
+        self._moving = False  # between Freeze and the next epoch nothing is asked
+        self._freeze_at = -1  # an epoch that is to be frozen as soon as it is entered
         self._anonymous: dict[int, int] = {}
         self._generation = 0  # how many times all ranks have joined
         self._refusal: Callable[[], BaseException] | None = None
+        self._schedules: dict[int, Arranged] = {}
+        self._replay: Replay[Entry] | None = None
+        self._waits_since_s: float | None = None  # the oldest entry that stands in a slot unlaunched
+        self._usual_s: dict[int, float] = {}  # by place in the period: how long its first entry waits
+
+    # --- the user's threads
 
     def submit(self, entries: Sequence[Entry]) -> None:
         """Takes all of them, or none: ValueError for a name in flight; the job's error once it is over."""
-        with self._lock:
+        with self.lock:
             if self._refusal is not None:
                 raise self._refusal()
             for entry in entries:
@@ -40,62 +60,192 @@ class Inbox:
                     )
             for entry in entries:
                 self._pending[entry.set_id, entry.name] = entry
-            self._unsent += entries
-            wake = not self._unanswered
+                self._place(entry)
+            wake = bool(self._unsent) and not self._unanswered and not self._moving
         if wake:
             self._wake()
+
+    def _place(self, entry: Entry) -> None:
+        """Into its slot of the schedule, or to the coordinator."""
+        replay = self._replay
+        if replay is None or replay.frozen:
+            self._unsent.append(entry)
+        elif replay.offer(entry.set_id, entry.name, entry.name.startswith("noname."), entry.spec_bytes, entry):
+            if self._waits_since_s is None:
+                self._waits_since_s = time.monotonic()
+                self.work.notify()  # the engine watches how long it waits
+            elif replay.ready():
+                self.work.notify()
+        else:
+            self._unsent.append(entry)
 
     def anonymous(self, set_id: int) -> str:
         """The name of the next call without one: its ordinal in the process set, whatever its kind.
 
         One count over all kinds lets the coordinator see that two ranks ask for different things.
         """
-        with self._lock:
+        with self.lock:
             ordinal = self._anonymous.get(set_id, 0)
             self._anonymous[set_id] = ordinal + 1
             return f"noname.{self._generation}.{ordinal}"
 
     def next_generation(self) -> None:
         """All ranks have joined: some of them had made fewer calls, so the count begins anew on all."""
-        with self._lock:
+        with self.lock:
             self._generation += 1
             self._anonymous.clear()
 
-    def take_request(self, epoch: int) -> Request | None:
+    # --- the control thread
+
+    def take_request(self) -> Request | None:
         """What is ready and unsent, if the last request has been answered."""
-        with self._lock:
-            if self._unanswered or not self._unsent:
+        with self.lock:
+            if self._unanswered or self._moving or not self._unsent:
                 return None
             self._unanswered = True
             self._serial += 1
             stamp = self._completion.observed
             asks = tuple(entry.ask(stamp) for entry in self._unsent)
             self._unsent.clear()
-            return Request(epoch, self._serial, asks)
+            return Request(self._epoch, self._serial, asks)
 
     def answered(self, serial: int) -> None:
         """The request ``serial`` has its answer: the next may go out."""
-        with self._lock:
+        with self.lock:
             if serial == self._serial:
                 self._unanswered = False
 
     def take(self, set_id: int, names: Iterable[str]) -> list[Entry | None]:
         """The entries of a batch, out of the inbox; None for what this rank has not asked for (it has joined)."""
-        with self._lock:
+        with self.lock:
             return [self._pending.pop((set_id, name), None) for name in names]
+
+    def learn(self, arranged: Arranged) -> None:
+        """A schedule that may be resumed from now on."""
+        self._schedules[arranged.schedule] = arranged
+
+    def fill(self, batch: Batch) -> bool:
+        """A batch that may be a hole of the schedule that runs; False if it is none."""
+        with self.lock:
+            if self._replay is None or self._replay.frozen:
+                return False
+            found = [self._pending.get((batch.set_id, name)) for name in batch.names]
+            entries = [entry for entry in found if entry is not None]
+            if len(entries) < len(found):
+                return False  # this rank has joined: no schedule runs
+            anonymous = batch.names[0].startswith("noname.")
+            if not self._replay.fill(batch, entries, anonymous, entries[0].spec_bytes):
+                return False
+            if self._waits_since_s is None:
+                self._waits_since_s = time.monotonic()
+            self.work.notify()
+            return True
+
+    def freeze(self, epoch: int) -> Frozen | None:
+        """Nothing is launched after this. None: the epoch is still to be entered, see ``resume``."""
+        with self.lock:
+            if epoch != self._epoch:
+                self._freeze_at = epoch
+                return None
+            return self._freeze()
+
+    def _freeze(self) -> Frozen:
+        self._moving = True
+        return Frozen(self._epoch, self._replay.freeze() if self._replay is not None else ())
+
+    # --- the engine
+
+    def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> Frozen | None:
+        """Replays a schedule from here on: what is pending goes into its slots.
+
+        The answer to a Freeze that came before this was entered, if one did.
+        """
+        with self.lock:
+            schedule = Schedule(self._schedules[message.schedule], sets, rank)
+            self._replay = Replay(schedule, message.start, dict(message.after))
+            self._waits_since_s = None
+            self._usual_s = {}
+            self._enter(message.epoch)
+            return self._freeze() if self._freeze_at == message.epoch else None
+
+    def discover(self, epoch: int) -> None:
+        """Back in discovery: all that is pending is asked for anew."""
+        with self.lock:
+            self._replay = None
+            self._waits_since_s = None
+            self._enter(epoch)
+
+    def _enter(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._moving = False
+        self._unanswered = False
+        self._unsent = []
+        for entry in self._pending.values():
+            self._place(entry)
+        if self._unsent:
+            self._wake()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether what completes now must wait for a verdict. Lock held."""
+        return self._moving
+
+    def launch(self) -> Launch[Entry] | None:
+        """The next batch of the schedule, if it is ready. The caller holds the lock."""
+        replay = self._replay
+        if replay is None or not replay.ready():
+            return None
+        launch = replay.launch()
+        assert launch.entries is not None
+        for entry in launch.entries:
+            del self._pending[entry.set_id, entry.name]
+        now_s = time.monotonic()
+        if self._waits_since_s is not None:
+            position = launch.place % len(replay.schedule.batches)
+            waited_s = now_s - self._waits_since_s
+            self._usual_s[position] = max(waited_s, self._usual_s.get(position, 0.0) * 0.9)
+        self._waits_since_s = now_s if replay.waits() else None
+        return launch
+
+    def leave_in_s(self) -> float | None:
+        """Until when the next batch must be ready, lest this rank asks to leave; None: nothing waits. Lock held."""
+        replay = self._replay
+        if replay is None or replay.frozen or self._waits_since_s is None:
+            return None
+        usual_s = self._usual_s.get(replay.position, FIRST_USUAL_S)
+        return self._waits_since_s + max(LEAVE_AFTER_S, USUAL_TIMES * usual_s) - time.monotonic()
+
+    def stopped_waiting(self) -> int:
+        """This rank has asked to leave: it does so once. The epoch. Lock held."""
+        self._waits_since_s = None
+        return self._epoch
+
+    def drain(self, highest: Mapping[int, int]) -> list[Launch[Entry]]:
+        """See Replay.drain."""
+        with self.lock:
+            return self._replay.drain(highest) if self._replay is not None else []
+
+    def put_back(self, entries: Iterable[Entry]) -> None:
+        """Entries of a void batch: they are pending again."""
+        with self.lock:
+            for entry in entries:
+                self._pending[entry.set_id, entry.name] = entry
+
+    # --- the end
 
     def close(self, refusal: Callable[[], BaseException]) -> list[Entry]:
         """No more is taken: ``submit`` raises what ``refusal`` makes. Returns what was pending."""
-        with self._lock:
+        with self.lock:
             if self._refusal is None:
                 self._refusal = refusal
             left = list(self._pending.values())
             self._pending.clear()
             self._unsent.clear()
+            self._replay = None
             return left
 
     def refuse(self, refusal: Callable[[], BaseException]) -> None:
         """As ``close``, but what is pending stays pending: it may still be part of a promised batch."""
-        with self._lock:
+        with self.lock:
             if self._refusal is None:
                 self._refusal = refusal

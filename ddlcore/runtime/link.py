@@ -8,23 +8,29 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from ddlcore.errors import DdlInternalError, MismatchError, PeerLost
 from ddlcore.messages import (
     Answer,
+    Arranged,
     Batch,
+    Drain,
     Failure,
     Farewell,
+    Freeze,
     FromCoordinator,
     Lost,
     Refused,
+    Resume,
     ToCoordinator,
     Welcome,
 )
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.engine import Engine, Verdict
 from ddlcore.runtime.inbox import Inbox
+from ddlcore.runtime.process_sets import ProcessSets
 
 __all__ = ["Channel", "Link"]
 
@@ -53,8 +59,12 @@ class Link:
         engine: Engine,
         verdict: Verdict,
         broken: Callable[[Callable[[str], BaseException]], None],
+        sets: ProcessSets,
+        rank: int,
         name: str,
     ) -> None:
+        self._sets = sets
+        self._rank = rank
         self._channel = channel
         self._inbox = inbox
         self._engine = engine
@@ -62,11 +72,12 @@ class Link:
         self._broken = broken
         self._outbox: deque[ToCoordinator] = deque()
         self._stopping = False
-        self._epoch = 0
+        self.messages = 0  # sent to the coordinator and received from it
         self.session = ""
         self.refusal = ""
         self.welcomed = threading.Event()  # Welcome, Refused or the end of the job
         self.parted = threading.Event()  # Farewell or the end of the job
+        engine.say = self.say
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
@@ -88,12 +99,12 @@ class Link:
             while True:
                 stopping = self._stopping
                 while self._outbox:
-                    self._channel.send(self._outbox.popleft())
+                    self._send(self._outbox.popleft())
                 if stopping:
                     break
-                request = self._inbox.take_request(self._epoch)
+                request = self._inbox.take_request()
                 if request is not None:
-                    self._channel.send(request)
+                    self._send(request)
                 for message in self._channel.receive(IDLE_S):
                     self._receive(message)
         except Exception as error:  # the coordinator is out of reach, or one of us is wrong: nothing can go on
@@ -114,15 +125,24 @@ class Link:
 
         self._broken(make)
 
+    def _send(self, message: ToCoordinator) -> None:
+        self.messages += 1
+        self._channel.send(message)
+
     def _receive(self, message: FromCoordinator) -> None:
+        self.messages += 1
         if isinstance(message, Answer):
             for item in message.items:
-                if isinstance(item, Batch):
-                    self._engine.post((item, self._inbox.take(item.set_id, item.names)))
-                else:
-                    self._fail(item)
-            self._epoch = message.epoch
+                self._item(item)
             self._inbox.answered(message.serial)
+        elif isinstance(message, Freeze):
+            frozen = self._inbox.freeze(message.epoch)
+            if frozen is not None:
+                self._send(frozen)
+        elif isinstance(message, Drain):
+            self._engine.post(partial(self._engine.drain, message))
+            for item in message.items:
+                self._item(item, hole=False)
         elif isinstance(message, Lost):
             ranks, reason = message.ranks, message.reason
             self._broken(lambda during: PeerLost(ranks, reason, during))
@@ -137,6 +157,17 @@ class Link:
             self.parted.set()
         elif isinstance(message, Farewell):
             self.parted.set()
+
+    def _item(self, item: Batch | Failure | Arranged | Resume, hole: bool = True) -> None:
+        if isinstance(item, Batch):
+            if not (hole and self._inbox.fill(item)):
+                self._engine.post((item, self._inbox.take(item.set_id, item.names)))
+        elif isinstance(item, Failure):
+            self._fail(item)
+        elif isinstance(item, Arranged):
+            self._inbox.learn(item)
+        else:
+            self._engine.post(lambda: self._engine.resume(item, self._sets.all(), self._rank))
 
     def _fail(self, failure: Failure) -> None:
         entries = self._inbox.take(failure.set_id, failure.names)

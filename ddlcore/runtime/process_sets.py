@@ -110,6 +110,9 @@ class ProcessSets:
     def members(self, set_id: int) -> tuple[int, ...] | None:
         return self._members.get(set_id)
 
+    def all(self) -> dict[int, tuple[int, ...]]:
+        return dict(self._members)
+
     def ids_and_ranks(self) -> dict[int, list[int]]:
         return {set_id: list(ranks) for set_id, ranks in sorted(self._members.items())}
 

@@ -16,7 +16,9 @@ from ddlcore.messages import (
     Done,
     Farewell,
     FromCoordinator,
+    Frozen,
     Hello,
+    Leave,
     Lost,
     Refused,
     Request,
@@ -47,10 +49,11 @@ class _World:
 class Sessions:
     """All worlds of one launch of ``size`` ranks."""
 
-    def __init__(self, size: int, policy: FusionPolicy, stall_warning_s: float = 60.0) -> None:
+    def __init__(self, size: int, policy: FusionPolicy, stall_warning_s: float = 60.0, replay: bool = True) -> None:
         self.size = size
         self._policy = policy
         self._stall_warning_s = stall_warning_s
+        self._replay = replay
         self._gathering: dict[WorldKey, dict[int, Hello]] = {}
         self._worlds: dict[int, _World] = {}  # by launched rank
         self._ended: dict[int, str] = {}
@@ -68,7 +71,7 @@ class Sessions:
             world.active.discard(rank)
             del self._worlds[rank]
             return []
-        if not isinstance(message, (Request, Bye)):
+        if not isinstance(message, (Request, Bye, Leave, Frozen)):
             raise DdlInternalError(f"rank {rank} sent {type(message).__name__} in the middle of a job")
         if isinstance(message, Bye):
             world.leaving.add(rank)
@@ -170,7 +173,7 @@ class Sessions:
     def _begin(self, key: WorldKey) -> Outgoing:
         hellos = self._gathering.pop(key)
         self._made += 1
-        coordinator = Coordinator(len(key[0]), self._policy, hellos[key[0][0]].fusion_bytes)
+        coordinator = Coordinator(len(key[0]), self._policy, hellos[key[0][0]].fusion_bytes, self._replay)
         world = _World(key, coordinator, set(key[0]))
         for rank in key[0]:
             self._worlds[rank] = world

@@ -89,6 +89,7 @@ class Simulation:
             if isinstance(item, Batch):
                 self.ran[rank].append((item.index, item.set_id, item.names))
             else:
+                assert isinstance(item, Failure)
                 self.failed[rank].update(item.names)
 
 

@@ -66,6 +66,7 @@ from ddlcore.api import (
     remove_process_set,
     shutdown,
     size,
+    stats,
 )
 from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost
 from ddlcore.types import Adasum, Average, Max, Min, Product, Sum
@@ -137,5 +138,6 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "stats",
     "synchronize",
 ]

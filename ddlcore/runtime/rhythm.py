@@ -1,0 +1,191 @@
+"""The coordinator's half of replay: which schedules are known, which one runs, and how it is left.
+
+Pure, and part of the coordinator's state machine: discovery tells it what was decided, ranks tell it
+that they want to leave and how far they are; it answers with what to say to whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddlcore.contracts.fusion import FusionPolicy
+from ddlcore.messages import Arranged, Drain, Frozen, Planned, Resume, Spec
+from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
+from ddlcore.runtime.schedule import arrange
+
+__all__ = ["Known", "Rhythm", "tensor_key"]
+
+CONSECUTIVE = 2  # a tensor that is inserted in so many periods in a row belongs to the period
+
+
+def tensor_key(set_id: int, name: str, spec: bytes) -> TensorKey:
+    """What the tensor is known by from step to step."""
+    return TensorKey(set_id, "" if name.startswith("noname.") else name, spec)
+
+
+@dataclass
+class Known:
+    """A schedule that was arranged."""
+
+    arranged: Arranged
+    keys: frozenset[TensorKey]
+    after: dict[int, int] = field(default_factory=dict)  # by set: the last place that is valid
+    whole: bool = True  # no tensor of it was decided in discovery since: it can go on where it was left
+    inserted: dict[TensorKey, tuple[int, int]] = field(default_factory=dict)  # last period, how many in a row
+
+    @property
+    def size(self) -> int:
+        return len(self.arranged.batches)
+
+    @property
+    def holes(self) -> frozenset[TensorKey]:
+        """The tensors that are negotiated each time."""
+        return frozenset(
+            TensorKey(planned.set_id, name, spec)
+            for planned in self.arranged.batches
+            if planned.hole
+            for name, spec in zip(planned.names, planned.specs)
+        )
+
+    def fresh_start(self) -> int:
+        """The first place of a period that nobody has touched."""
+        return (max(self.after.values(), default=-1) // self.size + 1) * self.size
+
+
+class Rhythm:
+    """Between discovery and replay. ``enabled`` False stays in discovery for ever."""
+
+    def __init__(
+        self, policy: FusionPolicy, params: Mapping[str, float], spec_of: Callable[[bytes], Spec], enabled: bool
+    ) -> None:
+        self.enabled = enabled
+        self.replaying: Known | None = None
+        self.divergences = 0
+        self._policy = policy
+        self._params = params
+        self._spec_of = spec_of
+        self._detector = PeriodDetector()
+        self._known: list[Known] = []
+        self._arranged = 0  # how many schedules there were
+        self._frozen: dict[int, dict[int, int]] | None = None  # by rank: how far it is; None: no freeze under way
+        self._resumed_after: dict[int, int] = {}
+
+    # --- discovery
+
+    def decided(self, batch: int, tensors: Sequence[tuple[TensorKey, int]]) -> Known | None:
+        """A batch was decided in discovery: (tensor, its newest stamp). A schedule to start afresh, if that proves one."""
+        if not self.enabled:
+            return None
+        found = None
+        for key, stamp in tensors:
+            for known in self._known:
+                known.whole = known.whole and key not in known.keys
+            found = self._detector.observe(Occurrence(key, batch, stamp)) or found
+        return self._schedule(found) if found else None
+
+    def disturbed(self) -> None:
+        """Something happened that no schedule may span: a failure, a join, a change of the sets."""
+        self._detector.reset()
+
+    def removed(self, set_id: int) -> None:
+        """A process set is gone, and every schedule with it that needs it."""
+        self.disturbed()
+        for known in self._known:
+            if any(planned.set_id == set_id for planned in known.arranged.batches):
+                known.whole = False
+        self._known = [known for known in self._known if all(p.set_id != set_id for p in known.arranged.batches)]
+
+    def waiting_for(self, key: TensorKey) -> Known | None:
+        """A known schedule that can go on with this tensor, which is ready everywhere."""
+        for known in self._known:
+            if known is not self.replaying and known.whole and key in known.keys:
+                return known
+        return None
+
+    def _schedule(self, period: Sequence[Occurrence]) -> Known | None:
+        keys = sorted((one.key.set_id, one.key.name, one.key.spec) for one in period)
+        for known in self._known:
+            if keys == sorted(_keys(known.arranged.batches)):
+                known.whole = True
+                known.after = {set_id: known.fresh_start() - 1 for set_id, _, _ in keys}
+                return known
+        arranged = arrange(self._arranged, period, self._spec_of, self._policy, self._params)
+        if arranged is None:
+            return None
+        self._arranged += 1
+        self._known.append(Known(arranged, frozenset(one.key for one in period)))
+        return self._known[-1]
+
+    # --- replay
+
+    def resume(self, known: Known, epoch: int) -> Resume:
+        """``known`` is replayed from now on."""
+        self.replaying = known
+        self._resumed_after = dict(known.after)
+        self._detector.reset()
+        places = {planned.set_id: known.after.get(planned.set_id, -1) for planned in known.arranged.batches}
+        start = min(places.values()) + 1
+        return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())))
+
+    def is_hole(self, key: TensorKey) -> bool:
+        """Whether the schedule that runs leaves this tensor to negotiation, at its place."""
+        return self.replaying is not None and key in self.replaying.holes
+
+    # --- leaving
+
+    @property
+    def freezing(self) -> bool:
+        return self._frozen is not None
+
+    def freeze(self) -> None:
+        """Freeze has been sent; see ``frozen``."""
+        self._frozen = {}
+
+    def frozen(self, rank: int, message: Frozen, awaited: Iterable[int]) -> bool:
+        """``rank`` has stopped launching. True when all of ``awaited`` have."""
+        if self._frozen is None:
+            return False
+        self._frozen[rank] = dict(message.launched)
+        return set(awaited) <= set(self._frozen)
+
+    def drain(self, epoch: int, sets: Mapping[int, Sequence[int]]) -> Drain:
+        """All are frozen: what is run to its end, and what of it is valid. The schedule is left behind."""
+        assert self._frozen is not None
+        assert self.replaying is not None
+        used = {planned.set_id for planned in self.replaying.arranged.batches}
+        places = {
+            set_id: [self._frozen[rank].get(set_id, -1) for rank in sets[set_id] if rank in self._frozen]
+            for set_id in sorted(used)
+        }
+        self.replaying.after = {set_id: min(own, default=-1) for set_id, own in places.items()}
+        highest = tuple((set_id, max(own, default=-1)) for set_id, own in places.items())
+        self._frozen = None
+        return Drain(epoch, highest, tuple(sorted(self.replaying.after.items())))
+
+    def left(self, diverged: bool, inserted: Sequence[TensorKey]) -> Known | None:
+        """After Drain: the schedule to go on with at once, or None for discovery."""
+        known, self.replaying = self.replaying, None
+        assert known is not None
+        if diverged:
+            self.divergences += 1
+            known.whole = False
+            self._detector.divergence()
+            return None
+        progress = any(place > self._resumed_after.get(set_id, -1) for set_id, place in known.after.items())
+        period = max(known.after.values(), default=-1) // known.size
+        habitual = [self._insert(known, key, period) >= CONSECUTIVE for key in inserted]
+        if any(habitual):
+            known.whole = False  # the period has grown: learn it anew
+            known.inserted.clear()
+        return known if progress and known.whole else None
+
+    def _insert(self, known: Known, key: TensorKey, period: int) -> int:
+        last, run = known.inserted.get(key, (-2, 0))
+        run = run + 1 if period - last <= 1 else 1
+        known.inserted[key] = (period, run)
+        return run
+
+
+def _keys(batches: Sequence[Planned]) -> list[tuple[int, str, bytes]]:
+    return [(planned.set_id, name, spec) for planned in batches for name, spec in zip(planned.names, planned.specs)]

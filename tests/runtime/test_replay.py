@@ -1,0 +1,210 @@
+"""Replay against what pure negotiation would give: random programs in worlds of threads, and each part by itself."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import ddlcore as ddl
+from ddlcore.job import Job
+from ddlcore.messages import Spec, encode
+from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
+from ddlcore.testing import World
+from ddlcore.types import DType, Kind
+
+pytestmark = pytest.mark.timeout(240)
+
+SPEC = encode(Spec(Kind.ALLREDUCE, DType.F32, (4,)))
+
+
+def occurrence(name: str, batch: int, stamp: int = -1) -> Occurrence:
+    return Occurrence(TensorKey(0, name, SPEC), batch, stamp)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 5), st.integers(0, 1 << 30))
+def test_a_period_is_found_whatever_its_order(tensors: int, before: int, seed: int) -> None:
+    """After at most four periods, however shuffled, and whatever came before; it holds each tensor once."""
+    rng = random.Random(seed)
+    detector = PeriodDetector()
+    batch = 0
+    for i in range(before):
+        assert detector.observe(occurrence(f"once{i}", batch)) is None
+        batch += 1
+    names = [f"t{i}" for i in range(tensors)]
+    found = None
+    for _ in range(4):
+        rng.shuffle(names)
+        for name in names:
+            found = detector.observe(occurrence(name, batch)) or found
+            batch += 1
+    assert found is not None
+    assert Counter(one.key.name for one in found) == Counter(names)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(0, 5))
+def test_a_loop_without_names_is_found_by_its_sequence(loop: list[int], before: int) -> None:
+    """Anonymous calls are known by their specs; the period divides the loop."""
+    detector = PeriodDetector()
+    specs = [encode(Spec(Kind.ALLREDUCE, DType.F32, (n,))) for n in range(4)]
+    for i in range(before):
+        detector.observe(Occurrence(TensorKey(0, "", specs[i % 3]), i, -1))
+    found = None
+    for turn in range(8 * len(loop)):
+        found = found or detector.observe(Occurrence(TensorKey(0, "", specs[loop[turn % len(loop)]]), turn, -1))
+    assert found is not None
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> dict[str, int]:
+    return {
+        "size": draw(st.integers(2, 4)),
+        "seed": draw(st.integers(0, 1 << 30)),
+        "steps": draw(st.integers(8, 30)),
+        "tensors": draw(st.integers(1, 8)),
+        "sets": draw(st.integers(0, 2)),
+        "threads": draw(st.integers(1, 2)),
+        "fusion_bytes": draw(st.sampled_from([0, 200, 1 << 20])),
+    }
+
+
+def play(job: Job, rank: int, shape: dict[str, int], meeting: threading.Barrier) -> tuple[int, int]:
+    """One rank's random training loop: the same random choices on all ranks where they must agree, its own elsewhere."""
+    common, own = random.Random(shape["seed"]), random.Random(shape["seed"] * 31 + rank)
+    size = shape["size"]
+    sets = [ddl.global_process_set]
+    for _ in range(shape["sets"]):
+        ranks = sorted(common.sample(range(size), common.randint(1, size)))
+        if ranks not in [s.ranks for s in sets]:
+            sets.append(ddl.add_process_set(ranks))
+    tensors = []
+    for i in range(shape["tensors"]):
+        process_set = common.choice(sets)
+        kind = common.choice(["sum"] * 5 + ["broadcast", "gather", "scatter"])
+        tensors.append((f"t{i}", process_set, kind, common.randint(1, 40)))
+    for step in range(shape["steps"]):
+        kinds = common.random()
+        missing = common.choice(tensors)[0] if common.random() < 0.1 else None  # an unused parameter
+        extra = kinds < 0.15
+        meet = common.random() < 0.2
+        order = [t for t in tensors if rank in t[1].ranks and t[0] != missing]
+        own.shuffle(order)
+        _step(rank, order, step, own, wait_each=common.random() < 0.3 and len(sets) == 1 and False)
+        if meet:
+            meeting.wait(20)  # a meeting outside ddl
+        if extra:
+            assert ddl.allreduce(np.full(3, rank), op=ddl.Sum, name=f"metric{step % 3}")[0] == sum(range(size))
+        if common.random() < 0.1:
+            assert ddl.allreduce(np.full(5, 1.0), op=ddl.Sum)[0] == size  # without a name
+    for step in range(own.randint(0, 3)):
+        ddl.allreduce(np.ones(4), op=ddl.Sum, name=f"last{step}")
+    ddl.join()
+    return job.stats()["batches_replayed"], job.stats()["divergences"]
+
+
+def _step(
+    rank: int, order: list[tuple[str, ddl.ProcessSet, str, int]], step: int, own: random.Random, wait_each: bool
+) -> None:
+    handles = []
+    for name, process_set, kind, count in order:
+        x = np.full(count, step + rank, np.float64)
+        if kind == "sum":
+            handle = ddl.allreduce_async(x, name=name, op=ddl.Sum, process_set=process_set)
+        elif kind == "broadcast":
+            handle = ddl.broadcast_async(x, process_set.ranks[0], name=name, process_set=process_set)
+        elif kind == "gather":
+            handle = ddl.allgather_async(x[: 1 + (step + rank) % count], name=name, process_set=process_set)
+        else:
+            handle = ddl.reducescatter_async(x, name=name, op=ddl.Sum, process_set=process_set)
+        handles.append((name, process_set, kind, count, handle))
+    own.shuffle(handles)
+    for name, process_set, kind, count, handle in handles:
+        ranks = process_set.ranks
+        total = sum(step + r for r in ranks)
+        result = handle.wait()
+        if kind == "sum" or kind == "scatter":
+            expected = np.full(len(result), total, np.float64)
+        elif kind == "broadcast":
+            expected = np.full(count, step + ranks[0], np.float64)
+        else:
+            expected = np.concatenate(
+                [np.full(min(count, 1 + (step + r) % count), step + r, np.float64) for r in ranks]
+            )
+        np.testing.assert_array_equal(result, expected, err_msg=f"{name} ({kind}) in step {step} on rank {rank}")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs())
+def test_what_negotiation_finishes_replay_finishes_with_equal_values(shape: dict[str, int]) -> None:
+    """Shuffled orders, several sets, unused parameters, metrics now and then, meetings outside, joins: no wrong value, no hang."""
+    meeting = threading.Barrier(shape["size"])
+    with World(shape["size"], settings={"fusion_bytes": shape["fusion_bytes"]}) as world:
+        world.run(lambda rank, job: play(job, rank, shape, meeting), deadline_s=20)
+
+
+def test_steady_steps_send_nothing() -> None:
+    """After warm-up, fifty steps of a training loop send and await 0 control messages."""
+
+    def program(rank: int, job: Job) -> tuple[int, int]:
+        own = random.Random(rank)
+        counts = []
+        for _ in range(60):
+            names = list(range(20))
+            own.shuffle(names)
+            handles = [ddl.allreduce_async(np.full(50, float(i)), name=f"g{i}") for i in names]
+            for handle in handles:
+                handle.wait()
+            counts.append(job.stats()["control_messages"])
+        return counts[-1] - counts[9], job.stats()["batches_replayed"]
+
+    with World(3) as world:
+        for messages, replayed in world.run(program):
+            assert messages == 0
+            assert replayed >= 50
+
+
+def test_waiting_for_half_a_batch_leaves_and_goes_on() -> None:
+    """A rank that waits for one tensor before it makes the next: replay is left, the values are right, it comes back."""
+
+    def program(rank: int, job: Job) -> int:
+        for step in range(40):
+            if step < 10 or step > 14:
+                handles = [ddl.allreduce_async(np.full(3, step + i), name=f"g{i}", op=ddl.Sum) for i in range(4)]
+                for i, handle in enumerate(handles):
+                    assert handle.wait()[0] == 2 * (step + i)
+            else:
+                for i in range(4):
+                    assert ddl.allreduce(np.full(3, step + i), name=f"g{i}", op=ddl.Sum)[0] == 2 * (step + i)
+        return job.stats()["divergences"]
+
+    with World(2) as world:
+        assert max(world.run(program)) >= 1
+
+
+def test_replay_can_be_turned_off() -> None:
+    """With replay off every batch is negotiated, and the values are the same bits."""
+
+    def program(rank: int, job: Job) -> list[bytes]:
+        rng = np.random.default_rng(rank)
+        out = []
+        for _ in range(12):
+            xs = [rng.standard_normal(33).astype(np.float32) for _ in range(3)]
+            handles = [ddl.allreduce_async(x, name=f"g{i}") for i, x in enumerate(xs)]
+            out += [handle.wait().tobytes() for handle in handles]
+        replayed.append(job.stats()["batches_replayed"])
+        return out
+
+    results = []
+    for replay in (True, False):
+        replayed: list[int] = []
+        with World(3, settings={"replay": replay}) as world:
+            results.append(world.run(program))
+        assert (min(replayed) > 0) is replay
+    assert results[0] == results[1]
