@@ -6,6 +6,7 @@ Averaging, scaling, casting and fusion happen here; what the transport does itse
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 from ddlcore.contracts.compressor import Compressor
@@ -84,18 +85,26 @@ class Executor:
                 entry.source.wait()
         if launch.batch is not None:
             outcomes = self.execute(launch.batch, entries)
-            return lambda: outcomes
+            _finish(communicator.transport.barrier())
+            return partial(_same, outcomes)
         if planned.kind is Kind.BARRIER:
             _finish(communicator.transport.barrier())
             return lambda: [None]
         specs = [e.spec if e is not None else decode_spec(planned.specs[i]) for i, e in enumerate(entries)]
         if planned.kind is Kind.ALLREDUCE:
-            return self._replay_allreduce(communicator, entries, specs, use)
-        if planned.kind is Kind.BROADCAST:
-            return self._replay_broadcast(communicator, entries[0], specs[0], use)
-        index = Batch(-1, planned.set_id, planned.kind, planned.names)
-        scattered = self._run[planned.kind](communicator, index, entries, specs)
-        return lambda: scattered
+            deliver = self._replay_allreduce(communicator, entries, specs, use)
+            if any(prod(spec.shape) for spec in specs):
+                return deliver  # nobody has a sum before everybody has come
+        elif planned.kind is Kind.BROADCAST:
+            deliver = self._replay_broadcast(communicator, entries[0], specs[0], use)
+        else:
+            index = Batch(-1, planned.set_id, planned.kind, planned.names)
+            scattered = self._run[planned.kind](communicator, index, entries, specs)
+            deliver = partial(_same, scattered)
+        # A root may be done before anybody has come, and so may who receives nothing. What is handed
+        # over must not turn out void on the others: it is complete when all have taken part.
+        _finish(communicator.transport.barrier())
+        return deliver
 
     def _replay_allreduce(
         self, communicator: Communicator, entries: Sequence[Entry | None], specs: Sequence[Spec], use: str
@@ -325,6 +334,10 @@ def _parts(fused: Buffer, counts: Sequence[int]) -> list[Buffer]:
         parts.append(Buffer(address, count, fused.dtype, (count,), owner=fused.owner))
         address += count * fused.dtype.itemsize
     return parts
+
+
+def _same(outcomes: list[Outcome | None]) -> list[Outcome | None]:
+    return outcomes
 
 
 def _finish(work: Work) -> None:
