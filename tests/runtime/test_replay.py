@@ -108,9 +108,7 @@ def play(job: Job, rank: int, shape: dict[str, int], meeting: threading.Barrier)
     return job.stats()["batches_replayed"], job.stats()["divergences"]
 
 
-def _step(
-    rank: int, order: list[tuple[str, ddl.ProcessSet, str, int]], step: int, own: random.Random, wait_each: bool
-) -> None:
+def _step(rank: int, order: list[tuple[str, ddl.ProcessSet, str, int]], step: int, own: random.Random) -> None:
     handles = []
     for name, process_set, kind, count in order:
         x = np.full(count, step + rank, np.float64)
