@@ -28,6 +28,7 @@ def main() -> None:
     for parameter in model.parameters():
         seen.update(parameter.detach().numpy().tobytes())
     print(f"rank {rank} of {size}: parameters {seen.hexdigest()[:12]}", flush=True)
+    dist.barrier()
     dist.destroy_process_group()
 
 
