@@ -15,13 +15,14 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; 
 NEED_PYTHON = @test -n "$(PYTHON)" || { \
 	echo "no Python >= 3.10 with venv found; on Debian: apt-get install python3-venv; or: make PYTHON=/path/to/python"; exit 1; }
 
-.PHONY: help venv demo test check clean
+.PHONY: help venv demo test check bench clean
 
 help:
 	@echo "make venv   creates $(VENV): core and plugins editable, everything tests and examples need"
 	@echo "make demo   trains on two ranks; installs only what that needs"
 	@echo "make test   all tests, quick ones first"
 	@echo "make check  ruff, mypy --strict, architecture tests"
+	@echo "make bench  allreduce on this host against torch's Gloo, in alternation"
 	@echo "make clean  removes what these have made"
 
 venv: $(VENV)/.made
@@ -52,6 +53,9 @@ check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest tests/architecture --quiet
+
+bench: venv
+	$(BIN)/ddl run -np 2 python tools/bench_allreduce.py
 
 clean:
 	rm -rf .venv .venv-demo build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
