@@ -275,6 +275,7 @@ class Job:
             return
         pending = self.inbox.close(lambda: make(""))
         self._engine.fail(pending, None)
+        self._engine.post(self._engine.abandon)
         self.sets.abort()
 
     def _transport_failed(self, error: BaseException) -> None:

@@ -52,6 +52,7 @@ class Capabilities:
     one_host: bool = False  # serves only members that share a host
     vectored: bool = False  # prepare() takes a batch as a table of pointers, no fusion copy needed
     scales: bool = False  # vectored plans are pre- and postscaled by the transport itself
+    entry: bool = False  # vectored plans can be entered all or nothing, see Prepared.enter
     order_fixed: bool = False  # addition is in rank order, whatever the batch: the same bits every time
     thread_bound: bool = False
     abort: bool = True  # False: a pending call cannot be ended from outside; the job exits past it
@@ -108,6 +109,14 @@ class Prepared(ABC):
     @abstractmethod
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
         """Runs it: ``sources[i]`` and ``targets[i]`` (the same address, or disjoint) have ``plan.counts[i]`` elements."""
+
+    def enter(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
+        """As ``start`` to its end, all or nothing: True when every rank came with real data.
+
+        Only where ``capabilities.entry``, and for at least one element. If some rank passed ``real``
+        False (its addresses are never followed), nothing is written on any rank, and all return False.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be entered all or nothing")
 
 
 class Memory:

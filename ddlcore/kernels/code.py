@@ -31,7 +31,7 @@ LINUX_FUNCTIONS = {
     "ddl_cast": "qqqqqd",
     "ddl_combine": "qqqqqqqddd",
     "ddl_abort": "q",
-    "ddl_allreduce": "qq",
+    "ddl_allreduce": "qqq",
     "ddl_alltoall": "qqqq",
     "ddl_barrier": "q",
     "ddl_gather": "qqqq",

@@ -13,6 +13,7 @@ __all__ = [
     "IN_SEEN",
     "IN_USED",
     "LINE",
+    "MARKS",
     "OP",
     "POSTSCALE",
     "PRESCALE",
@@ -36,6 +37,7 @@ __all__ = [
 # The segment: a line for the communicator, a line a rank, then the slots.
 LINE: Final = 128  # bytes; two cache lines, since processors fetch them in pairs
 SLEEPERS: Final = 8  # behind a counter: how many wait for it in the kernel
+MARKS: Final = 16  # behind an input counter: SLOTS words, with what its rank came into the batch of that round
 SLOTS: Final = 4  # of a rank and lane; the proof at the top of lanes.py needs at least 4
 
 # A rank's frame: its private words.

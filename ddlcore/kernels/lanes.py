@@ -23,6 +23,7 @@ from ddlcore.kernels.frame import (
     IN_SEEN,
     IN_USED,
     LINE,
+    MARKS,
     RANK,
     RESULTS,
     SIZE,
@@ -49,8 +50,10 @@ from ddlcore.kernels.intrinsics import (
 __all__ = [
     "INPUT",
     "RESULT",
+    "anybody_idle",
     "ddl_abort",
     "ddl_barrier",
+    "enter",
     "next_round",
     "publish",
     "result",
@@ -132,6 +135,24 @@ def wait_all(frame: int, lane: int, value: int) -> int:
 def wait_free(frame: int, lane: int, round_: int) -> int:
     """Waits until nobody reads this rank's slot of ``round_`` any more; see the top of the file."""
     return wait_all(frame, lane, round_ - SLOTS + 3)
+
+
+@compiled("qqq", "")
+def enter(frame: int, round_: int, idle: int) -> None:
+    """Says whether this rank comes into the batch that begins with ``round_`` without data; publishing shows it.
+
+    The word is the slot's own, so it stands as long as the slot does.
+    """
+    write(_counter(frame, read(frame + RANK), INPUT) + MARKS + 8 * (round_ % SLOTS), idle)
+
+
+@compiled("qq")
+def anybody_idle(frame: int, round_: int) -> int:
+    """Whether some rank has come without data; after ``wait_all`` for the round."""
+    for r in range(read(frame + SIZE)):
+        if read(_counter(frame, r, INPUT) + MARKS + 8 * (round_ % SLOTS)) != 0:
+            return 1
+    return 0
 
 
 @compiled("qq", "")

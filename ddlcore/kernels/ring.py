@@ -1,7 +1,9 @@
 """Allreduce over the lanes, for numba: one batch from the first chunk to the last, without the GIL.
 
 Elements meet in rank order, whatever the chunks; source and target may be the same memory, since a rank
-overwrites a chunk only after it has published it. Imported only while compiling. Arguments are int64.
+overwrites a chunk only after it has published it. Entry is all or nothing: with its first chunk a rank says
+whether it comes without data (``idle``); if anybody does, all go through the rounds and nobody writes to a
+tensor. Imported only while compiling. Arguments are int64.
 """
 
 from __future__ import annotations
@@ -25,13 +27,25 @@ from ddlcore.kernels.frame import (
     TOTAL,
 )
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
-from ddlcore.kernels.lanes import INPUT, RESULT, next_round, publish, result, slot, wait_all, wait_free
+from ddlcore.kernels.lanes import (
+    INPUT,
+    RESULT,
+    anybody_idle,
+    enter,
+    next_round,
+    publish,
+    result,
+    slot,
+    wait_all,
+    wait_free,
+)
 
-__all__ = ["ddl_allreduce"]
+__all__ = ["VOID", "ddl_allreduce"]
 
 _reduce = outside("ddl_reduce")
 
 CACHE_LINE = 64
+VOID = 3  # somebody came without data: nothing was written
 
 
 # --- a batch of tensors as one run of elements: (tensor, offset) is a place in it
@@ -93,14 +107,14 @@ def _reduce_pieces(
 # --- allreduce
 
 
-@compiled("qqq")
-def _allreduce_directly(frame: int, plan: int, chunk: int) -> int:
+@compiled("qqqq")
+def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int) -> int:
     """Every rank reads every peer's slots and reduces all: best for two ranks, and for few bytes."""
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
     first = read(frame + IN_USED)
-    out_tensor = out_offset = in_tensor = in_offset = 0
+    out_tensor = out_offset = in_tensor = in_offset = void = 0
     rank = read(frame + RANK)
     for i in range(chunks + 1):
         if i < chunks:
@@ -109,16 +123,24 @@ def _allreduce_directly(frame: int, plan: int, chunk: int) -> int:
                 return code
             n = min(chunk, total - i * chunk)
             place = slot(frame, rank, first + i)
-            out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
+            if i == 0:
+                enter(frame, first, idle)
+            if idle == 0:
+                out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
             publish(frame, INPUT)
         if i > 0:
             code = wait_all(frame, INPUT, first + i)
             if code != 0:
                 return code
-            n = min(chunk, total - (i - 1) * chunk)
-            in_tensor, in_offset = _reduce_pieces(frame, plan, sources, targets, in_tensor, in_offset, first + i - 1, n)
+            if i == 1:
+                void = anybody_idle(frame, first)
+            if void == 0:
+                n = min(chunk, total - (i - 1) * chunk)
+                in_tensor, in_offset = _reduce_pieces(
+                    frame, plan, sources, targets, in_tensor, in_offset, first + i - 1, n
+                )
     next_round(frame, INPUT, chunks)
-    return 0
+    return VOID if void != 0 else 0
 
 
 @compiled("qqqqq", "")
@@ -136,15 +158,15 @@ def _reduce_shard(frame: int, plan: int, round_: int, result_round: int, n: int)
         _reduce_slots(frame, plan, round_, offset, own, result(frame, result_round) + offset, end - begin)
 
 
-@compiled("qqq")
-def _allreduce_by_shards(frame: int, plan: int, chunk: int) -> int:
+@compiled("qqqq")
+def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int) -> int:
     """Each rank reduces its part of every chunk, then gathers the others': three steps, each a chunk behind the last."""
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
     first, first_result = read(frame + IN_USED), read(frame + IN_USED + 8)
     rank = read(frame + RANK)
-    out_tensor = out_offset = in_tensor = in_offset = 0
+    out_tensor = out_offset = in_tensor = in_offset = void = 0
     for i in range(chunks + 2):
         if i < chunks:
             code = wait_free(frame, INPUT, first + i)
@@ -152,7 +174,10 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int) -> int:
                 return code
             n = min(chunk, total - i * chunk)
             place = slot(frame, rank, first + i)
-            out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
+            if i == 0:
+                enter(frame, first, idle)
+            if idle == 0:
+                out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
             publish(frame, INPUT)
         if 0 < i <= chunks:
             j = i - 1
@@ -161,26 +186,30 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int) -> int:
                 code = wait_free(frame, RESULT, first_result + j)
             if code != 0:
                 return code
-            _reduce_shard(frame, plan, first + j, first_result + j, min(chunk, total - j * chunk))
+            if j == 0:
+                void = anybody_idle(frame, first)
+            if void == 0:
+                _reduce_shard(frame, plan, first + j, first_result + j, min(chunk, total - j * chunk))
             publish(frame, RESULT)
         if i > 1:
             j = i - 2
             code = wait_all(frame, RESULT, first_result + j + 1)
             if code != 0:
                 return code
-            n = min(chunk, total - j * chunk)
-            flat = result(frame, first_result + j)
-            in_tensor, in_offset = _copy_pieces(plan, targets, in_tensor, in_offset, flat, n, 1)
+            if void == 0:
+                n = min(chunk, total - j * chunk)
+                flat = result(frame, first_result + j)
+                in_tensor, in_offset = _copy_pieces(plan, targets, in_tensor, in_offset, flat, n, 1)
     next_round(frame, INPUT, chunks)
     next_round(frame, RESULT, chunks)
-    return 0
+    return VOID if void != 0 else 0
 
 
 @compiled(FUNCTIONS["ddl_allreduce"])
-def ddl_allreduce(frame: int, plan: int) -> int:
-    """One batch: the tensors of the plan, as one run of elements."""
+def ddl_allreduce(frame: int, plan: int, idle: int) -> int:
+    """One batch: the tensors of the plan, as one run of elements. An idle rank's addresses are never followed."""
     size = ITEMSIZE[read(plan + DTYPE)]
     chunk = read(frame + CHUNK) // size
     if read(frame + SIZE) == 2 or read(plan + TOTAL) * size <= read(frame + SMALL):
-        return _allreduce_directly(frame, plan, chunk)
-    return _allreduce_by_shards(frame, plan, chunk)
+        return _allreduce_directly(frame, plan, chunk, idle)
+    return _allreduce_by_shards(frame, plan, chunk, idle)

@@ -166,7 +166,8 @@ class Coordinator:
                 continue
             known = None if self._joined else self.rhythm.waiting_for(self._key(pending))
             if known is not None:
-                return failures + self._decided(runnable) + self._resume(known)
+                items = failures + self._decided(runnable)
+                return items if self.rhythm.replaying is not None else items + self._resume(known)
             runnable += self._complete_group(pending)
         return failures + self._decided(runnable)
 
@@ -179,7 +180,9 @@ class Coordinator:
         for batch in self._arrange(runnable):
             tensors = [(self._key(p), max(ask.stamp for ask in p.asks.values())) for p in batch]
             items.append(self._run(batch))
-            if not self._joined:
+            if self._joined:
+                self.rhythm.touched(key for key, _ in tensors)
+            else:
                 known = self.rhythm.decided(self._next_index - 1, tensors)
         return items + self._resume(known) if known is not None else items
 
@@ -209,7 +212,7 @@ class Coordinator:
             text = self._objection(pending)
             if text:
                 items += self._fail(pending, "mismatch", text)
-            elif self.rhythm.is_hole(self._key(pending)):
+            elif self.rhythm.is_hole(self._key(pending)) and not self._joined:
                 del self._table[pending.set_id, pending.name]
                 items.append(self._run([pending]))
             elif self._complete_group(pending):
@@ -235,6 +238,7 @@ class Coordinator:
             items += self._resume(known)
         elif self.rhythm.replaying is None:
             self._table.clear()
+            self._joined.clear()  # they say so again, with all that is pending
         told: dict[int, list[Item]] = {rank: [] for rank in self._present()}
         for ranks, item in items:
             for rank in ranks:
@@ -363,7 +367,7 @@ class Coordinator:
         if self.rhythm.replaying is not None:
             self._byes.append((rank, bye))
             return self._freeze()
-        self.rhythm.disturbed()
+        self.rhythm.parted(rank, self.sets)
         self._left[rank] = bye.reason
         self._joined.pop(rank, None)
         items: list[tuple[Iterable[int], Item]] = []

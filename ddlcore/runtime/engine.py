@@ -17,7 +17,7 @@ from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.request import Entry, Outcome
 from ddlcore.runtime.schedule import Launch
 
-__all__ = ["Engine", "Verdict"]
+__all__ = ["Engine", "Todo", "Verdict"]
 
 log = logging.getLogger("ddl")
 VERDICT_WAIT_S = 2.0  # how long a failed transport waits to hear that a peer died: the better explanation
@@ -52,7 +52,7 @@ class Verdict:
         return self._make(during)
 
 
-Item = tuple[Batch, list[Entry | None]] | Callable[[], None] | None
+Todo = tuple[Batch, list[Entry | None]] | Callable[[], None]
 
 
 class Engine:
@@ -79,7 +79,7 @@ class Engine:
         self._verdict = verdict
         self._broken = broken
         self.say: Callable[[Leave | Frozen], None] = lambda message: None
-        self._queue: deque[Item] = deque()
+        self._queue: deque[Todo | None] = deque()
         self._held: list[tuple[Launch[Entry], Callable[[], list[Outcome | None]]]] = []
         self.replayed = 0
         self.void = 0
@@ -90,7 +90,7 @@ class Engine:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, item: tuple[Batch, list[Entry | None]] | Callable[[], None]) -> None:
+    def post(self, item: Todo) -> None:
         """Adds a batch, or a call to be made on this thread, behind what is there."""
         with self._inbox.work:
             self._queue.append(item)
@@ -117,7 +117,7 @@ class Engine:
                 self._run(*todo)
         self._sets.close()
 
-    def _next(self) -> Item | Launch[Entry]:
+    def _next(self) -> Todo | Launch[Entry] | None:
         """Waits for what comes next; asks to leave when the schedule has been waited for too long."""
         with self._inbox.work:
             while True:
@@ -161,6 +161,8 @@ class Engine:
             frozen = self._inbox.frozen
         if frozen:
             self._held.append((launch, deliver))
+            if self._verdict.given:
+                self.abandon()
         else:
             self._hand_over(launch, deliver)
 
@@ -171,6 +173,9 @@ class Engine:
             return None
         try:
             return self._executor.replay(launch, use)
+        except Unserved as error:
+            self.fail(entries, error)
+            return None
         except BaseException as error:
             self._explain(error)
             self.fail(entries, None)
@@ -183,6 +188,8 @@ class Engine:
 
     def drain(self, message: Drain) -> None:
         """On the engine's thread: takes part in what others have launched, then judges what is held."""
+        if self._verdict.given:
+            return  # ``abandon`` sees to what is held
         highest, lowest = dict(message.highest), dict(message.lowest)
         for launch in self._inbox.drain(highest):
             self._take_part(launch, "dummy")
@@ -192,7 +199,8 @@ class Engine:
                 self._hand_over(launch, deliver)
             else:
                 self.void += 1
-                self._inbox.put_back(launch.entries or ())
+                if not self._inbox.put_back(launch.entries or ()):
+                    self.fail(launch.entries or (), None)
         if not any(isinstance(item, Resume) for item in message.items):
             self._inbox.discover(message.epoch + 1)
 
@@ -201,6 +209,12 @@ class Engine:
         frozen = self._inbox.resume(message, sets, rank)
         if frozen is not None:
             self.say(frozen)
+
+    def abandon(self) -> None:
+        """On the engine's thread: the job is over, no verdict will come for what is held."""
+        held, self._held = self._held, []
+        for launch, _ in held:
+            self.fail(launch.entries or (), None)
 
     # --- ends
 

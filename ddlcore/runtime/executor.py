@@ -12,7 +12,7 @@ from math import prod
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory, Plan, Prepared, Work
-from ddlcore.errors import TransportError
+from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Batch, Spec, decode_spec
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
 from ddlcore.runtime.request import Entry, Outcome
@@ -92,6 +92,9 @@ class Executor:
             return lambda: [None]
         specs = [e.spec if e is not None else decode_spec(planned.specs[i]) for i, e in enumerate(entries)]
         if planned.kind is Kind.ALLREDUCE:
+            entered = self._enter_allreduce(communicator, entries, specs, real=launch.entries is not None)
+            if entered is not None:
+                return entered
             deliver = self._replay_allreduce(communicator, entries, specs, use)
             if any(prod(spec.shape) for spec in specs):
                 return deliver  # nobody has a sum before everybody has come
@@ -105,6 +108,24 @@ class Executor:
         # over must not turn out void on the others: it is complete when all have taken part.
         _finish(communicator.transport.barrier())
         return deliver
+
+    def _enter_allreduce(
+        self, communicator: Communicator, entries: Sequence[Entry | None], specs: Sequence[Spec], real: bool
+    ) -> Callable[[], list[Outcome | None]] | None:
+        """In place, where the transport writes nothing unless all came with real data; None where it cannot."""
+        spec = specs[0]
+        op, postscale = _reduction(spec, len(communicator.ranks))
+        counts = tuple(prod(one.shape) for one in specs)
+        capabilities = communicator.transport.capabilities
+        scaled = spec.prescale != 1.0 or postscale != 1.0
+        plain = self._compressor(spec.compressor).wire_dtype(spec.dtype) is spec.dtype
+        if not (capabilities.entry and plain and any(counts) and (capabilities.scales or not scaled)):
+            return None
+        _require(communicator, spec.dtype, op)
+        prepared = self._prepare(communicator, Plan(counts, spec.dtype, op, spec.prescale, postscale))
+        pairs = [self._pair(entry, s, op) for entry, s in zip(entries, specs)] if real else []
+        complete = prepared.enter([s.address for s, _ in pairs], [t.address for _, t in pairs], real)
+        return partial(_same, [None] * len(entries)) if complete else _void
 
     def _replay_allreduce(
         self, communicator: Communicator, entries: Sequence[Entry | None], specs: Sequence[Spec], use: str
@@ -280,11 +301,11 @@ class Executor:
             source, _ = self._pair(entry, spec, op) if entry is None else (entry.source, None)
             assert source is not None
             if entry is not None and (spec.prescale != 1.0 or wire is not spec.dtype):
-                scaled = communicator.buffers.get("fusion", source.count, wire)
+                scaled = communicator.buffers.get("scatter", source.count, wire)
                 compressor.encode(entry.name, source, scaled, spec.prescale)
                 source = scaled
             elif wire is not spec.dtype:
-                source = communicator.buffers.get("fusion", source.count, wire)
+                source = communicator.buffers.get("scatter", source.count, wire)
                 self._kernels.fill_identity(source.address, source.count, wire, op)
             target = _memory(counts[communicator.rank], spec.dtype)
             part = target if wire is spec.dtype else communicator.buffers.get("part", target.count, wire)
@@ -334,6 +355,10 @@ def _parts(fused: Buffer, counts: Sequence[int]) -> list[Buffer]:
         parts.append(Buffer(address, count, fused.dtype, (count,), owner=fused.owner))
         address += count * fused.dtype.itemsize
     return parts
+
+
+def _void() -> list[Outcome | None]:
+    raise DdlInternalError("a void batch was about to be handed over; please report this")
 
 
 def _same(outcomes: list[Outcome | None]) -> list[Outcome | None]:

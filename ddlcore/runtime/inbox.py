@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ddlcore.messages import Arranged, Batch, Frozen, Request, Resume
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.request import Entry
-from ddlcore.runtime.schedule import Launch, Replay, Schedule
+from ddlcore.runtime.schedule import Launch, Offer, Replay, Schedule
 
 __all__ = ["Inbox"]
 
@@ -40,8 +40,10 @@ class Inbox:
         self._anonymous: dict[int, int] = {}
         self._generation = 0  # how many times all ranks have joined
         self._refusal: Callable[[], BaseException] | None = None
+        self._closed = False
         self._schedules: dict[int, Arranged] = {}
         self._replay: Replay[Entry] | None = None
+        self._conflict = False  # an entry has the name of a slot, and another spec
         self._waits_since_s: float | None = None  # the oldest entry that stands in a slot unlaunched
         self._usual_s: dict[int, float] = {}  # by place in the period: how long its first entry waits
 
@@ -70,14 +72,20 @@ class Inbox:
         replay = self._replay
         if replay is None or replay.frozen:
             self._unsent.append(entry)
-        elif replay.offer(entry.set_id, entry.name, entry.name.startswith("noname."), entry.spec_bytes, entry):
-            if self._waits_since_s is None:
-                self._waits_since_s = time.monotonic()
-                self.work.notify()  # the engine watches how long it waits
-            elif replay.ready():
-                self.work.notify()
-        else:
+            return
+        anonymous = entry.name.startswith("noname.")
+        offer = replay.offer(entry.set_id, entry.name, anonymous, entry.spec_bytes, entry)
+        if offer is Offer.ALIEN:
             self._unsent.append(entry)
+        elif offer is Offer.CONFLICT:  # the others may sit in a batch that this rank will never fill
+            self._unsent.append(entry)
+            self._conflict = True
+            self.work.notify()
+        elif self._waits_since_s is None:
+            self._waits_since_s = time.monotonic()
+            self.work.notify()  # the engine watches how long it waits
+        elif replay.ready():
+            self.work.notify()
 
     def anonymous(self, set_id: int) -> str:
         """The name of the next call without one: its ordinal in the process set, whatever its kind.
@@ -180,7 +188,8 @@ class Inbox:
         self._moving = False
         self._unanswered = False
         self._unsent = []
-        for entry in self._pending.values():
+        self._conflict = False
+        for entry in sorted(self._pending.values(), key=_ordinal):
             self._place(entry)
         if self._unsent:
             self._wake()
@@ -210,7 +219,11 @@ class Inbox:
     def leave_in_s(self) -> float | None:
         """Until when the next batch must be ready, lest this rank asks to leave; None: nothing waits. Lock held."""
         replay = self._replay
-        if replay is None or replay.frozen or self._waits_since_s is None:
+        if replay is None or replay.frozen:
+            return None
+        if self._conflict:
+            return 0.0
+        if self._waits_since_s is None:
             return None
         usual_s = self._usual_s.get(replay.position, FIRST_USUAL_S)
         return self._waits_since_s + max(LEAVE_AFTER_S, USUAL_TIMES * usual_s) - time.monotonic()
@@ -218,6 +231,7 @@ class Inbox:
     def stopped_waiting(self) -> int:
         """This rank has asked to leave: it does so once. The epoch. Lock held."""
         self._waits_since_s = None
+        self._conflict = False
         return self._epoch
 
     def drain(self, highest: Mapping[int, int]) -> list[Launch[Entry]]:
@@ -225,11 +239,14 @@ class Inbox:
         with self.lock:
             return self._replay.drain(highest) if self._replay is not None else []
 
-    def put_back(self, entries: Iterable[Entry]) -> None:
-        """Entries of a void batch: they are pending again."""
+    def put_back(self, entries: Iterable[Entry]) -> bool:
+        """Entries of a void batch are pending again; False once the inbox is closed."""
         with self.lock:
+            if self._closed:
+                return False
             for entry in entries:
                 self._pending[entry.set_id, entry.name] = entry
+            return True
 
     # --- the end
 
@@ -239,6 +256,7 @@ class Inbox:
             if self._refusal is None:
                 self._refusal = refusal
             left = list(self._pending.values())
+            self._closed = True
             self._pending.clear()
             self._unsent.clear()
             self._replay = None
@@ -249,3 +267,8 @@ class Inbox:
         with self.lock:
             if self._refusal is None:
                 self._refusal = refusal
+
+
+def _ordinal(entry: Entry) -> int:
+    """Anonymous entries go into their slots in the order of their calls, whatever came back meanwhile."""
+    return int(entry.name.rpartition(".")[2].partition("[")[0]) if entry.name.startswith("noname.") else -1

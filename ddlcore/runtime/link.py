@@ -28,7 +28,7 @@ from ddlcore.messages import (
     Welcome,
 )
 from ddlcore.runtime.checks import describe
-from ddlcore.runtime.engine import Engine, Verdict
+from ddlcore.runtime.engine import Engine, Todo, Verdict
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.process_sets import ProcessSets
 
@@ -140,9 +140,12 @@ class Link:
             if frozen is not None:
                 self._send(frozen)
         elif isinstance(message, Drain):
+            # What was decided leaves the inbox first: draining asks anew for all that is still in it.
+            after = [self._todo(item) for item in message.items]
             self._engine.post(partial(self._engine.drain, message))
-            for item in message.items:
-                self._item(item, hole=False)
+            for todo in after:
+                if todo is not None:
+                    self._engine.post(todo)
         elif isinstance(message, Lost):
             ranks, reason = message.ranks, message.reason
             self._broken(lambda during: PeerLost(ranks, reason, during))
@@ -158,16 +161,24 @@ class Link:
         elif isinstance(message, Farewell):
             self.parted.set()
 
-    def _item(self, item: Batch | Failure | Arranged | Resume, hole: bool = True) -> None:
+    def _item(self, item: Batch | Failure | Arranged | Resume) -> None:
+        if isinstance(item, Batch) and self._inbox.fill(item):
+            return
+        todo = self._todo(item)
+        if todo is not None:
+            self._engine.post(todo)
+
+    def _todo(self, item: Batch | Failure | Arranged | Resume) -> Todo | None:
+        """What the engine is to do about it, in its turn."""
         if isinstance(item, Batch):
-            if not (hole and self._inbox.fill(item)):
-                self._engine.post((item, self._inbox.take(item.set_id, item.names)))
-        elif isinstance(item, Failure):
+            return item, self._inbox.take(item.set_id, item.names)
+        if isinstance(item, Resume):
+            return lambda: self._engine.resume(item, self._sets.all(), self._rank)
+        if isinstance(item, Failure):
             self._fail(item)
-        elif isinstance(item, Arranged):
-            self._inbox.learn(item)
         else:
-            self._engine.post(lambda: self._engine.resume(item, self._sets.all(), self._rank))
+            self._inbox.learn(item)
+        return None
 
     def _fail(self, failure: Failure) -> None:
         entries = self._inbox.take(failure.set_id, failure.names)

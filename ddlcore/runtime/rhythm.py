@@ -79,10 +79,15 @@ class Rhythm:
             return None
         found = None
         for key, stamp in tensors:
-            for known in self._known:
-                known.whole = known.whole and key not in known.keys
+            self.touched([key])
             found = self._detector.observe(Occurrence(key, batch, stamp)) or found
         return self._schedule(found) if found else None
+
+    def touched(self, keys: Iterable[TensorKey]) -> None:
+        """Tensors were decided outside replay: the schedules that hold them cannot go on where they were left."""
+        for key in keys:
+            for known in self._known:
+                known.whole = known.whole and key not in known.keys
 
     def disturbed(self) -> None:
         """Something happened that no schedule may span: a failure, a join, a change of the sets."""
@@ -90,11 +95,18 @@ class Rhythm:
 
     def removed(self, set_id: int) -> None:
         """A process set is gone, and every schedule with it that needs it."""
+        self._forget({set_id})
+
+    def parted(self, rank: int, sets: Mapping[int, Sequence[int]]) -> None:
+        """A rank has left, and every schedule with it that needs it."""
+        self._forget({set_id for set_id, members in sets.items() if rank in members})
+
+    def _forget(self, set_ids: set[int]) -> None:
         self.disturbed()
         for known in self._known:
-            if any(planned.set_id == set_id for planned in known.arranged.batches):
+            if any(planned.set_id in set_ids for planned in known.arranged.batches):
                 known.whole = False
-        self._known = [known for known in self._known if all(p.set_id != set_id for p in known.arranged.batches)]
+        self._known = [k for k in self._known if all(p.set_id not in set_ids for p in k.arranged.batches)]
 
     def waiting_for(self, key: TensorKey) -> Known | None:
         """A known schedule that can go on with this tensor, which is ready everywhere."""

@@ -6,8 +6,10 @@ Pure: no thread, no lock, no clock. The caller holds its lock; see docs/design f
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 from typing import Generic, TypeVar
 
@@ -16,7 +18,7 @@ from ddlcore.messages import Arranged, Batch, Planned, Spec, encode
 from ddlcore.runtime.periods import Occurrence
 from ddlcore.types import Kind
 
-__all__ = ["Launch", "Replay", "Schedule", "arrange"]
+__all__ = ["Launch", "Offer", "Replay", "Schedule", "arrange"]
 
 T = TypeVar("T")
 _NEVER = frozenset({Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET})
@@ -99,6 +101,14 @@ class Schedule:
                     self.anonymous.setdefault((planned.set_id, spec), []).append((position, i))
 
 
+class Offer(Enum):
+    """What a schedule says of an entry."""
+
+    TAKEN = 0  # it stands in its slot, or waits behind one that does
+    ALIEN = 1  # no place for it: the coordinator is asked
+    CONFLICT = 2  # its name has a place, for another spec: the schedule cannot go on
+
+
 @dataclass(frozen=True, slots=True)
 class Launch(Generic[T]):
     """A batch at its place. ``entries`` is None where this rank takes part with dummy memory.
@@ -125,35 +135,49 @@ class Replay(Generic[T]):
         self._slots: list[list[T | None]] = [[None] * len(planned.names) for planned in schedule.batches]
         self._missing = [len(planned.names) for planned in schedule.batches]
         self._filled = 0  # entries that stand in slots
-        self._holes: dict[int, tuple[Batch, tuple[T, ...]]] = {}
+        self._holes: dict[int, deque[tuple[Batch, tuple[T, ...]]]] = {}
+        self._queues: dict[tuple[int, bytes], deque[T]] = {}  # anonymous calls that wait for a slot
         self._turn: dict[tuple[int, bytes], int] = {}  # anonymous calls: how many were offered
         self._skip()
         for key, places in schedule.anonymous.items():  # calls of the period that had run before ``start``
             done = sum(1 for position, _ in places if self._is_behind(position))
             self._turn[key] = done
 
-    def offer(self, set_id: int, name: str, anonymous: bool, spec: bytes, entry: T) -> bool:
-        """Takes an entry into its slot. False: the schedule has no place for it now."""
+    def offer(self, set_id: int, name: str, anonymous: bool, spec: bytes, entry: T) -> Offer:
+        """Takes an entry into its slot, if the schedule has one for it."""
         if anonymous:
             places = self.schedule.anonymous.get((set_id, spec))
-            if not places:
-                return False
-            turn = self._turn[set_id, spec]
-            position, i = places[turn % len(places)]
-            if self.schedule.batches[position].hole or self._slots[position][i] is not None:
-                return False  # as many of these are under way as a period has
-            self._turn[set_id, spec] = turn + 1
-        else:
-            found = self.schedule.named.get((set_id, name))
-            if found is None or found[2] != spec or self._slots[found[0]][found[1]] is not None:
-                return False
-            position, i, _ = found
-            if self.schedule.batches[position].hole:
-                return False
+            if not places or self.schedule.batches[places[0][0]].hole:
+                return Offer.ALIEN
+            self._queues.setdefault((set_id, spec), deque()).append(entry)
+            self._refill(set_id, spec)
+            return Offer.TAKEN
+        found = self.schedule.named.get((set_id, name))
+        if found is None:
+            return Offer.ALIEN
+        position, i, expected = found
+        if expected != spec:
+            return Offer.CONFLICT
+        if self.schedule.batches[position].hole:
+            return Offer.ALIEN
+        self._put(position, i, entry)
+        return Offer.TAKEN
+
+    def _refill(self, set_id: int, spec: bytes) -> None:
+        """Anonymous calls take the slots of their spec in turn; what is beyond a period waits for the next."""
+        queue = self._queues.get((set_id, spec))
+        places = self.schedule.anonymous[set_id, spec]
+        while queue:
+            position, i = places[self._turn[set_id, spec] % len(places)]
+            if self._slots[position][i] is not None:
+                return
+            self._turn[set_id, spec] += 1
+            self._put(position, i, queue.popleft())
+
+    def _put(self, position: int, i: int, entry: T) -> None:
         self._slots[position][i] = entry
         self._missing[position] -= 1
         self._filled += 1
-        return True
 
     def fill(self, batch: Batch, entries: Sequence[T], anonymous: bool, spec: bytes) -> bool:
         """A hole has been negotiated. False if ``batch`` belongs to no hole of this schedule."""
@@ -162,12 +186,13 @@ class Replay(Generic[T]):
         else:
             found = self.schedule.named.get((batch.set_id, batch.names[0]))
             places = [found[0]] if found is not None else []
-        ahead = sorted(places, key=lambda position: (position - self._next) % self._size)
-        for position in ahead:
-            if self.schedule.batches[position].hole and position not in self._holes:
-                self._holes[position] = (batch, tuple(entries))
-                return True
-        return False
+        holes = [position for position in places if self.schedule.batches[position].hole]
+        if not holes:
+            return False
+        # The first that has the fewest waiting: negotiation may run a period ahead of launching.
+        ahead = sorted(holes, key=lambda place: (len(self._holes.get(place, ())), (place - self._next) % self._size))
+        self._holes.setdefault(ahead[0], deque()).append((batch, tuple(entries)))
+        return True
 
     @property
     def position(self) -> int:
@@ -176,26 +201,31 @@ class Replay(Generic[T]):
 
     def waits(self) -> bool:
         """Whether an entry stands in a slot, or a filled hole, unlaunched."""
-        return self._filled > 0 or bool(self._holes)
+        return self._filled > 0 or any(self._holes.values())
 
     def ready(self) -> bool:
         """Whether ``launch`` has something to give."""
         if self.frozen:
             return False
         position = self._next % self._size
-        return self._missing[position] == 0 or position in self._holes
+        return self._missing[position] == 0 or bool(self._holes.get(position))
 
     def launch(self) -> Launch[T]:
         """The next batch in order; only if ``ready``. It counts as launched from here on."""
         position = self._next % self._size
         planned = self.schedule.batches[position]
         slots = self._slots[position]
-        batch, entries = self._holes.pop(position, (None, ()))
-        if batch is None:
+        batch: Batch | None = None
+        if planned.hole:
+            batch, entries = self._holes[position].popleft()
+        else:
             entries = tuple(entry for entry in slots if entry is not None)
             self._slots[position] = [None] * len(slots)
             self._missing[position] = len(slots)
             self._filled -= len(slots)
+            for name, spec in zip(planned.names, planned.specs):
+                if not name:
+                    self._refill(planned.set_id, spec)
         place = self._next
         self.launched[planned.set_id] = place
         self._next += 1
@@ -214,7 +244,8 @@ class Replay(Generic[T]):
         while self._next <= until:
             planned = self.schedule.batches[self._next % self._size]
             if self.schedule.mine[self._next % self._size] and self._next <= highest[planned.set_id]:
-                batch, entries = self._holes.get(self._next % self._size, (None, None))
+                waiting = self._holes.get(self._next % self._size)
+                batch, entries = waiting.popleft() if waiting else (None, None)
                 dummies.append(Launch(self._next, planned, entries, batch))
             self._next += 1
             self._skip()

@@ -32,7 +32,7 @@ Words = ctypes.Array[ctypes.c_int64]
 class ShmTransport(Transport):
     """2 or more ranks of one host, as processes or as threads that each open one."""
 
-    capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True)
+    capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True, entry=True)
 
     def __init__(self) -> None:
         self._segment: segment.Segment | None = None
@@ -100,13 +100,18 @@ class ShmTransport(Transport):
 
     def run(self, name: str, *arguments: int) -> Work:
         """One call of machine code. Raises TransportError when the communicator was aborted."""
+        self.call(name, *arguments)
+        return DONE
+
+    def call(self, name: str, *arguments: int) -> bool:
+        """As ``run``; False if the batch was void."""
         if self._frame is None:
             raise TransportError(f"shm: {self._name()} is not open")
         code = 1 if self._aborted else self._functions[name](self._frame_at, *arguments)
-        if code:
+        if code in (1, 2):
             who = "here" if code == 1 else f"by rank {self._aborter()}"
             raise TransportError(f"shm: {self._name()} was aborted {who} during {name.removeprefix('ddl_')}")
-        return DONE
+        return code == 0
 
     def _stop(self) -> bool:
         return self._aborted
@@ -162,13 +167,21 @@ class _PreparedBatch(Prepared):
         self._plan_at = ctypes.addressof(self._plan)
 
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
+        self._fill(sources, targets)
+        return self._transport.run("ddl_allreduce", self._plan_at, 0)
+
+    def enter(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
+        if real:
+            self._fill(sources, targets)
+        return self._transport.call("ddl_allreduce", self._plan_at, int(not real))
+
+    def _fill(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         try:
             self._sources[:] = sources  # type: ignore[call-overload]  # any sequence will do, not lists only
             self._targets[:] = targets  # type: ignore[call-overload]  # likewise
         except TypeError:  # numpy's integers are not what ctypes takes
             self._sources[:] = [int(address) for address in sources]
             self._targets[:] = [int(address) for address in targets]
-        return self._transport.run("ddl_allreduce", self._plan_at)
 
 
 def chunk_bytes(size: int) -> int:
