@@ -81,7 +81,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "fusion_bytes", int, 8 << 20, "largest batch that tensors are fused into, in bytes; 0 fuses nothing", minimum=0
     ),
-    Setting("replay", bool, True, "steps that repeat run without a control message; 0 negotiates every batch"),
+    Setting(
+        "replay",
+        bool,
+        False,
+        "1: steps that repeat run without a control message (new: try it); 0: every batch is negotiated",
+    ),
     Setting("fusion_policy", str, "threshold", "which policy lays tensors out in batches"),
     Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
     Setting("open_timeout_s", float, 60.0, "how long opening a transport may take, in seconds", minimum=0.1),

@@ -68,7 +68,6 @@ class Coordinator:
         self.params: dict[str, float] = {"fusion_bytes": fusion_bytes}
         self._policy = policy
         self._table: dict[tuple[int, str], Pending] = {}
-        self._groups: dict[tuple[int, str], list[Pending]] = {}  # complete tensors of groups that are not
         self._joined: dict[int, Ask] = {}  # in the order of joining
         self._left: dict[int, str] = {}  # ranks that said Bye, with their reason
         self._specs: dict[bytes, Spec] = {}
@@ -154,22 +153,29 @@ class Coordinator:
 
     def _decide(self, ready: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
         """Checks what has become ready, and lays it out in batches in the order in which it did."""
-        failures: list[tuple[Iterable[int], Item]] = []
-        runnable: list[Pending] = []
-        for pending in dict.fromkeys(ready):  # a join may find again what has just become ready
-            if self._table.get((pending.set_id, pending.name)) is not pending:
-                continue  # failed with its group a moment ago
-            text = self._objection(pending)
+        items: list[tuple[Iterable[int], Item]] = []
+        ready = list(dict.fromkeys(ready))  # a join may find again what has just become ready
+        for pending in ready:
+            text = self._objection(pending) if self._is_pending(pending) else ""
             if text:
-                failures += self._fail(pending, "mismatch", text)
+                items += self._fail(pending, "mismatch", text)
                 self.rhythm.disturbed()
-                continue
+        runnable: list[Pending] = []
+        taken: set[Pending] = set()
+        for pending in ready:
+            if not self._is_pending(pending) or pending in taken:
+                continue  # failed, or found with its group, a moment ago
             known = None if self._joined else self.rhythm.waiting_for(self._key(pending))
             if known is not None:
-                items = failures + self._decided(runnable)
+                items += self._decided(runnable)
                 return items if self.rhythm.replaying is not None else items + self._resume(known)
-            runnable += self._complete_group(pending)
-        return failures + self._decided(runnable)
+            mates = self._complete_group(pending)
+            taken.update(mates)
+            runnable += mates
+        return items + self._decided(runnable)
+
+    def _is_pending(self, pending: Pending) -> bool:
+        return self._table.get((pending.set_id, pending.name)) is pending
 
     def _decided(self, runnable: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
         """Lays out what may run, and goes over to replay where that completes a period that is proven."""
@@ -180,11 +186,26 @@ class Coordinator:
         for batch in self._arrange(runnable):
             tensors = [(self._key(p), max(ask.stamp for ask in p.asks.values())) for p in batch]
             items.append(self._run(batch))
+            items += self._orphans(batch[0])
             if self._joined:
                 self.rhythm.touched(key for key, _ in tensors)
             else:
                 known = self.rhythm.decided(self._next_index - 1, tensors)
         return items + self._resume(known) if known is not None else items
+
+    def _orphans(self, removal: Pending) -> list[tuple[Iterable[int], Item]]:
+        """What waited in a process set that has just been removed fails on those who asked."""
+        spec = self._first_spec(removal)
+        if spec.kind is not Kind.REMOVE_SET:
+            return []
+        items: list[tuple[Iterable[int], Item]] = []
+        for pending in [pending for pending in self._table.values() if pending.set_id not in self.sets]:
+            del self._table[pending.set_id, pending.name]
+            text = (
+                f"{describe([pending.name], pending.set_id)}: the process set was removed before all members had asked"
+            )
+            items.append((tuple(pending.asks), Failure(pending.set_id, (pending.name,), "mismatch", text)))
+        return items
 
     def _resume(self, known: Known) -> list[tuple[Iterable[int], Item]]:
         """Everybody replays ``known`` from now on; what is pending is offered to it, or asked for anew."""
@@ -199,7 +220,6 @@ class Coordinator:
         """A new epoch: the ranks resend what is pending."""
         self.epoch += 1
         self._table.clear()
-        self._groups.clear()
 
     # --- beside and after replay
 
@@ -232,7 +252,6 @@ class Coordinator:
         diverged, self._diverged = self._diverged, False
         known = self.rhythm.left(diverged, [self._key(pending) for pending in complete])
         self.epoch += 1
-        self._groups.clear()
         items = self._decide(complete)
         if self.rhythm.replaying is None and known is not None and known.whole and not self._joined and not self._byes:
             items += self._resume(known)
@@ -242,7 +261,7 @@ class Coordinator:
         told: dict[int, list[Item]] = {rank: [] for rank in self._present()}
         for ranks, item in items:
             for rank in ranks:
-                told[rank].append(item)
+                told.get(rank, []).append(item)  # who was lost meanwhile is told nothing
         outgoing: Outgoing = [
             (rank, Drain(drain.epoch, drain.highest, drain.lowest, tuple(own))) for rank, own in told.items()
         ]
@@ -268,17 +287,19 @@ class Coordinator:
         return ""
 
     def _complete_group(self, pending: Pending) -> list[Pending]:
-        """The tensors that may run now that ``pending`` is complete: a grouped one waits for its whole group."""
-        size = self._first_spec(pending).group
-        if not size:
+        """The tensors that may run now that ``pending`` is complete: a grouped one waits for its whole group.
+
+        A rank asks for all that is left of a grouped call in one request, so no counting is needed.
+        """
+        if not self._first_spec(pending).group:
             return [pending]
-        waiting = self._groups.setdefault((pending.set_id, _group(pending.name)), [])
-        if pending not in waiting:
-            waiting.append(pending)
-        if len(waiting) < size:
-            return []
-        del self._groups[pending.set_id, _group(pending.name)]
-        return waiting
+        key = (pending.set_id, _group(pending.name))
+        mates = [
+            other
+            for other in self._table.values()
+            if (other.set_id, _group(other.name)) == key and self._first_spec(other).group
+        ]
+        return [] if any(self._missing(mate) for mate in mates) else mates
 
     def _fail(
         self, pending: Pending, error: str, text: str, gone: tuple[int, ...] = ()
@@ -287,7 +308,6 @@ class Coordinator:
         doomed = [pending]
         if any(self._spec(ask.spec).group for ask in pending.asks.values()):
             key = (pending.set_id, _group(pending.name))
-            self._groups.pop(key, None)
             doomed += [
                 other
                 for other in self._table.values()

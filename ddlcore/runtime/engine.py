@@ -112,7 +112,7 @@ class Engine:
             if isinstance(todo, Launch):
                 self._replay(todo)
             elif callable(todo):
-                todo()
+                self._call(todo)
             else:
                 self._run(*todo)
         self._sets.close()
@@ -132,6 +132,13 @@ class Engine:
                 else:
                     self.divergences += 1
                     self.say(Leave(self._inbox.stopped_waiting(), "a batch waits for tensors that do not come"))
+
+    def _call(self, todo: Callable[[], None]) -> None:
+        try:
+            todo()
+        except BaseException as error:
+            self._explain(error)
+            self.abandon()
 
     # --- batches that were decided
 
@@ -183,8 +190,15 @@ class Engine:
 
     def _hand_over(self, launch: Launch[Entry], deliver: Callable[[], list[Outcome | None]]) -> None:
         assert launch.entries is not None
+        try:
+            outcomes = deliver()
+        except BaseException as error:
+            self._explain(error)
+            self.fail(launch.entries, None)
+            return
         self.replayed += 1
-        self._deliver(launch.entries, deliver(), -1)
+        self._inbox.delivered(launch.entries)
+        self._deliver(launch.entries, outcomes, -1)
 
     def drain(self, message: Drain) -> None:
         """On the engine's thread: takes part in what others have launched, then judges what is held."""

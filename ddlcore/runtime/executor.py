@@ -135,12 +135,16 @@ class Executor:
         wire = compressor.wire_dtype(specs[0].dtype)
         _require(communicator, wire, op)
         pairs = [self._pair(entry, spec, op) for entry, spec in zip(entries, specs)]
-        parts = self._reduce_packed(communicator, compressor, entries, pairs, specs, op, use)
+        capabilities = communicator.transport.capabilities
+        scaled = wire is specs[0].dtype and capabilities.vectored and capabilities.scales
+        # A transport that scales does so before it rounds: 16-bit sums must not overflow on the way.
+        scales = (specs[0].prescale, postscale) if scaled else None
+        parts = self._reduce_packed(communicator, compressor, entries, pairs, specs, op, use, scales)
 
         def deliver() -> list[Outcome | None]:
             for entry, (_, target), part in zip(entries, pairs, parts):
                 if entry is not None:
-                    compressor.decode(entry.name, part, target, postscale)
+                    compressor.decode(entry.name, part, target, 1.0 if scaled else postscale)
                     compressor.commit(entry.name, True)
             return [None] * len(entries)
 
@@ -232,8 +236,12 @@ class Executor:
         specs: Sequence[Spec],
         op: ReduceOp,
         use: str,
+        scales: tuple[float, float] | None = None,
     ) -> list[Buffer]:
-        """Encodes the sources into one buffer and reduces that in place; the parts of it, one for each tensor."""
+        """Encodes the sources into one buffer and reduces that in place; the parts of it, one for each tensor.
+
+        ``scales``: what the transport itself is to scale by, before and after.
+        """
         wire = compressor.wire_dtype(specs[0].dtype)
         fused = communicator.buffers.get(use, sum(source.count for source, _ in pairs), wire)
         parts = _parts(fused, [source.count for source, _ in pairs])
@@ -241,8 +249,12 @@ class Executor:
             if entry is None:
                 self._kernels.fill_identity(part.address, part.count, wire, op)
             else:
-                compressor.encode(entry.name, source, part, specs[0].prescale)
-        _finish(communicator.transport.allreduce(fused, fused, op))
+                compressor.encode(entry.name, source, part, 1.0 if scales else specs[0].prescale)
+        if scales:
+            plan = Plan((fused.count,), wire, op, *scales)
+            _finish(self._prepare(communicator, plan).start([fused.address], [fused.address]))
+        else:
+            _finish(communicator.transport.allreduce(fused, fused, op))
         return parts
 
     # --- the others

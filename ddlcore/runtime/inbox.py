@@ -31,6 +31,7 @@ class Inbox:
         self._completion = completion
         self._wake = wake
         self._pending: dict[tuple[int, str], Entry] = {}
+        self._launched: set[tuple[int, str]] = set()  # in a batch of a schedule that may still turn out void
         self._unsent: list[Entry] = []
         self._unanswered = False  # one request is unanswered at a time; what comes later joins the next
         self._serial = 0
@@ -55,7 +56,8 @@ class Inbox:
             if self._refusal is not None:
                 raise self._refusal()
             for entry in entries:
-                if (entry.set_id, entry.name) in self._pending:
+                key = (entry.set_id, entry.name)
+                if key in self._pending or key in self._launched:
                     raise ValueError(
                         f"{entry.name!r} is already in flight on this rank; wait for its handle first, "
                         "or give each call a name of its own"
@@ -208,6 +210,7 @@ class Inbox:
         assert launch.entries is not None
         for entry in launch.entries:
             del self._pending[entry.set_id, entry.name]
+            self._launched.add((entry.set_id, entry.name))
         now_s = time.monotonic()
         if self._waits_since_s is not None:
             position = launch.place % len(replay.schedule.batches)
@@ -245,8 +248,15 @@ class Inbox:
             if self._closed:
                 return False
             for entry in entries:
+                self._launched.discard((entry.set_id, entry.name))
                 self._pending[entry.set_id, entry.name] = entry
             return True
+
+    def delivered(self, entries: Iterable[Entry]) -> None:
+        """The names of a batch that is valid may be used again."""
+        with self.lock:
+            for entry in entries:
+                self._launched.discard((entry.set_id, entry.name))
 
     # --- the end
 
