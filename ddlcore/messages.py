@@ -5,6 +5,8 @@ Plain data, encoded by msgspec; a record that does not decode is an error that n
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from ddlcore.types import DType, Kind, ReduceOp
@@ -282,12 +284,21 @@ class StoreReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
 
 StoreRequest = StoreSet | StoreGet | StoreAdd | StoreDelete
 
+T = TypeVar("T")
+
 _encoder = msgspec.msgpack.Encoder()
 _to_coordinator: msgspec.msgpack.Decoder[ToCoordinator] = msgspec.msgpack.Decoder(ToCoordinator)
 _from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)
 _store_request: msgspec.msgpack.Decoder[StoreRequest] = msgspec.msgpack.Decoder(StoreRequest)
 _store_reply = msgspec.msgpack.Decoder(StoreReply)
 _spec = msgspec.msgpack.Decoder(Spec)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except UnicodeDecodeError as error:  # msgspec lets it through where a tag is no text
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def encode(record: msgspec.Struct) -> bytes:
@@ -300,24 +311,24 @@ def decode_to_coordinator(data: bytes) -> ToCoordinator:
 
     Raises msgspec.DecodeError (ValidationError for well-formed bytes of the wrong shape); so do the others.
     """
-    return _to_coordinator.decode(data)
+    return _decode(_to_coordinator, data)
 
 
 def decode_from_coordinator(data: bytes) -> FromCoordinator:
     """What the coordinator sends to a rank."""
-    return _from_coordinator.decode(data)
+    return _decode(_from_coordinator, data)
 
 
 def decode_store_request(data: bytes) -> StoreRequest:
     """What a rank asks of the store."""
-    return _store_request.decode(data)
+    return _decode(_store_request, data)
 
 
 def decode_store_reply(data: bytes) -> StoreReply:
     """What the store answers."""
-    return _store_reply.decode(data)
+    return _decode(_store_reply, data)
 
 
 def decode_spec(data: bytes) -> Spec:
     """The spec that an Ask carries."""
-    return _spec.decode(data)
+    return _decode(_spec, data)

@@ -103,7 +103,14 @@ def test_noise_changes_nothing() -> None:
 @pytest.mark.parametrize("kind", ["c", "s"])
 def test_unreadable_messages_are_dropped(served: Net, kind: str) -> None:
     """Of a rank that was let in, too: counted, reported once with its rank, and the same line goes on."""
-    nonsense = [b"\xc1", b"\0" * 100, b"\x93\xa5hello", encode(Welcome("wrong way")), os.urandom(50)]
+    nonsense = [
+        b"\xc1",
+        b"\x93\xa2\xff\xff\x00",
+        b"\0" * 100,
+        b"\x93\xa5hello",
+        encode(Welcome("wrong way")),
+        os.urandom(50),
+    ]
     line = Line(Connection(read_job_file(served.server.job_file), 1), kind)
     try:
         for data in nonsense:
