@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ddlcore.runtime.request import Outcome
@@ -14,12 +14,28 @@ __all__ = ["Completion", "Handle"]
 SLICE_S = 0.1  # users wait in slices, so that Ctrl-C works
 
 
+class _Waited(Protocol):
+    @property
+    def pending(self) -> bool: ...
+
+
 class Completion:
     """Where finished batches are announced. ``observed`` is the last batch whose end the user's code has seen."""
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
         self.observed = -1
+
+    def wait(self, operation: _Waited) -> None:
+        """Blocks until ``operation`` is over."""
+        with self.condition:
+            while operation.pending:
+                self.condition.wait(SLICE_S)
+
+    def observe(self, index: int) -> None:
+        """The user's code has seen the end of batch ``index``."""
+        if index > self.observed:
+            self.observed = index
 
 
 class Handle:
@@ -41,7 +57,7 @@ class Handle:
         """Whether ``wait`` would return (or raise) at once."""
         if self._left > 0:
             return False
-        self._observe()
+        self._completion.observe(self._index)
         return True
 
     def wait(self) -> Any:
@@ -51,11 +67,8 @@ class Handle:
         has no deadline of its own: it ends with the operation or with the job.
         """
         if self._left > 0:
-            condition = self._completion.condition
-            with condition:
-                while self._left > 0:
-                    condition.wait(SLICE_S)
-        self._observe()
+            self._completion.wait(self)
+        self._completion.observe(self._index)
         if self._error is not None:
             raise self._error.with_traceback(None)
         with self._finishing:  # outputs are made by a thread that waits, once
@@ -64,6 +77,11 @@ class Handle:
                 self._finish = None
                 self._outcomes = []
         return self._result
+
+    @property
+    def pending(self) -> bool:
+        """Whether it is under way."""
+        return self._left > 0
 
     def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
         """One entry is done. The caller holds the completion's condition and notifies."""
@@ -76,7 +94,3 @@ class Handle:
         if self._left > 0:
             self._error = error
             self._left = 0
-
-    def _observe(self) -> None:
-        if self._index > self._completion.observed:
-            self._completion.observed = self._index
