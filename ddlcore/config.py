@@ -84,8 +84,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "replay",
         bool,
-        False,
-        "1: steps that repeat run without a control message (new: try it); 0: every batch is negotiated",
+        True,
+        "1: steps that repeat run without a control message; 0: every batch is negotiated",
     ),
     Setting("fusion_policy", str, "threshold", "which policy lays tensors out in batches"),
     Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
