@@ -82,6 +82,13 @@ SETTINGS: tuple[Setting, ...] = (
         "fusion_bytes", int, 8 << 20, "largest batch that tensors are fused into, in bytes; 0 fuses nothing", minimum=0
     ),
     Setting(
+        "first_batch_bytes",
+        int,
+        1 << 20,
+        "in replay, the first and the last batch of a step have at most so many bytes; 0: as many as any",
+        minimum=0,
+    ),
+    Setting(
         "replay",
         bool,
         True,

@@ -193,9 +193,9 @@ class Job:
         )
 
     def _enter(self) -> None:
-        fusion_bytes = self.settings.whole("fusion_bytes")
-        launched_rank = self._launched.rank
-        self._link.say(Hello(launched_rank, self._ranks, self._ordinal, PROTOCOL, VERSION, fusion_bytes, os.getpid()))
+        fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_batch_bytes")
+        place = (self._launched.rank, self._ranks, self._ordinal)
+        self._link.say(Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes))
         timeout_s = self.settings.number("start_timeout_s")
         if not self._link.welcomed.wait(timeout_s):
             self._link.say(Bye("gave up waiting in init"))

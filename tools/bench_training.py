@@ -41,11 +41,15 @@ def main() -> int:
     rows = []
     for ranks in map(int, options.np.split(",")):
         for name in options.models.split(","):
-            run = ddlcore.run(measure, (name, options.rounds, terminal()), num_proc=ranks, env={"OMP_NUM_THREADS": "1"})[0]
+            run = ddlcore.run(
+                measure, (name, options.rounds, terminal()), num_proc=ranks, env={"OMP_NUM_THREADS": "1"}
+            )[0]
             rows += ratio_rows(run)
             runs.append(run)
-            print(f"\n{name}: {ranks} ranks, {run.tensors} tensors, {run.parameters / 1e6:.2f} M parameters, "
-                  f"{options.rounds} rounds of {run.steps} steps")
+            print(
+                f"\n{name}: {ranks} ranks, {run.tensors} tensors, {run.parameters / 1e6:.2f} M parameters, "
+                f"{options.rounds} rounds of {run.steps} steps"
+            )
             print(aligned(ratio_table(ratio_rows(run))))
             print(aligned(speed_table([run])), flush=True)
     if options.json is not None:

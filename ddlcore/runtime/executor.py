@@ -166,9 +166,7 @@ class Executor:
 
         return deliver
 
-    def _replay_broadcast(
-        self, communicator: Communicator, entry: Entry | None, spec: Spec, use: str
-    ) -> Deliver:
+    def _replay_broadcast(self, communicator: Communicator, entry: Entry | None, spec: Spec, use: str) -> Deliver:
         root = communicator.ranks.index(spec.root)
         copy = communicator.buffers.get(use, prod(spec.shape), spec.dtype)
         if entry is not None and communicator.rank == root:
