@@ -12,11 +12,12 @@ __all__ = ["ThresholdFusion"]
 class ThresholdFusion:
     """Fills batches in order of arrival up to ``fusion_bytes``; 0 gives every tensor its own.
 
-    With ``first_batch_bytes`` the first batch is no larger than that, so that it starts early, and so is the
-    last, which nothing is left to hide behind.
+    With ``first_batch_bytes`` (a whole period, in the order in which its tensors become ready) the first batch is
+    no larger than that, so that it starts early, and so is the last, which nothing is left to hide behind. A
+    batch then does not reach past a tensor of its key that is too large, and runs at the place of its last member.
 
     Each key has one batch open, so tensors of other keys in between do not part a batch. A batch runs
-    at the place of its first member. Tensors of one grouped call stay together where they fit; a
+    at the place of its first member (of its last, in a period). Tensors of one grouped call stay together where they fit; a
     tensor that is larger than the threshold goes alone.
     """
 
@@ -24,6 +25,7 @@ class ThresholdFusion:
         limit = params["fusion_bytes"]
         if limit <= 0:
             return [[position] for position in range(len(ready))]
+        period = "first_batch_bytes" in params
         edge = params.get("first_batch_bytes", 0) or limit
         units = _units(ready, limit)
         tail = _tail(ready, units, edge) if edge < limit else len(units)
@@ -40,9 +42,11 @@ class ThresholdFusion:
                 filling[key] = (batch, filled + nbytes)
                 continue
             batches.append(list(unit))
-            if nbytes <= limit:  # what is too large leaves the open batch open
+            if nbytes <= limit:
                 filling[key] = (batches[-1], nbytes)
-        return batches
+            elif period:  # else what is too large leaves the open batch open
+                filling.pop(key, None)
+        return sorted(batches, key=max) if period else batches
 
 
 def _tail(ready: Sequence[Ready], units: Sequence[tuple[list[int], int]], edge: float) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,7 +12,7 @@ from ddlcore.messages import Batch, Drain, Frozen, Leave, Resume
 from ddlcore.runtime.checks import called
 from ddlcore.runtime.executor import Deliver, Executor, Unserved
 from ddlcore.runtime.handle import Completion
-from ddlcore.runtime.inbox import ALARM_S, Inbox
+from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.request import IDLE, Entry, Outcome, Recurring
 from ddlcore.runtime.schedule import Launch
@@ -79,6 +78,7 @@ class Engine:
         self._completion = completion
         self._verdict = verdict
         self._broken = broken
+        inbox.leave = self.leave
         self.say: Callable[[Leave | Frozen], None] = lambda message: None
         self._queue: deque[Todo | None] = deque()
         self._held: list[tuple[Launch[Entry], Deliver]] = []
@@ -120,7 +120,6 @@ class Engine:
 
     def _next(self) -> Todo | Launch[Entry] | None:
         """Waits for what comes next; asks to leave when the schedule has been waited for too long."""
-        rested = False
         with self._inbox.work:
             while True:
                 if self._queue:
@@ -128,18 +127,12 @@ class Engine:
                 launch = self._inbox.launch()
                 if launch is not None:
                     return launch
-                patience_s = self._inbox.leave_in_s()
-                if patience_s is not None and patience_s <= 0:
+                if self._inbox.conflict:
                     self.leave(self._inbox.stopped_waiting())
-                    continue
-                if patience_s is None and not rested:  # most likely the next step begins within this time
-                    patience_s, rested = ALARM_S, True
-                self._inbox.alarm_s = 0.0 if patience_s is None else time.monotonic() + patience_s
-                self._inbox.work.wait(patience_s)
-                self._inbox.alarm_s = 0.0
+                self._inbox.work.wait()
 
     def leave(self, epoch: int) -> None:
-        """Asks to leave replay. The lock is held, or this is the control thread."""
+        """Asks to leave replay; from any thread."""
         self.divergences += 1
         self.say(Leave(epoch, "a batch waits for tensors that do not come"))
 

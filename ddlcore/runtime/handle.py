@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,17 +21,34 @@ class _Waited(Protocol):
 
 
 class Completion:
-    """Where finished batches are announced. ``observed`` is the last batch whose end the user's code has seen."""
+    """Where finished batches are announced. ``observed`` is the last batch whose end the user's code has seen.
+
+    ``watch`` is told since when somebody waits, and says in how many seconds it wants to be told again.
+    """
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
         self.observed = -1
+        self.watch: Callable[[float], float] = lambda since_s: SLICE_S
+        self._polled_since_s: float | None = None
 
     def wait(self, operation: _Waited) -> None:
         """Blocks until ``operation`` is over."""
-        with self.condition:
-            while operation.pending:
-                self.condition.wait(SLICE_S)
+        since_s = time.monotonic()
+        while operation.pending:
+            patience_s = min(self.watch(since_s), SLICE_S)
+            with self.condition:
+                if operation.pending:
+                    self.condition.wait(patience_s)
+
+    def polled(self, pending: bool) -> None:
+        """Somebody has asked whether an operation is over: who asks again and again, waits."""
+        if not pending:
+            self._polled_since_s = None
+        elif self._polled_since_s is None:
+            self._polled_since_s = time.monotonic()
+        else:
+            self.watch(self._polled_since_s)
 
     def observe(self, index: int) -> None:
         """The user's code has seen the end of batch ``index``."""
@@ -55,6 +73,7 @@ class Handle:
 
     def poll(self) -> bool:
         """Whether ``wait`` would return (or raise) at once."""
+        self._completion.polled(self._left > 0)
         if self._left > 0:
             return False
         self._completion.observe(self._index)

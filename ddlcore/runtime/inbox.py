@@ -11,13 +11,13 @@ from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.request import DECIDED, IDLE, PENDING, Entry, Recurring
 from ddlcore.runtime.schedule import Launch, Offer, Replay, Schedule
 
-__all__ = ["ALARM_S", "Inbox"]
+__all__ = ["Inbox"]
 
 LEAVE_AFTER_S = 0.005  # or so many times what the batch usually waits, whichever is more
 USUAL_TIMES = 4.0
 FIRST_USUAL_S = 0.05  # before anything is known of a schedule's usual wait
-STUCK_AFTER_S = 1.0  # the same while the engine sits in a collective: a slow peer looks alike, so be slow to leave
-ALARM_S = 0.1  # an engine that wakes within this time need not be woken to watch a deadline
+STUCK_AFTER_S = 1.0  # the same while nobody waits here: this rank, or a peer, is most likely just slow
+WATCH_S = 0.1
 
 
 class Inbox:
@@ -31,6 +31,7 @@ class Inbox:
         self.lock = threading.Lock()
         self.work = threading.Condition(self.lock)  # what the engine waits for
         self._completion = completion
+        completion.watch = self.watch
         self._wake = wake
         self._flying: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
         self._recurring: dict[tuple[int, str], Recurring] = {}  # those that have been started by ``again``
@@ -50,7 +51,7 @@ class Inbox:
         self._open: Replay[Entry] | None = None  # the same, while its slots may be filled
         self._conflict = False  # an entry has the name of a slot, and another spec
         self._waits_since_s: float | None = None  # the oldest entry that stands in a slot unlaunched
-        self.alarm_s = 0.0  # when the engine wakes by itself; 0: when it is woken
+        self.leave: Callable[[int], None] = lambda epoch: None  # asks the coordinator to leave this epoch
 
     # --- the user's threads
 
@@ -87,7 +88,7 @@ class Inbox:
                 if position.missing == 0 and position is replay.current:
                     self.work.notify()
                 elif self._waits_since_s is None:
-                    self._begin_to_wait()
+                    self._waits_since_s = time.monotonic()
                 return
             if self._refusal is not None:
                 raise self._refusal()
@@ -137,13 +138,26 @@ class Inbox:
         if replay.ready():
             self.work.notify()
         elif self._waits_since_s is None:
-            self._begin_to_wait()
+            self._waits_since_s = time.monotonic()
 
-    def _begin_to_wait(self) -> None:
-        """The first entry stands in a slot: the engine is to look after it, unless it wakes soon anyway."""
-        self._waits_since_s = now_s = time.monotonic()
-        if not now_s < self.alarm_s < now_s + ALARM_S:
-            self.work.notify()
+    def watch(self, since_s: float) -> float:
+        """For a user's thread that waits since ``since_s``: asks to leave if what it waits for cannot come in replay.
+
+        That is when a batch holds some of its tensors for longer than usual and the engine has nothing to
+        do. Returns how many seconds it may take till the next call.
+        """
+        with self.lock:
+            replay = self._open
+            if replay is None or self._waits_since_s is None or self._launches or replay.ready():
+                return WATCH_S
+            usual_s = replay.current.usual_s
+            patience_s = max(LEAVE_AFTER_S, USUAL_TIMES * (FIRST_USUAL_S if usual_s is None else usual_s))
+            left_s = max(since_s, self._waits_since_s) + patience_s - time.monotonic()
+            if left_s > 0:
+                return left_s
+            epoch = self.stopped_waiting()
+        self.leave(epoch)
+        return WATCH_S
 
     def anonymous(self, set_id: int) -> str:
         """The name of the next call without one: its ordinal in the process set, whatever its kind.
@@ -236,9 +250,9 @@ class Inbox:
         return Frozen(self._epoch, self._replay.freeze() if self._replay is not None else ())
 
     def stuck(self) -> int | None:
-        """The epoch to leave, if an entry has stood in a slot for so long that somebody must be waiting for another.
+        """The epoch to leave, if an entry has stood in a slot for so long that somebody may be waiting for it.
 
-        An engine that sits in a collective cannot ask; the entries behind it may be what a peer waits for.
+        That may be elsewhere than in ddl; or a peer, while this engine sits in a collective that comes before.
         """
         with self.lock:
             if self._open is None or self._waits_since_s is None:
@@ -301,18 +315,10 @@ class Inbox:
         self._waits_since_s = now_s if replay.waits() else None
         return launch
 
-    def leave_in_s(self) -> float | None:
-        """Until when the next batch must be ready, lest this rank asks to leave; None: nothing waits. Lock held."""
-        replay = self._replay
-        if replay is None or replay.frozen:
-            return None
-        if self._conflict:
-            return 0.0
-        if self._waits_since_s is None:
-            return None
-        usual_s = replay.current.usual_s
-        patience_s = USUAL_TIMES * (FIRST_USUAL_S if usual_s is None else usual_s)
-        return self._waits_since_s + max(LEAVE_AFTER_S, patience_s) - time.monotonic()
+    @property
+    def conflict(self) -> bool:
+        """Whether an entry has come that the schedule cannot go on with. Lock held."""
+        return self._conflict and self._open is not None
 
     def stopped_waiting(self) -> int:
         """This rank has asked to leave: it does so once. The epoch. Lock held."""

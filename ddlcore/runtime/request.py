@@ -87,6 +87,7 @@ class Recurring(Entry):
 
     def poll(self) -> bool:
         """Whether ``wait`` would return or raise at once."""
+        self.completion.polled(self.state != IDLE)
         if self.state != IDLE:
             return False
         self.completion.observe(self.index)

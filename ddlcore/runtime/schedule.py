@@ -64,7 +64,7 @@ def _lay_out(
     if fusable:
         ready = [_ready(segment[i], specs[i]) for i in fusable]
         groups += [[fusable[p] for p in positions] for positions in policy.arrange(ready, params)]
-    groups.sort(key=lambda group: group[0])
+    groups.sort(key=max)  # a batch cannot start before its last tensor is ready
     return [
         Planned(
             segment[group[0]].key.set_id,
