@@ -103,7 +103,7 @@ class Sessions:
         """Reports, each once, of what has waited too long. ``now_s`` is of any steady clock."""
         reports = []
         for world in {id(world): world for world in self._worlds.values()}.values():
-            reports += stall_reports(world.coordinator.waiting(), now_s, self._stall_warning_s)
+            reports += stall_reports(world.coordinator, now_s, self._stall_warning_s)
         return reports
 
     def _hello(self, rank: int, hello: Hello) -> Outgoing:
