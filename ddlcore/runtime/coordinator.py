@@ -92,6 +92,7 @@ class Coordinator:
         self._bits: dict[int, int] = {}  # by process set: its members as bits, once they were needed
         self._joined: dict[int, Ask] = {}  # in the order of joining
         self._left: dict[int, str] = {}  # ranks that said Bye, with their reason
+        self._present = dict.fromkeys(range(size))  # the others, in order
         self._specs: dict[bytes, Spec] = {}
         self._next_index = 0
         self._next_set = 1
@@ -109,7 +110,7 @@ class Coordinator:
         if message.epoch != self.epoch or rank in self._left:
             return []  # the rank resends what is pending when it enters the present epoch
         if isinstance(message, Frozen):
-            return self._drain() if self.rhythm.frozen(rank, message, self._present()) else []
+            return self._drain() if self.rhythm.frozen(rank, message, self._present) else []
         if isinstance(message, Leave):
             self._diverged = True
             return self._freeze()
@@ -135,8 +136,9 @@ class Coordinator:
     def lost(self, rank: int, reason: str) -> Outgoing:
         """The process of ``rank`` ended with promises unkept: everybody is told, nothing more runs with it."""
         self._left[rank] = reason
+        self._present.pop(rank, None)
         lost = Lost((rank,), reason)
-        return [(other, lost) for other in self._present()]
+        return [(other, lost) for other in self._present]
 
     def waiting(self) -> list[Pending]:
         """What some ranks have ready and others lack, see ``missing``."""
@@ -251,8 +253,8 @@ class Coordinator:
         items: list[tuple[Iterable[int], Item]] = []
         if known.arranged.schedule not in self._told:
             self._told.add(known.arranged.schedule)
-            items.append((self._present(), known.arranged))
-        return [*items, (self._present(), self.rhythm.resume(known, self.epoch))]
+            items.append((self._present, known.arranged))
+        return [*items, (self._present, self.rhythm.resume(known, self.epoch))]
 
     def _clear(self) -> None:
         """A new epoch: the ranks resend what is pending."""
@@ -282,7 +284,7 @@ class Coordinator:
             return []
         self.rhythm.freeze()
         freeze = Freeze(self.epoch)
-        return [(rank, freeze) for rank in self._present()]
+        return [(rank, freeze) for rank in self._present]
 
     def _drain(self) -> Outgoing:
         """Every rank has stopped launching: the verdict, then what made them stop."""
@@ -298,16 +300,13 @@ class Coordinator:
             self._table.clear()
             self._joined.clear()  # they say so again, with all that is pending
         outgoing: Outgoing = []
-        for ranks, told in _shared(items, self._present()):
+        for ranks, told in _shared(items, self._present):
             one = Drain(drain.epoch, drain.highest, drain.lowest, told)
             outgoing += [(rank, one) for rank in ranks if rank not in self._left]  # who was lost is told nothing
         byes, self._byes = self._byes, []
         for rank, bye in byes:
             outgoing += self._bye(rank, bye)
         return outgoing
-
-    def _present(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank not in self._left]
 
     def _key(self, pending: Pending) -> TensorKey:
         return tensor_key(pending.set_id, pending.name, pending.spec)
@@ -427,6 +426,7 @@ class Coordinator:
             return self._freeze()
         self.rhythm.parted(rank, self.sets)
         self._left[rank] = bye.reason
+        del self._present[rank]
         self._joined.pop(rank, None)
         items: list[tuple[Iterable[int], Item]] = []
         for pending in list(self._table.values()):

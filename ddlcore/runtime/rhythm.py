@@ -6,7 +6,7 @@ that they want to leave and how far they are; it answers with what to say to who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddlcore.contracts.fusion import FusionPolicy
@@ -154,12 +154,12 @@ class Rhythm:
         """Freeze has been sent; see ``frozen``."""
         self._frozen = {}
 
-    def frozen(self, rank: int, message: Frozen, awaited: Iterable[int]) -> bool:
+    def frozen(self, rank: int, message: Frozen, awaited: Collection[int]) -> bool:
         """``rank`` has stopped launching. True when all of ``awaited`` have."""
         if self._frozen is None:
             return False
         self._frozen[rank] = dict(message.launched)
-        return set(awaited) <= set(self._frozen)
+        return len(self._frozen) >= len(awaited) and all(one in self._frozen for one in awaited)
 
     def drain(self, epoch: int, sets: Mapping[int, Sequence[int]]) -> Drain:
         """All are frozen: what is run to its end, and what of it is valid. The schedule is left behind."""
