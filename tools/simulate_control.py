@@ -33,8 +33,8 @@ from ddlcore.messages import (
     Drain,
     Farewell,
     Freeze,
-    Frozen,
     FromCoordinator,
+    Frozen,
     Hello,
     Leave,
     Request,
@@ -94,9 +94,11 @@ class Rank:
         self._place(ask)
 
     def _place(self, ask: Ask) -> None:
-        if self.replay is None or self.replay.frozen:
-            self.unsent.append(ask)
-        elif self.replay.offer(ask.set_id, ask.name, False, ask.spec, ask) is not Offer.TAKEN:
+        if (
+            self.replay is None
+            or self.replay.frozen
+            or self.replay.offer(ask.set_id, ask.name, False, ask.spec, ask) is not Offer.TAKEN
+        ):
             self.unsent.append(ask)
 
     def launch(self) -> None:
@@ -160,7 +162,9 @@ class World:
     def __init__(self, size: int, tensors: int, seed: int = 0) -> None:
         self.sessions = Sessions(size, ThresholdFusion())
         self.ranks = [Rank(rank, size) for rank in range(size)]
-        self.asks = [_ask(f"layer{i // 2}.{'bias' if i % 2 else 'weight'}", (64, 64) if i % 2 else (64,)) for i in range(tensors)]
+        self.asks = [
+            _ask(f"layer{i // 2}.{'bias' if i % 2 else 'weight'}", (64, 64) if i % 2 else (64,)) for i in range(tensors)
+        ]
         self.now_s = 0.0
         self._rng = np.random.default_rng(seed)
         self._events: list[tuple[float, int, str, int, bytes]] = []  # (when, tie, what, rank, data)
@@ -286,7 +290,7 @@ def program(world: World, steps: int) -> Iterator[tuple[str, Cost]]:
 
 
 def verdict(stretch: str, cost: Cost) -> str:
-    """"ok" or "MISSED" for a stretch that has a target, else ""."""
+    """ "ok" or "MISSED" for a stretch that has a target, else ""."""
     if stretch == "replayed":
         return "ok" if cost.up == cost.down == 0 and cost.cpu_s == 0.0 and cost.batches > 0 else "MISSED"
     if stretch.startswith("discovered"):
@@ -297,7 +301,9 @@ def verdict(stretch: str, cost: Cost) -> str:
 def simulate(ranks: int, tensors: int, steps: int) -> bool:
     """Prints one table. Whether all targets that apply were met."""
     applies = ranks <= TARGET_RANKS and tensors <= TARGET_TENSORS
-    print(f"{ranks} ranks x {tensors} tensors; messages and bytes are those of one rank, up to and down from the coordinator")
+    print(
+        f"{ranks} ranks x {tensors} tensors; messages and bytes are those of one rank, up to and down from the coordinator"
+    )
     print(f"{'':32}{'CPU s':>9}{'batches':>9}{'up':>7}{'down':>7}{'KB up':>9}{'KB down':>9}   target")
     met = True
     for stretch, cost in program(World(ranks, tensors), steps):

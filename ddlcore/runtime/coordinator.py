@@ -37,6 +37,8 @@ from ddlcore.types import Kind
 
 __all__ = ["Coordinator", "Pending"]
 
+MOST_SPECS = 16384  # that are kept decoded
+
 Item = Batch | Failure | Arranged | Resume
 Outgoing = list[tuple[int, FromCoordinator]]
 
@@ -99,7 +101,6 @@ class Coordinator:
         self.rhythm = Rhythm(policy, self.params, self._spec, replay)
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
-        self._told: set[int] = set()  # schedules that all ranks have been told
 
     # --- messages in, messages out
 
@@ -251,8 +252,8 @@ class Coordinator:
         """Everybody replays ``known`` from now on; what is pending is offered to it, or asked for anew."""
         self._clear()
         items: list[tuple[Iterable[int], Item]] = []
-        if known.arranged.schedule not in self._told:
-            self._told.add(known.arranged.schedule)
+        if not known.told:
+            known.told = True
             items.append((self._present, known.arranged))
         return [*items, (self._present, self.rhythm.resume(known, self.epoch))]
 
@@ -346,9 +347,7 @@ class Coordinator:
             doomed += [
                 other
                 for other in self._table.values()
-                if other is not pending
-                and (other.set_id, _group(other.name)) == key
-                and other.is_grouped(self._spec)
+                if other is not pending and (other.set_id, _group(other.name)) == key and other.is_grouped(self._spec)
             ]
         items: list[tuple[Iterable[int], Item]] = []
         for one in doomed:
@@ -462,7 +461,7 @@ class Coordinator:
     def _spec(self, data: bytes) -> Spec:
         spec = self._specs.get(data)
         if spec is None:
-            if len(self._specs) > 65536:  # shapes that never come back must not fill the memory
+            if len(self._specs) > MOST_SPECS:  # shapes that never come back must not fill the memory
                 self._specs.clear()
             spec = self._specs[data] = decode_spec(data)
         return spec
