@@ -7,7 +7,7 @@ run two collectives in opposite orders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from ddlcore.contracts.fusion import FusionPolicy, Ready
@@ -31,54 +31,17 @@ from ddlcore.messages import (
     decode_spec,
 )
 from ddlcore.runtime.checks import describe, mismatch_table
+from ddlcore.runtime.pending import Pending, bits_of, ranks_of
 from ddlcore.runtime.periods import TensorKey
 from ddlcore.runtime.rhythm import Known, Rhythm, tensor_key
 from ddlcore.types import Kind
 
-__all__ = ["Coordinator", "Pending"]
+__all__ = ["Coordinator"]
 
 MOST_SPECS = 16384  # that are kept decoded
 
 Item = Batch | Failure | Arranged | Resume
 Outgoing = list[tuple[int, FromCoordinator]]
-
-
-class Pending:
-    """One name that some ranks have ready and some have not."""
-
-    __slots__ = ("asked", "first", "first_seen_s", "members", "name", "own", "set_id", "spec", "stamp", "uniform")
-
-    def __init__(self, first: Ask, members: int) -> None:
-        self.set_id = first.set_id
-        self.name = first.name
-        self.first = first
-        self.spec = first.spec
-        self.members = members  # ranks as bits: hundreds of ranks times hundreds of tensors are seen in each step
-        self.asked = 0  # the members that have it ready, as bits
-        self.own: dict[int, Ask] = {}  # of the ranks that asked for something else than the first, or with sizes
-        self.uniform = True  # all asks carry the same spec bytes
-        self.stamp = -1  # the newest of all asks
-        self.first_seen_s: float | None = None
-
-    def add(self, rank: int, bit: int, ask: Ask) -> None:
-        self.asked |= bit
-        if ask.stamp > self.stamp:
-            self.stamp = ask.stamp
-        if ask.spec != self.spec or ask.rows or ask.digest:
-            self.own[rank] = ask
-            self.uniform = self.uniform and ask.spec == self.spec
-
-    def ask_of(self, rank: int) -> Ask:
-        """What ``rank`` asked, which has."""
-        return self.own.get(rank, self.first)
-
-    def ranks(self) -> list[int]:
-        """Those that have asked."""
-        return ranks_of(self.asked)
-
-    def is_grouped(self, spec_of: Callable[[bytes], Spec]) -> bool:
-        """Whether any rank asked for it in a grouped call."""
-        return any(spec_of(ask.spec).group for ask in (self.first, *self.own.values()))
 
 
 class Coordinator:
@@ -483,19 +446,6 @@ def _shared(
     for rank, numbers in heard.items():
         ranks.setdefault(numbers, []).append(rank)
     return [(same, tuple(item for n in numbers for _, item in runs[n])) for numbers, same in ranks.items()]
-
-
-def bits_of(ranks: Iterable[int]) -> int:
-    """Ranks as the bits of a number."""
-    bits = 0
-    for rank in ranks:
-        bits |= 1 << rank
-    return bits
-
-
-def ranks_of(bits: int) -> list[int]:
-    """The other way, in rising order."""
-    return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
 
 
 def _group(name: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ddlcore.runtime.checks import describe
-from ddlcore.runtime.coordinator import Coordinator, Pending
+from ddlcore.runtime.coordinator import Coordinator
+from ddlcore.runtime.pending import Pending
 
 __all__ = ["stall_reports"]
 
