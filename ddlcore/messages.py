@@ -69,7 +69,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     ranks: tuple[int, ...] | None = None  # of ADD_SET: the members; of REMOVE_SET: (set id,)
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True):
+class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One tensor that a rank has ready."""
 
     set_id: int

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from ddlcore.messages import Arranged, Batch, Frozen, Request, Resume
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.request import DECIDED, IDLE, PENDING, Entry, Recurring
-from ddlcore.runtime.schedule import Launch, Offer, Replay, Schedule
+from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
 
 __all__ = ["Inbox"]
 
@@ -269,7 +269,11 @@ class Inbox:
         The answer to a Freeze that came before this was entered, if one did.
         """
         with self.lock:
-            schedule = Schedule(self._schedules[message.schedule], sets, rank)
+            arranged = self._schedules.pop(message.schedule)
+            self._schedules[message.schedule] = arranged
+            while len(self._schedules) > MOST_KNOWN:
+                del self._schedules[next(iter(self._schedules))]  # the longest unused
+            schedule = Schedule(arranged, sets, rank)
             self._replay = Replay(schedule, message.start, dict(message.after))
             self._open = self._replay if self._refusal is None else None
             self._enter(message.epoch)

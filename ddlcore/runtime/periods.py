@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Occurrence", "PeriodDetector", "TensorKey"]
 
 HISTORY = 8192  # occurrences remembered for loops without names
+LONGEST = 32768  # occurrences: a longer period is not looked for, so that loops of ever new names fill no memory
 MOST_CLEAN = 64
 
 
-@dataclass(frozen=True, slots=True)
-class TensorKey:
-    """What makes two occurrences the same: an anonymous call has no name, and is known by its spec."""
+class TensorKey(NamedTuple):
+    """What makes two occurrences the same: an anonymous call has no name, and is known by its spec.
+
+    A tuple, not a dataclass: it is hashed and compared thousands of times a step, which a tuple does in C.
+    """
 
     set_id: int
     name: str  # "" of an anonymous call
@@ -45,6 +49,7 @@ class PeriodDetector:
         self._window: list[Occurrence] = []
         self._names: set[TensorKey] = set()
         self._last: Counter[TensorKey] | None = None  # of the window before
+        self._length = 0  # of the window before
         self._clean = 0  # equal windows in a row
         self._history: list[TensorKey] = []
 
@@ -53,6 +58,7 @@ class PeriodDetector:
         self._window = []
         self._names = set()
         self._last = None
+        self._length = 0
         self._clean = 0
         self._history = []
 
@@ -66,6 +72,8 @@ class PeriodDetector:
         key = occurrence.key
         if key.name and key in self._names:
             self._close()
+        elif len(self._window) == LONGEST:
+            self.reset()
         self._window.append(occurrence)
         if key.name:
             self._names.add(key)
@@ -73,7 +81,7 @@ class PeriodDetector:
                 self._history = []
         elif not self._names:
             return self._nameless(occurrence)
-        if self._clean >= self.needed and self._last is not None and len(self._window) == self._last.total():
+        if self._clean >= self.needed and len(self._window) == self._length:
             found = self._window
             if Counter(one.key for one in found) == self._last:
                 self._window, self._names = [], set()
@@ -84,6 +92,7 @@ class PeriodDetector:
         counted = Counter(one.key for one in self._window)
         self._clean = self._clean + 1 if counted == self._last else 1
         self._last = counted
+        self._length = len(self._window)
         self._window, self._names = [], set()
 
     def _nameless(self, occurrence: Occurrence) -> list[Occurrence] | None:

@@ -18,7 +18,11 @@ from ddlcore.messages import Arranged, Batch, Planned, Spec, encode
 from ddlcore.runtime.periods import Occurrence
 from ddlcore.types import Kind
 
-__all__ = ["Launch", "Offer", "Position", "Replay", "Schedule", "arrange"]
+__all__ = ["MOST_KNOWN", "Launch", "Offer", "Position", "Replay", "Schedule", "arrange"]
+
+# Schedules that the coordinator, and so every rank, remembers: the last so many to be resumed. A rank forgets none
+# that the coordinator may still resume without telling it anew, since both see the same row of Resumes.
+MOST_KNOWN = 16
 
 T = TypeVar("T")
 _NEVER = frozenset({Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET})
