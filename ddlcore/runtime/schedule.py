@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.messages import Arranged, Batch, Planned, Spec, encode
-from ddlcore.runtime.periods import Occurrence
+from ddlcore.runtime.periods import Occurrence, segments
 from ddlcore.types import Kind
 
 __all__ = ["MOST_KNOWN", "Launch", "Offer", "Position", "Replay", "Schedule", "arrange"]
@@ -42,15 +42,7 @@ def arrange(
     """
     if any(spec_of(one.key.spec).kind in _NEVER for one in period):
         return None
-    batches: list[Planned] = []
-    segment: list[Occurrence] = []
-    for one in period:
-        if segment and one.stamp >= min(other.batch for other in segment):
-            batches += _lay_out(segment, spec_of, policy, params)
-            segment = []
-        segment.append(one)
-    batches += _lay_out(segment, spec_of, policy, params)
-    planned = tuple(batches)
+    planned = tuple(batch for segment in segments(period) for batch in _lay_out(segment, spec_of, policy, params))
     digest = hashlib.blake2b(encode(Arranged(number, b"", planned)), digest_size=16).digest()
     return Arranged(number, digest, planned)
 
