@@ -1,100 +1,92 @@
-"""Times the contenders of one collective and size in alternation, so that what the machine does meets all of them."""
+"""Times contenders in alternation, so that what the machine does in a minute meets all of them alike."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ddlcore.contracts.transport import Transport
-from ddlcore.launch.bench.contenders import WHOLE, Call
+from ddlcore.launch.bench.contenders import Call, finish
+from ddlcore.launch.bench.results import WHOLE
 from ddlcore.types import Buffer, DType
 
-__all__ = ["Times", "Together", "measure"]
+__all__ = ["Together", "measure"]
 
-Times = dict[str, list[float]]  # seconds a call of each contender, by round
+_WARM = 5  # calls: pages, caches, connections
+_SCHEDULE = 40  # at most so many times four calls until the whole call runs from memory
+_MOST = 2000  # calls in one round
 
 
 class Together:
-    """What the ranks agree upon between measurements, through the open transport: ddl's own queue stays empty."""
+    """What the ranks agree upon between measurements: by the open transport, so that ddl's own queue stays empty."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._size = transport.context.size
 
     def barrier(self) -> None:
-        self._finish(self._transport.barrier())
+        finish(self._transport.barrier())
 
-    def of_first(self, values: list[float]) -> list[float]:
-        """Those of rank 0, everywhere."""
-        one = np.array(values)
-        self._finish(self._transport.broadcast(self._buffer(one), 0))
-        return list(map(float, one))
+    def of_first(self, value: float) -> float:
+        """That of rank 0, everywhere."""
+        one = np.array([value])
+        finish(self._transport.broadcast(_buffer(one), 0))
+        return float(one[0])
 
-    def slowest(self, values: list[float]) -> list[float]:
+    def slowest(self, values: Sequence[float]) -> list[float]:
         """The greatest of any rank, one by one."""
-        mine = np.array(values)
-        size = self._transport.context.size
-        all_of_them = np.zeros(size * len(values))
-        self._finish(self._transport.allgatherv(self._buffer(mine), self._buffer(all_of_them), [len(values)] * size))
-        return list(map(float, all_of_them.reshape(size, -1).max(axis=0)))
-
-    @staticmethod
-    def _buffer(array: Any) -> Buffer:
-        return Buffer(array.__array_interface__["data"][0], array.size, DType.F64, array.shape, owner=array)
-
-    @staticmethod
-    def _finish(work: Any) -> None:
-        while not work.wait(0.1):
-            pass
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long it takes: seconds for one contender in one round, and how many rounds."""
-
-    rounds: int
-    budget_s: float = 0.05
-    most: int = 2000  # calls in a round
+        mine, everyone = np.array(values), np.zeros(self._size * len(values))
+        finish(self._transport.allgatherv(_buffer(mine), _buffer(everyone), [len(values)] * self._size))
+        return [float(value) for value in everyone.reshape(self._size, -1).max(axis=0)]
 
 
 def measure(
-    calls: Mapping[str, Call], together: Together, effort: Effort, replayed: Callable[[], int] = int
-) -> Times:
-    """Seconds a call (of the slowest rank), by contender and round; every rank repeats as often as rank 0 says."""
+    calls: Mapping[str, Call], together: Together, rounds: int, budget_s: float, replayed: Callable[[], int]
+) -> tuple[dict[str, list[float]], float]:
+    """Seconds a call of the slowest rank, by contender and round; and which share of the whole calls was replayed.
+
+    Each contender has about ``budget_s`` in each round, and every rank repeats as often as rank 0 says.
+    ``replayed`` counts this rank's batches that ran from memory.
+    """
     repeats = {}
     for name, call in calls.items():
-        warm(call, together, replayed if name == WHOLE else None)
-        once_s = together.of_first([seconds(call, 3, together)])[0]
-        repeats[name] = int(max(1, min(effort.most, effort.budget_s / once_s)))
-    times: Times = {name: [] for name in calls}
+        _warm(call, together, replayed if name == WHOLE else None)
+        once_s = together.of_first(_seconds(call, 3, together))
+        repeats[name] = int(max(1, min(_MOST, budget_s / once_s)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
-    for number in range(effort.rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            times[name].append(seconds(calls[name], repeats[name], together))
-    return {name: together.slowest(values) for name, values in times.items()}
+    before = replayed()
+    for number in range(rounds):
+        first = number % len(names)  # nobody always follows the same one
+        for name in names[first:] + names[:first]:
+            times[name].append(_seconds(calls[name], repeats[name], together))
+    share = (replayed() - before) / (rounds * repeats[WHOLE]) if WHOLE in calls else 0.0
+    return {name: together.slowest(values) for name, values in times.items()}, share
 
 
-def warm(call: Call, together: Together, replayed: Callable[[], int] | None) -> None:
-    """Pages, routes, caches; for the whole call also a schedule, where replay is on and finds one."""
-    for _ in range(5):
+def _warm(call: Call, together: Together, replayed: Callable[[], int] | None) -> None:
+    """For the whole call also until it runs from memory, where replay is on and a schedule is found."""
+    for _ in range(_WARM):
         call()
-    if replayed is None:
-        return
-    for _ in range(40):
+    for _ in range(_SCHEDULE if replayed is not None else 0):
+        assert replayed is not None
         before = replayed()
         for _ in range(4):
             call()
-        if together.of_first([float(replayed() > before)])[0]:
+        if together.of_first(replayed() - before) >= 4:
             return
 
 
-def seconds(call: Call, repeat: int, together: Together) -> float:
-    """Of one call, on this rank."""
+def _seconds(call: Call, repeat: int, together: Together) -> float:
     together.barrier()
-    start = time.perf_counter()
+    begun_s = time.perf_counter()
     for _ in range(repeat):
         call()
-    return (time.perf_counter() - start) / repeat
+    return (time.perf_counter() - begun_s) / repeat
+
+
+def _buffer(array: Any) -> Buffer:
+    return Buffer(array.__array_interface__["data"][0], array.size, DType.F64, array.shape, owner=array)

@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store as TorchStore
 
 from ddlcore.contracts.bench import BenchPeer
+from ddlcore.contracts.store import Store
 from ddlcore.contracts.transport import Context
 from ddlcore.types import Kind
 
 __all__ = ["GlooPeer"]
 
-_LOOPBACK = "127.0.0.1"
-_DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float16", "float32", "float64"})  # 16-bit integers it lacks
+# What Gloo reduces or moves; it has no 16-bit integers.
+_DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float16", "float32", "float64"})
 
 
 class GlooPeer(BenchPeer):
-    """``ProcessGroupGloo`` over TCP, with torch's own defaults."""
+    """``ProcessGroupGloo`` over TCP, as torch makes it by default. Its ranks meet over ddl's own store."""
 
     def __init__(self) -> None:
         self._group: Any = None
-        self._store: Any = None
 
     def open(self, context: Context) -> None:
-        """Raises DeadlineExceeded past ``context.timeout_s``; RuntimeError where torch lacks Gloo, or cannot connect."""
+        """Also RuntimeError where this torch was built without Gloo, or its sockets do not connect."""
+        if not dist.is_gloo_available():
+            raise RuntimeError("this torch was built without Gloo; pip install torch")
         timeout = timedelta(seconds=context.timeout_s)
-        first = context.rank == 0
-        port = 0 if first else int(context.store.get("port", context.timeout_s))
-        self._store = dist.TCPStore(_LOOPBACK, port, is_master=first, timeout=timeout, wait_for_workers=False)
-        if first:
-            context.store.set("port", str(self._store.port).encode())
-        self._group = dist.ProcessGroupGloo(self._store, context.rank, context.size, timeout)
+        self._group = dist.ProcessGroupGloo(_Meeting(context.store), context.rank, context.size, timeout)
 
     def operation(self, kind: Kind, source: Any, target: Any) -> Callable[[], object]:
-        group = self._group
         if source.dtype.name not in _DTYPES:
-            raise NotImplementedError(f"Gloo has no {source.dtype}")
-        into, out = torch.from_numpy(source), torch.from_numpy(target)
+            raise NotImplementedError(f"Gloo has no {source.dtype.name}")
+        group, into, out = self._group, torch.from_numpy(source), torch.from_numpy(target)
         if kind is Kind.ALLREDUCE:
             return lambda: group.allreduce([out]).wait()
         if kind is Kind.BROADCAST:
@@ -51,8 +48,25 @@ class GlooPeer(BenchPeer):
             return lambda: group._reduce_scatter_base(out, into).wait()
         if kind is Kind.ALLTOALL:
             return lambda: group.alltoall_base(out, into, [], []).wait()
-        raise NotImplementedError(f"Gloo has no {kind.name.lower()}")
+        raise NotImplementedError(f"no {kind.name.lower()} is measured")
 
     def close(self) -> None:
         self._group = None
-        self._store = None
+
+
+class _Meeting(TorchStore):
+    """ddl's store as torch asks for one: neither a port nor a stranger at it."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._store.set(key, value.encode() if isinstance(value, str) else value)
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(key, 0.0)  # Gloo waits before it gets
+
+    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:  # type: ignore[override]  # one of two overloads
+        for key in keys:
+            self._store.get(key, timeout.total_seconds())
