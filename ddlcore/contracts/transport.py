@@ -53,6 +53,7 @@ class Capabilities:
     vectored: bool = False  # prepare() takes a batch as a table of pointers, no fusion copy needed
     scales: bool = False  # vectored plans are pre- and postscaled by the transport itself
     entry: bool = False  # vectored plans can be entered all or nothing, see Prepared.enter
+    resumable: bool = False  # and in several tries, so that a user's own thread may do it, see Prepared.try_enter
     order_fixed: bool = False  # addition is in rank order, whatever the batch: the same bits every time
     thread_bound: bool = False
     abort: bool = True  # False: a pending call cannot be ended from outside; the job exits past it
@@ -117,6 +118,15 @@ class Prepared(ABC):
         False (its addresses are never followed), nothing is written on any rank, and all return False.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be entered all or nothing")
+
+    def try_enter(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
+        """As ``enter`` with real data, in tries of about 0.1 s: None, while not all have come.
+
+        Only where ``capabilities.resumable``. Nothing else may be called on the communicator until a try with this
+        ticket, from any one thread at a time, has returned True or False. After that, until the next
+        ticket, it returns the same again and does nothing: who was interrupted may ask how it ended.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be entered in several tries")
 
 
 class Memory:

@@ -6,10 +6,15 @@ from typing import Final
 
 __all__ = [
     "ABORTED",
+    "BEGUN",
+    "BEGUN_OFFSET",
+    "BEGUN_TENSOR",
     "CHUNK",
+    "CODE",
     "COUNTS",
     "CURSOR",
     "DTYPE",
+    "FINISHED",
     "FRAME",
     "HEADER",
     "INPUTS",
@@ -39,6 +44,7 @@ __all__ = [
     "TABLE",
     "TARGETS",
     "TENSORS",
+    "TICKET",
     "TIMEOUT",
     "TOTAL",
     "YIELDS",
@@ -73,6 +79,9 @@ ABORTED: Final = 128  # written by other threads, alone in its cache line
 CURSOR: Final = 192  # where in the ring the next round begins, a word a lane
 LAG: Final = 208  # how many rounds a reader stays behind its own publishing
 PART: Final = 216  # the least bytes of a round, where cutting makes more of them
+BEGUN: Final = 224  # 1: the first round of an allreduce is published, and its caller will come back for the rest
+BEGUN_TENSOR: Final = 232  # how far that round went
+BEGUN_OFFSET: Final = 240
 LAST: Final = 256  # the last round in each slot, MOST_SLOTS words a lane
 PLACES: Final = 1280  # where in the ring a round lies, ROUNDS words a lane
 TABLE: Final = 2304  # a word a rank: addresses of one reduction
@@ -87,4 +96,7 @@ POSTSCALE: Final = 40  # float64
 SOURCES: Final = 48  # address of a table of addresses, a word a tensor
 TARGETS: Final = 56  # likewise
 FRAME: Final = 64  # address of the rank's frame
-COUNTS: Final = 72  # elements, a word a tensor
+TICKET: Final = 72  # which run the caller means, of those that it tries again and again
+FINISHED: Final = 80  # the last of these that came to its end
+CODE: Final = 88  # and how
+COUNTS: Final = 96  # elements, a word a tensor

@@ -62,6 +62,7 @@ from ddlcore.kernels.intrinsics import (
 
 __all__ = [
     "INPUT",
+    "LATER",
     "RESULT",
     "aborted",
     "anybody_idle",
@@ -74,11 +75,13 @@ __all__ = [
     "result",
     "slot",
     "wait",
+    "wait_a_while",
     "wait_all",
 ]
 
 INPUT, RESULT = 0, 1  # lanes
 PLACE_BYTES = 128  # what a round takes is rounded up to two cache lines
+LATER = 4  # not all had come
 HERE, ELSEWHERE = 1, 2  # why a call failed: this rank's own abort(), or a peer's
 
 
@@ -96,9 +99,12 @@ def aborted(frame: int) -> int:
     return ELSEWHERE if load_word(read(frame + HEADER)) != 0 else 0
 
 
-@compiled("qqq")
-def _wait_slowly(frame: int, word: int, value: int) -> int:
-    """Spins for microseconds, yields the core some times, then sleeps: the core may be the one that computes."""
+@compiled("qqqq")
+def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
+    """Spins for microseconds, yields the core some times, then sleeps: the core may be the one that computes.
+
+    ``sleeps``: after how many it gives up (LATER); -1: never.
+    """
     for _ in range(read(frame + SPINS)):
         pause()
         if load_word(word) >= value:
@@ -121,6 +127,9 @@ def _wait_slowly(frame: int, word: int, value: int) -> int:
             return code
         if load_word(word) >= value:
             return 0
+        sleeps -= 1
+        if sleeps == 0:
+            return LATER
 
 
 @compiled("qqqq")
@@ -129,7 +138,20 @@ def wait(frame: int, rank: int, lane: int, value: int) -> int:
     word = _counter(frame, rank, lane)
     if load_word(word) >= value:
         return 0
-    return _wait_slowly(frame, word, value)
+    return _wait_slowly(frame, word, value, -1)
+
+
+@compiled("qqqq")
+def wait_a_while(frame: int, lane: int, value: int, sleeps: int) -> int:
+    """As ``wait_all``, but gives up (LATER) when it has slept so many times for one rank."""
+    rank = read(frame + RANK)
+    for r in range(read(frame + SIZE)):
+        word = _counter(frame, r, lane)
+        if r != rank and load_word(word) < value:
+            code = _wait_slowly(frame, word, value, sleeps)
+            if code != 0:
+                return code
+    return 0
 
 
 @compiled("qqq")

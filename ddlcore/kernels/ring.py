@@ -11,9 +11,14 @@ from __future__ import annotations
 from ddlcore.kernels.batch import ITEMSIZE
 from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import (
+    BEGUN,
+    BEGUN_OFFSET,
+    BEGUN_TENSOR,
     CHUNK,
+    CODE,
     COUNTS,
     DTYPE,
+    FINISHED,
     FRAME,
     IN_USED,
     LAG,
@@ -27,11 +32,13 @@ from ddlcore.kernels.frame import (
     SOURCES,
     TABLE,
     TARGETS,
+    TICKET,
     TOTAL,
 )
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
 from ddlcore.kernels.lanes import (
     INPUT,
+    LATER,
     RESULT,
     aborted,
     anybody_idle,
@@ -41,6 +48,7 @@ from ddlcore.kernels.lanes import (
     reserve,
     result,
     slot,
+    wait_a_while,
     wait_all,
 )
 
@@ -49,6 +57,7 @@ __all__ = ["VOID", "ddl_allreduce", "ddl_allreduce_idle"]
 _reduce = outside("ddl_reduce")
 
 CACHE_LINE = 64
+SLEEPS = 2  # of SLEEP_NS each: how long one try waits
 VOID = 3  # somebody came without data: nothing was written
 
 
@@ -111,8 +120,18 @@ def _reduce_pieces(
 # --- allreduce
 
 
-@compiled("qqqq")
-def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int) -> int:
+@compiled("qqqqq")
+def _all_here(frame: int, first: int, tensor: int, offset: int, sleeps: int) -> int:
+    """Waits a while for all to have published round ``first``; LATER: notes how far this rank is, to go on from there."""
+    code = wait_a_while(frame, INPUT, first + 1, sleeps)
+    write(frame + BEGUN, 1 if code == LATER else 0)
+    write(frame + BEGUN_TENSOR, tensor)
+    write(frame + BEGUN_OFFSET, offset)
+    return code
+
+
+@compiled("qqqqq")
+def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
     """Every rank reads every peer's slots and reduces all: best for two ranks, and for few bytes."""
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
@@ -123,15 +142,22 @@ def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int) -> int:
     for i in range(chunks + lag):
         if i < chunks:
             n = min(chunk, total - i * chunk)
-            code = reserve(frame, INPUT, first + i, n * itemsize)
-            if i == 0 and code == 0:
-                code = enter(frame, first, idle)
-            if code != 0:
-                return code
-            if idle == 0:
-                place = slot(frame, rank, first + i)
-                out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
-            publish(frame, INPUT)
+            if i == 0 and read(frame + BEGUN) != 0:
+                out_tensor, out_offset = read(frame + BEGUN_TENSOR), read(frame + BEGUN_OFFSET)
+            else:
+                code = reserve(frame, INPUT, first + i, n * itemsize)
+                if i == 0 and code == 0:
+                    code = enter(frame, first, idle)
+                if code != 0:
+                    return code
+                if idle == 0:
+                    place = slot(frame, rank, first + i)
+                    out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
+                publish(frame, INPUT)
+            if i == 0 and sleeps != 0:
+                code = _all_here(frame, first, out_tensor, out_offset, sleeps)
+                if code != 0:
+                    return code
         j = i - lag
         if 0 <= j < chunks:
             code = wait_all(frame, INPUT, first + j + 1)
@@ -161,8 +187,8 @@ def _reduce_shard(frame: int, plan: int, round_: int, result_round: int, n: int)
         _reduce_slots(frame, plan, round_, offset, own, result(frame, result_round) + offset, end - begin)
 
 
-@compiled("qqqq")
-def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int) -> int:
+@compiled("qqqqq")
+def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
     """Each rank reduces its part of every chunk, then gathers the others': three steps, each ``LAG`` chunks behind."""
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
@@ -174,15 +200,22 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int) -> int:
     for i in range(chunks + 2 * lag):
         if i < chunks:
             n = min(chunk, total - i * chunk)
-            code = reserve(frame, INPUT, first + i, n * itemsize)
-            if i == 0 and code == 0:
-                code = enter(frame, first, idle)
-            if code != 0:
-                return code
-            if idle == 0:
-                place = slot(frame, rank, first + i)
-                out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
-            publish(frame, INPUT)
+            if i == 0 and read(frame + BEGUN) != 0:
+                out_tensor, out_offset = read(frame + BEGUN_TENSOR), read(frame + BEGUN_OFFSET)
+            else:
+                code = reserve(frame, INPUT, first + i, n * itemsize)
+                if i == 0 and code == 0:
+                    code = enter(frame, first, idle)
+                if code != 0:
+                    return code
+                if idle == 0:
+                    place = slot(frame, rank, first + i)
+                    out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
+                publish(frame, INPUT)
+            if i == 0 and sleeps != 0:
+                code = _all_here(frame, first, out_tensor, out_offset, sleeps)
+                if code != 0:
+                    return code
         j = i - lag
         if 0 <= j < chunks:
             n = min(chunk, total - j * chunk)
@@ -217,8 +250,8 @@ def _chunk(frame: int, total: int, size: int) -> int:
     return min(read(frame + CHUNK), max(read(frame + PART), fair)) // size
 
 
-@compiled("qq")
-def _allreduce(plan: int, idle: int) -> int:
+@compiled("qqq")
+def _allreduce(plan: int, idle: int, sleeps: int) -> int:
     frame = read(plan + FRAME)
     code = aborted(frame)
     if code != 0:
@@ -226,17 +259,33 @@ def _allreduce(plan: int, idle: int) -> int:
     size, total = ITEMSIZE[read(plan + DTYPE)], read(plan + TOTAL)
     chunk = _chunk(frame, total, size)
     if read(frame + SIZE) == 2 or total * size <= read(frame + SMALL):
-        return _allreduce_directly(frame, plan, chunk, idle)
-    return _allreduce_by_shards(frame, plan, chunk, idle)
+        return _allreduce_directly(frame, plan, chunk, idle, sleeps)
+    return _allreduce_by_shards(frame, plan, chunk, idle, sleeps)
 
 
 @compiled(FUNCTIONS["ddl_allreduce"])
 def ddl_allreduce(plan: int) -> int:
     """One batch: the tensors of the plan, as one run of elements."""
-    return _allreduce(plan, 0)
+    return _allreduce(plan, 0, 0)
+
+
+@compiled(FUNCTIONS["ddl_allreduce_try"])
+def ddl_allreduce_try(plan: int) -> int:
+    """The same, in calls of about 0.1 s as long as not all have come: LATER until then, to be called again.
+
+    The plan's ticket says which run is meant; when that has come to its end, a call says only how.
+    """
+    ticket = read(plan + TICKET)
+    if read(plan + FINISHED) == ticket:
+        return read(plan + CODE)
+    code = _allreduce(plan, 0, SLEEPS)
+    if code != LATER:
+        write(plan + CODE, code)
+        write(plan + FINISHED, ticket)
+    return code
 
 
 @compiled(FUNCTIONS["ddl_allreduce_idle"])
 def ddl_allreduce_idle(plan: int) -> int:
     """Takes part in a batch without data, which makes it void on every rank: the plan's addresses are not followed."""
-    return _allreduce(plan, 1)
+    return _allreduce(plan, 1, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ddlcore.messages import Arranged, Batch, Frozen, Request, Resume
 from ddlcore.runtime.handle import Completion
@@ -35,6 +36,7 @@ class Inbox:
         self._wake = wake
         self._flying: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
         self._recurring: dict[tuple[int, str], Recurring] = {}  # those that have been started by ``again``
+        self._launched = 0
         self._launches: list[Launch[Entry]] = []  # launched, and neither delivered nor put back
         self._unsent: list[Entry] = []
         self._unanswered = False  # one request is unanswered at a time; what comes later joins the next
@@ -309,7 +311,8 @@ class Inbox:
         replay = self._replay
         if replay is None or not replay.ready():
             return None
-        launch = replay.launch()
+        self._launched += 1
+        launch = replay.launch(self._launched)
         self._launches.append(launch)
         now_s = time.monotonic()
         if self._waits_since_s is not None:
@@ -318,6 +321,15 @@ class Inbox:
             position.usual_s = max(waited_s, (position.usual_s or 0.0) * 0.9)
         self._waits_since_s = now_s if replay.waits() else None
         return launch
+
+    def next_run(self) -> Any:
+        """How the batch is run that is to be launched next, if it is ready: see Position.run. Lock held."""
+        replay = self._replay
+        return replay.current.run if replay is not None and replay.ready() else None
+
+    def is_ready(self) -> bool:
+        """Whether a batch may be launched. Lock held."""
+        return self._replay is not None and self._replay.ready()
 
     @property
     def conflict(self) -> bool:

@@ -135,6 +135,7 @@ class Launch(Generic[T]):
     position: Position[T]
     entries: Sequence[T] | None
     batch: Batch | None = None  # of a hole: what was negotiated for it
+    number: int = -1  # the how-manieth launch of this rank, whatever the schedule
 
     @property
     def planned(self) -> Planned:
@@ -233,7 +234,7 @@ class Replay(Generic[T]):
             return False
         return self.current.missing == 0 or bool(self._holes and self._holes.get(self.current.index))
 
-    def launch(self) -> Launch[T]:
+    def launch(self, number: int = -1) -> Launch[T]:
         """The next batch in order; only if ``ready``. It counts as launched from here on."""
         position = self.current
         planned = position.planned
@@ -253,7 +254,7 @@ class Replay(Generic[T]):
         self.launched[planned.set_id] = place
         self._next += 1
         self._skip()
-        return Launch(place, position, entries, batch)
+        return Launch(place, position, entries, batch, number)
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
         """No launch after this; for each process set the last place that was launched."""

@@ -31,7 +31,7 @@ SPINS, YIELDS = 50, 100  # about 1 µs, for a peer that runs; then tens of µs t
 SLEEP_NS = 50_000_000  # how soon a sleeper notices an abort that nobody woke it for
 
 NEVER = -1000  # a round long ago
-HERE, VOID = 1, 3  # what the machine code returns: aborted by this rank; nothing was written
+HERE, VOID, LATER = 1, 3, 4  # what the machine code returns: aborted by this rank; nothing was written; not all came
 
 Words = ctypes.Array[ctypes.c_int64]
 
@@ -39,7 +39,7 @@ Words = ctypes.Array[ctypes.c_int64]
 class ShmTransport(Transport):
     """2 or more ranks of one host, as processes or as threads that each open one."""
 
-    capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True, entry=True)
+    capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True, entry=True, resumable=True)
 
     def __init__(self) -> None:
         self._segment: segment.Segment | None = None
@@ -194,6 +194,7 @@ class _PreparedBatch(Prepared):
         self._plan_at = ctypes.addressof(self._plan)
         self._real: Callable[[int], int] = _unbound
         self._idle = transport.function("ddl_allreduce_idle")
+        self._try = transport.function("ddl_allreduce_try")
 
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
         self.bind(sources, targets)
@@ -204,6 +205,20 @@ class _PreparedBatch(Prepared):
         if real:
             self.bind(sources, targets)
         return self.enter_bound(real)
+
+    def try_enter(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
+        if self._transport.closed:
+            raise self._transport.failure(0, "allreduce")
+        self.bind(sources, targets)
+        self._plan[at.TICKET // 8] = ticket
+        code = self._try(self._plan_at)
+        if code == 0:
+            return True
+        if code == LATER:
+            return None
+        if code == VOID:
+            return False
+        raise self._transport.failure(code, "allreduce")
 
     def bind(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         lists = isinstance(sources, list) and isinstance(targets, list)  # arrays compare by element
@@ -249,7 +264,7 @@ def ring_bytes(size: int) -> tuple[int, int]:
 def _plan_words(plan: Plan, frame: int, sources: int = 0, targets: int = 0) -> Words:
     """A plan as the machine code reads it; ``sources`` and ``targets`` are where its tables of addresses lie."""
     scales = struct.unpack("=2q", struct.pack("=2d", plan.prescale, plan.postscale))
-    facts = (len(plan.counts), plan.dtype, plan.op, sum(plan.counts), *scales, sources, targets, frame)
+    facts = (len(plan.counts), plan.dtype, plan.op, sum(plan.counts), *scales, sources, targets, frame, 0, -1, 0)
     return _table([*facts, *plan.counts])
 
 
