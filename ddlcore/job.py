@@ -160,6 +160,7 @@ class Job:
         self._store = store
         self.completion = Completion()
         self.inbox = Inbox(self.completion, channel.wake)
+        self.again = self.inbox.again  # for those who submit the same tensors in every step; see Inbox.again
         self.sets = ProcessSets(self._opener(store))
         executor = Executor(self.sets, self._kernels, self.compressor)
         self._engine = Engine(
@@ -192,9 +193,9 @@ class Job:
         )
 
     def _enter(self) -> None:
-        fusion_bytes = self.settings.whole("fusion_bytes")
-        launched_rank = self._launched.rank
-        self._link.say(Hello(launched_rank, self._ranks, self._ordinal, PROTOCOL, VERSION, fusion_bytes, os.getpid()))
+        fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_batch_bytes")
+        place = (self._launched.rank, self._ranks, self._ordinal)
+        self._link.say(Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes))
         timeout_s = self.settings.number("start_timeout_s")
         if not self._link.welcomed.wait(timeout_s):
             self._link.say(Bye("gave up waiting in init"))
@@ -232,11 +233,6 @@ class Job:
 
     def submit(self, entries: Sequence[Entry]) -> None:
         """Hands entries over, all or none. Any thread. Raises ValueError for a name in flight, or why the job is over."""
-        if self.forked:
-            raise DdlInternalError(
-                f"a collective was called in a process forked from rank {self.rank}; "
-                "only the process that called init() takes part (a DataLoader worker must not)"
-            )
         self.inbox.submit(entries)
 
     def stats(self) -> dict[str, int]:
@@ -253,6 +249,18 @@ class Job:
             "batches_void": self._engine.void,
             "divergences": self._engine.divergences,
         }
+
+    def disown(self) -> None:
+        """This process was forked from the one that called ``init``: nothing goes from here."""
+        self.forked = True
+        inbox = getattr(self, "inbox", None)
+        if inbox is not None:
+            inbox.disown(
+                lambda: DdlInternalError(
+                    f"a collective was called in a process forked from rank {self.rank}; "
+                    "only the process that called init() takes part (a DataLoader worker must not)"
+                )
+            )
 
     def compressor(self, name: str) -> Compressor:
         """This job's compressor of that name. Raises ValueError for a name that no plugin offers."""
@@ -427,7 +435,7 @@ _jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 def _after_fork() -> None:
     """A forked child has none of our threads: whatever it would wait for would never come."""
     for job in list(_jobs):
-        job.forked = True
+        job.disown()
 
 
 if sys.platform != "win32":
