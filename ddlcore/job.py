@@ -231,9 +231,12 @@ class Job:
 
     # --- in between
 
-    def submit(self, entries: Sequence[Entry]) -> None:
-        """Hands entries over, all or none. Any thread. Raises ValueError for a name in flight, or why the job is over."""
-        self.inbox.submit(entries)
+    def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
+        """Hands entries over, all or none. Any thread; ``waits``: this one goes on to wait for them.
+
+        Raises ValueError for a name in flight, or why the job is over.
+        """
+        self.inbox.submit(entries, waits)
 
     def stats(self) -> dict[str, int]:
         """Counters of this rank since init.

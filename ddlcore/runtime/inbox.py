@@ -57,8 +57,11 @@ class Inbox:
 
     # --- the user's threads
 
-    def submit(self, entries: Sequence[Entry]) -> None:
-        """Takes all of them, or none: ValueError for a name in flight; the job's error once it is over."""
+    def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
+        """Takes all of them, or none: ValueError for a name in flight; the job's error once it is over.
+
+        ``waits``: the caller's next step is to wait, so it will run what is ready itself or wake the engine.
+        """
         with self.lock:
             if self._refusal is not None:
                 raise self._refusal()
@@ -66,7 +69,7 @@ class Inbox:
                 self._require_free(entry)
             for entry in entries:
                 self._flying[entry.set_id, entry.name] = entry
-                self._place(entry)
+                self._place(entry, waits)
             wake = bool(self._unsent) and not self._unanswered and not self._moving
         if wake:
             self._wake()
@@ -116,7 +119,7 @@ class Inbox:
             other.replay = other
             del self._recurring[key]
 
-    def _place(self, entry: Entry) -> None:
+    def _place(self, entry: Entry, waits: bool = False) -> None:
         """Into its slot of the schedule, or to the coordinator."""
         replay = self._replay
         if replay is None or replay.frozen:
@@ -138,7 +141,8 @@ class Inbox:
                 entry.replay = replay
                 entry.position, entry.seat = seat
         if replay.ready():
-            self.work.notify()
+            if not waits:
+                self.work.notify()
         elif self._waits_since_s is None:
             self._waits_since_s = time.monotonic()
 
