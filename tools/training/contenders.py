@@ -27,7 +27,7 @@ __all__ = ["CONTENDERS", "Barrier", "Measured", "measure"]
 
 CONTENDERS = ("none", "barrier", "ddp", "ddl")
 WARM_STEPS = 12  # ddl has found the period and replays, DDP has rebuilt its buckets
-BLOCK_S = 0.25  # about how long one contender trains before the next has its turn
+BLOCK_S = 0.5  # about how long one contender trains before the next has its turn
 LEAST_STEPS, MOST_STEPS = 1, 50  # of such a block
 WARM_SHARE = 5  # so many times fewer steps are taken untimed before: small models must find their memory in the caches
 BATCHES = 4  # inputs that a rank takes in turn
