@@ -102,6 +102,7 @@ class Crowd:
         asks = [Ask(0, f"layer{i}.weight", encode(Spec(Kind.ALLREDUCE, DType.F32, (64, i)))) for i in range(tensors)]
         self.clients = [Client(rank, size, random.Random(rank).sample(asks, tensors)) for rank in range(size)]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, 4 * size + 16)  # three a client
         access = read_job_file(self.server.job_file)
         self._channels = [self._connect(access, rank) for rank in range(size)]
 
