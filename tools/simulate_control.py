@@ -1,6 +1,7 @@
 """Shows what control costs: the coordinator's CPU time for N ranks × T tensors in discovery, in replay, and between.
 
 Run: python tools/simulate_control.py [--ranks 512,4096] [--tensors 400] [--steps 2]
+     python tools/simulate_control.py --network 256      the real sockets instead, see tools/crowd_control.py
 
 The coordinator is the real one, fed with the bytes that the ranks would send and answering in bytes;
 only the wire is left out. A virtual clock says what arrives when: tensors become ready over BACKWARD_S
@@ -14,11 +15,13 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -322,7 +325,12 @@ def main() -> int:
     parser.add_argument("--tensors", type=int, default=400)
     parser.add_argument("--steps", type=int, default=2, help="replayed steps in a row")
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="exit 1 on a miss")
+    parser.add_argument("--network", type=int, metavar="CLIENTS", help="try the control network with so many clients")
     options = parser.parse_args()
+    if options.network:  # in a process that has done nothing else: its CPU time is printed
+        crowd = Path(__file__).with_name("crowd_control.py")
+        arguments = [f"--clients={options.network}", f"--tensors={options.tensors}"]
+        return subprocess.run([sys.executable, str(crowd), *arguments], check=False).returncode
     met = [simulate(int(ranks), options.tensors, options.steps) for ranks in options.ranks.split(",")]
     return 0 if all(met) or not options.check else 1
 

@@ -12,9 +12,23 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddlcore.builtin.fusion import ThresholdFusion
-from ddlcore.messages import Ask, Drain, Freeze, FromCoordinator, Frozen, Leave, Request, Spec, encode
+from ddlcore.messages import (
+    Answer,
+    Arranged,
+    Ask,
+    Drain,
+    Freeze,
+    FromCoordinator,
+    Frozen,
+    Leave,
+    Request,
+    Resume,
+    Spec,
+    encode,
+)
 from ddlcore.runtime import coordinator, periods
 from ddlcore.runtime.coordinator import Coordinator
+from ddlcore.runtime.schedule import MOST_KNOWN
 from ddlcore.types import DType, Kind
 
 SIZE = 2
@@ -139,3 +153,49 @@ def test_memory_stands_still(
         assert loop.freezes == STEPS
     elif steps is new_schedules:
         assert loop.freezes > 32, "more schedules than are remembered"
+
+
+class Listener(Loop):
+    """A loop whose ranks launch nothing, and remember schedules as an inbox does."""
+
+    def __init__(self) -> None:
+        super().__init__(True)
+        self.schedules: dict[int, None] = {}
+        self.resumed = 0
+        self.after: tuple[tuple[int, int], ...] = ()
+
+    def _hear(self, outgoing: list[tuple[int, FromCoordinator]]) -> None:
+        for rank, message in outgoing:
+            items = message.items if isinstance(message, (Answer, Drain)) else ()
+            for item in items if rank == 0 else ():
+                if isinstance(item, Arranged):
+                    self.schedules[item.schedule] = None
+                elif isinstance(item, Resume):
+                    self.resumed += 1
+                    self.after = item.after
+                    del self.schedules[item.schedule]  # raises KeyError if it was forgotten
+                    self.schedules[item.schedule] = None
+                    while len(self.schedules) > MOST_KNOWN:
+                        del self.schedules[next(iter(self.schedules))]
+        if any(isinstance(message, Freeze) for _, message in outgoing):
+            epoch = self.one.epoch
+            for rank in range(SIZE):
+                said = self.one.handle(rank, Frozen(epoch, self.after or ((0, -1),)))
+            self._hear(said)
+
+
+def test_a_rank_still_has_every_schedule_that_is_resumed() -> None:
+    """Both forget the longest unused; a schedule that the coordinator has forgotten is learned and told anew."""
+    rng = random.Random(0)
+    listener = Listener()
+    models = [tuple(Ask(0, f"model{n}.{i}", spec(i)) for i in range(2)) for n in range(2 * MOST_KNOWN)]
+    for turn in range(600):
+        model = models[rng.randrange(len(models) if turn % 2 else 4)]
+        while listener.one.rhythm.replaying is None:
+            listener.step(model)
+        before = listener.one.epoch
+        listener.step((Ask(0, f"other{turn}", spec()),))  # inserted, and nothing was launched: discovery again
+        assert listener.one.epoch > before
+        assert listener.one.rhythm.replaying is None
+    assert listener.resumed >= 600
+    assert len(listener.schedules) == MOST_KNOWN
