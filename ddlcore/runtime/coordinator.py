@@ -47,7 +47,14 @@ Outgoing = list[tuple[int, FromCoordinator]]
 class Coordinator:
     """The coordinator of one world of ``size`` ranks."""
 
-    def __init__(self, size: int, policy: FusionPolicy, fusion_bytes: int, replay: bool = True) -> None:
+    def __init__(
+        self,
+        size: int,
+        policy: FusionPolicy,
+        fusion_bytes: int,
+        replay: bool = True,
+        first_batch_bytes: int = 0,
+    ) -> None:
         self.size = size
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self.epoch = 0  # grows with each change between discovery and replay
@@ -61,7 +68,8 @@ class Coordinator:
         self._specs: dict[bytes, Spec] = {}
         self._next_index = 0
         self._next_set = 1
-        self.rhythm = Rhythm(policy, self.params, self._spec, replay)
+        whole = {**self.params, "first_batch_bytes": float(first_batch_bytes)}  # what lays out a whole period
+        self.rhythm = Rhythm(policy, whole, self._spec, replay)
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
 

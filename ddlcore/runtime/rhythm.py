@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.messages import Arranged, Drain, Frozen, Planned, Resume, Spec
-from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
+from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey, segments
 from ddlcore.runtime.schedule import MOST_KNOWN, arrange
 
 __all__ = ["Known", "Rhythm", "tensor_key"]
@@ -120,12 +120,16 @@ class Rhythm:
         keys = sorted((one.key.set_id, one.key.name, one.key.spec) for one in period)
         for known in self._known:
             if keys == sorted(_keys(known.arranged.batches)):
-                known.whole = True
-                known.after = {set_id: known.fresh_start() - 1 for set_id, _, _ in keys}
-                return known
+                turn = _turn(known.arranged.batches, period)
+                if turn is not None:
+                    known.whole = True
+                    known.inserted.clear()
+                    known.after = dict.fromkeys((set_id for set_id, _, _ in keys), known.fresh_start() + turn - 1)
+                    return known
         arranged = arrange(self._arranged, period, self._spec_of, self._policy, self._params)
         if arranged is None:
             return None
+        self._known = [known for known in self._known if keys != sorted(_keys(known.arranged.batches))]
         self._arranged += 1
         self._known.append(Known(arranged, frozenset(one.key for one in period)))
         del self._known[:-MOST_KNOWN]
@@ -138,7 +142,7 @@ class Rhythm:
         self.replaying = known
         self._known = [*(other for other in self._known if other is not known), known]
         self._resumed_after = dict(known.after)
-        self._detector.reset()
+        self._detector.pause()
         places = {planned.set_id: known.after.get(planned.set_id, -1) for planned in known.arranged.batches}
         start = min(places.values()) + 1
         return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())))
@@ -193,14 +197,45 @@ class Rhythm:
         if any(habitual):
             known.whole = False  # the period has grown: learn it anew
             known.inserted.clear()
+            self._detector.reset()
         return known if progress and known.whole else None
 
     def _insert(self, known: Known, key: TensorKey, period: int) -> int:
         last, run = known.inserted.get(key, (-2, 0))
-        run = run + 1 if period - last <= 1 else 1
         known.inserted = {other: seen for other, seen in known.inserted.items() if period - seen[0] <= 1}
+        if period > last:  # else it repeats by itself: another loop has begun
+            run = run + 1 if period == last + 1 else 1
         known.inserted[key] = (period, run)
         return run
+
+
+def _turn(batches: Sequence[Planned], period: Sequence[Occurrence]) -> int | None:
+    """At which of ``batches`` a period begins that has the same tensors; None if it does not fit between two of them.
+
+    It fits where, from there on, the batches follow the period's segments, each within one of them:
+    the order within a segment may be another one each time.
+    """
+    rounds: dict[TensorKey, list[int]] = {}
+    for number, segment in enumerate(segments(period)):
+        for one in segment:
+            rounds.setdefault(one.key, []).append(number)
+    turns = range(len(batches))
+    return next((turn for turn in turns if _follows([*batches[turn:], *batches[:turn]], rounds)), None)
+
+
+def _follows(batches: Sequence[Planned], rounds: Mapping[TensorKey, Sequence[int]]) -> bool:
+    left = {key: iter(numbers) for key, numbers in rounds.items()}
+    reached = 0
+    for planned in batches:
+        numbers = {next(left[key]) for key in _planned_keys(planned)}
+        if len(numbers) > 1 or min(numbers) < reached:
+            return False
+        reached = min(numbers)
+    return True
+
+
+def _planned_keys(planned: Planned) -> list[TensorKey]:
+    return [TensorKey(planned.set_id, name, spec) for name, spec in zip(planned.names, planned.specs)]
 
 
 def _keys(batches: Sequence[Planned]) -> list[tuple[int, str, bytes]]:

@@ -176,7 +176,8 @@ class Sessions:
     def _begin(self, key: WorldKey) -> Outgoing:
         hellos = self._gathering.pop(key)
         self._made += 1
-        coordinator = Coordinator(len(key[0]), self._policy, hellos[key[0][0]].fusion_bytes, self._replay)
+        first = hellos[key[0][0]]
+        coordinator = Coordinator(len(key[0]), self._policy, first.fusion_bytes, self._replay, first.first_batch_bytes)
         world = _World(key, coordinator, set(key[0]))
         for rank in key[0]:
             self._worlds[rank] = world
