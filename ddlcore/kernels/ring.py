@@ -16,9 +16,7 @@ from ddlcore.kernels.frame import (
     DTYPE,
     FRAME,
     IN_USED,
-    LAG,
     OP,
-    PART,
     POSTSCALE,
     PRESCALE,
     RANK,
@@ -117,10 +115,10 @@ def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int) -> int:
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
-    first, lag, rank = read(frame + IN_USED), read(frame + LAG), read(frame + RANK)
+    first, rank = read(frame + IN_USED), read(frame + RANK)
     itemsize = ITEMSIZE[read(plan + DTYPE)]
     out_tensor = out_offset = in_tensor = in_offset = void = code = 0
-    for i in range(chunks + lag):
+    for i in range(chunks + 1):
         if i < chunks:
             n = min(chunk, total - i * chunk)
             code = reserve(frame, INPUT, first + i, n * itemsize)
@@ -132,7 +130,7 @@ def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int) -> int:
                 place = slot(frame, rank, first + i)
                 out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
             publish(frame, INPUT)
-        j = i - lag
+        j = i - 1
         if 0 <= j < chunks:
             code = wait_all(frame, INPUT, first + j + 1)
             if code != 0:
@@ -163,15 +161,15 @@ def _reduce_shard(frame: int, plan: int, round_: int, result_round: int, n: int)
 
 @compiled("qqqq")
 def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int) -> int:
-    """Each rank reduces its part of every chunk, then gathers the others': three steps, each ``LAG`` chunks behind."""
+    """Each rank reduces its part of every chunk, then gathers the others': three steps, each a chunk behind the last."""
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
     first, first_result = read(frame + IN_USED), read(frame + IN_USED + 8)
-    lag, rank = read(frame + LAG), read(frame + RANK)
+    rank = read(frame + RANK)
     itemsize = ITEMSIZE[read(plan + DTYPE)]
     out_tensor = out_offset = in_tensor = in_offset = void = code = 0
-    for i in range(chunks + 2 * lag):
+    for i in range(chunks + 2):
         if i < chunks:
             n = min(chunk, total - i * chunk)
             code = reserve(frame, INPUT, first + i, n * itemsize)
@@ -183,7 +181,7 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int) -> int:
                 place = slot(frame, rank, first + i)
                 out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
             publish(frame, INPUT)
-        j = i - lag
+        j = i - 1
         if 0 <= j < chunks:
             n = min(chunk, total - j * chunk)
             code = wait_all(frame, INPUT, first + j + 1)
@@ -196,7 +194,7 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int) -> int:
             if void == 0:
                 _reduce_shard(frame, plan, first + j, first_result + j, n)
             publish(frame, RESULT)
-        j -= lag
+        j = i - 2
         if 0 <= j < chunks:
             code = wait_all(frame, RESULT, first_result + j + 1)
             if code != 0:
@@ -210,13 +208,6 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int) -> int:
     return VOID if void != 0 else 0
 
 
-@compiled("qqq")
-def _chunk(frame: int, total: int, size: int) -> int:
-    """Elements of one round: a slot, or less where a few rounds of moderate length would be too few to overlap."""
-    fair = (total * size // 4 + 4095) // 4096 * 4096
-    return min(read(frame + CHUNK), max(read(frame + PART), fair)) // size
-
-
 @compiled("qq")
 def _allreduce(plan: int, idle: int) -> int:
     frame = read(plan + FRAME)
@@ -224,7 +215,7 @@ def _allreduce(plan: int, idle: int) -> int:
     if code != 0:
         return code
     size, total = ITEMSIZE[read(plan + DTYPE)], read(plan + TOTAL)
-    chunk = _chunk(frame, total, size)
+    chunk = read(frame + CHUNK) // size
     if read(frame + SIZE) == 2 or total * size <= read(frame + SMALL):
         return _allreduce_directly(frame, plan, chunk, idle)
     return _allreduce_by_shards(frame, plan, chunk, idle)
