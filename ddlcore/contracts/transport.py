@@ -128,6 +128,18 @@ class Prepared(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be entered in several tries")
 
+    def bind(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Names the memory of ``enter_bound``, as ``start`` does: it stays so until the next ``bind`` or ``enter``.
+
+        Costs little where the addresses are those of the time before. Who calls keeps their owners alive.
+        """
+        self._addresses = (list(sources), list(targets))
+
+    def enter_bound(self, real: bool) -> bool:
+        """As ``enter``, with what was bound; dummy (``real`` False) also where nothing was."""
+        sources, targets = getattr(self, "_addresses", ([], []))
+        return self.enter(sources, targets, real)
+
 
 class Memory:
     """Bytes that a transport likes to send from; here plain process memory."""

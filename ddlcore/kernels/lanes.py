@@ -10,11 +10,11 @@ within one slot; rounds of few bytes share it. All ranks give a round the same b
 same in all rings, and is known without a word (``reserve``).
 
 **No second counter is needed** to know when a slot may be filled again. A rank publishes round n only after
-it has read all that it wants of rounds up to n - LAG - 1, in every collective of the ring. So a counter that
-has reached n + 1 says that its rank is done with round n - LAG - 1, and a slot whose last round was m may be
-filled when every counter has reached m + LAG + 2. Peers reach that without us as soon as we have published
-m + LAG + 1, hence a ring has at least LAG + 3 slots. Nobody waits at the end of a collective: slower peers
-still find its slots filled. The marks of who comes without data are kept for ROUNDS rounds by the same rule.
+it has read all that it wants of rounds up to n - 2, in every collective of the ring. So a counter that has
+reached n + 1 says that its rank is done with round n - 2, and a slot whose last round was m may be filled
+when every counter has reached m + 3. Peers reach that without us once we have published m + 2, hence a ring
+has at least 4 slots. Nobody waits at the end of a collective: slower peers still find its slots filled. The
+marks of who comes without data are kept for ROUNDS rounds by the same rule.
 
 Imported only while compiling. Arguments are int64; ``frame`` is the rank's private memory, see frame.py.
 """
@@ -30,7 +30,6 @@ from ddlcore.kernels.frame import (
     IN_SEEN,
     IN_USED,
     INPUTS,
-    LAG,
     LANE,
     LAST,
     LINE,
@@ -186,7 +185,7 @@ def reserve(frame: int, lane: int, round_: int, nbytes: int) -> int:
         place = 0
     last = frame + LAST + 8 * (lane * MOST_SLOTS + place // chunk)
     if within == 0:
-        code = wait_all(frame, lane, read(last) + read(frame + LAG) + 2)
+        code = wait_all(frame, lane, read(last) + 3)
         if code != 0:
             return code
     write(last, round_)
@@ -201,7 +200,7 @@ def enter(frame: int, round_: int, idle: int) -> int:
 
     Waits, hardly ever, until nobody looks for the mark of ROUNDS rounds ago; not 0: aborted.
     """
-    code = wait_all(frame, INPUT, round_ - ROUNDS + read(frame + LAG) + 2)
+    code = wait_all(frame, INPUT, round_ - ROUNDS + 3)
     if code == 0:
         word = _counter(frame, read(frame + RANK), INPUT) + MARKS
         bit = 1 << (round_ % ROUNDS)

@@ -21,9 +21,7 @@ from ddlcore.kernels.frame import (
     FINISHED,
     FRAME,
     IN_USED,
-    LAG,
     OP,
-    PART,
     POSTSCALE,
     PRESCALE,
     RANK,
@@ -136,10 +134,10 @@ def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: in
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
-    first, lag, rank = read(frame + IN_USED), read(frame + LAG), read(frame + RANK)
+    first, rank = read(frame + IN_USED), read(frame + RANK)
     itemsize = ITEMSIZE[read(plan + DTYPE)]
     out_tensor = out_offset = in_tensor = in_offset = void = code = 0
-    for i in range(chunks + lag):
+    for i in range(chunks + 1):
         if i < chunks:
             n = min(chunk, total - i * chunk)
             if i == 0 and read(frame + BEGUN) != 0:
@@ -158,7 +156,7 @@ def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: in
                 code = _all_here(frame, first, out_tensor, out_offset, sleeps)
                 if code != 0:
                     return code
-        j = i - lag
+        j = i - 1
         if 0 <= j < chunks:
             code = wait_all(frame, INPUT, first + j + 1)
             if code != 0:
@@ -189,15 +187,15 @@ def _reduce_shard(frame: int, plan: int, round_: int, result_round: int, n: int)
 
 @compiled("qqqqq")
 def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
-    """Each rank reduces its part of every chunk, then gathers the others': three steps, each ``LAG`` chunks behind."""
+    """Each rank reduces its part of every chunk, then gathers the others': three steps, each a chunk behind the last."""
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
     first, first_result = read(frame + IN_USED), read(frame + IN_USED + 8)
-    lag, rank = read(frame + LAG), read(frame + RANK)
+    rank = read(frame + RANK)
     itemsize = ITEMSIZE[read(plan + DTYPE)]
     out_tensor = out_offset = in_tensor = in_offset = void = code = 0
-    for i in range(chunks + 2 * lag):
+    for i in range(chunks + 2):
         if i < chunks:
             n = min(chunk, total - i * chunk)
             if i == 0 and read(frame + BEGUN) != 0:
@@ -216,7 +214,7 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: i
                 code = _all_here(frame, first, out_tensor, out_offset, sleeps)
                 if code != 0:
                     return code
-        j = i - lag
+        j = i - 1
         if 0 <= j < chunks:
             n = min(chunk, total - j * chunk)
             code = wait_all(frame, INPUT, first + j + 1)
@@ -229,7 +227,7 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: i
             if void == 0:
                 _reduce_shard(frame, plan, first + j, first_result + j, n)
             publish(frame, RESULT)
-        j -= lag
+        j = i - 2
         if 0 <= j < chunks:
             code = wait_all(frame, RESULT, first_result + j + 1)
             if code != 0:
@@ -244,20 +242,13 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: i
 
 
 @compiled("qqq")
-def _chunk(frame: int, total: int, size: int) -> int:
-    """Elements of one round: a slot, or less where a few rounds of moderate length would be too few to overlap."""
-    fair = (total * size // 4 + 4095) // 4096 * 4096
-    return min(read(frame + CHUNK), max(read(frame + PART), fair)) // size
-
-
-@compiled("qqq")
 def _allreduce(plan: int, idle: int, sleeps: int) -> int:
     frame = read(plan + FRAME)
     code = aborted(frame)
     if code != 0:
         return code
     size, total = ITEMSIZE[read(plan + DTYPE)], read(plan + TOTAL)
-    chunk = _chunk(frame, total, size)
+    chunk = read(frame + CHUNK) // size
     if read(frame + SIZE) == 2 or total * size <= read(frame + SMALL):
         return _allreduce_directly(frame, plan, chunk, idle, sleeps)
     return _allreduce_by_shards(frame, plan, chunk, idle, sleeps)
