@@ -5,6 +5,7 @@ Plain data, encoded by msgspec; a record that does not decode is an error that n
 
 from __future__ import annotations
 
+from math import prod
 from typing import TypeVar
 
 import msgspec
@@ -67,6 +68,10 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     compressor: str = "none"
     group: int = 0  # size of the grouped call it belongs to, whose name is its own up to the last "["
     ranks: tuple[int, ...] | None = None  # of ADD_SET: the members; of REMOVE_SET: (set id,)
+
+    def nbytes(self, rows: tuple[int, ...] = ()) -> int:
+        """Of the tensor; of ragged kinds, which it alone does not tell, with these ``rows``."""
+        return prod(self.shape) * self.dtype.itemsize * (sum(rows) if self.kind.is_ragged else 1)
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):

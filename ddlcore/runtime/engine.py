@@ -14,6 +14,7 @@ from ddlcore.runtime.checks import called
 from ddlcore.runtime.executor import Deliver, Executor, Unserved
 from ddlcore.runtime.handle import Completion, Waited
 from ddlcore.runtime.inbox import Inbox
+from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.request import IDLE, Entry, Outcome, Recurring
 from ddlcore.runtime.schedule import Launch
@@ -72,9 +73,11 @@ class Engine:
         completion: Completion,
         verdict: Verdict,
         broken: Callable[[BaseException], None],
+        meter: Meter,
         name: str,
     ) -> None:
         self._executor = executor
+        self._meter = meter
         self._sets = sets
         self._inbox = inbox
         self._completion = completion
@@ -88,10 +91,7 @@ class Engine:
         self.say: Callable[[Leave | Frozen], None] = lambda message: None
         self._queue: deque[Todo] = deque()
         self._held: list[tuple[Launch[Entry], Deliver]] = []
-        self.replayed = 0
-        self.void = 0
-        self.negotiated = 0
-        self.divergences = 0
+        self._since_ns = 0  # when the last batch ended, or the last wait for one
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
@@ -112,6 +112,8 @@ class Engine:
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
+        meter = self._meter
+        self._since_ns = now_ns()
         while True:
             todo = self._next()
             if todo is None:
@@ -120,8 +122,13 @@ class Engine:
                 self._replay(todo)
             elif callable(todo):
                 self._call(todo)
+                self._since_ns = now_ns()
+                continue
             else:
                 self._run(*todo)
+            ended_ns = now_ns()
+            meter.busy_ns += ended_ns - self._since_ns
+            self._since_ns = ended_ns
         self._sets.close()
 
     def _next(self) -> Todo | Launch[Entry] | None:
@@ -136,11 +143,14 @@ class Engine:
                         return todo
                 if self._inbox.conflict:
                     self.leave(self._inbox.stopped_waiting())
+                idle_ns = now_ns()
                 self._inbox.work.wait()
+                self._since_ns = now_ns()
+                self._meter.idle_ns += self._since_ns - idle_ns
 
     def leave(self, epoch: int) -> None:
         """Asks to leave replay; from any thread."""
-        self.divergences += 1
+        self._meter.divergences += 1
         self.say(Leave(epoch, "a batch waits for tensors that do not come"))
 
     def _call(self, todo: Callable[[], None]) -> None:
@@ -164,7 +174,8 @@ class Engine:
             self._explain(error)
             self.fail(entries, None, batch.index)
         else:
-            self.negotiated += 1
+            self._meter.negotiated += 1
+            self._meter.nbytes[batch.kind] += _brought(entries)
             self._deliver(entries, outcomes, batch.index)
 
     # --- batches of a schedule
@@ -266,7 +277,12 @@ class Engine:
             self._explain(error)
             self._failed(launch, None)
             return
-        self.replayed += 1
+        self._meter.replayed += 1
+        position = launch.position
+        if launch.batch is None:
+            self._meter.nbytes[position.planned.kind] += position.nbytes
+        else:
+            self._meter.nbytes[position.planned.kind] += _brought(launch.entries)
         self._inbox.delivered(launch)
         self._deliver(launch.entries, outcomes, -1)
 
@@ -279,6 +295,7 @@ class Engine:
         """On the engine's thread: takes part in what others have launched, then judges what is held."""
         if self._verdict.given:
             return  # ``abandon`` sees to what is held
+        begun_ns = now_ns()
         highest, lowest = dict(message.highest), dict(message.lowest)
         for launch in self._inbox.drain(highest):
             self._take_part(launch, partial(self._executor.replay, launch, "dummy"))
@@ -287,9 +304,10 @@ class Engine:
             if launch.place <= lowest[launch.planned.set_id]:
                 self._hand_over(launch, deliver)
             else:
-                self.void += 1
+                self._meter.void += 1
                 if not self._inbox.put_back(launch):
                     self.fail(launch.entries or (), None)
+        self._meter.busy_ns += now_ns() - begun_ns
         if not any(isinstance(item, Resume) for item in message.items):
             self._inbox.discover(message.epoch + 1)
 
@@ -336,3 +354,8 @@ class Engine:
                     during = called(entry.spec.kind, entry.name)
                     entry.handle.fail(error if error is not None else self._verdict.error(during))
             self._completion.condition.notify_all()
+
+
+def _brought(entries: Sequence[Entry | None]) -> int:
+    """Bytes of this rank's own tensors."""
+    return sum(entry.spec.nbytes(entry.rows) for entry in entries if entry is not None)

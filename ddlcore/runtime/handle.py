@@ -34,6 +34,7 @@ class Completion:
         self.observed = -1
         self.help: Callable[[Waited], None] = lambda operation: None
         self.watch: Callable[[float], float] = lambda since_s: SLICE_S
+        self.waited_s = 0.0  # by all threads that have waited
         self._polled_since_s: float | None = None
 
     def wait(self, operation: Waited) -> None:
@@ -45,6 +46,8 @@ class Completion:
             with self.condition:
                 if operation.pending:
                     self.condition.wait(patience_s)
+        with self.condition:
+            self.waited_s += time.monotonic() - since_s
 
     def polled(self, pending: bool) -> None:
         """Somebody has asked whether an operation is over: who asks again and again, waits."""

@@ -108,13 +108,14 @@ class Offer(Enum):
 class Position(Generic[T]):
     """One batch of a schedule on this rank: what stands in its slots, and what was found out about it once."""
 
-    __slots__ = ("entries", "index", "mine", "missing", "planned", "run", "usual_s")
+    __slots__ = ("entries", "index", "mine", "missing", "nbytes", "planned", "run", "usual_s")
 
     def __init__(self, index: int, planned: Planned, mine: bool) -> None:
         self.index = index
         self.planned = planned
         self.mine = mine
         self.run: Any = None  # the executor's: how to run it
+        self.nbytes = 0  # known with ``run``
         self.usual_s: float | None = None  # how long its first entry waits for the launch; None: not known yet
         self.clear()
 

@@ -203,7 +203,8 @@ def _measure(workload: Workload, rounds: int, terminal: str) -> Measured:
             meet()
             if turn == "ddl":
                 after = ddl.stats()
-                counted = {key: counted[key] + after[key] - before[key] for key in counted}
+                counted["control_messages"] += after["control_messages"] - before["control_messages"]
+                counted["batches_replayed"] += after["batches_replayed"] - before["batches_replayed"]
     of_ranks = {turn: [_of_ranks(value) for value in values] for turn, values in own.items()}
     parameters = list(contenders["none"].model.parameters())
     timed = rounds * steps
