@@ -6,13 +6,18 @@ answers with the period when it has seen enough of it.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 
 __all__ = ["Occurrence", "PeriodDetector", "TensorKey"]
 
 HISTORY = 8192  # occurrences remembered for loops without names
+LONGEST = 1 << 16  # tensors in a window; names that never come again must not fill the memory
+WIDTH = 4  # bytes of the number that stands for a call
+CANDIDATES = 64  # how many earlier calls alike may have begun the period of such a loop
+LEAST_CLEAN = 2
 MOST_CLEAN = 64
+HELD_LONG = 8  # a schedule that held so many times the periods that its proof took has paid for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +29,12 @@ class TensorKey:
     spec: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Occurrence:
     """One tensor that was decided."""
 
     key: TensorKey
-    batch: int  # index of the batch it ran in
+    batch: int  # index of the batch it ran in; the coordinator fills it in when it has laid out the batch
     stamp: int  # the last batch that the user's code on any member had seen end before it asked
 
 
@@ -40,13 +45,15 @@ class PeriodDetector:
     shortest repetition of the exact sequence counts.
     """
 
-    def __init__(self, needed: int = 2) -> None:
+    def __init__(self, needed: int = LEAST_CLEAN) -> None:
         self.needed = needed
         self._window: list[Occurrence] = []
         self._names: set[TensorKey] = set()
         self._last: Counter[TensorKey] | None = None  # of the window before
         self._clean = 0  # equal windows in a row
-        self._history: list[TensorKey] = []
+        self._history = bytearray()  # of calls without names: WIDTH bytes each, alike for calls alike
+        self._numbers: dict[TensorKey, bytes] = {}
+        self._seen: dict[TensorKey, deque[int]] = {}  # where in the history the latest of each kind stand
 
     def reset(self) -> None:
         """Something broke the rhythm: what was seen counts no more."""
@@ -54,11 +61,20 @@ class PeriodDetector:
         self._names = set()
         self._last = None
         self._clean = 0
-        self._history = []
+        self._forget_sequence()
 
-    def divergence(self) -> None:
-        """A schedule was left because it did not fit: more proof is asked for next time."""
-        self.needed = min(2 * self.needed, MOST_CLEAN)
+    def _forget_sequence(self) -> None:
+        self._history = bytearray()
+        self._numbers = {}
+        self._seen = {}
+
+    def divergence(self, held: int) -> None:
+        """A schedule was left because it did not fit, after ``held`` periods.
+
+        More proof is asked for next time; the least, if this one had held for long.
+        """
+        long = held >= HELD_LONG * self.needed
+        self.needed = LEAST_CLEAN if long else min(2 * self.needed, MOST_CLEAN)
         self.reset()
 
     def observe(self, occurrence: Occurrence) -> list[Occurrence] | None:
@@ -66,13 +82,15 @@ class PeriodDetector:
         key = occurrence.key
         if key.name and key in self._names:
             self._close()
+        elif len(self._window) >= LONGEST:
+            self.reset()
         self._window.append(occurrence)
         if key.name:
             self._names.add(key)
-            if len(self._history) != 0:
-                self._history = []
+            if self._history:
+                self._forget_sequence()
         elif not self._names:
-            return self._nameless(occurrence)
+            return self._nameless(key)
         if self._clean >= self.needed and self._last is not None and len(self._window) == self._last.total():
             found = self._window
             if Counter(one.key for one in found) == self._last:
@@ -86,19 +104,41 @@ class PeriodDetector:
         self._last = counted
         self._window, self._names = [], set()
 
-    def _nameless(self, occurrence: Occurrence) -> list[Occurrence] | None:
-        """The shortest tail that stands ``needed`` + 1 times at the end of the sequence."""
-        history = self._history
-        history.append(occurrence.key)
-        if len(history) > HISTORY:
-            del history[: HISTORY // 2]
-        times = self.needed + 1
-        for period in range(1, len(history) // times + 1):
-            if history[-1] != history[-1 - period]:
-                continue
-            tail = history[-period:]
-            if all(history[-period * (i + 1) : len(history) - period * i] == tail for i in range(1, times)):
-                found = self._window[-period:]
-                self._window, self._history = [], []
-                return found
+    def _nameless(self, key: TensorKey) -> list[Occurrence] | None:
+        """The shortest tail that stands ``needed`` + 1 times at the end of the sequence.
+
+        It begins behind a call like the last: only the latest of those are tried.
+        """
+        number = self._numbers.setdefault(key, len(self._numbers).to_bytes(WIDTH, "little"))
+        self._history += number
+        end = len(self._history)
+        ends = self._seen.setdefault(key, deque(maxlen=CANDIDATES))
+        found = next((end - other for other in reversed(ends) if self._repeats(end - other)), 0)
+        ends.append(end)
+        if found:
+            period = self._window[-(found // WIDTH) :]
+            self._window = []
+            self._forget_sequence()
+            return period
+        if end > HISTORY * WIDTH:
+            self._cut(end // 2 // WIDTH * WIDTH)
         return None
+
+    def _repeats(self, period: int) -> bool:
+        """Whether the last ``period`` bytes stand ``needed`` + 1 times at the end: compared with itself, moved by one."""
+        begin = len(self._history) - (self.needed + 1) * period
+        if begin < 0:
+            return False
+        with memoryview(self._history) as view:
+            return view[begin:-period] == view[begin + period :]
+
+    def _cut(self, nbytes: int) -> None:
+        """Forgets the first half: a period longer than that is not looked for."""
+        if len(self._numbers) > HISTORY:  # shapes that never come back must not fill the memory
+            self.reset()
+            return
+        del self._history[:nbytes]
+        del self._window[: nbytes // WIDTH]
+        self._seen = {
+            key: deque((end - nbytes for end in ends if end > nbytes), CANDIDATES) for key, ends in self._seen.items()
+        }

@@ -6,16 +6,18 @@ that they want to leave and how far they are; it answers with what to say to who
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.messages import Arranged, Drain, Frozen, Planned, Resume, Spec
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
-from ddlcore.runtime.schedule import arrange
+from ddlcore.runtime.schedule import arrange, keeps_apart
 
 __all__ = ["Known", "Rhythm", "tensor_key"]
 
+MOST_KNOWN = 32  # schedules that are kept
 CONSECUTIVE = 2  # a tensor that is inserted in so many periods in a row belongs to the period
 
 
@@ -33,6 +35,8 @@ class Known:
     after: dict[int, int] = field(default_factory=dict)  # by set: the last place that is valid
     whole: bool = True  # no tensor of it was decided in discovery since: it can go on where it was left
     inserted: dict[TensorKey, tuple[int, int]] = field(default_factory=dict)  # last period, how many in a row
+    params: dict[str, float] = field(default_factory=dict)  # what it was arranged with
+    begun: int = 0  # the period in which this stay in it began: insertions do not end a stay
 
     @property
     def size(self) -> int:
@@ -48,9 +52,17 @@ class Known:
             for name, spec in zip(planned.names, planned.specs)
         )
 
-    def fresh_start(self) -> int:
-        """The first place of a period that nobody has touched."""
-        return (max(self.after.values(), default=-1) // self.size + 1) * self.size
+    @property
+    def period(self) -> int:
+        """The latest period of which something is valid; -1 before the first."""
+        return max(self.after.values(), default=-1) // self.size
+
+    def begin_afresh(self) -> None:
+        """Goes on with a period that nobody has touched."""
+        start = (self.period + 1) * self.size
+        self.whole = True
+        self.begun = self.period + 1
+        self.after = {planned.set_id: start - 1 for planned in self.arranged.batches}
 
 
 class Rhythm:
@@ -73,15 +85,20 @@ class Rhythm:
 
     # --- discovery
 
-    def decided(self, batch: int, tensors: Sequence[tuple[TensorKey, int]]) -> Known | None:
-        """A batch was decided in discovery: (tensor, its newest stamp). A schedule to start afresh, if that proves one."""
-        if not self.enabled:
-            return None
-        found = None
+    def observe(self, tensors: Sequence[tuple[TensorKey, int]]) -> tuple[list[Occurrence], list[Occurrence] | None]:
+        """What is about to be decided in discovery, in ready order: (tensor, its newest stamp).
+
+        Returns what of it comes before the end of a proven period, which is the second, or all and None.
+        The caller fills in the batches, and calls ``schedule`` with the period.
+        """
+        seen: list[Occurrence] = []
         for key, stamp in tensors:
             self.touched([key])
-            found = self._detector.observe(Occurrence(key, batch, stamp)) or found
-        return self._schedule(found) if found else None
+            seen.append(Occurrence(key, -1, stamp))
+            period = self._detector.observe(seen[-1]) if self.enabled else None
+            if period is not None:
+                return seen, period
+        return seen, None
 
     def touched(self, keys: Iterable[TensorKey]) -> None:
         """Tensors were decided outside replay: the schedules that hold them cannot go on where they were left."""
@@ -115,19 +132,24 @@ class Rhythm:
                 return known
         return None
 
-    def _schedule(self, period: Sequence[Occurrence]) -> Known | None:
-        keys = sorted((one.key.set_id, one.key.name, one.key.spec) for one in period)
-        for known in self._known:
-            if keys == sorted(_keys(known.arranged.batches)):
-                known.whole = True
-                known.after = {set_id: known.fresh_start() - 1 for set_id, _, _ in keys}
-                return known
-        arranged = arrange(self._arranged, period, self._spec_of, self._policy, self._params)
-        if arranged is None:
-            return None
-        self._arranged += 1
-        self._known.append(Known(arranged, frozenset(one.key for one in period)))
-        return self._known[-1]
+    def schedule(self, period: Sequence[Occurrence]) -> Known | None:
+        """The schedule of a period that was proven, to be started afresh; None where it cannot be replayed."""
+        keys = Counter(one.key for one in period)
+        known = next((known for known in self._known if keys == Counter(_keys(known.arranged.batches))), None)
+        if known is not None and (known.params != self._params or not keeps_apart(known.arranged, period)):
+            self._known = [
+                k for k in self._known if k is not known
+            ]  # what shares a batch there has been seen to depend on each other
+            known = None
+        if known is None:
+            arranged = arrange(self._arranged, period, self._spec_of, self._policy, self._params)
+            if arranged is None:
+                return None
+            self._arranged += 1
+            known = Known(arranged, frozenset(keys), params=dict(self._params))
+            self._known = [*self._known[1 - MOST_KNOWN :], known]
+        known.begin_afresh()
+        return known
 
     # --- replay
 
@@ -158,7 +180,7 @@ class Rhythm:
         """``rank`` has stopped launching. True when all of ``awaited`` have."""
         if self._frozen is None:
             return False
-        self._frozen[rank] = dict(message.launched)
+        self._frozen.setdefault(rank, dict(message.launched))
         return set(awaited) <= set(self._frozen)
 
     def drain(self, epoch: int, sets: Mapping[int, Sequence[int]]) -> Drain:
@@ -182,11 +204,10 @@ class Rhythm:
         if diverged:
             self.divergences += 1
             known.whole = False
-            self._detector.divergence()
+            self._detector.divergence(known.period - known.begun)
             return None
         progress = any(place > self._resumed_after.get(set_id, -1) for set_id, place in known.after.items())
-        period = max(known.after.values(), default=-1) // known.size
-        habitual = [self._insert(known, key, period) >= CONSECUTIVE for key in inserted]
+        habitual = [self._insert(known, key, known.period) >= CONSECUTIVE for key in inserted]
         if any(habitual):
             known.whole = False  # the period has grown: learn it anew
             known.inserted.clear()
@@ -199,5 +220,7 @@ class Rhythm:
         return run
 
 
-def _keys(batches: Sequence[Planned]) -> list[tuple[int, str, bytes]]:
-    return [(planned.set_id, name, spec) for planned in batches for name, spec in zip(planned.names, planned.specs)]
+def _keys(batches: Sequence[Planned]) -> list[TensorKey]:
+    return [
+        TensorKey(planned.set_id, name, spec) for planned in batches for name, spec in zip(planned.names, planned.specs)
+    ]

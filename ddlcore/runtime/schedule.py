@@ -6,6 +6,7 @@ Pure: no thread, no lock, no clock. The caller holds its lock; see docs/design f
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from typing import Generic, TypeVar
 
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.messages import Arranged, Batch, Planned, Spec, encode
-from ddlcore.runtime.periods import Occurrence
+from ddlcore.runtime.periods import Occurrence, TensorKey
 from ddlcore.types import Kind
 
-__all__ = ["Launch", "Offer", "Replay", "Schedule", "arrange"]
+__all__ = ["Launch", "Offer", "Replay", "Schedule", "arrange", "keeps_apart"]
 
 T = TypeVar("T")
 _NEVER = frozenset({Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET})
@@ -49,6 +50,24 @@ def arrange(
     planned = tuple(batches)
     digest = hashlib.blake2b(encode(Arranged(number, b"", planned)), digest_size=16).digest()
     return Arranged(number, digest, planned)
+
+
+def keeps_apart(arranged: Arranged, period: Sequence[Occurrence]) -> bool:
+    """Whether a schedule of the same tensors has all that ``period`` depends on in earlier batches."""
+    places: dict[TensorKey, deque[int]] = {}
+    for position, planned in enumerate(arranged.batches):
+        for name, spec in zip(planned.names, planned.specs):
+            places.setdefault(TensorKey(planned.set_id, name, spec), deque()).append(position)
+    placed = [(places[one.key].popleft(), one) for one in period]
+    ended: list[tuple[int, int]] = []  # (batch it ran in, the latest position of all that ran until then)
+    for position, one in sorted(placed, key=lambda pair: pair[1].batch):
+        ended.append((one.batch, max(position, ended[-1][1]) if ended else position))
+    batches = [batch for batch, _ in ended]
+    for position, one in placed:
+        before = bisect_right(batches, one.stamp)
+        if before and ended[before - 1][1] >= position:
+            return False
+    return True
 
 
 def _lay_out(
