@@ -49,8 +49,9 @@ class PeriodDetector:
         self.needed = needed
         self._window: list[Occurrence] = []
         self._names: set[TensorKey] = set()
-        self._last: Counter[TensorKey] | None = None  # of the window before
-        self._clean = 0  # equal windows in a row
+        self._last: Counter[TensorKey] | None = None  # what the windows before have in common: they begin with it
+        self._before: list[TensorKey] = []  # the window before
+        self._clean = 0  # windows alike in a row
         self._history = bytearray()  # of calls without names: WIDTH bytes each, alike for calls alike
         self._numbers: dict[TensorKey, bytes] = {}
         self._seen: dict[TensorKey, deque[int]] = {}  # where in the history the latest of each kind stand
@@ -60,6 +61,7 @@ class PeriodDetector:
         self._window = []
         self._names = set()
         self._last = None
+        self._before = []
         self._clean = 0
         self._forget_sequence()
 
@@ -99,9 +101,18 @@ class PeriodDetector:
         return None
 
     def _close(self) -> None:
-        counted = Counter(one.key for one in self._window)
-        self._clean = self._clean + 1 if counted == self._last else 1
-        self._last = counted
+        """A window has ended. It is like the last where one of the two begins with the other.
+
+        So a step in two, or in three, may ask for more than the others: the period is what comes each time.
+        """
+        keys = [one.key for one in self._window]
+        if self._last is not None and Counter(keys[: self._last.total()]) == self._last:
+            self._clean += 1
+        else:
+            counted = Counter(keys)
+            self._clean = 2 if counted == Counter(self._before[: len(keys)]) else 1
+            self._last = counted
+        self._before = keys
         self._window, self._names = [], set()
 
     def _nameless(self, key: TensorKey) -> list[Occurrence] | None:

@@ -314,6 +314,8 @@ class _Node:
 
     def _finish_batch(self, batch: Batch, entries: list[Entry | None]) -> None:
         self.negotiated += 1
+        if batch.kind is Kind.ADD_SET and entries[0] is not None:
+            self.world.add_set(batch.result, entries[0].spec.ranks or ())
         for entry in entries:
             if entry is not None:
                 self._done(entry, None, batch.index)
@@ -421,10 +423,14 @@ class Machines:
         self.join_spec = join_spec
         self.coordinator = Coordinator(len(sets[0]), ThresholdFusion(), fusion_bytes, replay)
         self.coordinator.sets.update(sets)
+        self.coordinator._next_set = len(sets)
         self.wire = _Wire(sets)
         self.order: list[list[int]] = [[] for _ in programs]
         self.nodes = [_Node(self, rank, program, depth) for rank, program in enumerate(programs)]
         self.events = 0
+
+    def add_set(self, set_id: int, ranks: tuple[int, ...]) -> None:
+        self.sets[set_id] = self.wire.sets[set_id] = ranks
 
     def at(self, meet: Meet) -> int:
         """How many threads stand at this meeting."""

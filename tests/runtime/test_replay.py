@@ -65,6 +65,27 @@ def test_a_loop_without_names_is_found_by_its_sequence(loop: list[int], before: 
     assert found is not None
 
 
+def test_a_step_in_two_may_ask_for_more() -> None:
+    """A metric in each second step: the period is what comes each time."""
+    detector = PeriodDetector()
+    found = None
+    for batch, name in enumerate("ab abm ab abm ab".replace(" ", "")):
+        found = detector.observe(occurrence(name, batch)) or found
+    assert found is not None
+    assert [one.key.name for one in found] == ["a", "b"]
+
+
+def test_a_sequence_without_names_costs_little_however_long() -> None:
+    """Fifty thousand calls of two kinds that never repeat: what is looked at for each stays bounded."""
+    rng = random.Random(1)
+    detector = PeriodDetector(needed=64)
+    specs = [encode(Spec(Kind.ALLREDUCE, DType.F32, (n,))) for n in range(2)]
+    began_s = time.process_time()
+    for i in range(50_000):
+        detector.observe(Occurrence(TensorKey(0, "", specs[rng.randrange(2)]), i, -1))
+    assert time.process_time() - began_s < 10
+
+
 @st.composite
 def programs(draw: st.DrawFn) -> dict[str, int]:
     return {
