@@ -8,21 +8,31 @@ __all__ = [
     "ABORTED",
     "CHUNK",
     "COUNTS",
+    "CURSOR",
     "DTYPE",
+    "FRAME",
     "HEADER",
+    "INPUTS",
     "IN_SEEN",
     "IN_USED",
+    "LAG",
+    "LANE",
+    "LAST",
     "LINE",
     "MARKS",
+    "MOST_LAG",
+    "MOST_SLOTS",
     "OP",
+    "PART",
+    "PLACES",
     "POSTSCALE",
     "PRESCALE",
     "RANK",
     "RESULTS",
+    "RING",
+    "ROUNDS",
     "SIZE",
     "SLEEPERS",
-    "SLOTS",
-    "SLOTS_AT",
     "SMALL",
     "SOURCES",
     "SPINS",
@@ -34,27 +44,38 @@ __all__ = [
     "YIELDS",
 ]
 
-# The segment: a line for the communicator, a line a rank, then the slots.
-LINE: Final = 128  # bytes; two cache lines, since processors fetch them in pairs
+# The segment: a line for the communicator, a line a rank, then a ring a rank, then the ring of results.
+LINE: Final = 256  # bytes of a rank's counters
+LANE: Final = 128  # between its two counters; two cache lines, since processors fetch them in pairs
 SLEEPERS: Final = 8  # behind a counter: how many wait for it in the kernel
-MARKS: Final = 16  # behind an input counter: SLOTS words, with what its rank came into the batch of that round
-SLOTS: Final = 4  # of a rank and lane; the proof at the top of lanes.py needs at least 4
+MARKS: Final = 16  # behind an input counter: bit n % 64 says that its rank came into round n without data
+ROUNDS: Final = (
+    64  # of how many rounds the marks and the places are kept; the proof at the top of lanes.py needs LAG + 3
+)
+MOST_SLOTS: Final = 64
+MOST_LAG: Final = 8
 
 # A rank's frame: its private words.
 RANK: Final = 0
 SIZE: Final = 8
 HEADER: Final = 16  # address of the segment
-SLOTS_AT: Final = 24  # address of the ranks' input slots
-RESULTS: Final = 32  # address of the shared result slots
-CHUNK: Final = 40  # bytes of one slot
-SMALL: Final = 48  # up to so many bytes every rank reduces all by itself
-SPINS: Final = 56
-YIELDS: Final = 64
-TIMEOUT: Final = 72  # a timespec: two words
-IN_USED: Final = 88  # rounds behind us, a word a lane
-IN_SEEN: Final = 104  # what every counter is known to have reached, a word a lane
-ABORTED: Final = 128  # written by other threads
-TABLE: Final = 256  # a word a rank: addresses of one reduction
+INPUTS: Final = 24  # address of the ranks' rings
+RESULTS: Final = 32  # address of the ring of results, which all share
+CHUNK: Final = 40  # bytes of one slot, the most that a round takes; a power of two
+RING: Final = 48  # bytes of one ring: LAG + 3 slots at least, MOST_SLOTS at most
+SMALL: Final = 56  # up to so many bytes every rank reduces all by itself
+SPINS: Final = 64
+YIELDS: Final = 72
+TIMEOUT: Final = 80  # a timespec: two words
+IN_USED: Final = 96  # rounds behind us, a word a lane
+IN_SEEN: Final = 112  # what every counter is known to have reached, a word a lane
+ABORTED: Final = 128  # written by other threads, alone in its cache line
+CURSOR: Final = 192  # where in the ring the next round begins, a word a lane
+LAG: Final = 208  # how many rounds a reader stays behind its own publishing
+PART: Final = 216  # the least bytes of a round, where cutting makes more of them
+LAST: Final = 256  # the last round in each slot, MOST_SLOTS words a lane
+PLACES: Final = 1280  # where in the ring a round lies, ROUNDS words a lane
+TABLE: Final = 2304  # a word a rank: addresses of one reduction
 
 # A plan: what does not change from run to run.
 TENSORS: Final = 0
@@ -65,4 +86,5 @@ PRESCALE: Final = 32  # float64
 POSTSCALE: Final = 40  # float64
 SOURCES: Final = 48  # address of a table of addresses, a word a tensor
 TARGETS: Final = 56  # likewise
-COUNTS: Final = 64  # elements, a word a tensor
+FRAME: Final = 64  # address of the rank's frame
+COUNTS: Final = 72  # elements, a word a tensor

@@ -14,8 +14,11 @@ from ddlcore.kernels.frame import (
     CHUNK,
     COUNTS,
     DTYPE,
+    FRAME,
     IN_USED,
+    LAG,
     OP,
+    PART,
     POSTSCALE,
     PRESCALE,
     RANK,
@@ -30,17 +33,18 @@ from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_doubl
 from ddlcore.kernels.lanes import (
     INPUT,
     RESULT,
+    aborted,
     anybody_idle,
     enter,
     next_round,
     publish,
+    reserve,
     result,
     slot,
     wait_all,
-    wait_free,
 )
 
-__all__ = ["VOID", "ddl_allreduce"]
+__all__ = ["VOID", "ddl_allreduce", "ddl_allreduce_idle"]
 
 _reduce = outside("ddl_reduce")
 
@@ -113,32 +117,31 @@ def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int) -> int:
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
-    first = read(frame + IN_USED)
-    out_tensor = out_offset = in_tensor = in_offset = void = 0
-    rank = read(frame + RANK)
-    for i in range(chunks + 1):
+    first, lag, rank = read(frame + IN_USED), read(frame + LAG), read(frame + RANK)
+    itemsize = ITEMSIZE[read(plan + DTYPE)]
+    out_tensor = out_offset = in_tensor = in_offset = void = code = 0
+    for i in range(chunks + lag):
         if i < chunks:
-            code = wait_free(frame, INPUT, first + i)
+            n = min(chunk, total - i * chunk)
+            code = reserve(frame, INPUT, first + i, n * itemsize)
+            if i == 0 and code == 0:
+                code = enter(frame, first, idle)
             if code != 0:
                 return code
-            n = min(chunk, total - i * chunk)
-            place = slot(frame, rank, first + i)
-            if i == 0:
-                enter(frame, first, idle)
             if idle == 0:
+                place = slot(frame, rank, first + i)
                 out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
             publish(frame, INPUT)
-        if i > 0:
-            code = wait_all(frame, INPUT, first + i)
+        j = i - lag
+        if 0 <= j < chunks:
+            code = wait_all(frame, INPUT, first + j + 1)
             if code != 0:
                 return code
-            if i == 1:
+            if j == 0:
                 void = anybody_idle(frame, first)
             if void == 0:
-                n = min(chunk, total - (i - 1) * chunk)
-                in_tensor, in_offset = _reduce_pieces(
-                    frame, plan, sources, targets, in_tensor, in_offset, first + i - 1, n
-                )
+                n = min(chunk, total - j * chunk)
+                in_tensor, in_offset = _reduce_pieces(frame, plan, sources, targets, in_tensor, in_offset, first + j, n)
     next_round(frame, INPUT, chunks)
     return VOID if void != 0 else 0
 
@@ -160,39 +163,41 @@ def _reduce_shard(frame: int, plan: int, round_: int, result_round: int, n: int)
 
 @compiled("qqqq")
 def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int) -> int:
-    """Each rank reduces its part of every chunk, then gathers the others': three steps, each a chunk behind the last."""
+    """Each rank reduces its part of every chunk, then gathers the others': three steps, each ``LAG`` chunks behind."""
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
     first, first_result = read(frame + IN_USED), read(frame + IN_USED + 8)
-    rank = read(frame + RANK)
-    out_tensor = out_offset = in_tensor = in_offset = void = 0
-    for i in range(chunks + 2):
+    lag, rank = read(frame + LAG), read(frame + RANK)
+    itemsize = ITEMSIZE[read(plan + DTYPE)]
+    out_tensor = out_offset = in_tensor = in_offset = void = code = 0
+    for i in range(chunks + 2 * lag):
         if i < chunks:
-            code = wait_free(frame, INPUT, first + i)
+            n = min(chunk, total - i * chunk)
+            code = reserve(frame, INPUT, first + i, n * itemsize)
+            if i == 0 and code == 0:
+                code = enter(frame, first, idle)
             if code != 0:
                 return code
-            n = min(chunk, total - i * chunk)
-            place = slot(frame, rank, first + i)
-            if i == 0:
-                enter(frame, first, idle)
             if idle == 0:
+                place = slot(frame, rank, first + i)
                 out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
             publish(frame, INPUT)
-        if 0 < i <= chunks:
-            j = i - 1
+        j = i - lag
+        if 0 <= j < chunks:
+            n = min(chunk, total - j * chunk)
             code = wait_all(frame, INPUT, first + j + 1)
             if code == 0:
-                code = wait_free(frame, RESULT, first_result + j)
+                code = reserve(frame, RESULT, first_result + j, n * itemsize)
             if code != 0:
                 return code
             if j == 0:
                 void = anybody_idle(frame, first)
             if void == 0:
-                _reduce_shard(frame, plan, first + j, first_result + j, min(chunk, total - j * chunk))
+                _reduce_shard(frame, plan, first + j, first_result + j, n)
             publish(frame, RESULT)
-        if i > 1:
-            j = i - 2
+        j -= lag
+        if 0 <= j < chunks:
             code = wait_all(frame, RESULT, first_result + j + 1)
             if code != 0:
                 return code
@@ -205,11 +210,33 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int) -> int:
     return VOID if void != 0 else 0
 
 
-@compiled(FUNCTIONS["ddl_allreduce"])
-def ddl_allreduce(frame: int, plan: int, idle: int) -> int:
-    """One batch: the tensors of the plan, as one run of elements. An idle rank's addresses are never followed."""
-    size = ITEMSIZE[read(plan + DTYPE)]
-    chunk = read(frame + CHUNK) // size
-    if read(frame + SIZE) == 2 or read(plan + TOTAL) * size <= read(frame + SMALL):
+@compiled("qqq")
+def _chunk(frame: int, total: int, size: int) -> int:
+    """Elements of one round: a slot, or less where a few rounds of moderate length would be too few to overlap."""
+    fair = (total * size // 4 + 4095) // 4096 * 4096
+    return min(read(frame + CHUNK), max(read(frame + PART), fair)) // size
+
+
+@compiled("qq")
+def _allreduce(plan: int, idle: int) -> int:
+    frame = read(plan + FRAME)
+    code = aborted(frame)
+    if code != 0:
+        return code
+    size, total = ITEMSIZE[read(plan + DTYPE)], read(plan + TOTAL)
+    chunk = _chunk(frame, total, size)
+    if read(frame + SIZE) == 2 or total * size <= read(frame + SMALL):
         return _allreduce_directly(frame, plan, chunk, idle)
     return _allreduce_by_shards(frame, plan, chunk, idle)
+
+
+@compiled(FUNCTIONS["ddl_allreduce"])
+def ddl_allreduce(plan: int) -> int:
+    """One batch: the tensors of the plan, as one run of elements."""
+    return _allreduce(plan, 0)
+
+
+@compiled(FUNCTIONS["ddl_allreduce_idle"])
+def ddl_allreduce_idle(plan: int) -> int:
+    """Takes part in a batch without data, which makes it void on every rank: the plan's addresses are not followed."""
+    return _allreduce(plan, 1)

@@ -6,18 +6,16 @@ that they want to leave and how far they are; it answers with what to say to who
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.messages import Arranged, Drain, Frozen, Planned, Resume, Spec
-from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
-from ddlcore.runtime.schedule import arrange, keeps_apart
+from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey, segments
+from ddlcore.runtime.schedule import MOST_KNOWN, arrange
 
 __all__ = ["Known", "Rhythm", "tensor_key"]
 
-MOST_KNOWN = 32  # schedules that are kept
 CONSECUTIVE = 2  # a tensor that is inserted in so many periods in a row belongs to the period
 
 
@@ -26,17 +24,17 @@ def tensor_key(set_id: int, name: str, spec: bytes) -> TensorKey:
     return TensorKey(set_id, "" if name.startswith("noname.") else name, spec)
 
 
-@dataclass
+@dataclass(eq=False)
 class Known:
     """A schedule that was arranged."""
 
     arranged: Arranged
     keys: frozenset[TensorKey]
     after: dict[int, int] = field(default_factory=dict)  # by set: the last place that is valid
+    told: bool = False  # to all ranks
     whole: bool = True  # no tensor of it was decided in discovery since: it can go on where it was left
     inserted: dict[TensorKey, tuple[int, int]] = field(default_factory=dict)  # last period, how many in a row
-    params: dict[str, float] = field(default_factory=dict)  # what it was arranged with
-    begun: int = 0  # the period in which this stay in it began: insertions do not end a stay
+    begun: int = 0  # the period in which it was learned, or learned again
 
     @property
     def size(self) -> int:
@@ -54,15 +52,12 @@ class Known:
 
     @property
     def period(self) -> int:
-        """The latest period of which something is valid; -1 before the first."""
+        """The last of which something is valid, -1 before the first."""
         return max(self.after.values(), default=-1) // self.size
 
-    def begin_afresh(self) -> None:
-        """Goes on with a period that nobody has touched."""
-        start = (self.period + 1) * self.size
-        self.whole = True
-        self.begun = self.period + 1
-        self.after = {planned.set_id: start - 1 for planned in self.arranged.batches}
+    def fresh_start(self) -> int:
+        """The first place of a period that nobody has touched."""
+        return (self.period + 1) * self.size
 
 
 class Rhythm:
@@ -78,27 +73,30 @@ class Rhythm:
         self._params = params
         self._spec_of = spec_of
         self._detector = PeriodDetector()
-        self._known: list[Known] = []
+        self._known: list[Known] = []  # the last to be resumed or arranged at the end
         self._arranged = 0  # how many schedules there were
         self._frozen: dict[int, dict[int, int]] | None = None  # by rank: how far it is; None: no freeze under way
         self._resumed_after: dict[int, int] = {}
 
     # --- discovery
 
-    def observe(self, tensors: Sequence[tuple[TensorKey, int]]) -> tuple[list[Occurrence], list[Occurrence] | None]:
-        """What is about to be decided in discovery, in ready order: (tensor, its newest stamp).
+    def decided(
+        self, tensors: Sequence[tuple[TensorKey, int, int]], may_end: Callable[[int], bool]
+    ) -> tuple[int, Known | None]:
+        """What is about to be decided in discovery, in ready order: (tensor, its batch, its newest stamp).
 
-        Returns what of it comes before the end of a proven period, which is the second, or all and None.
-        The caller fills in the batches, and calls ``schedule`` with the period.
+        Returns how many of them come before the end of a period that is proven by them, and the schedule
+        to start there; all of them and None where there is none. ``may_end(i)``: whether one may end
+        between a tensor and the next.
         """
-        seen: list[Occurrence] = []
-        for key, stamp in tensors:
+        for i, (key, batch, stamp) in enumerate(tensors):
             self.touched([key])
-            seen.append(Occurrence(key, -1, stamp))
-            period = self._detector.observe(seen[-1]) if self.enabled else None
-            if period is not None:
-                return seen, period
-        return seen, None
+            period = self._detector.observe(Occurrence(key, batch, stamp)) if self.enabled else None
+            if period is not None and (i + 1 == len(tensors) or may_end(i)):
+                known = self._schedule(period)
+                if known is not None:
+                    return i + 1, known
+        return len(tensors), None
 
     def touched(self, keys: Iterable[TensorKey]) -> None:
         """Tensors were decided outside replay: the schedules that hold them cannot go on where they were left."""
@@ -132,32 +130,34 @@ class Rhythm:
                 return known
         return None
 
-    def schedule(self, period: Sequence[Occurrence]) -> Known | None:
-        """The schedule of a period that was proven, to be started afresh; None where it cannot be replayed."""
-        keys = Counter(one.key for one in period)
-        known = next((known for known in self._known if keys == Counter(_keys(known.arranged.batches))), None)
-        if known is not None and (known.params != self._params or not keeps_apart(known.arranged, period)):
-            self._known = [
-                k for k in self._known if k is not known
-            ]  # what shares a batch there has been seen to depend on each other
-            known = None
-        if known is None:
-            arranged = arrange(self._arranged, period, self._spec_of, self._policy, self._params)
-            if arranged is None:
-                return None
-            self._arranged += 1
-            known = Known(arranged, frozenset(keys), params=dict(self._params))
-            self._known = [*self._known[1 - MOST_KNOWN :], known]
-        known.begin_afresh()
-        return known
+    def _schedule(self, period: Sequence[Occurrence]) -> Known | None:
+        keys = sorted((one.key.set_id, one.key.name, one.key.spec) for one in period)
+        for known in self._known:
+            if keys == sorted(_keys(known.arranged.batches)):
+                turn = _turn(known.arranged.batches, period)
+                if turn is not None:
+                    known.whole = True
+                    known.inserted.clear()
+                    known.begun = known.period + 1
+                    known.after = dict.fromkeys((set_id for set_id, _, _ in keys), known.fresh_start() + turn - 1)
+                    return known
+        arranged = arrange(self._arranged, period, self._spec_of, self._policy, self._params)
+        if arranged is None:
+            return None
+        self._known = [known for known in self._known if keys != sorted(_keys(known.arranged.batches))]
+        self._arranged += 1
+        self._known.append(Known(arranged, frozenset(one.key for one in period)))
+        del self._known[:-MOST_KNOWN]
+        return self._known[-1]
 
     # --- replay
 
     def resume(self, known: Known, epoch: int) -> Resume:
         """``known`` is replayed from now on."""
         self.replaying = known
+        self._known = [*(other for other in self._known if other is not known), known]
         self._resumed_after = dict(known.after)
-        self._detector.reset()
+        self._detector.pause()
         places = {planned.set_id: known.after.get(planned.set_id, -1) for planned in known.arranged.batches}
         start = min(places.values()) + 1
         return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())))
@@ -176,12 +176,12 @@ class Rhythm:
         """Freeze has been sent; see ``frozen``."""
         self._frozen = {}
 
-    def frozen(self, rank: int, message: Frozen, awaited: Iterable[int]) -> bool:
+    def frozen(self, rank: int, message: Frozen, awaited: Collection[int]) -> bool:
         """``rank`` has stopped launching. True when all of ``awaited`` have."""
         if self._frozen is None:
             return False
         self._frozen.setdefault(rank, dict(message.launched))
-        return set(awaited) <= set(self._frozen)
+        return len(self._frozen) >= len(awaited) and all(one in self._frozen for one in awaited)
 
     def drain(self, epoch: int, sets: Mapping[int, Sequence[int]]) -> Drain:
         """All are frozen: what is run to its end, and what of it is valid. The schedule is left behind."""
@@ -211,16 +211,46 @@ class Rhythm:
         if any(habitual):
             known.whole = False  # the period has grown: learn it anew
             known.inserted.clear()
+            self._detector.reset()
         return known if progress and known.whole else None
 
     def _insert(self, known: Known, key: TensorKey, period: int) -> int:
         last, run = known.inserted.get(key, (-2, 0))
-        run = run + 1 if period - last <= 1 else 1
+        known.inserted = {other: seen for other, seen in known.inserted.items() if period - seen[0] <= 1}
+        if period > last:  # else it repeats by itself: another loop has begun
+            run = run + 1 if period == last + 1 else 1
         known.inserted[key] = (period, run)
         return run
 
 
-def _keys(batches: Sequence[Planned]) -> list[TensorKey]:
-    return [
-        TensorKey(planned.set_id, name, spec) for planned in batches for name, spec in zip(planned.names, planned.specs)
-    ]
+def _turn(batches: Sequence[Planned], period: Sequence[Occurrence]) -> int | None:
+    """At which of ``batches`` a period begins that has the same tensors; None if it does not fit between two of them.
+
+    It fits where, from there on, the batches follow the period's segments, each within one of them:
+    the order within a segment may be another one each time.
+    """
+    rounds: dict[TensorKey, list[int]] = {}
+    for number, segment in enumerate(segments(period)):
+        for one in segment:
+            rounds.setdefault(one.key, []).append(number)
+    turns = range(len(batches))
+    return next((turn for turn in turns if _follows([*batches[turn:], *batches[:turn]], rounds)), None)
+
+
+def _follows(batches: Sequence[Planned], rounds: Mapping[TensorKey, Sequence[int]]) -> bool:
+    left = {key: iter(numbers) for key, numbers in rounds.items()}
+    reached = 0
+    for planned in batches:
+        numbers = {next(left[key]) for key in _planned_keys(planned)}
+        if len(numbers) > 1 or min(numbers) < reached:
+            return False
+        reached = min(numbers)
+    return True
+
+
+def _planned_keys(planned: Planned) -> list[TensorKey]:
+    return [TensorKey(planned.set_id, name, spec) for name, spec in zip(planned.names, planned.specs)]
+
+
+def _keys(batches: Sequence[Planned]) -> list[tuple[int, str, bytes]]:
+    return [(planned.set_id, name, spec) for planned in batches for name, spec in zip(planned.names, planned.specs)]

@@ -15,7 +15,7 @@ from ddlcore.builtin.shm import transport as shm
 from ddlcore.builtin.shm.transport import ShmTransport
 from ddlcore.contracts.transport import Context, Plan, Transport
 from ddlcore.errors import TransportError
-from ddlcore.kernels.frame import SLOTS
+from ddlcore.kernels import frame
 from ddlcore.testing.store import ThreadStore
 from ddlcore.types import DType, Member, ReduceOp
 from tests.builtin.worlds import World, buffer, random_collectives
@@ -38,6 +38,7 @@ def test_tiny_slots(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots of a KiB: hundreds of rounds a collective, so that ranks overtake each other wherever they can."""
     monkeypatch.setattr(shm, "CHUNK_BYTES", 1024)
     monkeypatch.setattr(shm, "LEAST_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(shm, "RING_BYTES", 8192)
     monkeypatch.setattr(shm, "SMALL_BYTES", 256)
     with World(ShmTransport, size) as world:
         for seed in range(3):
@@ -68,7 +69,7 @@ def test_a_slow_rank_loses_nothing(size: int, slow: int) -> None:
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.label)
 def test_every_type_over_many_chunks(size: int, dtype: DType) -> None:
     """Sum of several chunks and a rest, with a NaN here and there, in rank order."""
-    count = 3 * shm.chunk_bytes(size) // dtype.itemsize + 77
+    count = 3 * shm.ring_bytes(size)[0] // dtype.itemsize + 77
     inputs = [numbers(dtype, count, seed) for seed in range(size)]
     expected = reduced(inputs, dtype, ReduceOp.Sum)
     with World(ShmTransport, size) as world:
@@ -217,8 +218,10 @@ def test_other_systems_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 16, 33, 64, 128, 1000])
 def test_memory_stays_moderate(size: int) -> None:
-    """Slots shrink with the number of ranks; they hold at least a line and an element for each."""
-    chunk = shm.chunk_bytes(size)
+    """Rings shrink with the number of ranks; a slot holds at least a line and an element for each."""
+    chunk, ring = shm.ring_bytes(size)
     assert chunk & (chunk - 1) == 0
     assert chunk >= 8 * 2 * size
-    assert size * SLOTS * chunk <= 32 << 20 or chunk == shm.LEAST_CHUNK_BYTES
+    assert ring % chunk == 0
+    assert shm.LAG + 3 <= ring // chunk <= frame.MOST_SLOTS
+    assert size * ring <= shm.SEGMENT_BYTES or ring == shm.LEAST_SLOTS * shm.LEAST_CHUNK_BYTES

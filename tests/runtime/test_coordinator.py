@@ -333,7 +333,7 @@ def test_nothing_that_a_rank_says_breaks_the_coordinator(size: int, seed: int) -
         assert one.epoch >= epoch
         epoch = one.epoch
         assert 0 in one.sets
-        assert all(rank < size for pending, missing in one.waiting() for rank in missing)
+        assert all(rank < size for pending in one.waiting() for rank in one.missing(pending))
 
 
 def test_an_ask_that_cannot_be_read_fails_on_who_asked() -> None:
