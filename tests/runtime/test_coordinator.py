@@ -6,13 +6,14 @@ import random
 from collections import deque
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.messages import Answer, Ask, Batch, Bye, Failure, Farewell, Frozen, Leave, Lost, Request, Spec, encode
 from ddlcore.runtime.coordinator import Coordinator
 from ddlcore.types import DType, Kind, ReduceOp
+from tests.runtime.effort import examples
 
 
 def spec(kind: Kind = Kind.ALLREDUCE, **kwargs: object) -> bytes:
@@ -123,7 +124,7 @@ def worlds(draw: st.DrawFn) -> tuple[int, dict[int, tuple[int, ...]], list[list[
     return size, sets, programs, wrong, rng.choice([0, 40, 1 << 20]), rng.randint(0, 1 << 30)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(300)
 @given(worlds())
 def test_random_programs_end_in_one_order(
     world: tuple[int, dict[int, tuple[int, ...]], list[list[Ask]], set[str], int, int],
@@ -148,7 +149,7 @@ def test_random_programs_end_in_one_order(
     assert not one.waiting()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(200)
 @given(worlds(), st.data())
 def test_random_departures_leave_nobody_waiting(
     world: tuple[int, dict[int, tuple[int, ...]], list[list[Ask]], set[str], int, int], data: st.DataObject
@@ -179,7 +180,7 @@ def test_random_departures_leave_nobody_waiting(
                 assert one_ask.name in ran
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(2, 12), st.integers(0, 6), st.integers(0, 1 << 30))
 def test_joined_ranks_are_always_ready(size: int, tensors: int, seed: int) -> None:
     """Ranks with fewer tensors join; every tensor runs on all ranks, then all learn who joined last."""
@@ -317,7 +318,7 @@ def _noise(rng: random.Random, epoch: int) -> Request | Leave | Frozen | Bye:
     return Request(epoch, rng.randint(0, 5), tuple(asks))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.integers(1, 4), st.integers(0, 1 << 30))
 def test_nothing_that_a_rank_says_breaks_the_coordinator(size: int, seed: int) -> None:
     """Unreadable specs, sets that are not there, answers nobody asked for, old epochs: it never raises, and loops go on in between."""

@@ -6,17 +6,17 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from ddlcore.messages import Spec, encode
 from ddlcore.types import DType, Kind
+from tests.runtime.effort import examples
 from tests.runtime.machines import Machines, Order
 from tests.runtime.programs import JOIN, Loop, Tensor, beside, one_shot, random_loop, random_tensors
 
 pytestmark = pytest.mark.timeout(240)
 
-ANY = settings(deadline=None, suppress_health_check=list(HealthCheck))
 BYTES = [0, 32, 1 << 20]
 
 
@@ -44,7 +44,7 @@ def compare(loop: Loop, order: Order, fusion_bytes: int, depth: int) -> Machines
     return replayed
 
 
-@settings(ANY, max_examples=250)
+@examples(250)
 @given(st.integers(0, 1 << 30), orders())
 def test_a_step_that_waits_as_it_pleases(seed: int, order: Order) -> None:
     """A schedule of one to three batches, then a step that waits anywhere: overlapping sets, meetings, three in flight."""
@@ -52,7 +52,7 @@ def test_a_step_that_waits_as_it_pleases(seed: int, order: Order) -> None:
     compare(loop, order, 1 << 20, depth)
 
 
-@settings(ANY, max_examples=100)
+@examples(100)
 @given(
     st.integers(0, 1 << 30), st.integers(2, 5), st.integers(8, 25), orders(), st.sampled_from(BYTES), st.integers(1, 3)
 )
@@ -61,7 +61,7 @@ def test_loops_as_they_come(seed: int, size: int, steps: int, order: Order, fusi
     compare(random_loop(random.Random(seed), size, steps, 6), order, fusion_bytes, depth)
 
 
-@settings(ANY, max_examples=40)
+@examples(40)
 @given(st.integers(0, 1 << 30), st.integers(2, 3), orders(), st.sampled_from(BYTES))
 def test_two_threads_on_each_rank(seed: int, size: int, order: Order, fusion_bytes: int) -> None:
     """Two loops that know nothing of each other, and share the schedule that comes of it: both end."""

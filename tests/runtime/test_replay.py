@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 import ddlcore as ddl
@@ -22,6 +22,7 @@ from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
 from ddlcore.runtime.rhythm import Known, Rhythm
 from ddlcore.testing import World
 from ddlcore.types import DType, Kind
+from tests.runtime.effort import examples
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -33,7 +34,7 @@ def occurrence(name: str, batch: int, stamp: int = -1) -> Occurrence:
     return Occurrence(TensorKey(0, name, SPEC), batch, stamp)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(1, 12), st.integers(0, 5), st.integers(0, 1 << 30))
 def test_a_period_is_found_whatever_its_order(tensors: int, before: int, seed: int) -> None:
     """After at most four periods, however shuffled, and whatever came before; it holds each tensor once."""
@@ -54,7 +55,7 @@ def test_a_period_is_found_whatever_its_order(tensors: int, before: int, seed: i
     assert Counter(one.key.name for one in found) == Counter(names)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(0, 5))
 def test_a_loop_without_names_is_found_by_its_sequence(loop: list[int], before: int) -> None:
     """Anonymous calls are known by their specs; the period divides the loop."""
@@ -249,7 +250,7 @@ def _step(rank: int, order: list[tuple[str, ddl.ProcessSet, str, int]], step: in
         np.testing.assert_array_equal(result, expected, err_msg=f"{name} ({kind}) in step {step} on rank {rank}")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60)
 @given(programs(), st.sampled_from(["threads", "shm"]))
 def test_what_negotiation_finishes_replay_finishes_with_equal_values(shape: dict[str, int], backend: str) -> None:
     """Shuffled orders, several sets, unused parameters, metrics now and then, meetings outside, joins: no wrong value, no hang."""
