@@ -124,10 +124,14 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """A rank that replays has met something that its schedule cannot serve."""
+    """A rank that replays has met something that its schedule cannot serve.
+
+    ``slow``: it only suspects so, since nothing has moved for long; the schedule may well fit.
+    """
 
     epoch: int
     reason: str
+    slow: bool = False
 
 
 class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):

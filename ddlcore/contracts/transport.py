@@ -141,12 +141,23 @@ class Prepared(ABC):
         return self.enter(sources, targets, real)
 
 
+LARGE_BYTES = 1 << 20
+
+
 class Memory:
-    """Bytes that a transport likes to send from; here plain process memory."""
+    """Bytes that a transport likes to send from; here plain process memory, whose content is undefined."""
 
     def __init__(self, nbytes: int) -> None:
-        self._bytes = (ctypes.c_char * max(1, nbytes + 64))()
-        self.address = (ctypes.addressof(self._bytes) + 63) & ~63  # cache-line aligned
+        self._bytes: object
+        if nbytes < LARGE_BYTES:
+            self._bytes = small = (ctypes.c_char * (nbytes + 64))()
+            start = ctypes.addressof(small)
+        else:  # numpy asks for huge pages, and touches none: a fifth of the time for 64 MiB
+            import numpy as np
+
+            self._bytes = large = np.empty(nbytes + 64, np.uint8)
+            start = large.ctypes.data
+        self.address = (start + 63) & ~63  # cache-line aligned
         self.nbytes = nbytes
 
 

@@ -74,6 +74,7 @@ class Coordinator:
         self.rhythm = Rhythm(policy, whole, self._spec, replay)
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
+        self._slow = False  # a rank suspects so
 
     # --- messages in, messages out
 
@@ -87,7 +88,9 @@ class Coordinator:
             return self._drain() if self.rhythm.frozen(rank, message, self._present) else []
         if isinstance(message, Leave):
             # Who says so while another freeze is under way will say it again, if it still has to.
-            self._diverged = self._diverged or (self.rhythm.replaying is not None and not self.rhythm.freezing)
+            if self.rhythm.replaying is not None and not self.rhythm.freezing:
+                self._diverged = self._diverged or not message.slow
+                self._slow = message.slow
             return self._freeze()
         if self.rhythm.freezing:
             return []
@@ -304,10 +307,11 @@ class Coordinator:
     def _drain(self) -> Outgoing:
         """Every rank has stopped launching: the verdict, then what made them stop."""
         drain = self.rhythm.drain(self.epoch, self.sets)
-        diverged, self._diverged = self._diverged, False
+        diverged, slow, self._diverged, self._slow = self._diverged, self._slow, False, False
         # After a divergence all is asked for anew: what belongs together may have been torn apart.
-        complete = [pending for pending in self._table.values() if not diverged and not self._lacking(pending)]
-        known = self.rhythm.left(diverged, [self._key(pending) for pending in complete])
+        anew = diverged or slow
+        complete = [pending for pending in self._table.values() if not anew and not self._lacking(pending)]
+        known = self.rhythm.left(diverged, [self._key(pending) for pending in complete], slow)
         self.epoch += 1
         items = self._decide(complete)
         if self.rhythm.replaying is None and known is not None and known.whole and not self._joined and not self._byes:

@@ -148,10 +148,10 @@ class Engine:
                 self._since_ns = now_ns()
                 self._meter.idle_ns += self._since_ns - idle_ns
 
-    def leave(self, epoch: int) -> None:
-        """Asks to leave replay; from any thread."""
+    def leave(self, epoch: int, slow: bool = False) -> None:
+        """Asks to leave replay; from any thread. ``slow``: it may be that a rank just takes its time."""
         self._meter.divergences += 1
-        self.say(Leave(epoch, "a batch waits for tensors that do not come"))
+        self.say(Leave(epoch, "a batch waits for tensors that do not come", slow))
 
     def _call(self, todo: Callable[[], None]) -> None:
         try:

@@ -106,7 +106,7 @@ class Link:
                     break
                 stuck = self._inbox.stuck()
                 if stuck is not None:
-                    self._engine.leave(stuck)
+                    self._engine.leave(stuck, slow=True)
                 request = self._inbox.take_request()
                 if request is not None:
                     self._send(request)

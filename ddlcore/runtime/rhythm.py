@@ -197,16 +197,23 @@ class Rhythm:
         self._frozen = None
         return Drain(epoch, highest, tuple(sorted(self.replaying.after.items())))
 
-    def left(self, diverged: bool, inserted: Sequence[TensorKey]) -> Known | None:
-        """After Drain: the schedule to go on with at once, or None for discovery."""
+    def left(self, diverged: bool, inserted: Sequence[TensorKey], slow: bool = False) -> Known | None:
+        """After Drain: the schedule to go on with at once, or None for discovery.
+
+        ``slow``: a rank has not heard of the others for long. If they just took their time (a checkpoint), the
+        first tensor that all have resumes the schedule where it was. Where it comes no further than that, it
+        does not fit.
+        """
         known, self.replaying = self.replaying, None
         assert known is not None
-        if diverged:
+        progress = any(place > self._resumed_after.get(set_id, -1) for set_id, place in known.after.items())
+        if diverged or (slow and not progress):
             self.divergences += 1
             known.whole = False
             self._detector.divergence(known.period - known.begun)
             return None
-        progress = any(place > self._resumed_after.get(set_id, -1) for set_id, place in known.after.items())
+        if slow:
+            return None
         habitual = [self._insert(known, key, known.period) >= CONSECUTIVE for key in inserted]
         if any(habitual):
             known.whole = False  # the period has grown: learn it anew

@@ -298,7 +298,7 @@ def _noise(rng: random.Random, epoch: int) -> Request | Leave | Frozen | Bye:
     epoch -= rng.random() < 0.1
     chance = rng.random()
     if chance < 0.1:
-        return Leave(epoch, "x")
+        return Leave(epoch, "x", rng.random() < 0.5)
     if chance < 0.4:
         return Frozen(epoch, tuple((rng.randint(-1, 2), rng.randint(-3, 9)) for _ in range(rng.randint(0, 2))))
     if chance < 0.43:

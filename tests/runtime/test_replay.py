@@ -411,3 +411,26 @@ def test_a_rank_that_leaves_takes_its_schedules_with_it() -> None:
 
     with World(3, settings=REPLAY) as world:
         world.run(program)
+
+
+def test_a_rank_that_takes_its_time_costs_no_schedule() -> None:
+    """One rank pauses for longer than the others trust; the schedule goes on where it was, and nothing is learned anew."""
+
+    def run(rank: int, job: Job) -> tuple[int, int]:
+        grown = 0
+        for step in range(40):
+            if step == 25:
+                before = job.stats()["batches_negotiated"]
+                if rank == 0:
+                    time.sleep(2.5)  # a checkpoint, say; the wait itself is what is tested
+            first = ddl.allreduce_async(np.ones(3), name="first", op=ddl.Sum)
+            rest = ddl.allreduce_async(np.full(5, step), name="rest", op=ddl.Sum)
+            assert first.wait()[0] == 2
+            assert rest.wait()[0] == 2 * step
+        grown = job.stats()["batches_negotiated"] - before
+        return grown, job.stats()["divergences"]
+
+    with World(2, settings={**REPLAY, "fusion_bytes": 0}) as world:
+        told = world.run(run)
+    assert sum(asked for _, asked in told) >= 1, "nobody suspected anything: the pause is too short to show anything"
+    assert all(grown <= 2 for grown, _ in told), f"negotiated after the pause: {told}"
