@@ -423,7 +423,7 @@ class _Node:
         with self.inbox.lock:
             epoch = self.inbox.stopped_waiting()
         self.left += 1
-        self.up.append(Leave(epoch, "waited too long"))
+        self.up.append(Leave(epoch, "waited too long", slow=bool(self.flights)))  # as the control thread would say it
 
 
 class Machines:
