@@ -214,16 +214,20 @@ class Engine:
                         or not getattr(self._inbox.next_run(), "resumable", False)
                     ):
                         break
-                    self._stage = "was about to launch a batch"
                     holds = self._running = True
+                    self._stage = "was about to launch a batch"
                     launch = self._inbox.launch()
                     assert launch is not None
                     self._stage = ENTERING
+                begun_ns = now_ns()
                 deliver = self._take_part(launch, partial(launch.position.run.resume, launch), DdlInternalError)
                 if deliver is not None:
                     self._stage = "handed a result over"
                     self._settle(launch, deliver)
                 self._stage = ""
+                took_ns = now_ns() - begun_ns
+                self._meter.busy_ns += took_ns
+                self._meter.idle_ns -= took_ns  # the engine's thread takes it for idle
         except BaseException:
             self._called_away(launch, holds)
             raise
@@ -231,7 +235,9 @@ class Engine:
 
     def _called_away(self, launch: Launch[Entry] | None, holds: bool) -> None:
         """What a thread that helped has begun is finished by the engine; the job ends where nobody can know how far it was."""
-        stage, self._stage = self._stage, ""
+        stage = ""
+        if holds:  # else it is another thread's
+            stage, self._stage = self._stage, ""
         if stage == ENTERING and launch is not None:
             with self._inbox.lock:
                 self._queue.appendleft(partial(self._go_on, launch))

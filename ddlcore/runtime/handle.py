@@ -39,8 +39,8 @@ class Completion:
 
     def wait(self, operation: Waited) -> None:
         """Blocks until ``operation`` is over."""
-        self.help(operation)
         since_s = time.monotonic()
+        self.help(operation)
         while operation.pending:
             patience_s = min(self.watch(since_s), SLICE_S)
             with self.condition:
