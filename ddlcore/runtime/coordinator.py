@@ -65,6 +65,7 @@ class Coordinator:
         self._table: dict[tuple[int, str], Pending] = {}
         self._bits: dict[int, int] = {}  # by process set: its members as bits, once they were needed
         self._joined: dict[int, Ask] = {}  # in the order of joining
+        self._joined_bits = 0  # the same ranks
         self._left: dict[int, str] = {}  # ranks that said Bye, with their reason
         self._present = dict.fromkeys(range(size))  # the others, in order
         self._specs: dict[bytes, Spec] = {}
@@ -152,6 +153,7 @@ class Coordinator:
             return None
         if spec.kind is Kind.JOIN:
             self._joined.setdefault(rank, ask)
+            self._joined_bits |= 1 << rank
             self.rhythm.disturbed()
             ready += [pending for pending in self._table.values() if not self._lacking(pending)]
             if len(self._joined) == self.size:
@@ -167,12 +169,16 @@ class Coordinator:
 
     def _lacking(self, pending: Pending) -> int:
         """The members that neither have it ready nor have joined, as bits."""
-        return pending.members & ~pending.asked & ~bits_of(self._joined)
+        return pending.members & ~pending.asked & ~self._joined_bits
+
+    def _none_joined(self) -> None:
+        self._joined.clear()
+        self._joined_bits = 0
 
     def _all_joined(self) -> list[tuple[Iterable[int], Item]]:
         last = list(self._joined)[-1]
         names = {rank: ask.name for rank, ask in self._joined.items()}
-        self._joined.clear()
+        self._none_joined()
         index = self._take_index()
         return [((rank,), Batch(index, 0, Kind.JOIN, (name,), result=last)) for rank, name in names.items()]
 
@@ -318,7 +324,7 @@ class Coordinator:
             items += self._resume(known)
         elif self.rhythm.replaying is None:
             self._table.clear()
-            self._joined.clear()  # they say so again, with all that is pending
+            self._none_joined()  # they say so again, with all that is pending
         outgoing: Outgoing = []
         for ranks, told in _shared(items, self._present):
             one = Drain(drain.epoch, drain.highest, drain.lowest, told)
@@ -445,15 +451,14 @@ class Coordinator:
         self.rhythm.parted(rank, self.sets)
         self._left[rank] = bye.reason
         del self._present[rank]
-        self._joined.pop(rank, None)
         items: list[tuple[Iterable[int], Item]] = []
         for pending in list(self._table.values()):
             if rank in self.sets[pending.set_id]:
                 failure = self._gone(pending.set_id, (pending.name,), [rank])
                 items += self._fail(pending, "lost", failure.text, (rank,))
-        for other, ask in self._joined.items():  # they wait for a join that cannot be
+        for other, ask in self._joined.items():  # they wait for a join that cannot be; the leaver is told nothing
             items.append(((other,), self._gone(0, (ask.name,), [rank])))
-        self._joined.clear()
+        self._none_joined()
         return [*self._answers(items, None, 0), (rank, Farewell())]
 
     def _gone(self, set_id: int, names: tuple[str, ...], gone: Sequence[int]) -> Failure:

@@ -115,8 +115,10 @@ class PeriodDetector:
     def observe(self, occurrence: Occurrence) -> list[Occurrence] | None:
         """The period, if with this occurrence one has just ended that is proven; the next begins after it."""
         key = occurrence.key
-        if (key.name and key in self._names) or len(self._window) >= LONGEST:
+        if key.name and key in self._names:
             self._close()
+        elif len(self._window) >= LONGEST:
+            self.pause()  # nothing came again in all that: it is no candidate
         self._append(occurrence)
         if key.name:
             self._forget_sequence()
