@@ -74,8 +74,8 @@ class Inbox:
         if wake:
             self._wake()
 
-    def again(self, entry: Recurring, address: int, owner: object) -> None:
-        """Starts a recurring entry on the tensor at ``address``, which ``owner`` keeps alive. Errors as ``submit``.
+    def again(self, entry: Recurring, address: int, owner: object, waits: bool = False) -> None:
+        """Starts a recurring entry on the tensor at ``address``, which ``owner`` keeps alive. The rest as ``submit``.
 
         This runs once a tensor and step. In replay it does no more than fill the slot.
         """
@@ -91,7 +91,8 @@ class Inbox:
                 position.missing -= 1
                 replay.filled += 1
                 if position.missing == 0 and position is replay.current:
-                    self.work.notify()
+                    if not waits:
+                        self.work.notify()
                 elif self._waits_since_s is None:
                     self._waits_since_s = time.monotonic()
                 return
@@ -102,7 +103,7 @@ class Inbox:
             entry.state = PENDING
             entry.source.address = address
             entry.source.owner = owner
-            self._place(entry)
+            self._place(entry, waits)
             wake = bool(self._unsent) and not self._unanswered and not self._moving
         if wake:
             self._wake()
