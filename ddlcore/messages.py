@@ -99,6 +99,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     fusion_bytes: int  # rank 0's value counts
     pid: int = 0
     first_batch_bytes: int = 0  # rank 0's value counts
+    overlap: bool = True  # likewise
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):

@@ -56,6 +56,7 @@ class Coordinator:
         fusion_bytes: int,
         replay: bool = True,
         first_batch_bytes: int = 0,
+        overlap: bool = True,
     ) -> None:
         self.size = size
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
@@ -71,7 +72,8 @@ class Coordinator:
         self._specs: dict[bytes, Spec] = {}
         self._next_index = 0
         self._next_set = 1
-        whole = {**self.params, "first_batch_bytes": float(first_batch_bytes)}  # what lays out a whole period
+        # what lays out a whole period
+        whole = {**self.params, "first_batch_bytes": float(first_batch_bytes), "overlap": float(overlap)}
         self.rhythm = Rhythm(policy, whole, self._spec, replay)
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule

@@ -177,7 +177,9 @@ class Sessions:
         hellos = self._gathering.pop(key)
         self._made += 1
         first = hellos[key[0][0]]
-        coordinator = Coordinator(len(key[0]), self._policy, first.fusion_bytes, self._replay, first.first_batch_bytes)
+        coordinator = Coordinator(
+            len(key[0]), self._policy, first.fusion_bytes, self._replay, first.first_batch_bytes, first.overlap
+        )
         world = _World(key, coordinator, set(key[0]))
         for rank in key[0]:
             self._worlds[rank] = world
