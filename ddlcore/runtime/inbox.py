@@ -69,6 +69,7 @@ class Inbox:
                 self._require_free(entry)
             for entry in entries:
                 self._flying[entry.set_id, entry.name] = entry
+                entry.stamp = self._completion.observed
                 self._place(entry, waits)
             wake = bool(self._unsent) and not self._unanswered and not self._moving
         if wake:
@@ -80,6 +81,7 @@ class Inbox:
         This runs once a tensor and step. In replay it does no more than fill the slot.
         """
         with self.lock:
+            entry.stamp = self._completion.observed
             replay = self._open
             if entry.replay is replay and entry.state == IDLE and entry.position.entries[entry.seat] is None:
                 entry.state = PENDING
@@ -191,8 +193,7 @@ class Inbox:
                 return None
             self._unanswered = True
             self._serial += 1
-            stamp = self._completion.observed
-            asks = tuple(entry.ask(stamp) for entry in self._unsent)
+            asks = tuple(entry.ask() for entry in self._unsent)
             self._unsent.clear()
             return Request(self._epoch, self._serial, asks)
 
