@@ -27,11 +27,14 @@ from ddlcore.messages import (
     Request,
     Resume,
     Spec,
+    Standing,
+    Where,
     decode_spec,
 )
 from ddlcore.runtime.checks import describe, mismatch_table
 from ddlcore.runtime.periods import TensorKey
 from ddlcore.runtime.rhythm import Known, Rhythm, tensor_key
+from ddlcore.runtime.standing import Standings
 from ddlcore.types import Kind
 
 __all__ = ["Coordinator", "Pending"]
@@ -85,15 +88,19 @@ class Coordinator:
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
         self._told: set[int] = set()  # schedules that all ranks have been told
+        self.standings = Standings()
 
     # --- messages in, messages out
 
-    def handle(self, rank: int, message: Request | Bye | Leave | Frozen) -> Outgoing:
+    def handle(self, rank: int, message: Request | Bye | Leave | Frozen | Standing) -> Outgoing:
         """What all ranks are to be told because ``rank`` said ``message``."""
         if isinstance(message, Bye):
             return self._bye(rank, message)
         if message.epoch != self.epoch or rank in self._left:
             return []  # the rank resends what is pending when it enters the present epoch
+        if isinstance(message, Standing):
+            asked = self.standings.hear(rank, message, self.sets.get(message.set_id, ()))
+            return [(other, Where(self.epoch)) for other in asked if other not in self._left]
         if isinstance(message, Frozen):
             return self._drain() if self.rhythm.frozen(rank, message, self._present()) else []
         if isinstance(message, Leave):
