@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ddlcore.api import (
     Handle,
     ProcessSet,
+    Stats,
     add_process_set,
     allgather_object,
     barrier,
@@ -94,6 +95,7 @@ __all__ = [
     "Product",
     "RankFailed",
     "ReduceOp",
+    "Stats",
     "Sum",
     "TransportError",
     "__version__",

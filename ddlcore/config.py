@@ -94,6 +94,12 @@ SETTINGS: tuple[Setting, ...] = (
         True,
         "1: steps that repeat run without a control message; 0: every batch is negotiated",
     ),
+    Setting(
+        "control_address",
+        str,
+        "",
+        "where the launcher listens to its ranks: tcp://IP:PORT, port 0 for any free one; empty: within the host",
+    ),
     Setting("fusion_policy", str, "threshold", "which policy lays tensors out in batches"),
     Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
     Setting("open_timeout_s", float, 60.0, "how long opening a transport may take, in seconds", minimum=0.1),

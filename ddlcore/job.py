@@ -28,6 +28,7 @@ from ddlcore.runtime.executor import Executor
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.link import Link
+from ddlcore.runtime.meter import Meter, Stats
 from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.request import Entry
 from ddlcore.runtime.routes import Route, choose_route
@@ -108,6 +109,7 @@ class Job:
         self._kernels = LateKernels(settings.text("cache_dir"))
         self._compressors: dict[str, Compressor] = {}
         self._verdict = Verdict()
+        self._meter = Meter()
         self._lock = threading.Lock()
         self._started = False
         _jobs.add(self)
@@ -162,7 +164,7 @@ class Job:
         self.inbox = Inbox(self.completion, channel.wake)
         self.again = self.inbox.again  # for those who submit the same tensors in every step; see Inbox.again
         self.sets = ProcessSets(self._opener(store))
-        executor = Executor(self.sets, self._kernels, self.compressor)
+        executor = Executor(self.sets, self._kernels, self.compressor, self._meter)
         self._engine = Engine(
             executor,
             self.sets,
@@ -170,10 +172,19 @@ class Job:
             self.completion,
             self._verdict,
             self._transport_failed,
+            self._meter,
             name.format("engine"),
         )
         self._link = Link(
-            channel, self.inbox, self._engine, self._verdict, self._break, self.sets, self.rank, name.format("control")
+            channel,
+            self.inbox,
+            self._engine,
+            self._verdict,
+            self._break,
+            self.sets,
+            self._meter,
+            self.rank,
+            name.format("control"),
         )
 
     def _opener(self, store: Store) -> Opener:
@@ -231,24 +242,16 @@ class Job:
 
     # --- in between
 
-    def submit(self, entries: Sequence[Entry]) -> None:
-        """Hands entries over, all or none. Any thread. Raises ValueError for a name in flight, or why the job is over."""
-        self.inbox.submit(entries)
+    def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
+        """Hands entries over, all or none. Any thread; ``waits``: this one goes on to wait for them.
 
-    def stats(self) -> dict[str, int]:
-        """Counters of this rank since init.
-
-        ``control_messages`` (sent to the coordinator and received from it), ``batches_negotiated``,
-        ``batches_replayed``, ``batches_void`` (run, and run again), ``divergences`` (this rank asked to
-        leave replay).
+        Raises ValueError for a name in flight, or why the job is over.
         """
-        return {
-            "control_messages": self._link.messages,
-            "batches_negotiated": self._engine.negotiated,
-            "batches_replayed": self._engine.replayed,
-            "batches_void": self._engine.void,
-            "divergences": self._engine.divergences,
-        }
+        self.inbox.submit(entries, waits)
+
+    def stats(self) -> Stats:
+        """What this rank has counted since init; ``Stats`` documents the keys. Any thread."""
+        return self._meter.stats(self.completion.waited_s, self.sets.routes())
 
     def disown(self) -> None:
         """This process was forked from the one that called ``init``: nothing goes from here."""

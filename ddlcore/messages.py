@@ -5,6 +5,7 @@ Plain data, encoded by msgspec; a record that does not decode is an error that n
 
 from __future__ import annotations
 
+from math import prod
 from typing import TypeVar
 
 import msgspec
@@ -68,6 +69,10 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     group: int = 0  # size of the grouped call it belongs to, whose name is its own up to the last "["
     ranks: tuple[int, ...] | None = None  # of ADD_SET: the members; of REMOVE_SET: (set id,)
 
+    def nbytes(self, rows: tuple[int, ...] = ()) -> int:
+        """Of the tensor; of ragged kinds, which it alone does not tell, with these ``rows``."""
+        return prod(self.shape) * self.dtype.itemsize * (sum(rows) if self.kind.is_ragged else 1)
+
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One tensor that a rank has ready."""
@@ -119,10 +124,14 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """A rank that replays has met something that its schedule cannot serve."""
+    """A rank that replays has met something that its schedule cannot serve.
+
+    ``slow``: it only suspects so, since nothing has moved for long; the schedule may well fit.
+    """
 
     epoch: int
     reason: str
+    slow: bool = False
 
 
 class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):

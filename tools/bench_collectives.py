@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own p
 
 from ddlcore.launch.bench.pipe import told
 from ddlcore.launch.bench.plan import SIZES, BenchPlan, parse_sizes, size_text
-from ddlcore.launch.bench.results import TRANSPORT, Ratio, Row, median_interval, ratio
-from tools.bench_verdicts import Judged, markdown, missed, put, table
+from ddlcore.launch.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
+from tools.bench_verdicts import Judged, machine_words, markdown, missed, put, table
 from tools.mpi_world import run_under_mpiexec, what_is_missing
 
 __all__ = ["PARTS", "Part", "gloo_target", "judged", "judged_whole", "main", "mpi_target"]
@@ -223,6 +223,14 @@ def run_part(name: str, sizes: str, rounds: int) -> tuple[list[Row], dict[str, A
     return rows, whole
 
 
+def about(given: argparse.Namespace) -> list[str]:
+    """What was run on what, for the documents."""
+    words = ["python tools/bench_collectives.py", f"--rounds {given.rounds}"]
+    words += [f"--only {given.only}"] if given.only != PARTS_RUN else []
+    words += [f"--sizes {given.sizes}"] if given.sizes != SIZES else []
+    return [f"`{' '.join(words)}` on {machine_words()}; medians, [{interval_words(given.rounds)}]."]
+
+
 def status(text: str) -> None:
     """One line on a terminal, overwritten by the next; nothing elsewhere."""
     if sys.stderr.isatty():
@@ -252,7 +260,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table there, for documents")
     parser.add_argument("--rank-of", nargs=2, metavar=("PART", "PIPE"), help=argparse.SUPPRESS)
-    return parser.parse_args()
+    given = parser.parse_args()
+    try:
+        parse_sizes(given.sizes)
+    except ValueError as error:
+        parser.error(str(error))
+    if given.rounds < 1:
+        parser.error(f"--rounds {given.rounds}: at least one is needed")
+    return given
 
 
 def main() -> int:
@@ -269,14 +284,15 @@ def main() -> int:
         new = judged_whole(whole) if name == "whole" else judged(name, measured)
         times[name] = whole or [row.as_json() for row in measured]
         rows += new
-        print("\n".join(["", f"{PARTS[name].what} (median [95 % interval] of {given.rounds} rounds)", *table(new)]))
+        words = f"{PARTS[name].what}: medians of {given.rounds} rounds, [{interval_words(given.rounds)}]"
+        print("\n".join(["", words, *table(new)]))
         if whole and whole["replayed"] < 1:
             print(f"only {whole['replayed']:.0%} of the whole calls ran from memory")
         sys.stdout.flush()
     if given.json:
         given.json.write_text(json.dumps(times, indent=1) + "\n")
     if given.markdown:
-        put(given.markdown, markdown(rows))
+        put(given.markdown, [*about(given), "", *markdown(rows)])
     wrong = missed(rows)
     print(f"\n{len(rows)} rows, {len(wrong)} miss their target" + "".join(f"\n  {w.what}, {w.size}" for w in wrong))
     return int(bool(wrong) and not given.no_check)

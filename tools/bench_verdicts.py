@@ -1,14 +1,18 @@
-"""Judges measurements by targets and lays them out: as a table for the screen, and one for the documents. Pure."""
+"""Judges measurements by targets and lays them out: as a table for the screen, and one for the documents."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddlcore.launch.bench.results import Ratio
+from ddlcore.launch.environment import usable_cores
 
-__all__ = ["Judged", "markdown", "missed", "put", "table"]
+__all__ = ["Judged", "machine_words", "markdown", "missed", "put", "table"]
 
 _COLUMNS = ("what", "size", "ddl", "peer", "measured", "target", "verdict")
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -85,3 +89,19 @@ def put(path: Path, lines: Sequence[str]) -> None:
     _, end, after = rest.partition(_END)
     body = "\n".join(lines) + "\n"
     path.write_text(f"{before}{begin}\n{body}\n{end}{after}" if begin and end else body, encoding="utf-8")
+
+
+def machine_words() -> str:
+    """The machine and the versions that matter, in one line without names of hosts or paths."""
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    model = found[1].strip() if found else platform.machine()
+    versions = []
+    for name in ("torch", "mpich", "mpi4py", "numpy"):
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    cores = usable_cores()
+    plural = "" if cores == 1 else "s"
+    return f"{cores} core{plural} of {model}, Python {platform.python_version()}, {', '.join(versions)}"

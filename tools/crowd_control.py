@@ -20,6 +20,7 @@ import zmq
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.control.client import ClientChannel
 from ddlcore.control.credentials import Access, read_job_file
+from ddlcore.control.files import allow_files
 from ddlcore.control.line import Connection
 from ddlcore.control.server import Server
 from ddlcore.messages import (
@@ -97,11 +98,13 @@ class Crowd:
     """``size`` clients and their server; ``play`` takes all of them through one of STEPS."""
 
     def __init__(self, size: int, tensors: int, address: str = "", report: Callable[[str], None] = print) -> None:
+        allow_files(3 * size)  # the clients are in this process too, and take twice as many as the server
         self.server = Server(size, Sessions(size, ThresholdFusion()), address, report)
         self.server.start()
         asks = [Ask(0, f"layer{i}.weight", encode(Spec(Kind.ALLREDUCE, DType.F32, (64, i)))) for i in range(tensors)]
         self.clients = [Client(rank, size, random.Random(rank).sample(asks, tensors)) for rank in range(size)]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._context.set(zmq.MAX_SOCKETS, 4 * size + 16)  # three a client
         access = read_job_file(self.server.job_file)
         self._channels = [self._connect(access, rank) for rank in range(size)]
 

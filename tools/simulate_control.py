@@ -1,6 +1,7 @@
 """Shows what control costs: the coordinator's CPU time for N ranks × T tensors in discovery, in replay, and between.
 
 Run: python tools/simulate_control.py [--ranks 512,4096] [--tensors 400] [--steps 2]
+     python tools/simulate_control.py --network 256      the real sockets instead, see tools/crowd_control.py
 
 The coordinator is the real one, fed with the bytes that the ranks would send and answering in bytes;
 only the wire is left out. A virtual clock says what arrives when: tensors become ready over BACKWARD_S
@@ -14,15 +15,18 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.control.post import packed
 from ddlcore.messages import (
     PROTOCOL,
     Answer,
@@ -53,7 +57,7 @@ from ddlcore.types import DType, Kind, ReduceOp
 BACKWARD_S = 0.030  # over which a step's tensors become ready
 SKEW_S = 0.002  # by how much a tensor's time differs from rank to rank (standard deviation)
 LATENCY_S = 0.0002  # of a message, one way
-MESSAGE_S = 5e-6  # that the coordinator's host takes for a message, sent or received, beside what is measured
+MESSAGE_S = 15e-6  # that a message sent or received takes the coordinator's host, as tools/crowd_control.py shows
 TARGET_S = 0.5  # for a discovered step of the ranks and tensors that follow
 TARGET_RANKS, TARGET_TENSORS = 512, 400
 FUSION_BYTES = 64 << 20
@@ -246,13 +250,8 @@ class World:
             self._turn_due = False
             return
         begin_s = time.thread_time()
-        told: list[tuple[int, bytes]] = []
-        for rank, data in arrived:
-            last, packed = None, b""
-            for to, message in self.sessions.handle(rank, decode_to_coordinator(data)):
-                if message is not last:
-                    last, packed = message, encode(message)
-                told.append((to, packed))
+        said = [one for rank, data in arrived for one in self.sessions.handle(rank, decode_to_coordinator(data))]
+        told = packed(said)
         self.cost.cpu_s += time.thread_time() - begin_s
         busy_s = MESSAGE_S * (len(arrived) + len(told))
         for to, data in told:
@@ -326,7 +325,12 @@ def main() -> int:
     parser.add_argument("--tensors", type=int, default=400)
     parser.add_argument("--steps", type=int, default=2, help="replayed steps in a row")
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="exit 1 on a miss")
+    parser.add_argument("--network", type=int, metavar="CLIENTS", help="try the control network with so many clients")
     options = parser.parse_args()
+    if options.network:  # in a process that has done nothing else: its CPU time is printed
+        crowd = Path(__file__).with_name("crowd_control.py")
+        arguments = [f"--clients={options.network}", f"--tensors={options.tensors}"]
+        return subprocess.run([sys.executable, str(crowd), *arguments], check=False).returncode
     met = [simulate(int(ranks), options.tensors, options.steps) for ranks in options.ranks.split(",")]
     return 0 if all(met) or not options.check else 1
 

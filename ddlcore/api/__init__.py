@@ -28,12 +28,14 @@ from ddlcore.api.world import (
 )
 from ddlcore.job import Job
 from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.meter import Stats
 
 __all__ = [
     "Handle",
     "Job",
     "Operations",
     "ProcessSet",
+    "Stats",
     "add_process_set",
     "allgather_object",
     "barrier",

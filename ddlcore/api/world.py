@@ -15,6 +15,7 @@ from ddlcore.errors import DdlInternalError, NotInitialized
 from ddlcore.job import Job, launched_job, lone_job
 from ddlcore.messages import Spec, encode
 from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.request import Entry
 from ddlcore.types import Kind
 
@@ -321,6 +322,9 @@ def process_sets() -> dict[int, list[int]]:
     return current_job().sets.ids_and_ranks()
 
 
-def stats() -> dict[str, int]:
-    """Counters of this rank since ``init``; ``Job.stats`` documents the keys."""
+def stats() -> Stats:
+    """What this rank has counted since ``init``: messages, batches, bytes, seconds, routes.
+
+    ``Stats`` documents the keys. Any thread; costs nothing but this call.
+    """
     return current_job().stats()

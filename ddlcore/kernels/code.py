@@ -33,6 +33,7 @@ LINUX_FUNCTIONS = {
     "ddl_abort": "q",
     "ddl_allreduce": "q",
     "ddl_allreduce_idle": "q",
+    "ddl_allreduce_try": "q",
     "ddl_alltoall": "qqqq",
     "ddl_barrier": "q",
     "ddl_gather": "qqqq",

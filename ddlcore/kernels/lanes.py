@@ -10,11 +10,11 @@ within one slot; rounds of few bytes share it. All ranks give a round the same b
 same in all rings, and is known without a word (``reserve``).
 
 **No second counter is needed** to know when a slot may be filled again. A rank publishes round n only after
-it has read all that it wants of rounds up to n - LAG - 1, in every collective of the ring. So a counter that
-has reached n + 1 says that its rank is done with round n - LAG - 1, and a slot whose last round was m may be
-filled when every counter has reached m + LAG + 2. Peers reach that without us as soon as we have published
-m + LAG + 1, hence a ring has at least LAG + 3 slots. Nobody waits at the end of a collective: slower peers
-still find its slots filled. The marks of who comes without data are kept for ROUNDS rounds by the same rule.
+it has read all that it wants of rounds up to n - 2, in every collective of the ring. So a counter that has
+reached n + 1 says that its rank is done with round n - 2, and a slot whose last round was m may be filled
+when every counter has reached m + 3. Peers reach that without us once we have published m + 2, hence a ring
+has at least 4 slots. Nobody waits at the end of a collective: slower peers still find its slots filled. The
+marks of who comes without data are kept for ROUNDS rounds by the same rule.
 
 Imported only while compiling. Arguments are int64; ``frame`` is the rank's private memory, see frame.py.
 """
@@ -30,7 +30,6 @@ from ddlcore.kernels.frame import (
     IN_SEEN,
     IN_USED,
     INPUTS,
-    LAG,
     LANE,
     LAST,
     LINE,
@@ -62,6 +61,7 @@ from ddlcore.kernels.intrinsics import (
 
 __all__ = [
     "INPUT",
+    "LATER",
     "RESULT",
     "aborted",
     "anybody_idle",
@@ -74,11 +74,13 @@ __all__ = [
     "result",
     "slot",
     "wait",
+    "wait_a_while",
     "wait_all",
 ]
 
 INPUT, RESULT = 0, 1  # lanes
 PLACE_BYTES = 128  # what a round takes is rounded up to two cache lines
+LATER = 4  # not all had come
 HERE, ELSEWHERE = 1, 2  # why a call failed: this rank's own abort(), or a peer's
 
 
@@ -96,9 +98,12 @@ def aborted(frame: int) -> int:
     return ELSEWHERE if load_word(read(frame + HEADER)) != 0 else 0
 
 
-@compiled("qqq")
-def _wait_slowly(frame: int, word: int, value: int) -> int:
-    """Spins for microseconds, yields the core some times, then sleeps: the core may be the one that computes."""
+@compiled("qqqq")
+def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
+    """Spins for microseconds, yields the core some times, then sleeps: the core may be the one that computes.
+
+    ``sleeps``: after how many it gives up (LATER); -1: never.
+    """
     for _ in range(read(frame + SPINS)):
         pause()
         if load_word(word) >= value:
@@ -121,6 +126,9 @@ def _wait_slowly(frame: int, word: int, value: int) -> int:
             return code
         if load_word(word) >= value:
             return 0
+        sleeps -= 1
+        if sleeps == 0:
+            return LATER
 
 
 @compiled("qqqq")
@@ -129,7 +137,20 @@ def wait(frame: int, rank: int, lane: int, value: int) -> int:
     word = _counter(frame, rank, lane)
     if load_word(word) >= value:
         return 0
-    return _wait_slowly(frame, word, value)
+    return _wait_slowly(frame, word, value, -1)
+
+
+@compiled("qqqq")
+def wait_a_while(frame: int, lane: int, value: int, sleeps: int) -> int:
+    """As ``wait_all``, but gives up (LATER) when it has slept so many times for one rank."""
+    rank = read(frame + RANK)
+    for r in range(read(frame + SIZE)):
+        word = _counter(frame, r, lane)
+        if r != rank and load_word(word) < value:
+            code = _wait_slowly(frame, word, value, sleeps)
+            if code != 0:
+                return code
+    return 0
 
 
 @compiled("qqq")
@@ -164,7 +185,7 @@ def reserve(frame: int, lane: int, round_: int, nbytes: int) -> int:
         place = 0
     last = frame + LAST + 8 * (lane * MOST_SLOTS + place // chunk)
     if within == 0:
-        code = wait_all(frame, lane, read(last) + read(frame + LAG) + 2)
+        code = wait_all(frame, lane, read(last) + 3)
         if code != 0:
             return code
     write(last, round_)
@@ -179,7 +200,7 @@ def enter(frame: int, round_: int, idle: int) -> int:
 
     Waits, hardly ever, until nobody looks for the mark of ROUNDS rounds ago; not 0: aborted.
     """
-    code = wait_all(frame, INPUT, round_ - ROUNDS + read(frame + LAG) + 2)
+    code = wait_all(frame, INPUT, round_ - ROUNDS + 3)
     if code == 0:
         word = _counter(frame, read(frame + RANK), INPUT) + MARKS
         bit = 1 << (round_ % ROUNDS)

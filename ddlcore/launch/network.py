@@ -43,6 +43,9 @@ class Witness:
 def open_network(
     size: int, settings: Settings, registry: Registry, say: Callable[[str], None]
 ) -> tuple[Server, Witness]:
-    """A server that is not yet started: its job file stands, its thread does not run."""
+    """A server that is not yet started: its job file stands, its thread does not run.
+
+    Raises ValueError for a ``control_address`` that is none, DdlInternalError where it is in use.
+    """
     witness = Witness(build_sessions(size, settings, registry))
-    return Server(size, witness, report=say), witness
+    return Server(size, witness, settings.text("control_address"), report=say), witness

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from msgspec import DecodeError
+
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.messages import (
     Answer,
@@ -30,7 +32,7 @@ from ddlcore.messages import (
     Spec,
     decode_spec,
 )
-from ddlcore.runtime.checks import describe, mismatch_table
+from ddlcore.runtime.checks import describe, flaw, mismatch_table
 from ddlcore.runtime.pending import Pending, bits_of, ranks_of
 from ddlcore.runtime.periods import TensorKey
 from ddlcore.runtime.rhythm import Known, Rhythm, tensor_key
@@ -63,6 +65,7 @@ class Coordinator:
         self._table: dict[tuple[int, str], Pending] = {}
         self._bits: dict[int, int] = {}  # by process set: its members as bits, once they were needed
         self._joined: dict[int, Ask] = {}  # in the order of joining
+        self._joined_bits = 0  # the same ranks
         self._left: dict[int, str] = {}  # ranks that said Bye, with their reason
         self._present = dict.fromkeys(range(size))  # the others, in order
         self._specs: dict[bytes, Spec] = {}
@@ -72,6 +75,7 @@ class Coordinator:
         self.rhythm = Rhythm(policy, whole, self._spec, replay)
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
+        self._slow = False  # a rank suspects so
 
     # --- messages in, messages out
 
@@ -84,7 +88,10 @@ class Coordinator:
         if isinstance(message, Frozen):
             return self._drain() if self.rhythm.frozen(rank, message, self._present) else []
         if isinstance(message, Leave):
-            self._diverged = True
+            # Who says so while another freeze is under way will say it again, if it still has to.
+            if self.rhythm.replaying is not None and not self.rhythm.freezing:
+                self._diverged = self._diverged or not message.slow
+                self._slow = message.slow
             return self._freeze()
         if self.rhythm.freezing:
             return []
@@ -135,8 +142,18 @@ class Coordinator:
         if gone:
             items.append(((rank,), self._gone(ask.set_id, (ask.name,), gone)))
             return None
-        if self._spec(ask.spec).kind is Kind.JOIN:
+        try:
+            spec = self._spec(ask.spec)
+            text = flaw(ask, spec, members, self.size)
+        except DecodeError as error:
+            text = f"its request cannot be read: {error}"
+        if text:
+            text = f"{describe([ask.name], ask.set_id)}: {text}"
+            items.append(((rank,), Failure(ask.set_id, (ask.name,), "mismatch", text)))
+            return None
+        if spec.kind is Kind.JOIN:
             self._joined.setdefault(rank, ask)
+            self._joined_bits |= 1 << rank
             self.rhythm.disturbed()
             ready += [pending for pending in self._table.values() if not self._lacking(pending)]
             if len(self._joined) == self.size:
@@ -152,12 +169,16 @@ class Coordinator:
 
     def _lacking(self, pending: Pending) -> int:
         """The members that neither have it ready nor have joined, as bits."""
-        return pending.members & ~pending.asked & ~bits_of(self._joined)
+        return pending.members & ~pending.asked & ~self._joined_bits
+
+    def _none_joined(self) -> None:
+        self._joined.clear()
+        self._joined_bits = 0
 
     def _all_joined(self) -> list[tuple[Iterable[int], Item]]:
         last = list(self._joined)[-1]
         names = {rank: ask.name for rank, ask in self._joined.items()}
-        self._joined.clear()
+        self._none_joined()
         index = self._take_index()
         return [((rank,), Batch(index, 0, Kind.JOIN, (name,), result=last)) for rank, name in names.items()]
 
@@ -191,19 +212,41 @@ class Coordinator:
 
     def _decided(self, runnable: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
         """Lays out what may run, and goes over to replay where that completes a period that is proven."""
-        for pending in runnable:
-            del self._table[pending.set_id, pending.name]
         items: list[tuple[Iterable[int], Item]] = []
-        known = None
-        for batch in self._arrange(runnable):
-            tensors = [(self._key(p), p.stamp) for p in batch]
-            items.append(self._run(batch))
-            items += self._orphans(batch[0])
-            if self._joined:
-                self.rhythm.touched(key for key, _ in tensors)
-            else:
-                known = self.rhythm.decided(self._next_index - 1, tensors)
-        return items + self._resume(known) if known is not None else items
+        rest = list(runnable)
+        while rest:
+            batches = self._arrange(rest)
+            count, known = self._observe(rest, batches)
+            for batch in batches if count == len(rest) else self._arrange(rest[:count]):
+                if self._is_pending(batch[0]):  # a set that was removed a moment ago has taken it with it
+                    items += self._start(batch)
+            if known is not None:
+                return items + self._resume(known)  # the rest is of the next period: it is offered to the schedule
+            rest = rest[count:]
+        return items
+
+    def _observe(self, runnable: Sequence[Pending], batches: Sequence[Sequence[Pending]]) -> tuple[int, Known | None]:
+        """How many of ``runnable`` come before the end of a period that is proven by it, and its schedule."""
+        if self._joined:
+            self.rhythm.touched(self._key(pending) for pending in runnable)
+            return len(runnable), None
+        numbers = {pending: self._next_index + i for i, batch in enumerate(batches) for pending in batch}
+        tensors = [(self._key(pending), numbers[pending], pending.stamp) for pending in runnable]
+        return self.rhythm.decided(tensors, lambda i: not self._are_mates(runnable[i], runnable[i + 1]))
+
+    def _start(self, batch: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
+        for pending in batch:
+            del self._table[pending.set_id, pending.name]
+        spec = self._first_spec(batch[0])
+        if spec.kind is Kind.REMOVE_SET and spec.ranks is not None and spec.ranks[0] not in self.sets:
+            text = f"process set {spec.ranks[0]} is not there (any more)"
+            return [(batch[0].ranks(), Failure(0, (batch[0].name,), "mismatch", text))]
+        return [self._run(batch), *self._orphans(batch[0])]
+
+    def _are_mates(self, one: Pending, other: Pending) -> bool:
+        """Whether both belong to one grouped call."""
+        same = one.set_id == other.set_id and _group(one.name) == _group(other.name)
+        return same and all(self._first_spec(pending).group for pending in (one, other))
 
     def _orphans(self, removal: Pending) -> list[tuple[Iterable[int], Item]]:
         """What waited in a process set that has just been removed fails on those who asked."""
@@ -242,7 +285,9 @@ class Coordinator:
         insert = bool(self._joined)
         for pending in dict.fromkeys(ready):
             text = self._objection(pending)
-            if text:
+            if self._is_torn(pending):
+                self._diverged = insert = True
+            elif text:
                 items += self._fail(pending, "mismatch", text)
             elif self.rhythm.is_hole(self._key(pending)) and not self._joined:
                 del self._table[pending.set_id, pending.name]
@@ -250,6 +295,13 @@ class Coordinator:
             elif self._complete_group(pending):
                 insert = True
         return self._answers(items, rank, serial) + (self._freeze() if insert else [])
+
+    def _is_torn(self, pending: Pending) -> bool:
+        """Whether parts of its grouped call stand in slots: they are decided together, in discovery."""
+        if not pending.is_grouped(self._spec):
+            return False
+        mates = sum(set_id == pending.set_id and _group(name) == _group(pending.name) for set_id, name in self._table)
+        return mates < max(self._spec(pending.ask_of(rank).spec).group for rank in pending.ranks())
 
     def _freeze(self) -> Outgoing:
         if self.rhythm.replaying is None or self.rhythm.freezing:
@@ -261,16 +313,18 @@ class Coordinator:
     def _drain(self) -> Outgoing:
         """Every rank has stopped launching: the verdict, then what made them stop."""
         drain = self.rhythm.drain(self.epoch, self.sets)
-        complete = [pending for pending in self._table.values() if not self._lacking(pending)]
-        diverged, self._diverged = self._diverged, False
-        known = self.rhythm.left(diverged, [self._key(pending) for pending in complete])
+        diverged, slow, self._diverged, self._slow = self._diverged, self._slow, False, False
+        # After a divergence all is asked for anew: what belongs together may have been torn apart.
+        anew = diverged or slow
+        complete = [pending for pending in self._table.values() if not anew and not self._lacking(pending)]
+        known = self.rhythm.left(diverged, [self._key(pending) for pending in complete], slow)
         self.epoch += 1
         items = self._decide(complete)
         if self.rhythm.replaying is None and known is not None and known.whole and not self._joined and not self._byes:
             items += self._resume(known)
         elif self.rhythm.replaying is None:
             self._table.clear()
-            self._joined.clear()  # they say so again, with all that is pending
+            self._none_joined()  # they say so again, with all that is pending
         outgoing: Outgoing = []
         for ranks, told in _shared(items, self._present):
             one = Drain(drain.epoch, drain.highest, drain.lowest, told)
@@ -397,15 +451,14 @@ class Coordinator:
         self.rhythm.parted(rank, self.sets)
         self._left[rank] = bye.reason
         del self._present[rank]
-        self._joined.pop(rank, None)
         items: list[tuple[Iterable[int], Item]] = []
         for pending in list(self._table.values()):
             if rank in self.sets[pending.set_id]:
                 failure = self._gone(pending.set_id, (pending.name,), [rank])
                 items += self._fail(pending, "lost", failure.text, (rank,))
-        for other, ask in self._joined.items():  # they wait for a join that cannot be
+        for other, ask in self._joined.items():  # they wait for a join that cannot be; the leaver is told nothing
             items.append(((other,), self._gone(0, (ask.name,), [rank])))
-        self._joined.clear()
+        self._none_joined()
         return [*self._answers(items, None, 0), (rank, Farewell())]
 
     def _gone(self, set_id: int, names: tuple[str, ...], gone: Sequence[int]) -> Failure:

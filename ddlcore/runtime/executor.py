@@ -15,12 +15,13 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory, Plan, Prepared, Work
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Batch, Planned, Spec, decode_spec
+from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
 from ddlcore.runtime.request import Entry, Outcome
 from ddlcore.runtime.schedule import Launch
 from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
-__all__ = ["Deliver", "Executor", "Unserved", "reducescatter_rows"]
+__all__ = ["Deliver", "Entered", "Executor", "Unserved", "reducescatter_rows"]
 
 Deliver = Callable[[], list[Outcome | None]]
 Run = Callable[[Launch[Entry], str], Deliver]
@@ -41,7 +42,10 @@ def reducescatter_rows(rows: int, size: int) -> list[int]:
 class Executor:
     """Belongs to the engine thread. ``compressor(name)`` gives the job's compressor of that name."""
 
-    def __init__(self, sets: ProcessSets, kernels: Kernels, compressor: Callable[[str], Compressor]) -> None:
+    def __init__(
+        self, sets: ProcessSets, kernels: Kernels, compressor: Callable[[str], Compressor], meter: Meter
+    ) -> None:
+        self._meter = meter
         self._sets = sets
         self._kernels = kernels
         self._compressor = compressor
@@ -84,6 +88,8 @@ class Executor:
         run: Run | None = launch.position.run
         if run is None:
             run = launch.position.run = self._arranged(launch.planned)
+            if not launch.planned.hole:
+                launch.position.nbytes = sum(decode_spec(spec).nbytes() for spec in launch.planned.specs)
         return run(launch, use)
 
     def _arranged(self, planned: Planned) -> Run:
@@ -97,7 +103,7 @@ class Executor:
         if planned.kind is Kind.ALLREDUCE:
             prepared = self._enterable(communicator, specs)
             if prepared is not None:
-                return partial(_enter, prepared, partial(_same, [None] * len(specs)))
+                return Entered(prepared, len(specs), communicator.transport.capabilities.resumable)
         return partial(self._run_packed, communicator, specs)
 
     def _run_hole(self, communicator: Communicator, launch: Launch[Entry], use: str) -> Deliver:
@@ -158,10 +164,12 @@ class Executor:
         parts = self._reduce_packed(communicator, compressor, entries, pairs, specs, op, use, scales)
 
         def deliver() -> list[Outcome | None]:
+            begun_ns = now_ns()
             for entry, (_, target), part in zip(entries, pairs, parts):
                 if entry is not None:
                     compressor.decode(entry.name, part, target, 1.0 if scaled else postscale)
                     compressor.commit(entry.name, True)
+            self._meter.unpack_ns += now_ns() - begun_ns
             return [None] * len(entries)
 
         return deliver
@@ -170,13 +178,17 @@ class Executor:
         root = communicator.ranks.index(spec.root)
         copy = communicator.buffers.get(use, prod(spec.shape), spec.dtype)
         if entry is not None and communicator.rank == root:
+            begun_ns = now_ns()
             self._copy(entry.source, copy)
+            self._meter.pack_ns += now_ns() - begun_ns
         _finish(communicator.transport.broadcast(copy, root))
 
         def deliver() -> list[Outcome | None]:
             if entry is not None:
                 assert entry.target is not None
+                begun_ns = now_ns()
                 self._copy(copy, entry.target)
+                self._meter.unpack_ns += now_ns() - begun_ns
             return [None]
 
         return deliver
@@ -236,10 +248,12 @@ class Executor:
         postscale: float,
     ) -> None:
         parts = self._reduce_packed(communicator, compressor, entries, pairs, specs, op, "fusion")
+        begun_ns = now_ns()
         for entry, (_, target), part in zip(entries, pairs, parts):
             if entry is not None:
                 compressor.decode(entry.name, part, target, postscale)
                 compressor.commit(entry.name, True)
+        self._meter.unpack_ns += now_ns() - begun_ns
 
     def _reduce_packed(
         self,
@@ -256,6 +270,7 @@ class Executor:
 
         ``scales``: what the transport itself is to scale by, before and after.
         """
+        begun_ns = now_ns()
         wire = compressor.wire_dtype(specs[0].dtype)
         fused = communicator.buffers.get(use, sum(source.count for source, _ in pairs), wire)
         parts = _parts(fused, [source.count for source, _ in pairs])
@@ -264,6 +279,7 @@ class Executor:
                 self._kernels.fill_identity(part.address, part.count, wire, op)
             else:
                 compressor.encode(entry.name, source, part, 1.0 if scales else specs[0].prescale)
+        self._meter.pack_ns += now_ns() - begun_ns
         if scales:
             plan = Plan((fused.count,), wire, op, *scales)
             _finish(self._prepare(communicator, plan).start([fused.address], [fused.address]))
@@ -388,18 +404,39 @@ def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) ->
     return partial(_same, [None])
 
 
-def _enter(prepared: Prepared, done: Deliver, launch: Launch[Entry], use: str) -> Deliver:
-    """The way of a gradient's batch in the steady state."""
-    entries: Sequence[Any] | None = launch.entries  # of an allreduce: each has a source and a target
-    if entries is None:
-        prepared.enter((), (), False)
-        return _void
+class Entered:
+    """The way of a gradient's batch in the steady state: all or nothing, in place."""
+
+    __slots__ = ("_done", "_prepared", "resumable")
+
+    def __init__(self, prepared: Prepared, tensors: int, resumable: bool) -> None:
+        self._prepared = prepared
+        self._done: Deliver = partial(_same, [None] * tensors)
+        self.resumable = resumable  # by a user's thread, which Ctrl-C may call away
+
+    def __call__(self, launch: Launch[Entry], use: str) -> Deliver:
+        if launch.entries is None:
+            self._prepared.enter((), (), False)
+            return _void
+        sources, targets = _addresses(launch.entries)
+        return self._done if self._prepared.enter(sources, targets, True) else _void
+
+    def resume(self, launch: Launch[Entry]) -> Deliver:
+        """The same, in tries; may be called again for the same launch, by another thread too."""
+        assert launch.entries is not None
+        sources, targets = _addresses(launch.entries)
+        entered = None
+        while entered is None:  # between two tries Ctrl-C may strike
+            entered = self._prepared.try_enter(sources, targets, launch.number)
+        return self._done if entered else _void
+
+
+def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Of an allreduce's entries, each of which has a source and a target; waits until they may be read."""
     for entry in entries:
         if entry.source.wait is not None:
             entry.source.wait()
-    sources = [entry.source.address for entry in entries]
-    targets = [entry.target.address for entry in entries]
-    return done if prepared.enter(sources, targets, True) else _void
+    return [entry.source.address for entry in entries], [entry.target.address for entry in entries]
 
 
 def _void() -> list[Outcome | None]:

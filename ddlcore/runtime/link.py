@@ -30,6 +30,7 @@ from ddlcore.messages import (
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.engine import Engine, Todo, Verdict
 from ddlcore.runtime.inbox import Inbox
+from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import ProcessSets
 
 __all__ = ["Channel", "Link"]
@@ -60,10 +61,12 @@ class Link:
         verdict: Verdict,
         broken: Callable[[Callable[[str], BaseException]], None],
         sets: ProcessSets,
+        meter: Meter,
         rank: int,
         name: str,
     ) -> None:
         self._sets = sets
+        self._meter = meter
         self._rank = rank
         self._channel = channel
         self._inbox = inbox
@@ -72,7 +75,6 @@ class Link:
         self._broken = broken
         self._outbox: deque[ToCoordinator] = deque()
         self._stopping = False
-        self.messages = 0  # sent to the coordinator and received from it
         self.session = ""
         self.refusal = ""
         self.welcomed = threading.Event()  # Welcome, Refused or the end of the job
@@ -104,7 +106,7 @@ class Link:
                     break
                 stuck = self._inbox.stuck()
                 if stuck is not None:
-                    self._engine.leave(stuck)
+                    self._engine.leave(stuck, slow=True)
                 request = self._inbox.take_request()
                 if request is not None:
                     self._send(request)
@@ -129,11 +131,11 @@ class Link:
         self._broken(make)
 
     def _send(self, message: ToCoordinator) -> None:
-        self.messages += 1
+        self._meter.control += 1
         self._channel.send(message)
 
     def _receive(self, message: FromCoordinator) -> None:
-        self.messages += 1
+        self._meter.control += 1
         if isinstance(message, Answer):
             for item in message.items:
                 self._item(item)

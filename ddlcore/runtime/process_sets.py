@@ -120,6 +120,13 @@ class ProcessSets:
     def ids_and_ranks(self) -> dict[int, list[int]]:
         return {set_id: list(ranks) for set_id, ranks in sorted(self._members.items())}
 
+    def routes(self) -> dict[int, str]:
+        """By set that this rank is a member of: its transport, and why that one. Any thread."""
+        with self._lock:
+            return {
+                set_id: f"{one.route.provider.name} ({one.route.reason})" for set_id, one in sorted(self._open.items())
+            }
+
     def communicator(self, set_id: int) -> Communicator:
         communicator = self._open.get(set_id)
         if communicator is None:

@@ -108,13 +108,14 @@ class Offer(Enum):
 class Position(Generic[T]):
     """One batch of a schedule on this rank: what stands in its slots, and what was found out about it once."""
 
-    __slots__ = ("entries", "index", "mine", "missing", "planned", "run", "usual_s")
+    __slots__ = ("entries", "index", "mine", "missing", "nbytes", "planned", "run", "usual_s")
 
     def __init__(self, index: int, planned: Planned, mine: bool) -> None:
         self.index = index
         self.planned = planned
         self.mine = mine
         self.run: Any = None  # the executor's: how to run it
+        self.nbytes = 0  # known with ``run``
         self.usual_s: float | None = None  # how long its first entry waits for the launch; None: not known yet
         self.clear()
 
@@ -135,6 +136,7 @@ class Launch(Generic[T]):
     position: Position[T]
     entries: Sequence[T] | None
     batch: Batch | None = None  # of a hole: what was negotiated for it
+    number: int = -1  # the how-manieth launch of this rank, whatever the schedule
 
     @property
     def planned(self) -> Planned:
@@ -233,7 +235,7 @@ class Replay(Generic[T]):
             return False
         return self.current.missing == 0 or bool(self._holes and self._holes.get(self.current.index))
 
-    def launch(self) -> Launch[T]:
+    def launch(self, number: int = -1) -> Launch[T]:
         """The next batch in order; only if ``ready``. It counts as launched from here on."""
         position = self.current
         planned = position.planned
@@ -253,7 +255,7 @@ class Replay(Generic[T]):
         self.launched[planned.set_id] = place
         self._next += 1
         self._skip()
-        return Launch(place, position, entries, batch)
+        return Launch(place, position, entries, batch, number)
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
         """No launch after this; for each process set the last place that was launched."""

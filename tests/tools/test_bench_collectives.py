@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddlcore.launch.bench.plan import SIZES, parse_sizes
 from ddlcore.launch.bench.results import TRANSPORT, Ratio, Row
 from tools.bench_collectives import PARTS, gloo_target, judged, judged_whole, mpi_target
-from tools.bench_verdicts import Judged, markdown, missed, put, table
+from tools.bench_verdicts import Judged, machine_words, markdown, missed, put, table
 from tools.mpi_world import mpi_words
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -121,3 +123,10 @@ def test_mpiexec_gives_each_rank_its_environment() -> None:
         *("mpiexec", "-n", "1", "-env", "DDL_RANK", "0", "python", "x.py"),
         *(":", "-n", "1", "-env", "DDL_RANK", "1", "python", "x.py"),
     ]
+
+
+def test_the_machine_in_one_line() -> None:
+    """Cores and versions; neither its name nor a path."""
+    words = machine_words()
+    assert "\n" not in words and socket.gethostname() not in words and "/" not in words
+    assert f"numpy {np.__version__}" in words

@@ -27,7 +27,7 @@ __all__ = ["CONTENDERS", "Barrier", "Measured", "measure"]
 
 CONTENDERS = ("none", "barrier", "ddp", "ddl")
 WARM_STEPS = 12  # ddl has found the period and replays, DDP has rebuilt its buckets
-BLOCK_S = 0.25  # about how long one contender trains before the next has its turn
+BLOCK_S = 0.5  # about how long one contender trains before the next has its turn
 LEAST_STEPS, MOST_STEPS = 1, 50  # of such a block
 WARM_SHARE = 5  # so many times fewer steps are taken untimed before: small models must find their memory in the caches
 BATCHES = 4  # inputs that a rank takes in turn
@@ -203,7 +203,8 @@ def _measure(workload: Workload, rounds: int, terminal: str) -> Measured:
             meet()
             if turn == "ddl":
                 after = ddl.stats()
-                counted = {key: counted[key] + after[key] - before[key] for key in counted}
+                counted["control_messages"] += after["control_messages"] - before["control_messages"]
+                counted["batches_replayed"] += after["batches_replayed"] - before["batches_replayed"]
     of_ranks = {turn: [_of_ranks(value) for value in values] for turn, values in own.items()}
     parameters = list(contenders["none"].model.parameters())
     timed = rounds * steps

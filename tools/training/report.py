@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tools.training.contenders import Measured
 
 __all__ = [
+    "MISSES",
     "Row",
     "Spread",
     "Table",

@@ -21,17 +21,16 @@ __all__ = ["ShmTransport", "ring_bytes"]
 
 CHUNK_BYTES = 64 << 10  # a slot, the most of one round; smaller for many ranks
 LEAST_CHUNK_BYTES = 32 << 10
-PART_BYTES = 64 << 10  # the least of one round of a batch that is cut
-RING_BYTES = 2 << 20  # a rank's slots; more than a core's own caches, see docs/design/kernels.md
-SEGMENT_BYTES = 16 << 20  # about what all slots together take for many ranks
-LAG = 1  # rounds
-LEAST_SLOTS = 8  # a power of two, LAG + 3 at least
+RING_BYTES = 2 << 20  # a rank's slots: more than a core's own caches, see docs/design/kernels.md
+CROWDED_CHUNK_BYTES = 128 << 10  # where ranks share cores: fewer turns
+CROWDED_RING_BYTES = 512 << 10  # likewise: the ranks of a core share its caches too
+SEGMENT_BYTES = 16 << 20  # about what all rings together take for many ranks
 SMALL_BYTES = 32 << 10  # over all ranks: up to here each rank reduces everything, one step less
 SPINS, YIELDS = 50, 100  # about 1 µs, for a peer that runs; then tens of µs that others of this core may use
 SLEEP_NS = 50_000_000  # how soon a sleeper notices an abort that nobody woke it for
 
 NEVER = -1000  # a round long ago
-HERE, VOID = 1, 3  # what the machine code returns: aborted by this rank; nothing was written
+HERE, VOID, LATER = 1, 3, 4  # what the machine code returns: aborted by this rank; nothing was written; not all came
 
 Words = ctypes.Array[ctypes.c_int64]
 
@@ -39,7 +38,7 @@ Words = ctypes.Array[ctypes.c_int64]
 class ShmTransport(Transport):
     """2 or more ranks of one host, as processes or as threads that each open one."""
 
-    capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True, entry=True)
+    capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True, entry=True, resumable=True)
 
     def __init__(self) -> None:
         self._segment: segment.Segment | None = None
@@ -61,44 +60,19 @@ class ShmTransport(Transport):
             )
         code = load(str(context.settings.get("cache_dir", "")))
         self._functions = {name: code.function(name) for name in FUNCTIONS}
-        chunk, ring = ring_bytes(context.size)
-        inputs = _round_up(at.LINE * (1 + context.size), 4096)
-        results = inputs + context.size * ring
-        nbytes = results + ring
+        # Rank 0 says how the memory is laid out: others may see other cores.
+        crowded = context.size > len(os.sched_getaffinity(0))
         if context.rank == 0:
-            self._segment = segment.make(nbytes, context.size - 1, context.store, context.timeout_s, self._stop)
+            layout = ring_bytes(context.size, crowded)
+            head = struct.pack(f"={at.LAYOUT}x2q", *layout)
+            nbytes = _inputs_at(context.size) + (context.size + 1) * layout[1]
+            peers = context.size - 1
+            self._segment = segment.make(nbytes, peers, context.store, context.timeout_s, self._stop, head)
         else:
             self._segment = segment.receive(context.rank, context.store, context.timeout_s, self._stop)
-        if self._segment.nbytes != nbytes:
-            raise TransportError("shm: rank 0 laid the memory out differently; do all ranks run the same version?")
-        base = self._segment.address
-        self._frame = self._make_frame(context, base, base + inputs, base + results, chunk, ring)
+        self._frame = _make_frame(context, self._segment, crowded)
         self._frame_at = ctypes.addressof(self._frame)
         self.closed = False
-
-    def _make_frame(self, context: Context, base: int, inputs: int, results: int, chunk: int, ring: int) -> Words:
-        words = (ctypes.c_int64 * (at.TABLE // 8 + context.size))()
-        crowded = context.size > len(os.sched_getaffinity(0))
-        values = {
-            at.RANK: context.rank,
-            at.SIZE: context.size,
-            at.HEADER: base,
-            at.INPUTS: inputs,
-            at.RESULTS: results,
-            at.CHUNK: chunk,
-            at.RING: ring,
-            at.LAG: LAG,
-            at.PART: PART_BYTES,
-            at.SMALL: SMALL_BYTES // context.size,
-            at.SPINS: 0 if crowded else SPINS,  # who spins where ranks share cores, holds up whom it waits for
-            at.YIELDS: YIELDS,
-            at.TIMEOUT + 8: SLEEP_NS,
-        }
-        for offset, value in values.items():
-            words[offset // 8] = value
-        for i in range(at.LAST // 8, at.PLACES // 8):
-            words[i] = NEVER
-        return words
 
     def close(self) -> None:
         with self._lock:
@@ -194,6 +168,7 @@ class _PreparedBatch(Prepared):
         self._plan_at = ctypes.addressof(self._plan)
         self._real: Callable[[int], int] = _unbound
         self._idle = transport.function("ddl_allreduce_idle")
+        self._try = transport.function("ddl_allreduce_try")
 
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
         self.bind(sources, targets)
@@ -204,6 +179,20 @@ class _PreparedBatch(Prepared):
         if real:
             self.bind(sources, targets)
         return self.enter_bound(real)
+
+    def try_enter(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
+        if self._transport.closed:
+            raise self._transport.failure(0, "allreduce")
+        self.bind(sources, targets)
+        self._plan[at.TICKET // 8] = ticket
+        code = self._try(self._plan_at)
+        if code == 0:
+            return True
+        if code == LATER:
+            return None
+        if code == VOID:
+            return False
+        raise self._transport.failure(code, "allreduce")
 
     def bind(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         lists = isinstance(sources, list) and isinstance(targets, list)  # arrays compare by element
@@ -238,18 +227,54 @@ def _fill(table: Words, addresses: Sequence[int]) -> None:
         table[:] = [int(address) for address in addresses]
 
 
-def ring_bytes(size: int) -> tuple[int, int]:
-    """The size of a slot and of a ring for so many ranks: powers of two, so that all rings stay moderate together."""
-    fair = 1 << ((SEGMENT_BYTES // size).bit_length() - 1)
-    ring = min(RING_BYTES, fair)
-    chunk = max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, ring // LEAST_SLOTS))
-    return chunk, max(LEAST_SLOTS * chunk, min(ring, at.MOST_SLOTS * chunk))
+def ring_bytes(size: int, crowded: bool) -> tuple[int, int]:
+    """The size of a slot and of a ring for so many ranks: powers of two, so that all rings stay moderate together.
+
+    ``crowded``: there are more ranks than cores.
+    """
+    chunk, ring = (CROWDED_CHUNK_BYTES, CROWDED_RING_BYTES) if crowded else (CHUNK_BYTES, RING_BYTES)
+    ring = min(ring, 1 << ((SEGMENT_BYTES // size).bit_length() - 1))
+    chunk = max(LEAST_CHUNK_BYTES, min(chunk, ring // at.LEAST_SLOTS))
+    return chunk, max(at.LEAST_SLOTS * chunk, min(ring, at.MOST_SLOTS * chunk))
+
+
+def _inputs_at(size: int) -> int:
+    """Where in the segment the rings begin: behind the lines, on a page."""
+    return _round_up(at.LINE * (1 + size), 4096)
+
+
+def _make_frame(context: Context, memory: segment.Segment, crowded: bool) -> Words:
+    """The words of one rank that the machine code works with."""
+    chunk, ring = (ctypes.c_int64 * 2).from_address(memory.address + at.LAYOUT)
+    inputs = memory.address + _inputs_at(context.size)
+    results = inputs + context.size * ring
+    if results + ring != memory.address + memory.nbytes:
+        raise TransportError("shm: rank 0 laid the memory out differently; do all ranks run the same version?")
+    words = (ctypes.c_int64 * (at.TABLE // 8 + context.size))()
+    values = {
+        at.RANK: context.rank,
+        at.SIZE: context.size,
+        at.HEADER: memory.address,
+        at.INPUTS: inputs,
+        at.RESULTS: results,
+        at.CHUNK: chunk,
+        at.RING: ring,
+        at.SMALL: SMALL_BYTES // context.size,
+        at.SPINS: 0 if crowded else SPINS,  # who spins where ranks share cores, holds up whom it waits for
+        at.YIELDS: YIELDS,
+        at.TIMEOUT + 8: SLEEP_NS,
+    }
+    for offset, value in values.items():
+        words[offset // 8] = value
+    for i in range(at.LAST // 8, at.PLACES // 8):
+        words[i] = NEVER
+    return words
 
 
 def _plan_words(plan: Plan, frame: int, sources: int = 0, targets: int = 0) -> Words:
     """A plan as the machine code reads it; ``sources`` and ``targets`` are where its tables of addresses lie."""
     scales = struct.unpack("=2q", struct.pack("=2d", plan.prescale, plan.postscale))
-    facts = (len(plan.counts), plan.dtype, plan.op, sum(plan.counts), *scales, sources, targets, frame)
+    facts = (len(plan.counts), plan.dtype, plan.op, sum(plan.counts), *scales, sources, targets, frame, 0, -1, 0)
     return _table([*facts, *plan.counts])
 
 

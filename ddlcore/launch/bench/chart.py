@@ -41,6 +41,7 @@ def draw(path: Path, rows: Sequence[Row], transport: str, title: str) -> None:
         _label_axes(panels[0][column], panels[1][column], operation, [row.nbytes for row in here])
     panels[0][0].set_ylabel("time of a call, µs")
     panels[1][0].set_ylabel("GB/s of the tensor")
+    panels[1][0].set_ylim(bottom=0)  # last: all panels of the row share it, and it must hold all their lines
     panels[0][0].legend(frameon=False)
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
@@ -73,7 +74,7 @@ def _label(name: str, transport: str) -> str:
 
 def _label_axes(times: Any, rates: Any, operation: str, sizes: Sequence[int]) -> None:
     times.set(title=operation, yscale="log")
-    rates.set(xscale="log", ylim=(0, None))
+    rates.set(xscale="log")
     shown = list(sizes)[:: max(1, round(len(sizes) / 5))]
     rates.set_xticks(shown, [size_text(nbytes) for nbytes in shown], fontsize="small")
     rates.set_xticks([], minor=True)

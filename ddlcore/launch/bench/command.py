@@ -139,7 +139,8 @@ class Show:
         self._operation = ""
         self._progress: Any = None
         self._task: Any = None
-        if sys.stderr.isatty():
+        self._on_screen = sys.stdout.isatty()
+        if self._on_screen or sys.stderr.isatty():
             self._begin_progress()
 
     def message(self, message: Mapping[str, Any]) -> None:
@@ -168,7 +169,8 @@ class Show:
 
         columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         # Drawn when something has happened only: a thread that draws by itself would be measured too.
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+        console = Console(stderr=not self._on_screen)  # rows and progress share a screen: one console writes both
+        self._progress = Progress(*columns, console=console, transient=True, auto_refresh=False)
         self._task = self._progress.add_task("starting", total=len(self._plan.operations) * len(self._plan.sizes))
         self._progress.start()
 
@@ -179,7 +181,10 @@ class Show:
 
     def _print(self, lines: list[str]) -> None:
         for text in lines:
-            click.echo(text)
+            if self._progress is not None and self._on_screen:
+                self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            else:
+                click.echo(text)
         sys.stdout.flush()
 
 

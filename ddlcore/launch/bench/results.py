@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["TRANSPORT", "WHOLE", "Ratio", "Row", "median_interval", "ratio"]
+__all__ = ["TRANSPORT", "WHOLE", "Ratio", "Row", "interval_words", "median_interval", "ratio"]
 
 TRANSPORT = "transport"  # the open communicator alone, called as the engine calls it
 WHOLE = "ddl"  # the verb, from the user's array to the user's array
@@ -75,6 +75,11 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
             break
         skip = outside
     return ordered[skip], ordered[-1 - skip]
+
+
+def interval_words(rounds: int) -> str:
+    """What ``median_interval`` of so many values is."""
+    return "95 % interval of the median" if 2 / 2**rounds <= 1 - _CERTAIN else "least and greatest"
 
 
 def _figure(value: float) -> str:

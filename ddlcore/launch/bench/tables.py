@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddlcore.launch.bench.plan import BenchPlan, size_text
-from ddlcore.launch.bench.results import TRANSPORT, WHOLE, Row, ratio
+from ddlcore.launch.bench.results import TRANSPORT, WHOLE, Row, interval_words, ratio
 
 __all__ = ["closing", "heading", "line"]
 
@@ -43,7 +43,7 @@ def closing(rows: Sequence[Row], plan: BenchPlan, transport: str) -> list[str]:
         "",
         f"{transport}: the open transport alone; ddl: the whole call, from array to array. Medians of {plan.rounds} "
         "rounds in alternation;",
-        "a ratio says how many times longer the peer takes, [95 % interval of the median].",
+        f"a ratio says how many times longer the peer takes, [{interval_words(plan.rounds)}].",
     ]
     shares = [row.replayed for row in rows]
     if not any(shares):

@@ -78,6 +78,36 @@ def test_digits(tmp_path: Path) -> None:
     assert len(digests) == 1, shown
 
 
+def counters(shown: str) -> dict[str, int]:
+    """The whole numbers of the table that rank 0 prints."""
+    return {key: int(value) for key, value in re.findall(r"\] +([a-z_]+) +(\d+)\n", shown)}
+
+
+def test_a_loop_that_changes_its_ways_comes_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen and thawed layers, evaluations, metrics and an early end: replayed where it repeats, left where it does not."""
+    shown = {}
+    for replay in (True, False):
+        monkeypatch.setenv("DDL_REPLAY", str(int(replay)))
+        shown[replay] = launch(3, EXAMPLES / "diverge.py")
+    counts = {replay: counters(text) for replay, text in shown.items()}
+    digests = {replay: sorted(re.findall(r"rank \d of 3: parameters \w{32}", text)) for replay, text in shown.items()}
+    curves = {replay: re.findall(r"step \d+: .*", text) for replay, text in shown.items()}
+    assert digests[True] == digests[False]
+    assert len(digests[True]) == 3
+    assert curves[True] == curves[False]
+    assert len(curves[True]) == 9
+    print(counts)
+    # 82 steps with all ranks, and 40 batches of evaluations among them: most of either is replayed.
+    assert counts[True]["batches_replayed"] >= 60
+    # A frozen layer makes ranks leave once; now and then a slow machine keeps one waiting for too long.
+    left = {replay: [int(times) for times in re.findall(r"left replay (\d+) times", shown[replay])] for replay in shown}
+    assert 1 <= sum(left[True]) <= 9
+    assert left[False] == [0, 0, 0]
+    assert counts[True]["control_messages"] < counts[False]["control_messages"]
+    assert counts[False]["batches_negotiated"] > 0
+    assert [counts[False][key] for key in ("batches_replayed", "batches_void", "divergences")] == [0, 0, 0]
+
+
 def test_foreign_ddp_runs_unchanged() -> None:
     """torch's own DDP finds its ranks by the environment that `ddl run` sets."""
     shown = launch(2, EXAMPLES / "foreign" / "torch_ddp.py")

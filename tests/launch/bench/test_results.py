@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from ddlcore.launch.bench.results import TRANSPORT, WHOLE, Ratio, Row, median_interval, ratio
+from ddlcore.launch.bench.results import TRANSPORT, WHOLE, Ratio, Row, interval_words, median_interval, ratio
 
 ROW = Row("allreduce", 4096, {TRANSPORT: [1e-6, 2e-6, 4e-6], WHOLE: [2e-5, 3e-5, 4e-5], "pigeon": [3e-6, 8e-6, 8e-6]})
 
@@ -59,3 +59,9 @@ def test_a_ratio_is_shown_with_three_digits() -> None:
     """Neither 0.5 nor 1234 is shown with more than is known."""
     assert str(Ratio(0.5, 0.456, 12.34)) == "0.50 [0.46, 12.3]"
     assert str(Ratio(123.4, 99.99, 1234.5)) == "123 [100.0, 1234]"
+
+
+def test_few_rounds_have_no_interval() -> None:
+    """Five values cannot hold a median with 95 %; six can."""
+    assert [interval_words(rounds) for rounds in (2, 5)] == ["least and greatest"] * 2
+    assert [interval_words(rounds) for rounds in (6, 15)] == ["95 % interval of the median"] * 2

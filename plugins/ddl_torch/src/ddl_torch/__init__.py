@@ -51,6 +51,7 @@ from ddl_torch.sparse import sparse_allreduce_async
 from ddl_torch.sync_batch_norm import SyncBatchNorm
 from ddlcore.api import (
     ProcessSet,
+    Stats,
     add_process_set,
     barrier,
     cross_rank,
@@ -83,6 +84,7 @@ __all__ = [
     "PeerLost",
     "ProcessSet",
     "Product",
+    "Stats",
     "Sum",
     "SyncBatchNorm",
     "add_process_set",

@@ -1,0 +1,101 @@
+"""What one rank counts and times while it runs; knows names and numbers, and never waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TypedDict
+
+from ddlcore.types import Kind
+
+__all__ = ["Meter", "Stats", "now_ns"]
+
+now_ns = time.perf_counter_ns
+_WITH_TENSORS = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER)
+
+
+class Stats(TypedDict):
+    """What ``ddl.stats()`` returns: this rank since its ``init``.
+
+    ``control_messages``: sent to the coordinator and received from it; a steady step adds none.
+    ``commit_messages``: that hosts told each other that a batch on a device's stream had been
+    launched by all; 0 with transports that complete on the host.
+    ``stall_messages``: about what waits too long, beside the control messages, on their own timer.
+    ``batches_negotiated``: decided by the coordinator, and run. ``batches_replayed``: of a schedule,
+    handed over; holes, which are negotiated at their place, are among them. ``batches_void``:
+    launched in vain, and run again later. ``divergences``: how often this rank asked to leave replay.
+    ``bytes``: by operation, of this rank's tensors in batches that were handed over, as the user gave
+    them: whatever a compressor makes of them, how often the transport moves them, and what the others
+    send. Of a broadcast the tensor counts on every member.
+    ``seconds``: by stage. Of the engine's time ``idle`` is what it waits for tensors and for the
+    coordinator; ``pack`` and ``unpack`` are copies into and out of transport memory; ``transport`` is
+    the rest of what batches take: bytes on their way, and peers that come later. ``user`` is what
+    the user's threads stand in ``wait``, all added up.
+    ``routes``: by process set that this rank is a member of, the transport that serves it, and why.
+    """
+
+    control_messages: int
+    commit_messages: int
+    stall_messages: int
+    batches_negotiated: int
+    batches_replayed: int
+    batches_void: int
+    divergences: int
+    bytes: dict[str, int]
+    seconds: dict[str, float]
+    routes: dict[int, str]
+
+
+class Meter:
+    """Plain slots, each with one writer; a reader may see the last batch half counted. See ``Stats``."""
+
+    __slots__ = (
+        "busy_ns",
+        "commits",
+        "control",
+        "divergences",
+        "idle_ns",
+        "nbytes",
+        "negotiated",
+        "pack_ns",
+        "replayed",
+        "stalls",
+        "unpack_ns",
+        "void",
+    )
+
+    def __init__(self) -> None:
+        self.control = 0  # the control thread's
+        self.stalls = 0  # the control thread's
+        self.divergences = 0  # whoever waits counts; it happens once an epoch
+        self.commits = 0  # from here on the engine's
+        self.negotiated = 0
+        self.replayed = 0
+        self.void = 0
+        self.idle_ns = 0
+        self.busy_ns = 0
+        self.pack_ns = 0
+        self.unpack_ns = 0
+        self.nbytes = [0] * len(Kind)
+
+    def stats(self, user_s: float, routes: Mapping[int, str]) -> Stats:
+        """All of it, in words; ``user_s`` and ``routes`` are kept elsewhere."""
+        transport_ns = self.busy_ns - self.pack_ns - self.unpack_ns
+        return Stats(
+            control_messages=self.control,
+            commit_messages=self.commits,
+            stall_messages=self.stalls,
+            batches_negotiated=self.negotiated,
+            batches_replayed=self.replayed,
+            batches_void=self.void,
+            divergences=self.divergences,
+            bytes={kind.name.lower(): self.nbytes[kind] for kind in _WITH_TENSORS if self.nbytes[kind]},
+            seconds={
+                "idle": max(self.idle_ns, 0) * 1e-9,
+                "pack": self.pack_ns * 1e-9,
+                "transport": max(transport_ns, 0) * 1e-9,
+                "unpack": self.unpack_ns * 1e-9,
+                "user": user_s,
+            },
+            routes=dict(routes),
+        )

@@ -1,0 +1,66 @@
+"""A steady step of the digits example sends nothing to the coordinator and awaits nothing from it.
+
+That is counted twice: by ``ddl.stats()``, and by the kernel. Inside a host ranks reach the launcher through
+Unix sockets, of which the kernel keeps no byte counts; so the job's control network is put on TCP (as across
+hosts), where TCP_INFO tells of every connection how many bytes went each way. A rank has two kinds of them: one
+to the coordinator and, from the opening of its transport, idle ones to the store. All bear ZeroMQ's heartbeats:
+a ping each way a second, and its answer, encrypted. So what steps add shows as a difference between the two.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from plugins.ddl_torch.tests.launching import EXAMPLES, PROGRAMS, launch
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and Linux's struct tcp_info"),
+]
+
+STEPS = 50
+BEAT_BYTES = 200  # at most, each way: ping and pong, encrypted and framed
+
+
+def found(monkeypatch: pytest.MonkeyPatch, replay: bool) -> list[dict[str, Any]]:
+    """What each of two ranks saw over the fifty steps."""
+    monkeypatch.setenv("DDL_REPLAY", str(int(replay)))
+    monkeypatch.setenv("DDL_CONTROL_ADDRESS", "tcp://127.0.0.1:0")
+    shown = launch(2, PROGRAMS / "quiet.py", str(EXAMPLES / "torch_digits.py"))
+    print(shown)
+    ranks = [json.loads(line) for line in re.findall(r"found (\{.*\})", shown)]
+    assert len(ranks) == 2
+    assert all(len(rank["wires"]) >= 2 for rank in ranks), "one to the coordinator, and idle ones to the store"
+    return ranks
+
+
+def test_steady_steps_send_nothing_by_both_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 messages over 50 steps; on every wire heartbeats alone, on the coordinator's as many as on an idle one."""
+    for rank in found(monkeypatch, replay=True):
+        assert rank["messages"] == 0
+        assert rank["negotiated"] == 0
+        assert rank["replayed"] >= STEPS
+        beats = int(rank["seconds"]) + 2
+        for way in (0, 1):
+            growths = [wire[way] for wire in rank["wires"]]
+            assert min(growths) > 0, "heartbeats show: these are the right sockets"
+            assert max(growths) <= beats * BEAT_BYTES
+            assert max(growths) - min(growths) <= 2 * BEAT_BYTES, "one beat fell into the time on one wire only"
+
+
+def test_negotiated_steps_show_in_both_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same steps without replay: the counts that must be 0 above are not blind."""
+    for rank in found(monkeypatch, replay=False):
+        assert rank["messages"] >= 2 * STEPS
+        assert rank["negotiated"] >= STEPS
+        assert rank["replayed"] == 0
+        for way in (0, 1):
+            growths = sorted(wire[way] for wire in rank["wires"])
+            assert growths[-1] >= STEPS * 50, "a message a step, each way, on the coordinator's wire"
+            assert growths[0] <= (int(rank["seconds"]) + 2) * BEAT_BYTES, "none on an idle one"

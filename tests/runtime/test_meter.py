@@ -1,0 +1,198 @@
+"""What ``stats`` says is what happened: each key against a program whose counts are known."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ddlcore as ddl
+from ddlcore import Stats
+from ddlcore.job import Job
+from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.testing import World, run_world
+from ddlcore.types import Kind
+
+pytestmark = pytest.mark.timeout(120)
+
+NEGOTIATED = {"replay": False}
+
+
+def test_negotiated_batches_are_counted() -> None:
+    """Without replay: one request and one answer a step, one batch, no void, no divergence."""
+
+    def program(rank: int, job: Job) -> tuple[Stats, Stats]:
+        ddl.allreduce(np.ones(4), name="a")
+        before = ddl.stats()
+        for _ in range(10):
+            ddl.allreduce(np.ones(4), name="a")
+        return before, ddl.stats()
+
+    for before, after in run_world(2, program, settings=NEGOTIATED):
+        assert after["batches_negotiated"] - before["batches_negotiated"] == 10
+        # An answer goes to all who take part, and to who has asked: to the first at once, to the second with the batch.
+        assert 20 <= after["control_messages"] - before["control_messages"] <= 30
+        assert after["batches_replayed"] == after["batches_void"] == after["divergences"] == 0
+        assert after["commit_messages"] == after["stall_messages"] == 0
+
+
+def test_replayed_batches_are_counted() -> None:
+    """In steady replay every step counts its batches, and no message."""
+
+    def program(rank: int, job: Job) -> tuple[Stats, Stats]:
+        for _ in range(10):
+            ddl.allreduce(np.ones(4), name="a")
+        before = ddl.stats()
+        for _ in range(10):
+            ddl.allreduce(np.ones(4), name="a")
+        return before, ddl.stats()
+
+    for before, after in run_world(2, program):
+        assert after["batches_replayed"] - before["batches_replayed"] == 10
+        assert after["batches_negotiated"] == before["batches_negotiated"]
+        assert after["control_messages"] == before["control_messages"]
+
+
+def test_void_batches_and_divergences_are_counted() -> None:
+    """One rank launches what the other cannot fill: void on the one, a divergence on the other, nothing else lost."""
+    launched = threading.Event()
+
+    def program(rank: int, job: Job) -> Stats:
+        for _ in range(20):
+            handles = [ddl.allreduce_async(np.ones(4), name=name) for name in "ab"]
+            for handle in handles:
+                handle.wait()
+        if rank == 0:
+            handles = [ddl.allreduce_async(np.ones(4), op=ddl.Average, name=name) for name in "ab"]
+            launched.set()
+        else:
+            assert launched.wait(20)
+            handles = [ddl.allreduce_async(np.ones(4), name="a")]
+            assert handles[0].wait()[0] == 1, "b does not come: this rank leaves, and a is negotiated"
+            handles.append(ddl.allreduce_async(np.ones(4), name="b"))
+        for handle in handles:
+            assert handle.wait()[0] == 1
+        return ddl.stats()
+
+    first, second = run_world(2, program)
+    assert second["divergences"] == 1
+    assert first["divergences"] == 0
+    assert first["batches_void"] == 1
+    assert second["batches_void"] == 0, "it has not launched the batch"
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_bytes_are_those_of_the_users_tensors(replay: bool) -> None:
+    """By operation, whatever the batches, the compressor and the number of ranks; ragged kinds by this rank's rows."""
+    steps = 12
+
+    def program(rank: int, job: Job) -> Stats:
+        for _ in range(steps):
+            handles = [
+                ddl.allreduce_async(np.ones(100, np.float32), name="a", compression="fp16"),
+                ddl.allreduce_async(np.ones(50, np.float64), name="b"),
+                ddl.broadcast_async(np.ones(7, np.int32), 0, name="c"),
+                ddl.reducescatter_async(np.ones((6, 2), np.float32), name="d"),
+                ddl.allgather_async(np.ones((1 + rank, 3), np.float32), name="e"),
+                ddl.alltoall_async(np.ones(3, np.int64), [1, 2], name="f"),
+            ]
+            for handle in handles:
+                handle.wait()
+        ddl.barrier()
+        return ddl.stats()
+
+    for rank, stats in enumerate(run_world(2, program, settings={"replay": replay})):
+        assert stats["bytes"] == {
+            "allreduce": steps * (100 * 4 + 50 * 8),
+            "broadcast": steps * 7 * 4,
+            "reducescatter": steps * 12 * 4,
+            "allgather": steps * (1 + rank) * 3 * 4,
+            "alltoall": steps * 3 * 8,
+        }
+        assert (stats["batches_replayed"] > 0) is replay
+
+
+def test_seconds_are_where_they_were_spent() -> None:
+    """The rank that others wait for is idle while it sleeps; theirs stand in the transport, and in wait."""
+    pause_s = 0.3
+
+    def program(rank: int, job: Job) -> tuple[Stats, Stats]:
+        for _ in range(10):
+            ddl.allreduce(np.ones(4), name="a")
+        before = ddl.stats()
+        if rank == 1:
+            time.sleep(pause_s)  # what is measured
+        ddl.allreduce(np.ones(4), name="a")
+        return before, ddl.stats()
+
+    def spent(pair: tuple[Stats, Stats]) -> dict[str, float]:
+        before, after = pair
+        return {stage: seconds - before["seconds"][stage] for stage, seconds in after["seconds"].items()}
+
+    punctual, late = map(spent, run_world(2, program))
+    assert set(punctual) == {"idle", "pack", "transport", "unpack", "user"}
+    assert punctual["transport"] >= 0.9 * pause_s
+    assert punctual["user"] >= 0.9 * pause_s
+    assert late["idle"] >= 0.9 * pause_s
+    assert late["user"] < 0.9 * pause_s
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_copies_are_timed(replay: bool) -> None:
+    """A compressor packs and unpacks; without one, on a transport that takes tensors where they stand, nothing is copied."""
+
+    def program(compression: str) -> dict[str, float]:
+        def play(rank: int, job: Job) -> dict[str, float]:
+            for _ in range(8):
+                ddl.allreduce(np.ones(1 << 18, np.float32), name="a", compression=compression)
+            return ddl.stats()["seconds"]
+
+        return run_world(2, play, backend="shm", settings={"replay": replay})[0]
+
+    packed, plain = program("bf16"), program("none")
+    assert packed["pack"] > 0
+    assert packed["unpack"] > 0
+    assert plain["pack"] == plain["unpack"] == 0
+    assert plain["transport"] > 0
+
+
+def test_routes_name_the_transport_of_each_set() -> None:
+    """Of the sets that this rank is a member of, with the reason."""
+
+    def program(rank: int, job: Job) -> dict[int, str]:
+        ddl.add_process_set([0, 2])
+        ddl.barrier()
+        return ddl.stats()["routes"]
+
+    with World(3) as world:
+        routes = world.run(program)
+    assert routes[0] == {0: "threads (asked for)", 1: "threads (asked for)"}
+    assert routes[1] == {0: "threads (asked for)"}
+
+
+def test_every_key_is_documented() -> None:
+    """In ``Stats``, and nothing else is."""
+    (stats,) = run_world(1, lambda rank, job: ddl.stats(), backend="auto")
+    assert set(stats) == set(Stats.__annotations__)
+    assert Stats.__doc__ is not None
+    assert [key for key in stats if f"``{key}``" not in Stats.__doc__] == []
+    assert stats["bytes"] == {}
+
+
+def test_counting_is_cheap() -> None:
+    """What a batch pays for being counted and timed: a look at the clock and some additions; a bound with much air."""
+    meter = Meter()
+    best_ns = []
+    for _ in range(20):
+        begun_ns = since_ns = now_ns()
+        for _ in range(1000):
+            meter.replayed += 1
+            meter.nbytes[Kind.ALLREDUCE] += 4
+            ended_ns = now_ns()
+            meter.busy_ns += ended_ns - since_ns
+            since_ns = ended_ns
+        best_ns.append((now_ns() - begun_ns) / 1000)
+    print(f"counting one batch: {min(best_ns):.0f} ns")
+    assert min(best_ns) < 2000
