@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 __all__: list[str] = []
 
@@ -26,6 +27,7 @@ _SERVANTS = (
     "torch_shm_manager",
 )  # live as long as we
 _SLOW_ROOMS = ("tests/launch/", "tests/faults/", "tests/training/", "plugins/")
+settings.register_profile("long")  # for --hypothesis-profile=long; see tests/runtime/effort.py
 _HAS_PROC = Path("/proc/self/environ").exists()
 
 

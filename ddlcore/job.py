@@ -16,7 +16,7 @@ from ddlcore.config import SETTINGS, Environment, Setting, Settings, load_settin
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.store import PrefixStore, Store
-from ddlcore.contracts.transport import Transport
+from ddlcore.contracts.transport import Context, Transport
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, NotInitialized
@@ -243,9 +243,12 @@ class Job:
 
     # --- in between
 
-    def submit(self, entries: Sequence[Entry]) -> None:
-        """Hands entries over, all or none. Any thread. Raises ValueError for a name in flight, or why the job is over."""
-        self.inbox.submit(entries)
+    def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
+        """Hands entries over, all or none. Any thread; ``waits``: this one goes on to wait for them.
+
+        Raises ValueError for a name in flight, or why the job is over.
+        """
+        self.inbox.submit(entries, waits)
 
     def stats(self) -> Stats:
         """What this rank has counted since init; ``Stats`` documents the keys. Any thread."""
@@ -277,6 +280,13 @@ class Job:
                 raise ValueError(f"compressor {name!r} is not summable, which allreduce needs; use another one")
             self._compressors[name] = compressor
         return compressor
+
+    def context(self, part: str) -> Context:
+        """What a communicator of all ranks is given, with the part of the store that is called ``part``.
+
+        For what meets beside the job's own transports, such as a peer of a benchmark.
+        """
+        return self.sets.context(part)
 
     def _break(self, make: Callable[[str], BaseException]) -> None:
         """The job is over: what is in flight raises, what comes later too. From any thread, once."""

@@ -76,7 +76,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
         return prod(self.shape) * self.dtype.itemsize * (sum(rows) if self.kind.is_ragged else 1)
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True):
+class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One tensor that a rank has ready."""
 
     set_id: int
@@ -126,10 +126,14 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """A rank that replays has met something that its schedule cannot serve."""
+    """A rank that replays has met something that its schedule cannot serve.
+
+    ``slow``: it only suspects so, since nothing has moved for long; the schedule may well fit.
+    """
 
     epoch: int
     reason: str
+    slow: bool = False
 
 
 class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):

@@ -40,6 +40,30 @@ Array = Any  # numpy.ndarray; numpy's own types would make every caller import t
 _ops = Operations(NumpyAdapter())
 
 
+def _start(
+    tensor: Array,
+    output: Array | None,
+    waits: bool,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: str = "none",
+) -> Handle:
+    return _ops.allreduce_async(
+        tensor,
+        output=output,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+        compression=compression,
+        waits=waits,
+    )
+
+
 def allreduce_async(
     tensor: Array,
     name: str | None = None,
@@ -49,16 +73,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
 ) -> Handle:
-    """Starts an allreduce; its result is a new array. Arguments as in ``Operations``."""
-    return _ops.allreduce_async(
-        tensor,
-        name=name,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-        compression=compression,
-    )
+    """Starts the reduction of the ranks' tensors by ``op`` into a new one; scaled before and after."""
+    return _start(tensor, None, False, name, op, prescale_factor, postscale_factor, process_set, compression)
 
 
 def allreduce_async_(
@@ -71,26 +87,17 @@ def allreduce_async_(
     compression: str = "none",
 ) -> Handle:
     """Starts an allreduce in place."""
-    return _ops.allreduce_async(
-        tensor,
-        output=tensor,
-        name=name,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-        compression=compression,
-    )
+    return _start(tensor, tensor, False, name, op, prescale_factor, postscale_factor, process_set, compression)
 
 
 def allreduce(tensor: Array, *args: Any, **kwargs: Any) -> Array:
     """``allreduce_async`` and its result."""
-    return allreduce_async(tensor, *args, **kwargs).wait()
+    return _start(tensor, None, True, *args, **kwargs).wait()
 
 
 def allreduce_(tensor: Array, *args: Any, **kwargs: Any) -> Array:
     """``allreduce_async_`` and its result, which is ``tensor``."""
-    return allreduce_async_(tensor, *args, **kwargs).wait()
+    return _start(tensor, tensor, True, *args, **kwargs).wait()
 
 
 def grouped_allreduce_async(

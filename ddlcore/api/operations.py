@@ -52,8 +52,12 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
         job: Job | None = None,
+        waits: bool = False,
     ) -> Handle:
-        """The ranks' tensors combined by ``op``. ``output=tensor`` works in place; None makes a new tensor."""
+        """The ranks' tensors combined by ``op``. ``output=tensor`` works in place; None makes a new tensor.
+
+        ``waits``: the caller's next step is to wait for the handle, so that no other thread need be woken for it.
+        """
         handle = self.grouped_allreduce_async(
             [tensor],
             outputs=None if output is None else [output],
@@ -64,6 +68,7 @@ class Operations:
             process_set=process_set,
             compression=compression,
             job=job,
+            waits=waits,
             _single=True,
         )
         return handle
@@ -80,6 +85,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
         job: Job | None = None,
+        waits: bool = False,
         _single: bool = False,
     ) -> Handle:
         """As ``allreduce_async`` for several tensors that go together: none starts before all are ready everywhere."""
@@ -98,7 +104,7 @@ class Operations:
         ]
         given = list(outputs)
         handle = Handle(job.completion, len(specs), (lambda _: given[0]) if _single else (lambda _: given))
-        self._submit(job, handle, set_id, names, specs, sources, targets)
+        self._submit(job, handle, set_id, names, specs, sources, targets, waits=waits)
         return handle
 
     def recurring_allreduce(
@@ -376,6 +382,7 @@ class Operations:
         sources: Sequence[Buffer | None],
         targets: Sequence[Buffer | None],
         rows: Sequence[tuple[int, ...]] | None = None,
+        waits: bool = False,
     ) -> None:
         entries = [
             Entry(
@@ -383,7 +390,7 @@ class Operations:
             )
             for i, spec in enumerate(specs)
         ]
-        job.submit(entries)
+        job.submit(entries, waits)
 
     def _encoded(self, spec: Spec) -> bytes:
         data = self._specs.get(spec)

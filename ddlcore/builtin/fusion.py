@@ -26,7 +26,7 @@ class ThresholdFusion:
         if limit <= 0:
             return [[position] for position in range(len(ready))]
         period = "first_batch_bytes" in params
-        edge = params.get("first_batch_bytes", 0) or limit
+        edge = min(params.get("first_batch_bytes", 0) or limit, limit)
         units = _units(ready, limit)
         tail = _tail(ready, units, edge) if edge < limit else len(units)
         batches: list[list[int]] = []

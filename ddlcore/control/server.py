@@ -23,7 +23,9 @@ from zmq.utils import z85
 
 from ddlcore.control.brain import Brain, Outgoing
 from ddlcore.control.credentials import Access, JobFile, KeyPair
+from ddlcore.control.files import allow_files
 from ddlcore.control.line import FLUSHED, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+from ddlcore.control.post import packed
 from ddlcore.control.store import Shelf
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DdlInternalError
@@ -46,16 +48,18 @@ class Server:
 
     ``address`` "" is an ipc socket that leaves no file; "tcp://IP:PORT" (port 0: any) listens there.
     ``report`` gets lines for the user, in the server's thread. Raises ValueError for an address that
-    is none, DdlInternalError when it is in use.
+    is none, DdlInternalError when it is in use, or when this process may not open a file for each rank.
     """
 
     def __init__(self, size: int, brain: Brain, address: str = "", report: Callable[[str], None] = _to_stderr) -> None:
+        allow_files(size)
         self.size = size
         self.dropped = 0  # messages that made no sense or came from no rank
         self._brain = brain
         self._report = report
         self._shelf: Shelf[bytes] = Shelf()
         self._lines: dict[int, bytes] = {}  # by rank: the name of the connection it last spoke from
+        self._said: Outgoing = []  # by the brain in this turn
         self._ended: deque[tuple[int, str]] = deque()
         self._stopping = False
         self._closed = False
@@ -174,7 +178,9 @@ class Server:
             self._admit()
             self._read()
             while self._ended:
-                self._tell(self._brain.rank_ended(*self._ended.popleft()))
+                self._said += self._brain.rank_ended(*self._ended.popleft())
+                self._lose()
+            self._tell()
             now_s = time.monotonic()
             self._reply(self._shelf.expire(now_s))
             if now_s >= tick_s:
@@ -222,15 +228,16 @@ class Server:
         self._lines[rank] = name
         if isinstance(message, Hello):
             self._shelf.hello(rank)
-        self._tell(self._brain.handle(rank, message))
+        self._said += self._brain.handle(rank, message)
+        self._lose()
 
-    def _tell(self, outgoing: Outgoing) -> None:
-        last, data = None, b""
-        for rank, message in outgoing:
-            if message is not last:  # the same answer often goes to every rank
-                last, data = message, encode(message)
+    def _tell(self) -> None:
+        said, self._said = self._said, []
+        for rank, data in packed(said):
             if rank in self._lines:
                 self._send(self._lines[rank], data)
+
+    def _lose(self) -> None:
         self._reply(self._shelf.lose(self._brain.lost()))
 
     def _reply(self, replies: list[tuple[bytes, StoreReply]]) -> None:

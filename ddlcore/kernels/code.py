@@ -31,7 +31,9 @@ LINUX_FUNCTIONS = {
     "ddl_cast": "qqqqqd",
     "ddl_combine": "qqqqqqqddd",
     "ddl_abort": "q",
-    "ddl_allreduce": "qqq",
+    "ddl_allreduce": "q",
+    "ddl_allreduce_idle": "q",
+    "ddl_allreduce_try": "q",
     "ddl_alltoall": "qqqq",
     "ddl_barrier": "q",
     "ddl_gather": "qqqq",
@@ -54,7 +56,7 @@ SOURCES = (
 COMPILE_S = 120.0  # how long to wait for another who compiles
 _COMPILING: Final = threading.Lock()
 _LOADING: Final = threading.Lock()
-C_TYPES: dict[str, Any] = {"q": ctypes.c_int64, "d": ctypes.c_double}
+C_TYPES: dict[str, Any] = {"q": ctypes.c_void_p, "d": ctypes.c_double}  # an int takes c_void_p half the time of c_int64
 
 
 class Code:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlcore.kernels.code import FUNCTIONS, obtain
 
-__all__ = ["compile_all", "compile_object"]
+__all__ = ["compile_all", "compile_object", "target_machine"]
 
 
 def compile_all(report: Callable[[str], None], cache_dir: str = "") -> float:
@@ -72,12 +72,16 @@ def _emit(llvm: Any, module: Any) -> bytes:
     for function in module.functions:
         if not function.is_declaration and function.name not in FUNCTIONS:
             function.linkage = "internal"
-    machine = llvm.Target.from_default_triple().create_target_machine(
+    image: bytes = target_machine(llvm).emit_object(module)
+    return image
+
+
+def target_machine(llvm: Any) -> Any:
+    """What turns LLVM code into that of this machine's processor; ``llvm`` is llvmlite.binding."""
+    return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),
         opt=3,
         codemodel="jitdefault",
         jit=True,
     )
-    image: bytes = machine.emit_object(module)
-    return image

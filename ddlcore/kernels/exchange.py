@@ -9,7 +9,7 @@ from ddlcore.kernels.batch import ITEMSIZE
 from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import CHUNK, COUNTS, DTYPE, IN_USED, OP, POSTSCALE, PRESCALE, RANK, SIZE, TABLE, TOTAL
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
-from ddlcore.kernels.lanes import INPUT, next_round, publish, slot, wait, wait_all, wait_free
+from ddlcore.kernels.lanes import INPUT, next_round, publish, reserve, slot, wait, wait_all
 
 __all__ = ["ddl_alltoall", "ddl_gather", "ddl_reducescatter"]
 
@@ -22,16 +22,17 @@ def ddl_gather(frame: int, source: int, target: int, nbytes: int) -> int:
     rank, size, chunk = read(frame + RANK), read(frame + SIZE), read(frame + CHUNK)
     first = read(frame + IN_USED)
     own = read(nbytes + 8 * rank)
-    rounds = 0
+    most = 0
     for r in range(size):
-        rounds = max(rounds, (read(nbytes + 8 * r) + chunk - 1) // chunk)
+        most = max(most, read(nbytes + 8 * r))
+    rounds = (most + chunk - 1) // chunk
     for i in range(rounds + 1):
         if i < rounds:
+            code = reserve(frame, INPUT, first + i, min(chunk, most - i * chunk))
+            if code != 0:
+                return code
             n = min(chunk, own - i * chunk)
             if n > 0:
-                code = wait_free(frame, INPUT, first + i)
-                if code != 0:
-                    return code
                 copy(slot(frame, rank, first + i), source + i * chunk, n)
             publish(frame, INPUT)
         if i > 0:
@@ -56,11 +57,14 @@ def _begin(n: int, i: int, rounds: int) -> int:
     return n // rounds * i + min(i, n % rounds)
 
 
-@compiled("qqqqqqq")
-def _publish_row(frame: int, round_: int, i: int, rounds: int, source: int, row: int, itemsize: int) -> int:
-    """Publishes part i of what goes to each peer; ``row[d]`` elements at ``source`` go to rank d."""
+@compiled("qqqqqqqq")
+def _publish_row(frame: int, round_: int, i: int, rounds: int, source: int, row: int, itemsize: int, most: int) -> int:
+    """Publishes part i of what goes to each peer; ``row[d]`` elements at ``source`` go to rank d.
+
+    ``most``: the elements of the longest row of any rank.
+    """
     rank, size = read(frame + RANK), read(frame + SIZE)
-    code = wait_free(frame, INPUT, round_)
+    code = reserve(frame, INPUT, round_, ((most + rounds - 1) // rounds + size) * itemsize)
     if code != 0:
         return code
     place = slot(frame, rank, round_)
@@ -99,13 +103,14 @@ def ddl_alltoall(frame: int, source: int, target: int, nbytes: int) -> int:
     """Rank s sends ``nbytes[s * size + d]`` bytes to rank d; both sides lie one behind the other, by rank."""
     rank, size = read(frame + RANK), read(frame + SIZE)
     first = read(frame + IN_USED)
-    rounds = 0
+    most = 0
     for s in range(size):
         total = 0
         for d in range(size):
             if d != s:
                 total += read(nbytes + 8 * (s * size + d))
-        rounds = max(rounds, _rounds(frame, total, 1))
+        most = max(most, total)
+    rounds = _rounds(frame, most, 1)
     row = nbytes + 8 * rank * size
     own_source, own_target = source, target
     for r in range(rank):
@@ -115,7 +120,7 @@ def ddl_alltoall(frame: int, source: int, target: int, nbytes: int) -> int:
         copy(own_target, own_source, read(row + 8 * rank))
     for i in range(rounds + 1):
         if i < rounds:
-            code = _publish_row(frame, first + i, i, rounds, source, row, 1)
+            code = _publish_row(frame, first + i, i, rounds, source, row, 1, most)
             if code != 0:
                 return code
         if i > 0:
@@ -163,13 +168,14 @@ def ddl_reducescatter(frame: int, plan: int, source: int, target: int) -> int:
     rank = read(frame + RANK)
     itemsize = ITEMSIZE[read(plan + DTYPE)]
     first = read(frame + IN_USED)
-    rounds = _rounds(frame, read(plan + TOTAL), itemsize)
+    most = read(plan + TOTAL)
+    rounds = _rounds(frame, most, itemsize)
     own = source
     for r in range(rank):
         own += read(plan + COUNTS + 8 * r) * itemsize
     for i in range(rounds + 1):
         if i < rounds:
-            code = _publish_row(frame, first + i, i, rounds, source, plan + COUNTS, itemsize)
+            code = _publish_row(frame, first + i, i, rounds, source, plan + COUNTS, itemsize, most)
             if code != 0:
                 return code
         if i > 0:

@@ -6,55 +6,82 @@ from typing import Final
 
 __all__ = [
     "ABORTED",
+    "BEGUN",
+    "BEGUN_OFFSET",
+    "BEGUN_TENSOR",
     "CHUNK",
+    "CODE",
     "COUNTS",
+    "CURSOR",
     "DTYPE",
+    "FINISHED",
+    "FRAME",
     "HEADER",
+    "INPUTS",
     "IN_SEEN",
     "IN_USED",
+    "LANE",
+    "LAST",
+    "LAYOUT",
+    "LEAST_SLOTS",
     "LINE",
     "MARKS",
+    "MOST_SLOTS",
     "OP",
+    "PLACES",
     "POSTSCALE",
     "PRESCALE",
     "RANK",
     "RESULTS",
+    "RING",
+    "ROUNDS",
     "SIZE",
     "SLEEPERS",
-    "SLOTS",
-    "SLOTS_AT",
     "SMALL",
     "SOURCES",
     "SPINS",
     "TABLE",
     "TARGETS",
     "TENSORS",
+    "TICKET",
     "TIMEOUT",
     "TOTAL",
     "YIELDS",
 ]
 
-# The segment: a line for the communicator, a line a rank, then the slots.
-LINE: Final = 128  # bytes; two cache lines, since processors fetch them in pairs
+# The segment: a line for the communicator, a line a rank, then a ring a rank, then the ring of results.
+# The communicator's line: who aborted (1 + rank), then how rank 0 laid out the rest.
+LAYOUT: Final = 64  # bytes of a slot, bytes of a ring
+LINE: Final = 256  # bytes of a rank's counters
+LANE: Final = 128  # between its two counters; two cache lines, since processors fetch them in pairs
 SLEEPERS: Final = 8  # behind a counter: how many wait for it in the kernel
-MARKS: Final = 16  # behind an input counter: SLOTS words, with what its rank came into the batch of that round
-SLOTS: Final = 4  # of a rank and lane; the proof at the top of lanes.py needs at least 4
+MARKS: Final = 16  # behind an input counter: bit n % 64 says that its rank came into round n without data
+ROUNDS: Final = 64  # of how many rounds the marks and the places are kept
+LEAST_SLOTS: Final = 4  # of a ring; the proof at the top of lanes.py needs them
+MOST_SLOTS: Final = 64
 
 # A rank's frame: its private words.
 RANK: Final = 0
 SIZE: Final = 8
 HEADER: Final = 16  # address of the segment
-SLOTS_AT: Final = 24  # address of the ranks' input slots
-RESULTS: Final = 32  # address of the shared result slots
-CHUNK: Final = 40  # bytes of one slot
-SMALL: Final = 48  # up to so many bytes every rank reduces all by itself
-SPINS: Final = 56
-YIELDS: Final = 64
-TIMEOUT: Final = 72  # a timespec: two words
-IN_USED: Final = 88  # rounds behind us, a word a lane
-IN_SEEN: Final = 104  # what every counter is known to have reached, a word a lane
-ABORTED: Final = 128  # written by other threads
-TABLE: Final = 256  # a word a rank: addresses of one reduction
+INPUTS: Final = 24  # address of the ranks' rings
+RESULTS: Final = 32  # address of the ring of results, which all share
+CHUNK: Final = 40  # bytes of one slot, the most that a round takes; a power of two
+RING: Final = 48  # bytes of one ring: LEAST_SLOTS to MOST_SLOTS slots
+SMALL: Final = 56  # up to so many bytes every rank reduces all by itself
+SPINS: Final = 64
+YIELDS: Final = 72
+TIMEOUT: Final = 80  # a timespec: two words
+IN_USED: Final = 96  # rounds behind us, a word a lane
+IN_SEEN: Final = 112  # what every counter is known to have reached, a word a lane
+ABORTED: Final = 128  # written by other threads, alone in its cache line
+CURSOR: Final = 192  # where in the ring the next round begins, a word a lane
+BEGUN: Final = 208  # 1: the first round of an allreduce is published, and its caller will come back for the rest
+BEGUN_TENSOR: Final = 216  # how far that round went
+BEGUN_OFFSET: Final = 224
+LAST: Final = 256  # the last round in each slot, MOST_SLOTS words a lane
+PLACES: Final = 1280  # where in the ring a round lies, ROUNDS words a lane
+TABLE: Final = 2304  # a word a rank: addresses of one reduction
 
 # A plan: what does not change from run to run.
 TENSORS: Final = 0
@@ -65,4 +92,8 @@ PRESCALE: Final = 32  # float64
 POSTSCALE: Final = 40  # float64
 SOURCES: Final = 48  # address of a table of addresses, a word a tensor
 TARGETS: Final = 56  # likewise
-COUNTS: Final = 64  # elements, a word a tensor
+FRAME: Final = 64  # address of the rank's frame
+TICKET: Final = 72  # which run the caller means, of those that it tries again and again
+FINISHED: Final = 80  # the last of these that came to its end
+CODE: Final = 88  # and how
+COUNTS: Final = 96  # elements, a word a tensor

@@ -1,14 +1,20 @@
 """Counters and slots in shared memory, for numba: publishing, waiting, giving up; knows not what is in a slot.
 
-**Lanes.** Every rank owns a line of counters in the segment and SLOTS slots of memory. A collective is a
-number of rounds, the same on every rank. In round n a rank *publishes*: it fills slot n % SLOTS, if it has
-something to say, and adds one to its counter; peers read the slot when they see the counter beyond n. There
-are two lanes, one for what goes in, one for partial results (allreduce of many ranks).
+**Lanes.** Every rank owns a line of counters in the segment and a ring of slots. A collective is a number
+of rounds, the same on every rank. In round n a rank *publishes*: it fills the round's place in its ring, if
+it has something to say, and adds one to its counter; peers read the place when they see the counter beyond
+n. There are two lanes, one for what goes in, one for partial results (allreduce of many ranks).
+
+**Places.** A round takes as many bytes of the ring as its collective gives it, at most a slot, and lies
+within one slot; rounds of few bytes share it. All ranks give a round the same bytes, so its place is the
+same in all rings, and is known without a word (``reserve``).
 
 **No second counter is needed** to know when a slot may be filled again. A rank publishes round n only after
 it has read all that it wants of rounds up to n - 2, in every collective of the ring. So a counter that has
-reached n + 1 says that its rank is done with round n - 2, and slot n % SLOTS may be filled when every counter
-has reached n - SLOTS + 3. Nobody waits at the end of a collective: slower peers still find its slots filled.
+reached n + 1 says that its rank is done with round n - 2, and a slot whose last round was m may be filled
+when every counter has reached m + 3. Peers reach that without us once we have published m + 2, hence a ring
+has at least 4 slots. Nobody waits at the end of a collective: slower peers still find its slots filled. The
+marks of who comes without data are kept for ROUNDS rounds by the same rule.
 
 Imported only while compiling. Arguments are int64; ``frame`` is the rank's private memory, see frame.py.
 """
@@ -19,17 +25,23 @@ from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import (
     ABORTED,
     CHUNK,
+    CURSOR,
     HEADER,
     IN_SEEN,
     IN_USED,
+    INPUTS,
+    LANE,
+    LAST,
     LINE,
     MARKS,
+    MOST_SLOTS,
+    PLACES,
     RANK,
     RESULTS,
+    RING,
+    ROUNDS,
     SIZE,
     SLEEPERS,
-    SLOTS,
-    SLOTS_AT,
     SPINS,
     TIMEOUT,
     YIELDS,
@@ -49,40 +61,49 @@ from ddlcore.kernels.intrinsics import (
 
 __all__ = [
     "INPUT",
+    "LATER",
     "RESULT",
+    "aborted",
     "anybody_idle",
     "ddl_abort",
     "ddl_barrier",
     "enter",
     "next_round",
     "publish",
+    "reserve",
     "result",
     "slot",
     "wait",
+    "wait_a_while",
     "wait_all",
-    "wait_free",
 ]
 
 INPUT, RESULT = 0, 1  # lanes
+PLACE_BYTES = 128  # what a round takes is rounded up to two cache lines
+LATER = 4  # not all had come
 HERE, ELSEWHERE = 1, 2  # why a call failed: this rank's own abort(), or a peer's
 
 
 @compiled("qqq")
 def _counter(frame: int, rank: int, lane: int) -> int:
     """The address of a rank's counter."""
-    return read(frame + HEADER) + (1 + rank) * LINE + lane * (LINE // 2)
+    return read(frame + HEADER) + (1 + rank) * LINE + lane * LANE
 
 
 @compiled("q")
-def _aborted(frame: int) -> int:
+def aborted(frame: int) -> int:
+    """Whose abort ended this communicator: HERE, ELSEWHERE, or 0."""
     if load_word(frame + ABORTED) != 0:
         return HERE
     return ELSEWHERE if load_word(read(frame + HEADER)) != 0 else 0
 
 
-@compiled("qqq")
-def _wait_slowly(frame: int, word: int, value: int) -> int:
-    """Spins for microseconds, yields the core some times, then sleeps: the core may be the one that computes."""
+@compiled("qqqq")
+def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
+    """Spins for microseconds, yields the core some times, then sleeps: the core may be the one that computes.
+
+    ``sleeps``: after how many it gives up (LATER); -1: never.
+    """
     for _ in range(read(frame + SPINS)):
         pause()
         if load_word(word) >= value:
@@ -91,13 +112,13 @@ def _wait_slowly(frame: int, word: int, value: int) -> int:
         sched_yield()
         if load_word(word) >= value:
             return 0
-        code = _aborted(frame)
+        code = aborted(frame)
         if code != 0:
             return code
     while True:
         add_word(word + SLEEPERS, 1)  # before the last look: who adds to the word later, sees a sleeper
         seen = load_word(word)
-        code = _aborted(frame)
+        code = aborted(frame)
         if seen < value and code == 0:
             futex_wait(word, seen, frame + TIMEOUT)
         add_word(word + SLEEPERS, -1)
@@ -105,6 +126,9 @@ def _wait_slowly(frame: int, word: int, value: int) -> int:
             return code
         if load_word(word) >= value:
             return 0
+        sleeps -= 1
+        if sleeps == 0:
+            return LATER
 
 
 @compiled("qqqq")
@@ -113,7 +137,20 @@ def wait(frame: int, rank: int, lane: int, value: int) -> int:
     word = _counter(frame, rank, lane)
     if load_word(word) >= value:
         return 0
-    return _wait_slowly(frame, word, value)
+    return _wait_slowly(frame, word, value, -1)
+
+
+@compiled("qqqq")
+def wait_a_while(frame: int, lane: int, value: int, sleeps: int) -> int:
+    """As ``wait_all``, but gives up (LATER) when it has slept so many times for one rank."""
+    rank = read(frame + RANK)
+    for r in range(read(frame + SIZE)):
+        word = _counter(frame, r, lane)
+        if r != rank and load_word(word) < value:
+            code = _wait_slowly(frame, word, value, sleeps)
+            if code != 0:
+                return code
+    return 0
 
 
 @compiled("qqq")
@@ -131,26 +168,54 @@ def wait_all(frame: int, lane: int, value: int) -> int:
     return 0
 
 
+@compiled("qqqq")
+def reserve(frame: int, lane: int, round_: int, nbytes: int) -> int:
+    """Gives ``round_`` its place of at most a slot, and waits until nobody reads there any more; not 0: aborted.
+
+    Every rank calls it for the same rounds with the same ``nbytes``, in their order.
+    """
+    chunk = read(frame + CHUNK)
+    length = (max(nbytes, 1) + PLACE_BYTES - 1) // PLACE_BYTES * PLACE_BYTES
+    place = read(frame + CURSOR + 8 * lane)
+    within = place & (chunk - 1)
+    if within + length > chunk:
+        place += chunk - within
+        within = 0
+    if place == read(frame + RING):
+        place = 0
+    last = frame + LAST + 8 * (lane * MOST_SLOTS + place // chunk)
+    if within == 0:
+        code = wait_all(frame, lane, read(last) + 3)
+        if code != 0:
+            return code
+    write(last, round_)
+    write(frame + PLACES + 8 * (lane * ROUNDS + round_ % ROUNDS), place)
+    write(frame + CURSOR + 8 * lane, place + length)
+    return 0
+
+
 @compiled("qqq")
-def wait_free(frame: int, lane: int, round_: int) -> int:
-    """Waits until nobody reads this rank's slot of ``round_`` any more; see the top of the file."""
-    return wait_all(frame, lane, round_ - SLOTS + 3)
-
-
-@compiled("qqq", "")
-def enter(frame: int, round_: int, idle: int) -> None:
+def enter(frame: int, round_: int, idle: int) -> int:
     """Says whether this rank comes into the batch that begins with ``round_`` without data; publishing shows it.
 
-    The word is the slot's own, so it stands as long as the slot does.
+    Waits, hardly ever, until nobody looks for the mark of ROUNDS rounds ago; not 0: aborted.
     """
-    write(_counter(frame, read(frame + RANK), INPUT) + MARKS + 8 * (round_ % SLOTS), idle)
+    code = wait_all(frame, INPUT, round_ - ROUNDS + 3)
+    if code == 0:
+        word = _counter(frame, read(frame + RANK), INPUT) + MARKS
+        bit = 1 << (round_ % ROUNDS)
+        marks = read(word)
+        marked = marks | bit if idle != 0 else marks & ~bit
+        if marked != marks:
+            store_word(word, marked)
+    return code
 
 
 @compiled("qq")
 def anybody_idle(frame: int, round_: int) -> int:
     """Whether some rank has come without data; after ``wait_all`` for the round."""
     for r in range(read(frame + SIZE)):
-        if read(_counter(frame, r, INPUT) + MARKS + 8 * (round_ % SLOTS)) != 0:
+        if (load_word(_counter(frame, r, INPUT) + MARKS) >> (round_ % ROUNDS)) & 1:
             return 1
     return 0
 
@@ -166,14 +231,14 @@ def publish(frame: int, lane: int) -> None:
 
 @compiled("qqq")
 def slot(frame: int, rank: int, round_: int) -> int:
-    """The address of a rank's slot of ``round_`` in the input lane."""
-    return read(frame + SLOTS_AT) + (rank * SLOTS + round_ % SLOTS) * read(frame + CHUNK)
+    """The address of a rank's memory of ``round_`` in the input lane; after ``reserve``."""
+    return read(frame + INPUTS) + rank * read(frame + RING) + read(frame + PLACES + 8 * (round_ % ROUNDS))
 
 
 @compiled("qq")
 def result(frame: int, round_: int) -> int:
-    """The address of the slot of ``round_`` that all ranks write their results to."""
-    return read(frame + RESULTS) + (round_ % SLOTS) * read(frame + CHUNK)
+    """The address of the memory of ``round_`` that all ranks write their results to; after ``reserve``."""
+    return read(frame + RESULTS) + read(frame + PLACES + 8 * (RESULT * ROUNDS + round_ % ROUNDS))
 
 
 @compiled("qqq", "")

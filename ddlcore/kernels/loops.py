@@ -37,7 +37,7 @@ from ddlcore.kernels.elements import (
 from ddlcore.kernels.intrinsics import cgutils, compiled, inline, types
 from ddlcore.types import DType, ReduceOp
 
-__all__ = ["WIDE_LEFT", "WIDE_OUT", "ddl_cast", "ddl_combine", "define_loop"]
+__all__ = ["WIDE_LEFT", "WIDE_OUT", "combine_loop", "ddl_cast", "ddl_combine", "define_loop"]
 
 WIDE_LEFT, WIDE_OUT = 1, 2  # forms of combine for 16-bit floats: the left operand, the result is float32
 
@@ -118,7 +118,8 @@ def _apply(b: Any, op: ReduceOp, dtype: DType, x: Value, y: Value) -> Value:
     return b.select((b.icmp_unsigned if dtype in UNSIGNED else b.icmp_signed)(relation, x, y), x, y)
 
 
-def _combine_loop(module: Any, dtype: DType, op: ReduceOp, form: int) -> Any:
+def combine_loop(module: Any, dtype: DType, op: ReduceOp, form: int) -> Any:
+    """The loop of ``ddl_combine`` for one type and operation, a function of type LOOP."""
     short = dtype in SHORT_FLOATS
     left = F32 if form & WIDE_LEFT else STORED[dtype]
     out = F32 if form & WIDE_OUT else STORED[dtype]
@@ -192,7 +193,7 @@ def _combine(
             for operation in OPS:
                 for shape in range(4 if kind in SHORT_FLOATS else 1):
                     number = kind * 32 + operation * 4 + shape
-                    loops[number] = _combine_loop(b.module, kind, operation, shape)
+                    loops[number] = combine_loop(b.module, kind, operation, shape)
         code = b.add(b.add(b.mul(args[0], ir.Constant(I64, 32)), b.mul(args[1], ir.Constant(I64, 4))), args[2])
         _dispatch(b, code, loops, list(args[3:]))
         return context.get_dummy_value()

@@ -11,9 +11,15 @@ from __future__ import annotations
 from ddlcore.kernels.batch import ITEMSIZE
 from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import (
+    BEGUN,
+    BEGUN_OFFSET,
+    BEGUN_TENSOR,
     CHUNK,
+    CODE,
     COUNTS,
     DTYPE,
+    FINISHED,
+    FRAME,
     IN_USED,
     OP,
     POSTSCALE,
@@ -24,27 +30,32 @@ from ddlcore.kernels.frame import (
     SOURCES,
     TABLE,
     TARGETS,
+    TICKET,
     TOTAL,
 )
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
 from ddlcore.kernels.lanes import (
     INPUT,
+    LATER,
     RESULT,
+    aborted,
     anybody_idle,
     enter,
     next_round,
     publish,
+    reserve,
     result,
     slot,
+    wait_a_while,
     wait_all,
-    wait_free,
 )
 
-__all__ = ["VOID", "ddl_allreduce"]
+__all__ = ["VOID", "ddl_allreduce", "ddl_allreduce_idle", "ddl_allreduce_try"]
 
 _reduce = outside("ddl_reduce")
 
 CACHE_LINE = 64
+SLEEPS = 2  # of SLEEP_NS each: how long one try waits
 VOID = 3  # somebody came without data: nothing was written
 
 
@@ -107,38 +118,54 @@ def _reduce_pieces(
 # --- allreduce
 
 
-@compiled("qqqq")
-def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int) -> int:
+@compiled("qqqqq")
+def _all_here(frame: int, first: int, tensor: int, offset: int, sleeps: int) -> int:
+    """Waits a while for all to have published round ``first``; LATER: notes how far this rank is, to go on from there."""
+    code = wait_a_while(frame, INPUT, first + 1, sleeps)
+    write(frame + BEGUN, 1 if code == LATER else 0)
+    write(frame + BEGUN_TENSOR, tensor)
+    write(frame + BEGUN_OFFSET, offset)
+    return code
+
+
+@compiled("qqqqq")
+def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
     """Every rank reads every peer's slots and reduces all: best for two ranks, and for few bytes."""
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
-    first = read(frame + IN_USED)
-    out_tensor = out_offset = in_tensor = in_offset = void = 0
-    rank = read(frame + RANK)
+    first, rank = read(frame + IN_USED), read(frame + RANK)
+    itemsize = ITEMSIZE[read(plan + DTYPE)]
+    out_tensor = out_offset = in_tensor = in_offset = void = code = 0
     for i in range(chunks + 1):
         if i < chunks:
-            code = wait_free(frame, INPUT, first + i)
-            if code != 0:
-                return code
             n = min(chunk, total - i * chunk)
-            place = slot(frame, rank, first + i)
-            if i == 0:
-                enter(frame, first, idle)
-            if idle == 0:
-                out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
-            publish(frame, INPUT)
-        if i > 0:
-            code = wait_all(frame, INPUT, first + i)
+            if i == 0 and read(frame + BEGUN) != 0:
+                out_tensor, out_offset = read(frame + BEGUN_TENSOR), read(frame + BEGUN_OFFSET)
+            else:
+                code = reserve(frame, INPUT, first + i, n * itemsize)
+                if i == 0 and code == 0:
+                    code = enter(frame, first, idle)
+                if code != 0:
+                    return code
+                if idle == 0:
+                    place = slot(frame, rank, first + i)
+                    out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
+                publish(frame, INPUT)
+            if i == 0 and sleeps != 0:
+                code = _all_here(frame, first, out_tensor, out_offset, sleeps)
+                if code != 0:
+                    return code
+        j = i - 1
+        if 0 <= j < chunks:
+            code = wait_all(frame, INPUT, first + j + 1)
             if code != 0:
                 return code
-            if i == 1:
+            if j == 0:
                 void = anybody_idle(frame, first)
             if void == 0:
-                n = min(chunk, total - (i - 1) * chunk)
-                in_tensor, in_offset = _reduce_pieces(
-                    frame, plan, sources, targets, in_tensor, in_offset, first + i - 1, n
-                )
+                n = min(chunk, total - j * chunk)
+                in_tensor, in_offset = _reduce_pieces(frame, plan, sources, targets, in_tensor, in_offset, first + j, n)
     next_round(frame, INPUT, chunks)
     return VOID if void != 0 else 0
 
@@ -158,41 +185,50 @@ def _reduce_shard(frame: int, plan: int, round_: int, result_round: int, n: int)
         _reduce_slots(frame, plan, round_, offset, own, result(frame, result_round) + offset, end - begin)
 
 
-@compiled("qqqq")
-def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int) -> int:
+@compiled("qqqqq")
+def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
     """Each rank reduces its part of every chunk, then gathers the others': three steps, each a chunk behind the last."""
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
     first, first_result = read(frame + IN_USED), read(frame + IN_USED + 8)
     rank = read(frame + RANK)
-    out_tensor = out_offset = in_tensor = in_offset = void = 0
+    itemsize = ITEMSIZE[read(plan + DTYPE)]
+    out_tensor = out_offset = in_tensor = in_offset = void = code = 0
     for i in range(chunks + 2):
         if i < chunks:
-            code = wait_free(frame, INPUT, first + i)
-            if code != 0:
-                return code
             n = min(chunk, total - i * chunk)
-            place = slot(frame, rank, first + i)
-            if i == 0:
-                enter(frame, first, idle)
-            if idle == 0:
-                out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
-            publish(frame, INPUT)
-        if 0 < i <= chunks:
-            j = i - 1
+            if i == 0 and read(frame + BEGUN) != 0:
+                out_tensor, out_offset = read(frame + BEGUN_TENSOR), read(frame + BEGUN_OFFSET)
+            else:
+                code = reserve(frame, INPUT, first + i, n * itemsize)
+                if i == 0 and code == 0:
+                    code = enter(frame, first, idle)
+                if code != 0:
+                    return code
+                if idle == 0:
+                    place = slot(frame, rank, first + i)
+                    out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
+                publish(frame, INPUT)
+            if i == 0 and sleeps != 0:
+                code = _all_here(frame, first, out_tensor, out_offset, sleeps)
+                if code != 0:
+                    return code
+        j = i - 1
+        if 0 <= j < chunks:
+            n = min(chunk, total - j * chunk)
             code = wait_all(frame, INPUT, first + j + 1)
             if code == 0:
-                code = wait_free(frame, RESULT, first_result + j)
+                code = reserve(frame, RESULT, first_result + j, n * itemsize)
             if code != 0:
                 return code
             if j == 0:
                 void = anybody_idle(frame, first)
             if void == 0:
-                _reduce_shard(frame, plan, first + j, first_result + j, min(chunk, total - j * chunk))
+                _reduce_shard(frame, plan, first + j, first_result + j, n)
             publish(frame, RESULT)
-        if i > 1:
-            j = i - 2
+        j = i - 2
+        if 0 <= j < chunks:
             code = wait_all(frame, RESULT, first_result + j + 1)
             if code != 0:
                 return code
@@ -205,11 +241,42 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int) -> int:
     return VOID if void != 0 else 0
 
 
-@compiled(FUNCTIONS["ddl_allreduce"])
-def ddl_allreduce(frame: int, plan: int, idle: int) -> int:
-    """One batch: the tensors of the plan, as one run of elements. An idle rank's addresses are never followed."""
-    size = ITEMSIZE[read(plan + DTYPE)]
+@compiled("qqq")
+def _allreduce(plan: int, idle: int, sleeps: int) -> int:
+    frame = read(plan + FRAME)
+    code = aborted(frame)
+    if code != 0:
+        return code
+    size, total = ITEMSIZE[read(plan + DTYPE)], read(plan + TOTAL)
     chunk = read(frame + CHUNK) // size
-    if read(frame + SIZE) == 2 or read(plan + TOTAL) * size <= read(frame + SMALL):
-        return _allreduce_directly(frame, plan, chunk, idle)
-    return _allreduce_by_shards(frame, plan, chunk, idle)
+    if read(frame + SIZE) == 2 or total * size <= read(frame + SMALL):
+        return _allreduce_directly(frame, plan, chunk, idle, sleeps)
+    return _allreduce_by_shards(frame, plan, chunk, idle, sleeps)
+
+
+@compiled(FUNCTIONS["ddl_allreduce"])
+def ddl_allreduce(plan: int) -> int:
+    """One batch: the tensors of the plan, as one run of elements."""
+    return _allreduce(plan, 0, 0)
+
+
+@compiled(FUNCTIONS["ddl_allreduce_try"])
+def ddl_allreduce_try(plan: int) -> int:
+    """The same, in calls of about 0.1 s as long as not all have come: LATER until then, to be called again.
+
+    The plan's ticket says which run is meant; when that has come to its end, a call says only how.
+    """
+    ticket = read(plan + TICKET)
+    if read(plan + FINISHED) == ticket:
+        return read(plan + CODE)
+    code = _allreduce(plan, 0, SLEEPS)
+    if code != LATER:
+        write(plan + CODE, code)
+        write(plan + FINISHED, ticket)
+    return code
+
+
+@compiled(FUNCTIONS["ddl_allreduce_idle", "ddl_allreduce_try"])
+def ddl_allreduce_idle(plan: int) -> int:
+    """Takes part in a batch without data, which makes it void on every rank: the plan's addresses are not followed."""
+    return _allreduce(plan, 1, 0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ddlcore.messages import Spec
+from ddlcore.messages import Ask, Spec
 from ddlcore.types import Kind
 
-__all__ = ["called", "describe", "mismatch_table"]
+__all__ = ["called", "describe", "flaw", "mismatch_table"]
 
 
 def _tuple(values: Sequence[int] | None) -> str:
@@ -31,6 +31,23 @@ _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
     ("group", lambda spec: f"{spec.group} tensors" if spec.group else "none"),
     ("ranks", lambda spec: "-" if spec.ranks is None else _tuple(spec.ranks)),
 )
+
+
+def flaw(ask: Ask, spec: Spec, members: Sequence[int], size: int) -> str:
+    """Why an ask makes no sense on any rank of a world of ``size``, or ""; a rank of ours sends no such thing."""
+    kind, ranks = spec.kind, spec.ranks or ()
+    if kind in (Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET) and ask.set_id != 0:
+        return "it is asked of the global process set only"
+    if kind is Kind.ADD_SET and not (ranks and set(ranks) <= set(range(size)) and list(ranks) == sorted(set(ranks))):
+        return f"there is no process set of ranks {list(ranks)}"
+    if kind is Kind.REMOVE_SET and (len(ranks) != 1 or ranks[0] <= 0):
+        return f"process set {list(ranks)} cannot be removed"
+    if kind is Kind.BROADCAST and spec.root not in members:
+        return f"its root, rank {spec.root}, is not a member"
+    columns = len(members) if kind is Kind.ALLTOALL else 1
+    if kind.is_ragged and (len(ask.rows) != columns or min(ask.rows) < 0):
+        return f"it announces rows {list(ask.rows)}"
+    return "a dimension is negative" if min(spec.shape, default=0) < 0 else ""
 
 
 def called(kind: Kind, name: str) -> str:

@@ -6,12 +6,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Batch, Drain, Frozen, Leave, Resume
 from ddlcore.runtime.checks import called
 from ddlcore.runtime.executor import Deliver, Executor, Unserved
-from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.handle import Completion, Waited
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets
@@ -21,6 +22,7 @@ from ddlcore.runtime.schedule import Launch
 __all__ = ["Engine", "Todo", "Verdict"]
 
 log = logging.getLogger("ddl")
+ENTERING = "waited in a batch"
 VERDICT_WAIT_S = 2.0  # how long a failed transport waits to hear that a peer died: the better explanation
 
 
@@ -81,9 +83,13 @@ class Engine:
         self._completion = completion
         self._verdict = verdict
         self._broken = broken
+        self._running = False  # whether some thread, the engine's or one that helps, is in the middle of something
+        self._stopped = False
+        self._stage = ""  # what a thread that helps is doing
         inbox.leave = self.leave
+        completion.help = self.help
         self.say: Callable[[Leave | Frozen], None] = lambda message: None
-        self._queue: deque[Todo | None] = deque()
+        self._queue: deque[Todo] = deque()
         self._held: list[tuple[Launch[Entry], Deliver]] = []
         self._since_ns = 0  # when the last batch ended, or the last wait for one
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -100,7 +106,7 @@ class Engine:
     def stop(self, timeout_s: float) -> bool:
         """Ends after what is queued, and closes the communicators. False if that took too long."""
         with self._inbox.work:
-            self._queue.append(None)
+            self._stopped = True
             self._inbox.work.notify()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -128,12 +134,13 @@ class Engine:
     def _next(self) -> Todo | Launch[Entry] | None:
         """Waits for what comes next; asks to leave when the schedule has been waited for too long."""
         with self._inbox.work:
+            self._running = False
             while True:
-                if self._queue:
-                    return self._queue.popleft()
-                launch = self._inbox.launch()
-                if launch is not None:
-                    return launch
+                if not self._running:
+                    todo = self._queue.popleft() if self._queue else self._inbox.launch()
+                    if todo is not None or self._stopped:
+                        self._running = True
+                        return todo
                 if self._inbox.conflict:
                     self.leave(self._inbox.stopped_waiting())
                 idle_ns = now_ns()
@@ -141,10 +148,10 @@ class Engine:
                 self._since_ns = now_ns()
                 self._meter.idle_ns += self._since_ns - idle_ns
 
-    def leave(self, epoch: int) -> None:
-        """Asks to leave replay; from any thread."""
+    def leave(self, epoch: int, slow: bool = False) -> None:
+        """Asks to leave replay; from any thread. ``slow``: it may be that a rank just takes its time."""
         self._meter.divergences += 1
-        self.say(Leave(epoch, "a batch waits for tensors that do not come"))
+        self.say(Leave(epoch, "a batch waits for tensors that do not come", slow))
 
     def _call(self, todo: Callable[[], None]) -> None:
         try:
@@ -174,10 +181,13 @@ class Engine:
     # --- batches of a schedule
 
     def _replay(self, launch: Launch[Entry]) -> None:
-        """Runs a batch with this rank's data; hands it over at once while nothing is frozen, else after Drain."""
-        deliver = self._take_part(launch, "fusion")
-        if deliver is None:
-            return
+        """Runs a batch with this rank's data."""
+        deliver = self._take_part(launch, partial(self._executor.replay, launch, "fusion"))
+        if deliver is not None:
+            self._settle(launch, deliver)
+
+    def _settle(self, launch: Launch[Entry], deliver: Deliver) -> None:
+        """A batch is complete: it is handed over at once while nothing is frozen, else after Drain."""
         with self._inbox.lock:
             frozen = self._inbox.frozen
         if frozen:
@@ -187,16 +197,80 @@ class Engine:
         else:
             self._hand_over(launch, deliver)
 
-    def _take_part(self, launch: Launch[Entry], use: str) -> Deliver | None:
+    def help(self, operation: Waited) -> None:
+        """For a user's thread that is about to wait: it runs what is ready itself, where the engine is idle.
+
+        That spares two changes of thread. Only batches that can be entered in tries: a signal's handler may
+        call this thread away (Ctrl-C) between any two instructions, and then the engine goes on from there.
+        """
+        launch: Launch[Entry] | None = None
+        holds = False
+        try:
+            while operation.pending:
+                with self._inbox.lock:
+                    if (
+                        self._queue
+                        or (self._running and not holds)
+                        or not getattr(self._inbox.next_run(), "resumable", False)
+                    ):
+                        break
+                    holds = self._running = True
+                    self._stage = "was about to launch a batch"
+                    launch = self._inbox.launch()
+                    assert launch is not None
+                    self._stage = ENTERING
+                begun_ns = now_ns()
+                deliver = self._take_part(launch, partial(launch.position.run.resume, launch), DdlInternalError)
+                if deliver is not None:
+                    self._stage = "handed a result over"
+                    self._settle(launch, deliver)
+                self._stage = ""
+                took_ns = now_ns() - begun_ns
+                self._meter.busy_ns += took_ns
+                self._meter.idle_ns -= took_ns  # the engine's thread takes it for idle
+        except BaseException:
+            self._called_away(launch, holds)
+            raise
+        self._hand_back(holds)
+
+    def _called_away(self, launch: Launch[Entry] | None, holds: bool) -> None:
+        """What a thread that helped has begun is finished by the engine; the job ends where nobody can know how far it was."""
+        stage = ""
+        if holds:  # else it is another thread's
+            stage, self._stage = self._stage, ""
+        if stage == ENTERING and launch is not None:
+            with self._inbox.lock:
+                self._queue.appendleft(partial(self._go_on, launch))
+        elif stage:
+            text = f"a signal's handler raised while this thread {stage}; the job cannot go on"
+            self._broken(DdlInternalError(text))
+        self._hand_back(holds)
+
+    def _go_on(self, launch: Launch[Entry]) -> None:
+        deliver = self._take_part(launch, partial(launch.position.run.resume, launch))
+        if deliver is not None:
+            self._settle(launch, deliver)
+
+    def _hand_back(self, holds: bool) -> None:
+        with self._inbox.work:
+            if holds:
+                self._running = False
+            if not self._running and (self._queue or self._stopped or self._inbox.is_ready()):
+                self._inbox.work.notify()
+
+    def _take_part(
+        self, launch: Launch[Entry], run: Callable[[], Deliver], ours: type[BaseException] = BaseException
+    ) -> Deliver | None:
+        """Runs a batch. What is raised and is one of ``ours`` is explained, and ends the batch and mostly the job."""
         if self._verdict.given:
             self._failed(launch, None)
             return None
         try:
-            return self._executor.replay(launch, use)
+            return run()
         except Unserved as error:
             self._failed(launch, error)
             return None
-        except BaseException as error:
+        except ours as error:
             self._explain(error)
             self._failed(launch, None)
             return None
@@ -230,7 +304,7 @@ class Engine:
         begun_ns = now_ns()
         highest, lowest = dict(message.highest), dict(message.lowest)
         for launch in self._inbox.drain(highest):
-            self._take_part(launch, "dummy")
+            self._take_part(launch, partial(self._executor.replay, launch, "dummy"))
         held, self._held = self._held, []
         for launch, deliver in held:
             if launch.place <= lowest[launch.planned.set_id]:

@@ -21,7 +21,7 @@ from ddlcore.runtime.request import Entry, Outcome
 from ddlcore.runtime.schedule import Launch
 from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
-__all__ = ["Deliver", "Executor", "Unserved", "reducescatter_rows"]
+__all__ = ["Deliver", "Entered", "Executor", "Unserved", "reducescatter_rows"]
 
 Deliver = Callable[[], list[Outcome | None]]
 Run = Callable[[Launch[Entry], str], Deliver]
@@ -103,7 +103,7 @@ class Executor:
         if planned.kind is Kind.ALLREDUCE:
             prepared = self._enterable(communicator, specs)
             if prepared is not None:
-                return partial(_enter, prepared, partial(_same, [None] * len(specs)))
+                return Entered(prepared, len(specs), communicator.transport.capabilities.resumable)
         return partial(self._run_packed, communicator, specs)
 
     def _run_hole(self, communicator: Communicator, launch: Launch[Entry], use: str) -> Deliver:
@@ -404,18 +404,39 @@ def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) ->
     return partial(_same, [None])
 
 
-def _enter(prepared: Prepared, done: Deliver, launch: Launch[Entry], use: str) -> Deliver:
-    """The way of a gradient's batch in the steady state."""
-    entries: Sequence[Any] | None = launch.entries  # of an allreduce: each has a source and a target
-    if entries is None:
-        prepared.enter((), (), False)
-        return _void
+class Entered:
+    """The way of a gradient's batch in the steady state: all or nothing, in place."""
+
+    __slots__ = ("_done", "_prepared", "resumable")
+
+    def __init__(self, prepared: Prepared, tensors: int, resumable: bool) -> None:
+        self._prepared = prepared
+        self._done: Deliver = partial(_same, [None] * tensors)
+        self.resumable = resumable  # by a user's thread, which Ctrl-C may call away
+
+    def __call__(self, launch: Launch[Entry], use: str) -> Deliver:
+        if launch.entries is None:
+            self._prepared.enter((), (), False)
+            return _void
+        sources, targets = _addresses(launch.entries)
+        return self._done if self._prepared.enter(sources, targets, True) else _void
+
+    def resume(self, launch: Launch[Entry]) -> Deliver:
+        """The same, in tries; may be called again for the same launch, by another thread too."""
+        assert launch.entries is not None
+        sources, targets = _addresses(launch.entries)
+        entered = None
+        while entered is None:  # between two tries Ctrl-C may strike
+            entered = self._prepared.try_enter(sources, targets, launch.number)
+        return self._done if entered else _void
+
+
+def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Of an allreduce's entries, each of which has a source and a target; waits until they may be read."""
     for entry in entries:
         if entry.source.wait is not None:
             entry.source.wait()
-    sources = [entry.source.address for entry in entries]
-    targets = [entry.target.address for entry in entries]
-    return done if prepared.enter(sources, targets, True) else _void
+    return [entry.source.address for entry in entries], [entry.target.address for entry in entries]
 
 
 def _void() -> list[Outcome | None]:

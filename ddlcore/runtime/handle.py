@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from ddlcore.runtime.request import Outcome
 
-__all__ = ["Completion", "Handle"]
+__all__ = ["Completion", "Handle", "Waited"]
 
 SLICE_S = 0.1  # users wait in slices, so that Ctrl-C works
 
 
-class _Waited(Protocol):
+class Waited(Protocol):
+    """What a thread can wait for."""
+
     @property
     def pending(self) -> bool: ...
 
@@ -23,19 +25,22 @@ class _Waited(Protocol):
 class Completion:
     """Where finished batches are announced. ``observed`` is the last batch whose end the user's code has seen.
 
-    ``watch`` is told since when somebody waits, and says in how many seconds it wants to be told again.
+    ``help`` may do what is waited for. ``watch`` is told since when somebody waits, and says in how many
+    seconds it wants to be told again.
     """
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
         self.observed = -1
+        self.help: Callable[[Waited], None] = lambda operation: None
         self.watch: Callable[[float], float] = lambda since_s: SLICE_S
         self.waited_s = 0.0  # by all threads that have waited
         self._polled_since_s: float | None = None
 
-    def wait(self, operation: _Waited) -> None:
+    def wait(self, operation: Waited) -> None:
         """Blocks until ``operation`` is over."""
         since_s = time.monotonic()
+        self.help(operation)
         while operation.pending:
             patience_s = min(self.watch(since_s), SLICE_S)
             with self.condition:

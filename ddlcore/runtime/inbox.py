@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ddlcore.messages import Arranged, Batch, Frozen, Request, Resume, Standing
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.request import DECIDED, IDLE, PENDING, Entry, Recurring
-from ddlcore.runtime.schedule import Launch, Offer, Replay, Schedule
+from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
 
 __all__ = ["Inbox"]
 
@@ -35,6 +36,7 @@ class Inbox:
         self._wake = wake
         self._flying: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
         self._recurring: dict[tuple[int, str], Recurring] = {}  # those that have been started by ``again``
+        self._launched = 0
         self._launches: list[Launch[Entry]] = []  # launched, and neither delivered nor put back
         self._unsent: list[Entry] = []
         self._unanswered = False  # one request is unanswered at a time; what comes later joins the next
@@ -55,8 +57,11 @@ class Inbox:
 
     # --- the user's threads
 
-    def submit(self, entries: Sequence[Entry]) -> None:
-        """Takes all of them, or none: ValueError for a name in flight; the job's error once it is over."""
+    def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
+        """Takes all of them, or none: ValueError for a name in flight; the job's error once it is over.
+
+        ``waits``: the caller's next step is to wait, so it will run what is ready itself or wake the engine.
+        """
         with self.lock:
             if self._refusal is not None:
                 raise self._refusal()
@@ -64,7 +69,7 @@ class Inbox:
                 self._require_free(entry)
             for entry in entries:
                 self._flying[entry.set_id, entry.name] = entry
-                self._place(entry)
+                self._place(entry, waits)
             wake = bool(self._unsent) and not self._unanswered and not self._moving
         if wake:
             self._wake()
@@ -114,7 +119,7 @@ class Inbox:
             other.replay = other
             del self._recurring[key]
 
-    def _place(self, entry: Entry) -> None:
+    def _place(self, entry: Entry, waits: bool = False) -> None:
         """Into its slot of the schedule, or to the coordinator."""
         replay = self._replay
         if replay is None or replay.frozen:
@@ -136,7 +141,8 @@ class Inbox:
                 entry.replay = replay
                 entry.position, entry.seat = seat
         if replay.ready():
-            self.work.notify()
+            if not waits:
+                self.work.notify()
         elif self._waits_since_s is None:
             self._waits_since_s = time.monotonic()
 
@@ -282,7 +288,11 @@ class Inbox:
         The answer to a Freeze that came before this was entered, if one did.
         """
         with self.lock:
-            schedule = Schedule(self._schedules[message.schedule], sets, rank)
+            arranged = self._schedules.pop(message.schedule)
+            self._schedules[message.schedule] = arranged
+            while len(self._schedules) > MOST_KNOWN:
+                del self._schedules[next(iter(self._schedules))]  # the longest unused
+            schedule = Schedule(arranged, sets, rank)
             self._replay = Replay(schedule, message.start, dict(message.after))
             self._open = self._replay if self._refusal is None else None
             self._enter(message.epoch)
@@ -318,7 +328,8 @@ class Inbox:
         replay = self._replay
         if replay is None or not replay.ready():
             return None
-        launch = replay.launch()
+        self._launched += 1
+        launch = replay.launch(self._launched)
         self._launches.append(launch)
         now_s = time.monotonic()
         if self._waits_since_s is not None:
@@ -327,6 +338,15 @@ class Inbox:
             position.usual_s = max(waited_s, (position.usual_s or 0.0) * 0.9)
         self._waits_since_s = now_s if replay.waits() else None
         return launch
+
+    def next_run(self) -> Any:
+        """How the batch is run that is to be launched next, if it is ready: see Position.run. Lock held."""
+        replay = self._replay
+        return replay.current.run if replay is not None and replay.ready() else None
+
+    def is_ready(self) -> bool:
+        """Whether a batch may be launched. Lock held."""
+        return self._replay is not None and self._replay.ready()
 
     @property
     def conflict(self) -> bool:

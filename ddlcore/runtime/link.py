@@ -114,7 +114,7 @@ class Link:
                     break
                 stuck = self._inbox.stuck()
                 if stuck is not None:
-                    self._engine.leave(stuck)
+                    self._engine.leave(stuck, slow=True)
                 alarm = self._alarm.look(self._inbox.standing, time.monotonic())
                 if alarm is not None:
                     self._send(alarm)

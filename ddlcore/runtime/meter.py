@@ -91,7 +91,7 @@ class Meter:
             divergences=self.divergences,
             bytes={kind.name.lower(): self.nbytes[kind] for kind in _WITH_TENSORS if self.nbytes[kind]},
             seconds={
-                "idle": self.idle_ns * 1e-9,
+                "idle": max(self.idle_ns, 0) * 1e-9,
                 "pack": self.pack_ns * 1e-9,
                 "transport": max(transport_ns, 0) * 1e-9,
                 "unpack": self.unpack_ns * 1e-9,

@@ -6,21 +6,28 @@ answers with the period when it has seen enough of it.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Occurrence", "PeriodDetector", "TensorKey", "segments"]
 
 HISTORY = 8192  # occurrences remembered for loops without names
+LONGEST = 32768  # occurrences: a longer period is not looked for, so that loops of ever new names fill no memory
+LEAST_CLEAN = 2
 MOST_CLEAN = 64
+HELD_LONG = 8  # a schedule that held for so many times the periods of its proof has paid for it
+WIDTH = 4  # bytes of the number that stands for a call without a name
+LIKE_THE_LAST = 64  # how many earlier calls like the last may have ended the period before, in a loop without names
 MOST_CANDIDATES = 16
-LONGEST = 65536  # tensors in a period; names that never come again must not fill the memory
 
 
-@dataclass(frozen=True, slots=True)
-class TensorKey:
-    """What makes two occurrences the same: an anonymous call has no name, and is known by its spec."""
+class TensorKey(NamedTuple):
+    """What makes two occurrences the same: an anonymous call has no name, and is known by its spec.
+
+    A tuple, not a dataclass: it is hashed and compared thousands of times a step, which a tuple does in C.
+    """
 
     set_id: int
     name: str  # "" of an anonymous call
@@ -39,10 +46,13 @@ class Occurrence:
 def segments(period: Sequence[Occurrence]) -> list[list[Occurrence]]:
     """``period`` cut before each tensor that some rank asked for after it had seen one of the same segment end."""
     cut: list[list[Occurrence]] = []
+    first = -1  # the earliest batch of the present segment
     for one in period:
-        if not cut or one.stamp >= min(other.batch for other in cut[-1]):
+        if not cut or one.stamp >= first:
             cut.append([])
+            first = one.batch
         cut[-1].append(one)
+        first = min(first, one.batch)
     return cut
 
 
@@ -51,6 +61,7 @@ class _Candidate:
     """A window's contents that may be the period."""
 
     content: Counter[TensorKey]
+    length: int  # of the window
     clean: int = 0  # windows of just these contents, none that contradicts them in between
 
 
@@ -63,7 +74,7 @@ class PeriodDetector:
     name, the shortest repetition of the exact sequence counts.
     """
 
-    def __init__(self, needed: int = 2) -> None:
+    def __init__(self, needed: int = LEAST_CLEAN) -> None:
         self.needed = needed
         self._window: list[Occurrence] = []
         self._names: set[TensorKey] = set()
@@ -71,34 +82,48 @@ class PeriodDetector:
         self._segment = -1  # first batch of the present segment
         self._partial = True  # the window may have begun in the middle of a period
         self._candidates: list[_Candidate] = []  # the one that was seen last stands last
-        self._history: list[TensorKey] = []
+        self._history = bytearray()  # of calls without names, WIDTH bytes each
+        self._numbers: dict[TensorKey, bytes] = {}
+        self._ends: dict[TensorKey, deque[int]] = {}  # where in the history the latest of each kind end
 
     def pause(self) -> None:
         """A schedule is replayed from now on: what it does is not seen, and proof of other periods stands."""
         self._begin([])
         self._partial = True
-        self._history = []
+        self._forget_sequence()
 
     def reset(self) -> None:
         """Something broke the rhythm: what was seen counts no more."""
         self.pause()
         self._candidates = []
 
-    def divergence(self) -> None:
-        """A schedule was left because it did not fit: more proof is asked for next time."""
-        self.needed = min(2 * self.needed, MOST_CLEAN)
+    def _forget_sequence(self) -> None:
+        if self._history:
+            self._history = bytearray()
+            self._numbers = {}
+            self._ends = {}
+
+    def divergence(self, held: int) -> None:
+        """A schedule was left because it did not fit, after ``held`` periods.
+
+        More proof is asked for next time; the least, if this one had held for long.
+        """
+        long = held >= HELD_LONG * self.needed
+        self.needed = LEAST_CLEAN if long else min(2 * self.needed, MOST_CLEAN)
         self.reset()
 
     def observe(self, occurrence: Occurrence) -> list[Occurrence] | None:
         """The period, if with this occurrence one has just ended that is proven; the next begins after it."""
         key = occurrence.key
-        if (key.name and key in self._names) or len(self._window) >= LONGEST:
+        if key.name and key in self._names:
             self._close()
+        elif len(self._window) >= LONGEST:
+            self.pause()  # nothing came again in all that: it is no candidate
         self._append(occurrence)
         if key.name:
-            self._history = []
+            self._forget_sequence()
         elif not self._names:
-            return self._nameless(occurrence)
+            return self._nameless(key)
         if not self._is_proven():
             return None
         if self._cuts and self._cuts[0] > 0:
@@ -130,13 +155,13 @@ class PeriodDetector:
         proven = [
             candidate
             for candidate in self._candidates
-            if candidate.clean >= self.needed and candidate.content.total() == len(self._window)
+            if candidate.clean >= self.needed and candidate.length == len(self._window)
         ]
         return bool(proven) and Counter(one.key for one in self._window) in [candidate.content for candidate in proven]
 
     def _close(self) -> None:
         content = Counter(one.key for one in self._window)
-        same = _Candidate(content)
+        same = _Candidate(content, len(self._window))
         for candidate in self._candidates:
             if candidate.content == content:
                 same = candidate
@@ -147,20 +172,30 @@ class PeriodDetector:
         self._candidates = [*others[-MOST_CANDIDATES + 1 :], same]
         self._begin([])
 
-    def _nameless(self, occurrence: Occurrence) -> list[Occurrence] | None:
-        """The shortest tail that stands ``needed`` + 1 times at the end of the sequence."""
-        history = self._history
-        history.append(occurrence.key)
-        if len(history) > HISTORY:
-            del history[: HISTORY // 2]
-        times = self.needed + 1
-        for period in range(1, len(history) // times + 1):
-            if history[-1] != history[-1 - period]:
-                continue
-            tail = history[-period:]
-            if all(history[-period * (i + 1) : len(history) - period * i] == tail for i in range(1, times)):
-                found = self._window[-period:]
-                self._begin([])
-                self._history = []
-                return found
+    def _nameless(self, key: TensorKey) -> list[Occurrence] | None:
+        """The shortest tail that stands ``needed`` + 1 times at the end of the sequence.
+
+        The period before ended with a call like the last: only the latest of those are looked at.
+        """
+        self._history += self._numbers.setdefault(key, len(self._numbers).to_bytes(WIDTH, "little"))
+        end = len(self._history)
+        ends = self._ends.setdefault(key, deque(maxlen=LIKE_THE_LAST))
+        length = next((end - before for before in reversed(ends) if self._repeats(end - before)), 0)
+        ends.append(end)
+        if length:
+            found = self._window[-(length // WIDTH) :]
+            self._begin([])
+            self._forget_sequence()
+            return found
+        if end > HISTORY * WIDTH:  # what is longer than that is not looked for
+            self._begin([])
+            self._forget_sequence()
         return None
+
+    def _repeats(self, nbytes: int) -> bool:
+        """Whether the last ``nbytes`` stand ``needed`` + 1 times at the end: that is like itself, moved by one."""
+        begin = len(self._history) - (self.needed + 1) * nbytes
+        if begin < 0:
+            return False
+        with memoryview(self._history) as view:
+            return view[begin:-nbytes] == view[begin + nbytes :]

@@ -6,13 +6,13 @@ that they want to leave and how far they are; it answers with what to say to who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.messages import Arranged, Drain, Frozen, Planned, Resume, Spec
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey, segments
-from ddlcore.runtime.schedule import arrange
+from ddlcore.runtime.schedule import MOST_KNOWN, arrange
 
 __all__ = ["Known", "Rhythm", "tensor_key"]
 
@@ -24,15 +24,17 @@ def tensor_key(set_id: int, name: str, spec: bytes) -> TensorKey:
     return TensorKey(set_id, "" if name.startswith("noname.") else name, spec)
 
 
-@dataclass
+@dataclass(eq=False)
 class Known:
     """A schedule that was arranged."""
 
     arranged: Arranged
     keys: frozenset[TensorKey]
     after: dict[int, int] = field(default_factory=dict)  # by set: the last place that is valid
+    told: bool = False  # to all ranks
     whole: bool = True  # no tensor of it was decided in discovery since: it can go on where it was left
     inserted: dict[TensorKey, tuple[int, int]] = field(default_factory=dict)  # last period, how many in a row
+    begun: int = 0  # the period in which it was learned, or learned again
 
     @property
     def size(self) -> int:
@@ -48,9 +50,14 @@ class Known:
             for name, spec in zip(planned.names, planned.specs)
         )
 
+    @property
+    def period(self) -> int:
+        """The last of which something is valid, -1 before the first."""
+        return max(self.after.values(), default=-1) // self.size
+
     def fresh_start(self) -> int:
         """The first place of a period that nobody has touched."""
-        return (max(self.after.values(), default=-1) // self.size + 1) * self.size
+        return (self.period + 1) * self.size
 
 
 class Rhythm:
@@ -66,22 +73,30 @@ class Rhythm:
         self._params = params
         self._spec_of = spec_of
         self._detector = PeriodDetector()
-        self._known: list[Known] = []
+        self._known: list[Known] = []  # the last to be resumed or arranged at the end
         self._arranged = 0  # how many schedules there were
         self._frozen: dict[int, dict[int, int]] | None = None  # by rank: how far it is; None: no freeze under way
         self._resumed_after: dict[int, int] = {}
 
     # --- discovery
 
-    def decided(self, batch: int, tensors: Sequence[tuple[TensorKey, int]]) -> Known | None:
-        """A batch was decided in discovery: (tensor, its newest stamp). A schedule to start afresh, if that proves one."""
-        if not self.enabled:
-            return None
-        found = None
-        for key, stamp in tensors:
+    def decided(
+        self, tensors: Sequence[tuple[TensorKey, int, int]], may_end: Callable[[int], bool]
+    ) -> tuple[int, Known | None]:
+        """What is about to be decided in discovery, in ready order: (tensor, its batch, its newest stamp).
+
+        Returns how many of them come before the end of a period that is proven by them, and the schedule
+        to start there; all of them and None where there is none. ``may_end(i)``: whether one may end
+        between a tensor and the next.
+        """
+        for i, (key, batch, stamp) in enumerate(tensors):
             self.touched([key])
-            found = self._detector.observe(Occurrence(key, batch, stamp)) or found
-        return self._schedule(found) if found else None
+            period = self._detector.observe(Occurrence(key, batch, stamp)) if self.enabled else None
+            if period is not None and (i + 1 == len(tensors) or may_end(i)):
+                known = self._schedule(period)
+                if known is not None:
+                    return i + 1, known
+        return len(tensors), None
 
     def touched(self, keys: Iterable[TensorKey]) -> None:
         """Tensors were decided outside replay: the schedules that hold them cannot go on where they were left."""
@@ -123,6 +138,7 @@ class Rhythm:
                 if turn is not None:
                     known.whole = True
                     known.inserted.clear()
+                    known.begun = known.period + 1
                     known.after = dict.fromkeys((set_id for set_id, _, _ in keys), known.fresh_start() + turn - 1)
                     return known
         arranged = arrange(self._arranged, period, self._spec_of, self._policy, self._params)
@@ -131,6 +147,7 @@ class Rhythm:
         self._known = [known for known in self._known if keys != sorted(_keys(known.arranged.batches))]
         self._arranged += 1
         self._known.append(Known(arranged, frozenset(one.key for one in period)))
+        del self._known[:-MOST_KNOWN]
         return self._known[-1]
 
     # --- replay
@@ -138,6 +155,7 @@ class Rhythm:
     def resume(self, known: Known, epoch: int) -> Resume:
         """``known`` is replayed from now on."""
         self.replaying = known
+        self._known = [*(other for other in self._known if other is not known), known]
         self._resumed_after = dict(known.after)
         self._detector.pause()
         places = {planned.set_id: known.after.get(planned.set_id, -1) for planned in known.arranged.batches}
@@ -158,12 +176,12 @@ class Rhythm:
         """Freeze has been sent; see ``frozen``."""
         self._frozen = {}
 
-    def frozen(self, rank: int, message: Frozen, awaited: Iterable[int]) -> bool:
+    def frozen(self, rank: int, message: Frozen, awaited: Collection[int]) -> bool:
         """``rank`` has stopped launching. True when all of ``awaited`` have."""
         if self._frozen is None:
             return False
-        self._frozen[rank] = dict(message.launched)
-        return set(awaited) <= set(self._frozen)
+        self._frozen.setdefault(rank, dict(message.launched))
+        return len(self._frozen) >= len(awaited) and all(one in self._frozen for one in awaited)
 
     def drain(self, epoch: int, sets: Mapping[int, Sequence[int]]) -> Drain:
         """All are frozen: what is run to its end, and what of it is valid. The schedule is left behind."""
@@ -179,18 +197,24 @@ class Rhythm:
         self._frozen = None
         return Drain(epoch, highest, tuple(sorted(self.replaying.after.items())))
 
-    def left(self, diverged: bool, inserted: Sequence[TensorKey]) -> Known | None:
-        """After Drain: the schedule to go on with at once, or None for discovery."""
+    def left(self, diverged: bool, inserted: Sequence[TensorKey], slow: bool = False) -> Known | None:
+        """After Drain: the schedule to go on with at once, or None for discovery.
+
+        ``slow``: a rank has not heard of the others for long. If they just took their time (a checkpoint), the
+        first tensor that all have resumes the schedule where it was. Where it comes no further than that, it
+        does not fit.
+        """
         known, self.replaying = self.replaying, None
         assert known is not None
-        if diverged:
+        progress = any(place > self._resumed_after.get(set_id, -1) for set_id, place in known.after.items())
+        if diverged or (slow and not progress):
             self.divergences += 1
             known.whole = False
-            self._detector.divergence()
+            self._detector.divergence(known.period - known.begun)
             return None
-        progress = any(place > self._resumed_after.get(set_id, -1) for set_id, place in known.after.items())
-        period = max(known.after.values(), default=-1) // known.size
-        habitual = [self._insert(known, key, period) >= CONSECUTIVE for key in inserted]
+        if slow:
+            return None
+        habitual = [self._insert(known, key, known.period) >= CONSECUTIVE for key in inserted]
         if any(habitual):
             known.whole = False  # the period has grown: learn it anew
             known.inserted.clear()
@@ -199,6 +223,7 @@ class Rhythm:
 
     def _insert(self, known: Known, key: TensorKey, period: int) -> int:
         last, run = known.inserted.get(key, (-2, 0))
+        known.inserted = {other: seen for other, seen in known.inserted.items() if period - seen[0] <= 1}
         if period > last:  # else it repeats by itself: another loop has begun
             run = run + 1 if period == last + 1 else 1
         known.inserted[key] = (period, run)

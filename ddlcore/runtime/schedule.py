@@ -18,7 +18,11 @@ from ddlcore.messages import Arranged, Batch, Planned, Spec, encode
 from ddlcore.runtime.periods import Occurrence, segments
 from ddlcore.types import Kind
 
-__all__ = ["Launch", "Offer", "Position", "Replay", "Schedule", "arrange"]
+__all__ = ["MOST_KNOWN", "Launch", "Offer", "Position", "Replay", "Schedule", "arrange"]
+
+# Schedules that the coordinator, and so every rank, remembers: the last so many to be resumed. A rank forgets none
+# that the coordinator may still resume without telling it anew, since both see the same row of Resumes.
+MOST_KNOWN = 16
 
 T = TypeVar("T")
 _NEVER = frozenset({Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET})
@@ -132,6 +136,7 @@ class Launch(Generic[T]):
     position: Position[T]
     entries: Sequence[T] | None
     batch: Batch | None = None  # of a hole: what was negotiated for it
+    number: int = -1  # the how-manieth launch of this rank, whatever the schedule
 
     @property
     def planned(self) -> Planned:
@@ -235,7 +240,7 @@ class Replay(Generic[T]):
             return False
         return self.current.missing == 0 or bool(self._holes and self._holes.get(self.current.index))
 
-    def launch(self) -> Launch[T]:
+    def launch(self, number: int = -1) -> Launch[T]:
         """The next batch in order; only if ``ready``. It counts as launched from here on."""
         position = self.current
         planned = position.planned
@@ -255,7 +260,7 @@ class Replay(Generic[T]):
         self.launched[planned.set_id] = place
         self._next += 1
         self._skip()
-        return Launch(place, position, entries, batch)
+        return Launch(place, position, entries, batch, number)
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
         """No launch after this; for each process set the last place that was launched."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from ddlcore.testing.transport_entry import TransportEntry
 from ddlcore.testing.transport_life import TransportLife
 from ddlcore.testing.transport_values import TransportValues
 
 __all__ = ["TransportSuite"]
 
 
-class TransportSuite(TransportValues, TransportLife):
+class TransportSuite(TransportValues, TransportEntry, TransportLife):
     """All ranks are threads of the test's process; see TransportBase for what can be set.
 
     >>> class TestMine(TransportSuite):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import sys
 import threading
 import time
@@ -15,7 +17,7 @@ from ddlcore.builtin.shm import transport as shm
 from ddlcore.builtin.shm.transport import ShmTransport
 from ddlcore.contracts.transport import Context, Plan, Transport
 from ddlcore.errors import TransportError
-from ddlcore.kernels.frame import SLOTS
+from ddlcore.kernels import frame
 from ddlcore.testing.store import ThreadStore
 from ddlcore.types import DType, Member, ReduceOp
 from tests.builtin.worlds import World, buffer, random_collectives
@@ -38,6 +40,9 @@ def test_tiny_slots(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slots of a KiB: hundreds of rounds a collective, so that ranks overtake each other wherever they can."""
     monkeypatch.setattr(shm, "CHUNK_BYTES", 1024)
     monkeypatch.setattr(shm, "LEAST_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(shm, "RING_BYTES", 8192)
+    monkeypatch.setattr(shm, "CROWDED_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(shm, "CROWDED_RING_BYTES", 4096)
     monkeypatch.setattr(shm, "SMALL_BYTES", 256)
     with World(ShmTransport, size) as world:
         for seed in range(3):
@@ -68,7 +73,7 @@ def test_a_slow_rank_loses_nothing(size: int, slow: int) -> None:
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.label)
 def test_every_type_over_many_chunks(size: int, dtype: DType) -> None:
     """Sum of several chunks and a rest, with a NaN here and there, in rank order."""
-    count = 3 * shm.chunk_bytes(size) // dtype.itemsize + 77
+    count = 3 * max(shm.CHUNK_BYTES, shm.CROWDED_CHUNK_BYTES) // dtype.itemsize + 77
     inputs = [numbers(dtype, count, seed) for seed in range(size)]
     expected = reduced(inputs, dtype, ReduceOp.Sum)
     with World(ShmTransport, size) as world:
@@ -104,6 +109,80 @@ def test_batches_do_not_change_a_bit(size: int, dtype: DType) -> None:
 
     results = run([[0], [1], [2], [3], [4]]) + run([[0, 1, 2, 3, 4]]) + run([[4, 2], [3, 0, 1]])
     assert len(set(results)) == 1
+
+
+def test_a_root_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of rounds of few bytes share a slot, and a root waits for nobody: what others still read must stand."""
+    monkeypatch.setattr(shm, "CHUNK_BYTES", 1024)
+    monkeypatch.setattr(shm, "LEAST_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(shm, "RING_BYTES", 4096)
+    monkeypatch.setattr(shm, "CROWDED_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(shm, "CROWDED_RING_BYTES", 4096)
+    with World(ShmTransport, 3) as world:
+
+        def body(transport: Transport, rank: int) -> None:
+            prepared = transport.prepare(Plan((2,), DType.I64, ReduceOp.Sum))
+            for k in range(300):
+                if rank == 1 and k % 60 == 0:
+                    time.sleep(0.003)
+                values = np.full(1 + k % 5, k if rank == 0 else -1)
+                transport.broadcast(buffer(values), 0)
+                assert (values == k).all()
+                if k % 50 == 49:
+                    total, real = np.full(2, rank + k), not (rank == 0 and k % 100 == 99)
+                    assert prepared.enter([total.ctypes.data], [total.ctypes.data], real) is (k % 100 != 99)
+                    assert (total == (3 * k + 3 if k % 100 != 99 else rank + k)).all()
+
+        world.run(body)
+
+
+def test_rank_0_lays_out_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that see different numbers of cores share one layout."""
+    cores = itertools.cycle([{0}, set(range(64)), {0, 1}])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: next(cores))
+    with World(ShmTransport, 3) as world:
+        world.run(random_collectives(1, 3, 10, 50_000))
+
+
+def test_a_plan_needs_addresses_and_an_open_transport() -> None:
+    """Before bind there is nothing to reduce, after close nowhere to do it: both raise, in words."""
+    with World(ShmTransport, 2) as world:
+        x = np.zeros(4, np.float32)
+        plan = Plan((4,), DType.F32, ReduceOp.Sum)
+        prepared = world.transports[0].prepare(plan)
+        with pytest.raises(TransportError, match="bind"):
+            prepared.enter_bound(True)
+        prepared.bind([x.ctypes.data], [x.ctypes.data])
+    with pytest.raises(TransportError, match="not open"):
+        prepared.enter_bound(True)
+    with pytest.raises(TransportError, match="not open"):
+        world.transports[0].prepare(plan)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_abort_at_any_moment(size: int) -> None:
+    """However far the ranks are in a batch of many chunks, all of them raise within a second of an abort."""
+    for attempt in range(8):
+        with World(ShmTransport, size) as world:
+            draw = random.Random(attempt)
+            timer = threading.Timer(draw.uniform(0.0, 0.02), world.transports[attempt % size].abort)
+
+            def body(transport: Transport, rank: int, timer: threading.Timer = timer) -> float:
+                x = np.ones(300_000, np.float32)
+                if rank == 0:
+                    timer.start()
+
+                def reduce_for_ever() -> None:
+                    while True:
+                        transport.allreduce(buffer(x), buffer(x), ReduceOp.Max)
+
+                with pytest.raises(TransportError, match="aborted"):
+                    reduce_for_ever()
+                return time.monotonic()
+
+            ends = world.run(body)
+            timer.join()
+            assert max(ends) - min(ends) < 1.0
 
 
 def test_addresses_as_numpy_integers() -> None:
@@ -215,10 +294,13 @@ def test_other_systems_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize("size", [2, 3, 8, 16, 33, 64, 128, 1000])
-def test_memory_stays_moderate(size: int) -> None:
-    """Slots shrink with the number of ranks; they hold at least a line and an element for each."""
-    chunk = shm.chunk_bytes(size)
+def test_memory_stays_moderate(size: int, crowded: bool) -> None:
+    """Rings shrink with the number of ranks; a slot holds at least a line and an element for each."""
+    chunk, ring = shm.ring_bytes(size, crowded)
     assert chunk & (chunk - 1) == 0
     assert chunk >= 8 * 2 * size
-    assert size * SLOTS * chunk <= 32 << 20 or chunk == shm.LEAST_CHUNK_BYTES
+    assert ring % chunk == 0
+    assert frame.LEAST_SLOTS <= ring // chunk <= frame.MOST_SLOTS
+    assert size * ring <= shm.SEGMENT_BYTES or ring == frame.LEAST_SLOTS * shm.LEAST_CHUNK_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.fusion import FusionPolicy, Ready
-from ddlcore.contracts.transport import DONE, Context, Memory, Transport, Work, view
+from ddlcore.contracts.transport import DONE, Context, Memory, Plan, Prepared, Transport, Work, view
 from ddlcore.testing import CompressorSuite, FusionSuite, TransportSuite
 from ddlcore.testing.transport_life import CALLS
 from ddlcore.types import Buffer, DType, ReduceOp
@@ -104,6 +105,42 @@ class FileLeft(ThreadsTransport):
         self.left.append(open("/dev/null"))  # noqa: SIM115  # that is the fault
 
 
+class DummyTaken(ThreadsTransport):
+    """Adds up whatever memory there is, as if everybody had come with data."""
+
+    capabilities = replace(ThreadsTransport.capabilities, entry=True)
+
+    def prepare(self, plan: Plan) -> Prepared:
+        return _Careless(super().prepare(plan), plan)
+
+
+class _Careless(Prepared):
+    def __init__(self, inner: Prepared, plan: Plan) -> None:
+        self._inner, self._plan = inner, plan
+
+    def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
+        return self._inner.start(sources, targets)
+
+    def enter(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
+        memory = Memory(sum(self._plan.counts) * self._plan.dtype.itemsize)
+        dummies = [memory.address] * len(self._plan.counts)
+        self.start(sources if real else dummies, targets if real else dummies)
+        return True
+
+
+class BoundOnce(DummyTaken):
+    """Remembers the first memory that was bound."""
+
+    def prepare(self, plan: Plan) -> Prepared:
+        return _Stubborn(ThreadsTransport.prepare(self, plan), plan)
+
+
+class _Stubborn(_Careless):
+    def bind(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        if not hasattr(self, "_addresses"):
+            super().bind(sources, targets)
+
+
 @contextmanager
 def suite_of(transport: type[Transport]) -> Iterator[TransportSuite]:
     """The suite over it, as pytest would run it, with little patience."""
@@ -140,6 +177,8 @@ def _abort_of_barrier(suite: TransportSuite) -> None:
         (SourceSpent, lambda suite: suite.test_reducescatterv(DType.I32, ReduceOp.Sum), "the source was changed"),
         (BarrierSkipped, lambda suite: suite.test_barrier(), "passed barrier 1"),
         (AbortForgotten, _abort_of_barrier, "call went on 1 s after its abort"),
+        (DummyTaken, lambda suite: suite.test_a_dummy_makes_a_batch_void("few"), "written to|was told True with 1"),
+        (BoundOnce, lambda suite: suite.test_bound_memory_is_entered_again("few"), "a sum is wrong"),
         (FileLeft, lambda suite: suite.test_nothing_stays(), "left behind after close: {'descriptors'"),
     ],
 )
@@ -165,6 +204,8 @@ def test_the_same_tests_pass_without_the_faults() -> None:
         suite.test_broadcast(DType.U8)
         suite.test_reducescatterv(DType.I32, ReduceOp.Sum)
         suite.test_barrier()
+        with suite_of(DummyTaken) as careless:
+            careless.test_bound_memory_is_entered_again("many")
         _abort_of_barrier(suite)
         suite.test_nothing_stays()
 

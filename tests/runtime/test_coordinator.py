@@ -6,13 +6,14 @@ import random
 from collections import deque
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlcore.builtin.fusion import ThresholdFusion
-from ddlcore.messages import Answer, Ask, Batch, Bye, Failure, Farewell, Lost, Request, Spec, encode
+from ddlcore.messages import Answer, Ask, Batch, Bye, Failure, Farewell, Frozen, Leave, Lost, Request, Spec, encode
 from ddlcore.runtime.coordinator import Coordinator
 from ddlcore.types import DType, Kind, ReduceOp
+from tests.runtime.effort import examples
 
 
 def spec(kind: Kind = Kind.ALLREDUCE, **kwargs: object) -> bytes:
@@ -123,7 +124,7 @@ def worlds(draw: st.DrawFn) -> tuple[int, dict[int, tuple[int, ...]], list[list[
     return size, sets, programs, wrong, rng.choice([0, 40, 1 << 20]), rng.randint(0, 1 << 30)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(300)
 @given(worlds())
 def test_random_programs_end_in_one_order(
     world: tuple[int, dict[int, tuple[int, ...]], list[list[Ask]], set[str], int, int],
@@ -148,7 +149,7 @@ def test_random_programs_end_in_one_order(
     assert not one.waiting()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(200)
 @given(worlds(), st.data())
 def test_random_departures_leave_nobody_waiting(
     world: tuple[int, dict[int, tuple[int, ...]], list[list[Ask]], set[str], int, int], data: st.DataObject
@@ -179,7 +180,7 @@ def test_random_departures_leave_nobody_waiting(
                 assert one_ask.name in ran
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(2, 12), st.integers(0, 6), st.integers(0, 1 << 30))
 def test_joined_ranks_are_always_ready(size: int, tensors: int, seed: int) -> None:
     """Ranks with fewer tensors join; every tensor runs on all ranks, then all learn who joined last."""
@@ -290,3 +291,60 @@ def test_a_joined_root_cannot_broadcast() -> None:
     (failure,) = ask(one, 1, Ask(0, "b", spec(Kind.BROADCAST, root=0)))[1]
     assert isinstance(failure, Failure)
     assert "has joined" in failure.text
+
+
+def _noise(rng: random.Random, epoch: int) -> Request | Leave | Frozen | Bye:
+    """Something that a rank may say wrongly, too late, or twice."""
+    epoch -= rng.random() < 0.1
+    chance = rng.random()
+    if chance < 0.1:
+        return Leave(epoch, "x", rng.random() < 0.5)
+    if chance < 0.4:
+        return Frozen(epoch, tuple((rng.randint(-1, 2), rng.randint(-3, 9)) for _ in range(rng.randint(0, 2))))
+    if chance < 0.43:
+        return Bye("left", broken=rng.random() < 0.2)
+    asks = []
+    for _ in range(rng.randint(0, 3)):
+        shape = tuple(rng.randint(-1, 3) for _ in range(rng.randint(0, 2)))
+        ranks = rng.choice([None, (), (0, 1), (1,), (5,), (0,)])
+        data = encode(
+            Spec(rng.choice(list(Kind)), shape=shape, root=rng.randint(-2, 4), group=rng.choice([0, 2]), ranks=ranks)
+        )
+        if rng.random() < 0.1:
+            data = rng.randbytes(rng.randint(0, 6))
+        name = rng.choice(["a", "b[0]", "b[1]", "noname.0.1", "noname", "join", ""])
+        rows = tuple(rng.randint(-1, 2) for _ in range(rng.randint(0, 3)))
+        asks.append(Ask(rng.randint(-1, 3), name, data, rows))
+    return Request(epoch, rng.randint(0, 5), tuple(asks))
+
+
+@examples(150)
+@given(st.integers(1, 4), st.integers(0, 1 << 30))
+def test_nothing_that_a_rank_says_breaks_the_coordinator(size: int, seed: int) -> None:
+    """Unreadable specs, sets that are not there, answers nobody asked for, old epochs: it never raises, and loops go on in between."""
+    rng = random.Random(seed)
+    one = coordinator(size)
+    epoch = 0
+    for _ in range(200):
+        if rng.random() < 0.4:
+            for rank in range(size):
+                one.handle(rank, Request(one.epoch, 1, tuple(Ask(0, name, spec()) for name in "xyz")))
+        else:
+            one.handle(rng.randrange(size), _noise(rng, one.epoch))
+        assert one.epoch >= epoch
+        epoch = one.epoch
+        assert 0 in one.sets
+        assert all(rank < size for pending in one.waiting() for rank in one.missing(pending))
+
+
+def test_an_ask_that_cannot_be_read_fails_on_who_asked() -> None:
+    """The one rank gets words; the next ask runs."""
+    one = coordinator(2)
+    (failure,) = ask(one, 0, Ask(0, "x", b"?"))[0]
+    assert isinstance(failure, Failure)
+    assert "cannot be read" in failure.text
+    (failure,) = ask(one, 0, Ask(0, "g", spec(Kind.ALLTOALL), rows=(1,)))[0]
+    assert isinstance(failure, Failure)
+    assert "rows [1]" in failure.text
+    ask(one, 0, Ask(0, "x", spec()))
+    assert isinstance(ask(one, 1, Ask(0, "x", spec()))[0][0], Batch)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 import ddlcore as ddl
@@ -22,6 +22,7 @@ from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
 from ddlcore.runtime.rhythm import Known, Rhythm
 from ddlcore.testing import World
 from ddlcore.types import DType, Kind
+from tests.runtime.effort import examples
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -33,7 +34,7 @@ def occurrence(name: str, batch: int, stamp: int = -1) -> Occurrence:
     return Occurrence(TensorKey(0, name, SPEC), batch, stamp)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(1, 12), st.integers(0, 5), st.integers(0, 1 << 30))
 def test_a_period_is_found_whatever_its_order(tensors: int, before: int, seed: int) -> None:
     """After at most four periods, however shuffled, and whatever came before; it holds each tensor once."""
@@ -54,7 +55,7 @@ def test_a_period_is_found_whatever_its_order(tensors: int, before: int, seed: i
     assert Counter(one.key.name for one in found) == Counter(names)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(0, 5))
 def test_a_loop_without_names_is_found_by_its_sequence(loop: list[int], before: int) -> None:
     """Anonymous calls are known by their specs; the period divides the loop."""
@@ -96,8 +97,8 @@ def test_a_period_does_not_begin_amid_tensors_that_are_under_way_together() -> N
 def test_metrics_and_evaluations_do_not_refute_a_period() -> None:
     """After two divergences eight clean steps are asked for; a metric after three and an evaluation after six do not matter."""
     detector = PeriodDetector()
-    detector.divergence()
-    detector.divergence()
+    detector.divergence(0)
+    detector.divergence(0)
     assert steps(detector, STEP, 0, 3) == []
     assert steps(detector, [("metric", 0)], 9, 1) == []
     assert steps(detector, STEP, 10, 3) == []
@@ -125,7 +126,7 @@ def test_a_schedule_goes_on_where_its_period_is_met_again() -> None:
         while known is None:
             for name in names:
                 batch = next(count)
-                known = known or detector.decided(batch, [(TensorKey(0, name, SPEC), batch - 1)])
+                known = known or detector.decided([(TensorKey(0, name, SPEC), batch, batch - 1)], lambda i: True)[1]
         return known
 
     count = itertools.count()
@@ -141,6 +142,37 @@ def test_a_schedule_goes_on_where_its_period_is_met_again() -> None:
     assert other is not first
     assert [planned.names for planned in other.arranged.batches] == [("a",), ("c",), ("b",)]
     assert detector.resume(other, 3).start == 0
+
+
+def test_a_schedule_that_held_for_long_needs_little_proof_again() -> None:
+    """Each divergence doubles the proof, unless the periods in between were eight times as many."""
+    detector = PeriodDetector()
+    needed = []
+    for held in (3, 31, 64, 40, 1000):
+        detector.divergence(held)
+        needed.append(detector.needed)
+    assert needed == [4, 8, 2, 2, 2]
+
+
+def test_a_step_in_two_may_ask_for_more() -> None:
+    """A metric in each second step: the period is what comes each time."""
+    detector = PeriodDetector()
+    found = None
+    for batch, name in enumerate("ab abm ab abm ab abm ab".replace(" ", "")):
+        found = detector.observe(occurrence(name, batch)) or found
+    assert found is not None
+    assert [one.key.name for one in found] == ["a", "b"]
+
+
+def test_a_sequence_without_names_costs_little_however_long() -> None:
+    """Fifty thousand calls of two kinds that never repeat: what is looked at for each stays bounded."""
+    rng = random.Random(1)
+    detector = PeriodDetector(needed=64)
+    specs = [encode(Spec(Kind.ALLREDUCE, DType.F32, (n,))) for n in range(2)]
+    began_s = time.process_time()
+    for i in range(50_000):
+        detector.observe(Occurrence(TensorKey(0, "", specs[rng.randrange(2)]), i, -1))
+    assert time.process_time() - began_s < 10
 
 
 @st.composite
@@ -218,7 +250,7 @@ def _step(rank: int, order: list[tuple[str, ddl.ProcessSet, str, int]], step: in
         np.testing.assert_array_equal(result, expected, err_msg=f"{name} ({kind}) in step {step} on rank {rank}")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60)
 @given(programs(), st.sampled_from(["threads", "shm"]))
 def test_what_negotiation_finishes_replay_finishes_with_equal_values(shape: dict[str, int], backend: str) -> None:
     """Shuffled orders, several sets, unused parameters, metrics now and then, meetings outside, joins: no wrong value, no hang."""
@@ -379,3 +411,26 @@ def test_a_rank_that_leaves_takes_its_schedules_with_it() -> None:
 
     with World(3, settings=REPLAY) as world:
         world.run(program)
+
+
+def test_a_rank_that_takes_its_time_costs_no_schedule() -> None:
+    """One rank pauses for longer than the others trust; the schedule goes on where it was, and nothing is learned anew."""
+
+    def run(rank: int, job: Job) -> tuple[int, int]:
+        grown = 0
+        for step in range(40):
+            if step == 25:
+                before = job.stats()["batches_negotiated"]
+                if rank == 0:
+                    time.sleep(2.5)  # a checkpoint, say; the wait itself is what is tested
+            first = ddl.allreduce_async(np.ones(3), name="first", op=ddl.Sum)
+            rest = ddl.allreduce_async(np.full(5, step), name="rest", op=ddl.Sum)
+            assert first.wait()[0] == 2
+            assert rest.wait()[0] == 2 * step
+        grown = job.stats()["batches_negotiated"] - before
+        return grown, job.stats()["divergences"]
+
+    with World(2, settings={**REPLAY, "fusion_bytes": 0}) as world:
+        told = world.run(run)
+    assert sum(asked for _, asked in told) >= 1, "nobody suspected anything: the pause is too short to show anything"
+    assert all(grown <= 2 for grown, _ in told), f"negotiated after the pause: {told}"

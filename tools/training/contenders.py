@@ -26,9 +26,10 @@ from tools.training.models import WORKLOADS, Batch, Workload
 __all__ = ["CONTENDERS", "Barrier", "Measured", "measure"]
 
 CONTENDERS = ("none", "barrier", "ddp", "ddl")
-WARM_STEPS = 20  # ddl has found the period and replays, DDP has rebuilt its buckets
-BLOCK_S = 0.25  # about how long one contender trains before the next has its turn
-LEAST_STEPS, MOST_STEPS = 2, 50  # of such a block
+WARM_STEPS = 12  # ddl has found the period and replays, DDP has rebuilt its buckets
+BLOCK_S = 0.5  # about how long one contender trains before the next has its turn
+LEAST_STEPS, MOST_STEPS = 1, 50  # of such a block
+WARM_SHARE = 5  # so many times fewer steps are taken untimed before: small models must find their memory in the caches
 BATCHES = 4  # inputs that a rank takes in turn
 LEARNING_RATE = 1e-4  # small: what is learned from noise must not diverge
 LINE = 64  # bytes of a cache line
@@ -48,6 +49,7 @@ class Measured:
     seconds: dict[str, list[float]]
     control_messages: float  # ddl's, a step, over the timed blocks: the most of any rank
     replayed: float  # ddl's batches run from memory, a step, likewise the least
+    divergences: int  # how often a rank asked to leave replay meanwhile, all ranks together
 
 
 class Barrier:
@@ -165,7 +167,7 @@ def measure(name: str, rounds: int, terminal: str = "") -> Measured:
     """Trains model ``name`` on all ranks, each of which calls this with the same arguments.
 
     A round gives each contender a block of steps, in an order that is shuffled alike on every rank. Each
-    block begins with a step that is not timed. ``terminal``: the device on which rank 0 shows progress.
+    block of short steps begins with some that are not timed. ``terminal``: the device on which rank 0 shows progress.
     """
     torch.set_num_threads(1)
     ddl.init()
@@ -188,12 +190,13 @@ def _measure(workload: Workload, rounds: int, terminal: str) -> Measured:
     own: dict[str, list[float]] = {contender: [] for contender in CONTENDERS}
     order = list(CONTENDERS)
     shuffle = random.Random(0).shuffle
-    counted = {"control_messages": 0, "batches_replayed": 0}
+    counted = {"control_messages": 0, "batches_replayed": 0, "divergences": 0}
     for _ in _shown(rounds, workload.name, terminal):
         shuffle(order)
         for turn in order:
             contender = contenders[turn]
-            contender.step()
+            for _ in range(steps // WARM_SHARE):
+                contender.step()
             meet()
             before = ddl.stats()
             own[turn].append(contender.steps(steps))
@@ -215,6 +218,7 @@ def _measure(workload: Workload, rounds: int, terminal: str) -> Measured:
         seconds={turn: [sum(each) / len(each) for each in values] for turn, values in of_ranks.items()},
         control_messages=max(_of_ranks(counted["control_messages"])) / timed,
         replayed=min(_of_ranks(counted["batches_replayed"])) / timed,
+        divergences=round(sum(_of_ranks(counted["divergences"]))),
     )
 
 

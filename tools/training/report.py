@@ -11,7 +11,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tools.training.contenders import Measured
 
-__all__ = ["Row", "Spread", "aligned", "markdown", "missed", "ratio_rows", "ratio_table", "speed_table", "spread"]
+__all__ = [
+    "MISSES",
+    "Row",
+    "Spread",
+    "Table",
+    "aligned",
+    "efficiency",
+    "markdown",
+    "missed",
+    "ratio_rows",
+    "ratio_table",
+    "refreshed",
+    "section",
+    "speed_table",
+    "spread",
+    "verdict",
+]
 
 CONFIDENCE = 0.95
 RATIOS = (("ddl", "none"), ("ddl", "barrier"), ("ddl", "ddp"), ("ddp", "none"), ("barrier", "none"))
@@ -20,6 +36,7 @@ OVER_NONE = {"wide": 1.25, "deep": 1.30, "gpt": 1.12, "resnet": 1.08}
 OVER_BARRIER = 1.10  # or this: what waiting for each other costs is not ours
 OVER_DDP = {"wide": 0.65, "deep": 0.75, "gpt": 0.90, "resnet": 1.00}
 HOLDS, OPEN, MISSES = "holds", "within spread", "misses"
+BEGIN, END = "<!-- training: begin -->", "<!-- training: end -->"
 
 Table = list[list[str]]  # the first row is the head
 
@@ -91,6 +108,7 @@ def missed(rows: Sequence[Row]) -> bool:
 
 
 def ratio_table(rows: Sequence[Row]) -> Table:
+    """One line a ratio."""
     table = [["model", "step time", "median", "95 % interval", "target", "verdict"]]
     for row in rows:
         target = f"<= {row.limit:.2f}" if row.limit else ""
@@ -108,13 +126,20 @@ def efficiency(measured: Measured, contender: str) -> Spread:
 
 
 def speed_table(runs: Sequence[Measured]) -> Table:
-    table = [["model", "contender", "ms/step", "samples/s", "efficiency", "control messages/step", "replayed/step"]]
+    """One line a model and contender. Samples/s are those of all ranks; counts are ddl's own."""
+    table = [
+        ["model", "contender", "ms/step", "samples/s", "efficiency", "messages/step", "replayed/step", "divergences"]
+    ]
     for run in runs:
         for contender, values in run.seconds.items():
             step_s = statistics.median(values)
             speed = run.samples * run.ranks / step_s
             shown = f"{efficiency(run, contender).median:.0%}"
-            counts = [f"{run.control_messages:g}", f"{run.replayed:g}"] if contender == "ddl" else ["", ""]
+            counts = (
+                [f"{run.control_messages:g}", f"{run.replayed:g}", str(run.divergences)]
+                if contender == "ddl"
+                else [""] * 3
+            )
             table.append([run.model, contender, f"{step_s * 1e3:.2f}", f"{speed:.1f}", shown, *counts])
     return table
 
@@ -134,3 +159,22 @@ def markdown(table: Table) -> str:
     head, *rows = table
     rule = ["---" if i < 2 else "---:" for i in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
+
+
+def section(runs: Sequence[Measured], command: str, machine: str) -> str:
+    """What docs/benchmarks.md says of these runs: command, machine, and the tables of each number of ranks."""
+    parts = [f"`{command}`, on {machine}:"]
+    for ranks in dict.fromkeys(run.ranks for run in runs):
+        of_ranks = [run for run in runs if run.ranks == ranks]
+        rows = [row for run in of_ranks for row in ratio_rows(run)]
+        parts += [f"**{ranks} rank{'s' * (ranks > 1)}**", markdown(ratio_table(rows)), markdown(speed_table(of_ranks))]
+    return "\n\n".join(parts)
+
+
+def refreshed(text: str, section: str) -> str:
+    """``text`` with ``section`` between its two marks, or behind it all where it has none."""
+    before, begun, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2] if begun else "\n"
+    if not begun:
+        before = before.rstrip("\n") + "\n\n" if before else ""
+    return f"{before}{BEGIN}\n{section}\n{END}{after}"

@@ -61,8 +61,10 @@ class _Patience:
         return min(left, SLICE_S)
 
 
-def make(nbytes: int, peers: int, store: Store, timeout_s: float, stop: Callable[[], bool]) -> Segment:
-    """Rank 0's part: returns when all ``peers`` hold the memory.
+def make(
+    nbytes: int, peers: int, store: Store, timeout_s: float, stop: Callable[[], bool], head: bytes = b""
+) -> Segment:
+    """Rank 0's part: returns when all ``peers`` hold the memory, which begins with ``head``.
 
     Raises DeadlineExceeded, and TransportError soon after ``stop()`` is true.
     """
@@ -70,6 +72,7 @@ def make(nbytes: int, peers: int, store: Store, timeout_s: float, stop: Callable
     descriptor = os.memfd_create("ddl", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, nbytes)
+        os.pwrite(descriptor, head, 0)
         segment = Segment(descriptor, nbytes)
         try:
             _serve(descriptor, nbytes, peers, store, patience)

@@ -17,14 +17,20 @@ from ddlcore.kernels import frame as at
 from ddlcore.kernels.code import FUNCTIONS, load
 from ddlcore.types import Buffer, ReduceOp
 
-__all__ = ["ShmTransport", "chunk_bytes"]
+__all__ = ["ShmTransport", "ring_bytes"]
 
-CHUNK_BYTES = 128 << 10  # a slot that stays in the second-level cache; smaller for many ranks
+CHUNK_BYTES = 64 << 10  # a slot, the most of one round; smaller for many ranks
 LEAST_CHUNK_BYTES = 32 << 10
-SEGMENT_BYTES = 16 << 20  # about what all slots together take for many ranks
+RING_BYTES = 2 << 20  # a rank's slots: more than a core's own caches, see docs/design/kernels.md
+CROWDED_CHUNK_BYTES = 128 << 10  # where ranks share cores: fewer turns
+CROWDED_RING_BYTES = 512 << 10  # likewise: the ranks of a core share its caches too
+SEGMENT_BYTES = 16 << 20  # about what all rings together take for many ranks
 SMALL_BYTES = 32 << 10  # over all ranks: up to here each rank reduces everything, one step less
 SPINS, YIELDS = 50, 100  # about 1 µs, for a peer that runs; then tens of µs that others of this core may use
 SLEEP_NS = 50_000_000  # how soon a sleeper notices an abort that nobody woke it for
+
+NEVER = -1000  # a round long ago
+HERE, VOID, LATER = 1, 3, 4  # what the machine code returns: aborted by this rank; nothing was written; not all came
 
 Words = ctypes.Array[ctypes.c_int64]
 
@@ -32,11 +38,13 @@ Words = ctypes.Array[ctypes.c_int64]
 class ShmTransport(Transport):
     """2 or more ranks of one host, as processes or as threads that each open one."""
 
-    capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True, entry=True)
+    capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True, entry=True, resumable=True)
 
     def __init__(self) -> None:
         self._segment: segment.Segment | None = None
         self._frame: Words | None = None
+        self._frame_at = 0
+        self.closed = True  # or not open yet
         self._lock = threading.Lock()  # abort() against close()
         self._aborted = False
         self._functions: dict[str, Callable[..., int]] = {}
@@ -52,41 +60,23 @@ class ShmTransport(Transport):
             )
         code = load(str(context.settings.get("cache_dir", "")))
         self._functions = {name: code.function(name) for name in FUNCTIONS}
-        chunk = chunk_bytes(context.size)
-        header = at.LINE * (1 + context.size)
-        slots = _round_up(header, 4096)
-        results = slots + context.size * at.SLOTS * chunk
-        nbytes = results + at.SLOTS * chunk
+        # Rank 0 says how the memory is laid out: others may see other cores.
+        crowded = context.size > len(os.sched_getaffinity(0))
         if context.rank == 0:
-            self._segment = segment.make(nbytes, context.size - 1, context.store, context.timeout_s, self._stop)
+            layout = ring_bytes(context.size, crowded)
+            head = struct.pack(f"={at.LAYOUT}x2q", *layout)
+            nbytes = _inputs_at(context.size) + (context.size + 1) * layout[1]
+            peers = context.size - 1
+            self._segment = segment.make(nbytes, peers, context.store, context.timeout_s, self._stop, head)
         else:
             self._segment = segment.receive(context.rank, context.store, context.timeout_s, self._stop)
-        if self._segment.nbytes != nbytes:
-            raise TransportError("shm: rank 0 laid the memory out differently; do all ranks run the same version?")
-        self._frame = self._make_frame(context, self._segment.address, slots, results, chunk)
+        self._frame = _make_frame(context, self._segment, crowded)
         self._frame_at = ctypes.addressof(self._frame)
-
-    def _make_frame(self, context: Context, base: int, slots: int, results: int, chunk: int) -> Words:
-        words = (ctypes.c_int64 * (at.TABLE // 8 + context.size))()
-        crowded = context.size > len(os.sched_getaffinity(0))
-        values = {
-            at.RANK: context.rank,
-            at.SIZE: context.size,
-            at.HEADER: base,
-            at.SLOTS_AT: base + slots,
-            at.RESULTS: base + results,
-            at.CHUNK: chunk,
-            at.SMALL: SMALL_BYTES // context.size,
-            at.SPINS: 0 if crowded else SPINS,  # who spins where ranks share cores, holds up whom it waits for
-            at.YIELDS: YIELDS,
-            at.TIMEOUT + 8: SLEEP_NS,
-        }
-        for offset, value in values.items():
-            words[offset // 8] = value
-        return words
+        self.closed = False
 
     def close(self) -> None:
         with self._lock:
+            self.closed = True
             self._frame = None
             if self._segment is not None:
                 self._segment.close()
@@ -100,18 +90,27 @@ class ShmTransport(Transport):
 
     def run(self, name: str, *arguments: int) -> Work:
         """One call of machine code. Raises TransportError when the communicator was aborted."""
-        self.call(name, *arguments)
+        frame = self.frame_address(name)
+        code = HERE if self._aborted else self._functions[f"ddl_{name}"](frame, *arguments)
+        if code != 0:
+            raise self.failure(code, name)
         return DONE
 
-    def call(self, name: str, *arguments: int) -> bool:
-        """As ``run``; False if the batch was void."""
-        if self._frame is None:
-            raise TransportError(f"shm: {self._name()} is not open")
-        code = 1 if self._aborted else self._functions[name](self._frame_at, *arguments)
-        if code in (1, 2):
-            who = "here" if code == 1 else f"by rank {self._aborter()}"
-            raise TransportError(f"shm: {self._name()} was aborted {who} during {name.removeprefix('ddl_')}")
-        return code == 0
+    def function(self, name: str) -> Callable[..., int]:
+        return self._functions[name]
+
+    def frame_address(self, name: str) -> int:
+        """Where the words are that the machine code needs for all that it does. Raises where there are none."""
+        if self.closed:
+            raise self.failure(0, name)
+        return self._frame_at
+
+    def failure(self, code: int, name: str) -> TransportError:
+        """What to raise when the machine code returned ``code``; 0: when it could not be called."""
+        if code == 0:
+            return TransportError(f"shm: {self._name()} is not open")
+        who = "here" if code == HERE else f"by rank {self._aborter()}"
+        return TransportError(f"shm: {self._name()} was aborted {who} during {name}")
 
     def _stop(self) -> bool:
         return self._aborted
@@ -136,64 +135,146 @@ class ShmTransport(Transport):
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
         size = source.dtype.itemsize
         table = _table([count * size for count in counts])
-        return self.run("ddl_gather", source.address, target.address, ctypes.addressof(table))
+        return self.run("gather", source.address, target.address, ctypes.addressof(table))
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
         table = (ctypes.c_int64 * self.context.size)()
         table[root] = buffer.nbytes
-        return self.run("ddl_gather", buffer.address, buffer.address, ctypes.addressof(table))
+        return self.run("gather", buffer.address, buffer.address, ctypes.addressof(table))
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
-        plan = _plan_words(Plan(tuple(counts), source.dtype, op))
-        return self.run("ddl_reducescatter", ctypes.addressof(plan), source.address, target.address)
+        plan = _plan_words(Plan(tuple(counts), source.dtype, op), self._frame_at)
+        return self.run("reducescatter", ctypes.addressof(plan), source.address, target.address)
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
         size = source.dtype.itemsize
         table = _table([count * size for count in itertools.chain.from_iterable(counts)])
-        return self.run("ddl_alltoall", source.address, target.address, ctypes.addressof(table))
+        return self.run("alltoall", source.address, target.address, ctypes.addressof(table))
 
     def barrier(self) -> Work:
-        return self.run("ddl_barrier")
+        return self.run("barrier")
 
 
 class _PreparedBatch(Prepared):
-    """A plan's words, and two tables that every start fills with addresses."""
+    """A plan's words, and two tables of addresses, which are written only when these change."""
 
     def __init__(self, transport: ShmTransport, plan: Plan) -> None:
         self._transport = transport
         self._sources = (ctypes.c_int64 * len(plan.counts))()
         self._targets = (ctypes.c_int64 * len(plan.counts))()
-        self._plan = _plan_words(plan, ctypes.addressof(self._sources), ctypes.addressof(self._targets))
+        self._bound: tuple[list[int], list[int]] | None = None  # what the tables hold, where they came as lists
+        frame = transport.frame_address("prepare")
+        self._plan = _plan_words(plan, frame, ctypes.addressof(self._sources), ctypes.addressof(self._targets))
         self._plan_at = ctypes.addressof(self._plan)
+        self._real: Callable[[int], int] = _unbound
+        self._idle = transport.function("ddl_allreduce_idle")
+        self._try = transport.function("ddl_allreduce_try")
 
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
-        self._fill(sources, targets)
-        return self._transport.run("ddl_allreduce", self._plan_at, 0)
+        self.bind(sources, targets)
+        self.enter_bound(True)
+        return DONE
 
     def enter(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
         if real:
-            self._fill(sources, targets)
-        return self._transport.call("ddl_allreduce", self._plan_at, int(not real))
+            self.bind(sources, targets)
+        return self.enter_bound(real)
 
-    def _fill(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        try:
-            self._sources[:] = sources  # type: ignore[call-overload]  # any sequence will do, not lists only
-            self._targets[:] = targets  # type: ignore[call-overload]  # likewise
-        except TypeError:  # numpy's integers are not what ctypes takes
-            self._sources[:] = [int(address) for address in sources]
-            self._targets[:] = [int(address) for address in targets]
+    def try_enter(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
+        if self._transport.closed:
+            raise self._transport.failure(0, "allreduce")
+        self.bind(sources, targets)
+        self._plan[at.TICKET // 8] = ticket
+        code = self._try(self._plan_at)
+        if code == 0:
+            return True
+        if code == LATER:
+            return None
+        if code == VOID:
+            return False
+        raise self._transport.failure(code, "allreduce")
+
+    def bind(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        lists = isinstance(sources, list) and isinstance(targets, list)  # arrays compare by element
+        if lists and self._bound is not None and sources == self._bound[0] and targets == self._bound[1]:
+            return
+        self._bound = None
+        _fill(self._sources, sources)
+        _fill(self._targets, targets)
+        self._real = self._transport.function("ddl_allreduce")
+        if lists:
+            self._bound = (list(sources), list(targets))
+
+    def enter_bound(self, real: bool) -> bool:
+        if self._transport.closed:  # the plan leads to memory that is gone
+            raise self._transport.failure(0, "allreduce")
+        code = (self._real if real else self._idle)(self._plan_at)
+        if code == 0:
+            return True
+        if code == VOID:
+            return False
+        raise self._transport.failure(code, "allreduce")
 
 
-def chunk_bytes(size: int) -> int:
-    """The size of a slot for so many ranks: a power of two, so that all slots stay moderate together."""
-    fair = SEGMENT_BYTES // (at.SLOTS * size)
-    return max(LEAST_CHUNK_BYTES, min(CHUNK_BYTES, 1 << (fair.bit_length() - 1)))
+def _unbound(plan: int) -> int:
+    raise TransportError("shm: a plan was to run before bind() gave it addresses; please report this")
 
 
-def _plan_words(plan: Plan, sources: int = 0, targets: int = 0) -> Words:
+def _fill(table: Words, addresses: Sequence[int]) -> None:
+    try:
+        table[:] = addresses  # type: ignore[call-overload]  # any sequence will do, not lists only
+    except TypeError:  # numpy's integers are not what ctypes takes
+        table[:] = [int(address) for address in addresses]
+
+
+def ring_bytes(size: int, crowded: bool) -> tuple[int, int]:
+    """The size of a slot and of a ring for so many ranks: powers of two, so that all rings stay moderate together.
+
+    ``crowded``: there are more ranks than cores.
+    """
+    chunk, ring = (CROWDED_CHUNK_BYTES, CROWDED_RING_BYTES) if crowded else (CHUNK_BYTES, RING_BYTES)
+    ring = min(ring, 1 << ((SEGMENT_BYTES // size).bit_length() - 1))
+    chunk = max(LEAST_CHUNK_BYTES, min(chunk, ring // at.LEAST_SLOTS))
+    return chunk, max(at.LEAST_SLOTS * chunk, min(ring, at.MOST_SLOTS * chunk))
+
+
+def _inputs_at(size: int) -> int:
+    """Where in the segment the rings begin: behind the lines, on a page."""
+    return _round_up(at.LINE * (1 + size), 4096)
+
+
+def _make_frame(context: Context, memory: segment.Segment, crowded: bool) -> Words:
+    """The words of one rank that the machine code works with."""
+    chunk, ring = (ctypes.c_int64 * 2).from_address(memory.address + at.LAYOUT)
+    inputs = memory.address + _inputs_at(context.size)
+    results = inputs + context.size * ring
+    if results + ring != memory.address + memory.nbytes:
+        raise TransportError("shm: rank 0 laid the memory out differently; do all ranks run the same version?")
+    words = (ctypes.c_int64 * (at.TABLE // 8 + context.size))()
+    values = {
+        at.RANK: context.rank,
+        at.SIZE: context.size,
+        at.HEADER: memory.address,
+        at.INPUTS: inputs,
+        at.RESULTS: results,
+        at.CHUNK: chunk,
+        at.RING: ring,
+        at.SMALL: SMALL_BYTES // context.size,
+        at.SPINS: 0 if crowded else SPINS,  # who spins where ranks share cores, holds up whom it waits for
+        at.YIELDS: YIELDS,
+        at.TIMEOUT + 8: SLEEP_NS,
+    }
+    for offset, value in values.items():
+        words[offset // 8] = value
+    for i in range(at.LAST // 8, at.PLACES // 8):
+        words[i] = NEVER
+    return words
+
+
+def _plan_words(plan: Plan, frame: int, sources: int = 0, targets: int = 0) -> Words:
     """A plan as the machine code reads it; ``sources`` and ``targets`` are where its tables of addresses lie."""
     scales = struct.unpack("=2q", struct.pack("=2d", plan.prescale, plan.postscale))
-    facts = (len(plan.counts), plan.dtype, plan.op, sum(plan.counts), *scales, sources, targets)
+    facts = (len(plan.counts), plan.dtype, plan.op, sum(plan.counts), *scales, sources, targets, frame, 0, -1, 0)
     return _table([*facts, *plan.counts])
 
 

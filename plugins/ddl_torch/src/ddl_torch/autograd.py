@@ -91,7 +91,7 @@ def allreduce(call: Call, tensor: torch.Tensor) -> torch.Tensor:
     """The reduced tensor, differentiable where ``tensor`` requires a gradient."""
     if _needs_gradient((tensor,)):
         return _applied(_Allreduce, call, tensor)[0]
-    result: torch.Tensor = OPERATIONS.allreduce_async(tensor, **call.reduction()).wait()
+    result: torch.Tensor = OPERATIONS.allreduce_async(tensor, waits=True, **call.reduction()).wait()
     return result
 
 
@@ -99,7 +99,7 @@ def grouped_allreduce(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch
     """The reduced tensors, which become ready together."""
     if _needs_gradient(tensors):
         return list(_applied(_GroupedAllreduce, call, *tensors))
-    results: list[torch.Tensor] = OPERATIONS.grouped_allreduce_async(tensors, **call.reduction()).wait()
+    results: list[torch.Tensor] = OPERATIONS.grouped_allreduce_async(tensors, waits=True, **call.reduction()).wait()
     return results
 
 

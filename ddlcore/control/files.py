@@ -1,0 +1,33 @@
+"""Sees to it that a process may open as many files as the connections of a job need, or says what to do."""
+
+from __future__ import annotations
+
+import resource
+
+from ddlcore.errors import DdlInternalError
+
+__all__ = ["allow_files"]
+
+_PER_RANK = 3  # its line, a line of its store, and one to spare
+_OWN = 128  # of the process itself
+
+
+def allow_files(ranks: int) -> None:
+    """Raises this process's soft limit of open files as far as ``ranks`` connected ranks need; never lowers it.
+
+    Processes that are started later inherit it. Raises DdlInternalError where the hard limit forbids it.
+    """
+    needed = _PER_RANK * ranks + _OWN
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    try:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise ValueError("beyond the hard limit")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (ValueError, OSError):  # the latter: the system has a lower limit of its own
+        limit = "unlimited" if hard == resource.RLIM_INFINITY else hard
+        raise DdlInternalError(
+            f"control network: {ranks} ranks need {needed} open files, and this process may open {soft} "
+            f"(hard limit: {limit}); run `ulimit -n {needed}` first, as root or after raising the hard limit"
+        ) from None

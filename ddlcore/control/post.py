@@ -1,0 +1,66 @@
+"""Turns what the brain says in one turn into what goes over the wire: one message a rank where that says the same.
+
+When hundreds of ranks ask at once, each of them is due hundreds of answers; joined, they cost a
+message and an encryption, not hundreds.
+"""
+
+from __future__ import annotations
+
+from ddlcore.control.brain import Outgoing
+from ddlcore.messages import Answer, FromCoordinator, encode
+
+__all__ = ["joined", "packed"]
+
+
+def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:
+    """``joined(outgoing)``, encoded; what many ranks are told is encoded once."""
+    once: dict[int, bytes] = {}  # by identity; ``messages`` keeps them alive
+    messages = joined(outgoing)
+    for _, message in messages:
+        if id(message) not in once:
+            once[id(message)] = encode(message)
+    return [(rank, once[id(message)]) for rank, message in messages]
+
+
+def joined(outgoing: Outgoing) -> Outgoing:
+    """The same to each rank in the same order, with answers that follow each other as one.
+
+    Between ranks no order is kept. Answers that were one object for many ranks stay one.
+    """
+    said: dict[int, list[FromCoordinator]] = {}
+    for rank, message in outgoing:
+        said.setdefault(rank, []).append(message)
+    made: dict[tuple[int, ...], list[FromCoordinator]] = {}
+    result: Outgoing = []
+    for rank, messages in said.items():
+        key = tuple(map(id, messages))
+        if key not in made:
+            made[key] = _join(messages)
+        result += [(rank, message) for message in made[key]]
+    return result
+
+
+def _join(messages: list[FromCoordinator]) -> list[FromCoordinator]:
+    result: list[FromCoordinator] = []
+    answers: list[Answer] = []
+    for message in messages:
+        if not isinstance(message, Answer) or (answers and not _agree(answers, message)):
+            result += _one(answers)
+            answers = []
+        if isinstance(message, Answer):
+            answers.append(message)
+        else:
+            result.append(message)
+    return result + _one(answers)
+
+
+def _agree(answers: list[Answer], message: Answer) -> bool:
+    """One answer has one epoch, and acknowledges one request."""
+    return message.epoch == answers[0].epoch and not (message.serial and any(one.serial for one in answers))
+
+
+def _one(answers: list[Answer]) -> list[FromCoordinator]:
+    if len(answers) < 2:
+        return list(answers)
+    items = tuple(item for one in answers for item in one.items)
+    return [Answer(answers[0].epoch, max(one.serial for one in answers), items)]

@@ -1,0 +1,118 @@
+"""Batches that are entered all or nothing: with real data from everybody, or without a trace."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from ddlcore.contracts.transport import Plan, Prepared, Transport
+from ddlcore.testing import oracle
+from ddlcore.testing.group import Area, finish
+from ddlcore.testing.transport_base import TransportBase
+from ddlcore.types import DType, ReduceOp
+
+__all__ = ["TransportEntry"]
+
+FEW, MANY = "few", "many"  # bytes: less than a chunk, several of them
+
+
+class _Batch:
+    """One rank's tensors of a plan, in place, and what they are to become."""
+
+    def __init__(self, plan: Plan, rank: int, size: int, seed: int) -> None:
+        self.areas, self.sums, self.before = [], [], []
+        for i, count in enumerate(plan.counts):
+            sources = [oracle.values(plan.dtype, count, r, seed=seed + i) for r in range(size)]
+            self.areas.append(Area(sources[rank], offset=i % 3))
+            self.sums.append(oracle.reduce(sources, plan.op))
+            self.before.append(sources[rank])
+        self.addresses = [area.buffer.address for area in self.areas]
+
+    def fault(self, real: bool) -> str:
+        """Empty if the tensors hold the sums, or (not ``real``) what they held before."""
+        for area, wanted in zip(self.areas, self.sums if real else self.before):
+            if area.damage() or area.array.tobytes() != np.ascontiguousarray(wanted).tobytes():
+                return area.damage() or ("a sum is wrong" if real else "a void batch was written to")
+        return ""
+
+
+class TransportEntry(TransportBase):
+    """Only where the capabilities say ``entry``."""
+
+    def entry_plan(self, length: str) -> Plan:
+        """Tensors of whole numbers, whose sums do not depend on the order."""
+        if not self.capabilities().entry:
+            pytest.skip("capabilities: batches cannot be entered all or nothing")
+        one = self.chunk_bytes // 4
+        return Plan((3, 0, 200) if length == FEW else (5, 2 * one + 7, 0, one), DType.I32, ReduceOp.Sum)
+
+    @pytest.mark.parametrize("length", [FEW, MANY])
+    def test_bound_memory_is_entered_again(self, length: str) -> None:
+        """Bound once: the values of the moment count each time. Bound anew, elsewhere or one tensor elsewhere, too."""
+        plan = self.entry_plan(length)
+        for size in self.sizes:
+            faults: list[str] = []
+
+            def play(rank: int, transport: Transport, size: int = size, faults: list[str] = faults) -> None:
+                prepared = transport.prepare(plan)
+                for seed in (0, 10, 20):
+                    batch = _Batch(plan, rank, size, seed)
+                    prepared.bind(batch.addresses, batch.addresses)
+                    for _ in range(3):
+                        for area, values in zip(batch.areas, batch.before):
+                            area.array[:] = values
+                        complete = prepared.enter_bound(True)
+                        faults.append(batch.fault(True) if complete else "a batch of real data was void")
+                other = _Batch(plan, rank, size, 30)
+                other.addresses[0] = batch.addresses[0]  # of which the last one is the rest
+                batch.areas[0].array[:] = other.before[0]
+                other.areas[0] = batch.areas[0]
+                faults.append("" if prepared.enter(other.addresses, other.addresses, True) else "void")
+                faults.append(other.fault(True))
+
+            self.play(size, play)
+            assert not any(faults), next(fault for fault in faults if fault)
+
+    @pytest.mark.parametrize("length", [FEW, MANY])
+    def test_a_dummy_makes_a_batch_void(self, length: str) -> None:
+        """Whoever comes without data, alone or all together: nobody's memory changes, and everybody is told."""
+        plan = self.entry_plan(length)
+        for size in self.sizes:
+            absent = [{rank} for rank in range(size)] + [set(range(size)), set(range(size - 1))]
+            self._play_entries(size, plan, [ranks for one in absent for ranks in (one, set())])
+
+    def test_entries_between_other_collectives(self) -> None:
+        """Some batches void, some not, in any order, among barriers and broadcasts that a root leaves early."""
+        plans = [self.entry_plan(FEW), self.entry_plan(MANY)]
+        for size in self.sizes:
+            for seed in range(3):
+                draw = random.Random(seed)
+                absent = [{r for r in range(size) if draw.random() < 0.2} for _ in range(30)]
+                self._play_entries(size, plans[seed % 2], absent, others=draw)
+
+    def _play_entries(self, size: int, plan: Plan, absent: list[set[int]], others: random.Random | None = None) -> None:
+        """One batch for each of ``absent``, who are the ranks that come without data."""
+        faults: list[str] = []
+        between = [others.choice(("barrier", "broadcast", "nothing")) if others else "nothing" for _ in absent]
+
+        def enter(prepared: Prepared, rank: int, number: int, missing: set[int]) -> None:
+            batch = _Batch(plan, rank, size, seed=number)
+            addresses = batch.addresses if rank not in missing else []
+            complete = prepared.enter(addresses, addresses, rank not in missing)
+            if complete is bool(missing):
+                faults.append(f"rank {rank} was told {complete} with {len(missing)} ranks without data")
+            faults.append(batch.fault(complete))
+
+        def play(rank: int, transport: Transport) -> None:
+            prepared = transport.prepare(plan)
+            for number, (missing, other) in enumerate(zip(absent, between)):
+                enter(prepared, rank, number, missing)
+                if other == "barrier":
+                    finish(transport.barrier())
+                for _ in range(20 if other == "broadcast" else 0):
+                    finish(transport.broadcast(Area(np.zeros(3, np.int32)).buffer, number % size))
+
+        self.play(size, play)
+        assert not any(faults), next(fault for fault in faults if fault)

@@ -1,0 +1,555 @@
+"""Runs programs of several ranks on the real coordinator and the real inboxes, one event at a time, in any order.
+
+No thread, socket or clock. What the control thread and the engine do with an inbox is written anew
+here, step by step, so that a schedule can put anything between any two steps. Collectives are matched
+by hand: each carries whose call it holds, or that it holds a dummy.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.messages import (
+    Answer,
+    Arranged,
+    Batch,
+    Bye,
+    Drain,
+    Failure,
+    Farewell,
+    Freeze,
+    FromCoordinator,
+    Frozen,
+    Leave,
+    Request,
+    Resume,
+    ToCoordinator,
+    decode_spec,
+)
+from ddlcore.runtime.coordinator import Coordinator
+from ddlcore.runtime.handle import Completion, Handle
+from ddlcore.runtime.inbox import Inbox
+from ddlcore.runtime.request import Entry, Outcome, Recurring
+from ddlcore.runtime.schedule import Launch
+from ddlcore.types import Buffer, DType, Kind
+
+__all__ = ["Call", "Do", "Join", "Machines", "Meet", "Order", "Part", "Wait"]
+
+Sets = Mapping[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Submits tensors (name, spec) in one call; an empty name is an anonymous call. ``label`` names its handle."""
+
+    label: str
+    set_id: int
+    tensors: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Waits for the handle of a call of this rank."""
+
+    label: str
+
+
+@dataclass(frozen=True)
+class Meet:
+    """Goes on when ``parties`` threads of whatever ranks stand here: a barrier of which ddl knows nothing."""
+
+    label: str
+    parties: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Says Bye, and does nothing after it."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """Has no more data: waits until all ranks have joined."""
+
+    label: str
+
+
+Do = Call | Wait | Meet | Part | Join
+Program = Sequence[Sequence[Do]]  # one row of deeds for each thread of a rank
+Content = tuple[str, int] | None  # (name, how-manieth call of it on that rank); None is a dummy
+
+
+class Order:
+    """Chooses what happens next. ``eager``: how readily a deadline passes while something else can happen.
+
+    Either at random each time, or by priorities of the actors that change now and then: that starves
+    some of them for long, which chance alone hardly does.
+    """
+
+    def __init__(self, seed: int, eager: float = 0.0, prioritized: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.eager = eager
+        self.prioritized = prioritized
+        self._priority: dict[str, float] = {}
+
+    def choose(self, actors: Sequence[str]) -> int:
+        if not self.prioritized:
+            return self.rng.randrange(len(actors))
+        for actor in actors:
+            if actor not in self._priority:
+                self._priority[actor] = self.rng.random()
+        best = max(range(len(actors)), key=lambda i: self._priority[actors[i]])
+        if self.rng.random() < 0.05:
+            self._priority[actors[best]] = self.rng.random() - self.rng.randrange(2)
+        return best
+
+
+@dataclass
+class _Flight:
+    """A collective that a rank's engine is in."""
+
+    set_id: int
+    number: int  # how many of the set it had entered before
+    finish: Callable[[], None]
+
+
+@dataclass
+class _Meeting:
+    signature: object
+    contents: dict[int, tuple[Content, ...]] = field(default_factory=dict)
+
+
+class _Wire:
+    """All transports: the n-th collective that each member enters in a set is one, and must be the same."""
+
+    def __init__(self, sets: Sets) -> None:
+        self.sets = dict(sets)
+        self.meetings: dict[tuple[int, int], _Meeting] = {}
+        self.entered: dict[tuple[int, int], int] = {}
+
+    def enter(self, set_id: int, rank: int, signature: object, contents: tuple[Content, ...]) -> int:
+        number = self.entered.get((set_id, rank), 0)
+        self.entered[set_id, rank] = number + 1
+        meeting = self.meetings.setdefault((set_id, number), _Meeting(signature))
+        assert meeting.signature == signature, f"ranks meet in different collectives: {meeting.signature}, {signature}"
+        meeting.contents[rank] = contents
+        return number
+
+    def is_complete(self, set_id: int, number: int) -> bool:
+        return len(self.meetings[set_id, number].contents) == len(self.sets[set_id])
+
+    def real(self, set_id: int, number: int) -> bool:
+        """Whether all members brought data; that they brought the same calls' is asserted."""
+        rows = list(self.meetings[set_id, number].contents.values())
+        if any(content is None for row in rows for content in row):
+            return False
+        assert len(set(rows)) == 1, f"calls that do not belong together were reduced: {rows}"
+        return True
+
+
+class _Node:
+    """One rank: its inbox, its engine's place, the line to and from the coordinator."""
+
+    def __init__(self, world: Machines, rank: int, program: Program, depth: int) -> None:
+        self.world, self.rank, self.program, self.depth = world, rank, program, depth
+        self.completion = Completion()
+        self.inbox = Inbox(self.completion, lambda: None)
+        self.up: deque[ToCoordinator] = deque()
+        self.down: deque[FromCoordinator] = deque()
+        self.queue: deque[tuple[Batch, list[Entry | None]] | Callable[[], None]] = deque()
+        self.flights: list[_Flight] = []
+        self.dummies: deque[Launch[Entry]] = deque()
+        self.verdict: Drain | None = None  # a drain under way
+        self.held: list[tuple[Launch[Entry], bool]] = []
+        self.position = [0] * len(program)
+        self.handles: dict[str, Handle | Recurring] = {}
+        self.recurring: dict[tuple[int, str, bytes], Recurring] = {}
+        self.lacking: dict[str, int] = {}  # by call: entries not done
+        self.failed: set[str] = set()
+        self.calls: dict[tuple[int, str], int] = {}
+        self.content: dict[int, tuple[str, int]] = {}  # by id of an entry
+        self.labels: dict[int, str] = {}
+        self.entries: list[Entry] = []  # keeps the ids unique
+        self.joined = False
+        self.parted = False
+        self.messages = self.replayed = self.void = self.negotiated = self.left = 0
+
+    # --- the user's threads
+
+    def can_do(self, thread: int) -> bool:
+        if self.position[thread] == len(self.program[thread]) or self.parted:
+            return False
+        deed = self.program[thread][self.position[thread]]
+        if isinstance(deed, Wait):
+            return self.lacking[deed.label] == 0
+        if isinstance(deed, Meet):
+            return self.world.at(deed) == deed.parties
+        return not (isinstance(deed, Join) and self.lacking.get(deed.label, 0))
+
+    def do(self, thread: int) -> None:
+        deed = self.program[thread][self.position[thread]]
+        if isinstance(deed, Meet):
+            self.world.pass_by(deed)
+            return
+        if isinstance(deed, Join):
+            if deed.label not in self.lacking:
+                self._submit(deed.label, 0, [("join", self.world.join_spec)])
+                return
+            self.inbox.next_generation()
+        elif isinstance(deed, Call):
+            self._submit(deed.label, deed.set_id, deed.tensors)
+        elif isinstance(deed, Wait):
+            self.handles[deed.label].poll()
+        else:
+            self.parted = True
+            self.inbox.refuse(lambda: RuntimeError("left"))
+            self.up.append(Bye("left"))
+        self.position[thread] += 1
+
+    def _submit(self, label: str, set_id: int, tensors: Sequence[tuple[str, bytes]]) -> None:
+        self.lacking[label] = len(tensors)
+        if len(tensors) == 1 and self._recurs(*tensors[0]):
+            self._again(label, set_id, *tensors[0])
+            return
+        handle = Handle(self.completion, len(tensors), lambda outcomes: None)
+        self.handles[label] = handle
+        entries = []
+        for slot, (name, data) in enumerate(tensors):
+            name = name or self.inbox.anonymous(set_id)
+            spec = decode_spec(data)
+            rows = (self.rank,) * (len(self.world.sets[set_id]) if spec.kind is Kind.ALLTOALL else 1)
+            entry = Entry(handle, slot, set_id, name, spec, data, rows=rows if spec.kind.is_ragged else ())
+            self._count(label, entry)
+            entries.append(entry)
+        self.entries += entries
+        self.inbox.submit(entries)
+
+    def _recurs(self, name: str, data: bytes) -> bool:
+        """Half of the named allreduces are recurring ones, others on each rank."""
+        spec = decode_spec(data)
+        return bool(name) and spec.kind is Kind.ALLREDUCE and not spec.group and zlib.crc32(data) >> self.rank & 1 == 1
+
+    def _again(self, label: str, set_id: int, name: str, data: bytes) -> None:
+        entry = self.recurring.get((set_id, name, data))
+        if entry is None:
+            buffer = Buffer(0, 0, DType.F32, ())
+            entry = Recurring(self.completion, set_id, name, decode_spec(data), data, buffer)
+            self.recurring[set_id, name, data] = entry
+        self.handles[label] = entry
+        self._count(label, entry)
+        self.inbox.again(entry, 0, None)
+
+    def _count(self, label: str, entry: Entry) -> None:
+        key = (entry.set_id, entry.name)
+        self.calls[key] = self.calls.get(key, -1) + 1
+        self.content[id(entry)] = (entry.name, self.calls[key])
+        self.labels[id(entry)] = label
+
+    # --- the control thread
+
+    def ask(self) -> bool:
+        request = self.inbox.take_request()
+        if request is not None:
+            self.up.append(request)
+        return request is not None
+
+    def receive(self) -> None:
+        message = self.down.popleft()
+        self.messages += 1
+        if isinstance(message, Answer):
+            for item in message.items:
+                if not (isinstance(item, Batch) and self.inbox.fill(item)):
+                    self._item(item)
+            self.inbox.answered(message.serial)
+        elif isinstance(message, Freeze):
+            frozen = self.inbox.freeze(message.epoch)
+            if frozen is not None:
+                self.up.append(frozen)
+        elif isinstance(message, Drain):
+            drain = message
+            self.queue.append(lambda: self._drain(drain))
+            for item in message.items:
+                self._item(item)
+        else:
+            assert isinstance(message, Farewell)
+
+    def _item(self, item: Batch | Failure | Arranged | Resume) -> None:
+        if isinstance(item, Batch):
+            self.queue.append((item, self.inbox.take(item.set_id, item.names)))
+        elif isinstance(item, Failure):
+            for entry in self.inbox.take(item.set_id, item.names):
+                if entry is not None:
+                    self._done(entry, None, -1, failed=True)
+        elif isinstance(item, Arranged):
+            self.inbox.learn(item)
+        else:
+            self.queue.append(lambda: self._resume(item))
+
+    # --- the engine
+
+    def can_engage(self) -> bool:
+        """Whether the engine can begin something."""
+        if len(self.flights) >= self.depth:
+            return False
+        if self.verdict is not None:
+            return bool(self.dummies) or not self.flights
+        if self.queue:
+            return isinstance(self.queue[0], tuple) or not self.flights
+        return self._is_ready()
+
+    def _is_ready(self) -> bool:
+        replay = self.inbox._replay
+        return replay is not None and replay.ready()
+
+    def engage(self) -> None:
+        if self.verdict is not None:
+            if self.dummies:
+                self._enter(self.dummies.popleft())
+            else:
+                self._judge()
+            return
+        if self.queue:
+            todo = self.queue.popleft()
+            if isinstance(todo, tuple):
+                self._run(*todo)
+            else:
+                todo()
+            return
+        with self.inbox.lock:
+            launch = self.inbox.launch()
+        assert launch is not None
+        self._enter(launch)
+
+    def _run(self, batch: Batch, entries: list[Entry | None]) -> None:
+        self.world.order[self.rank].append(batch.index)
+        if batch.kind is Kind.JOIN:
+            self.joined = False
+            self._finish_batch(batch, entries)
+            return
+        contents = tuple(self.content[id(entry)] if entry is not None else None for entry in entries)
+        assert batch.specs or None not in contents, "a dummy in a batch that was negotiated"
+        number = self.world.wire.enter(batch.set_id, self.rank, ("negotiated", batch.index, batch.names), contents)
+        self.flights.append(_Flight(batch.set_id, number, lambda: self._finish_batch(batch, entries)))
+
+    def _finish_batch(self, batch: Batch, entries: list[Entry | None]) -> None:
+        self.negotiated += 1
+        if batch.kind is Kind.ADD_SET and entries[0] is not None:
+            self.world.add_set(batch.result, entries[0].spec.ranks or ())
+        for entry in entries:
+            if entry is not None:
+                self._done(entry, None, batch.index)
+
+    def _enter(self, launch: Launch[Entry]) -> None:
+        planned = launch.planned
+        contents: tuple[Content, ...] = (None,) * len(planned.names)
+        if launch.entries is not None:
+            contents = tuple(self.content[id(entry)] for entry in launch.entries)
+        assert (launch.batch is not None) == planned.hole or launch.entries is None
+        signature = ("replayed", self.inbox._epoch, launch.place, launch.batch.index if launch.batch else -1)
+        number = self.world.wire.enter(planned.set_id, self.rank, signature, contents)
+        drained = self.verdict is not None
+        self.flights.append(_Flight(planned.set_id, number, lambda: self._returned(launch, number, drained)))
+
+    def _returned(self, launch: Launch[Entry], number: int, drained: bool) -> None:
+        if drained:
+            return
+        real = self.world.wire.real(launch.planned.set_id, number)
+        with self.inbox.lock:
+            frozen = self.inbox.frozen
+        if frozen:
+            self.held.append((launch, real))
+            return
+        assert real, "a batch with a dummy in it was handed over"
+        self._hand_over(launch)
+
+    def _hand_over(self, launch: Launch[Entry]) -> None:
+        assert launch.entries is not None
+        self.replayed += 1
+        self.inbox.delivered(launch)
+        for entry in launch.entries:
+            self._done(entry, None, -1)
+
+    def _drain(self, message: Drain) -> None:
+        self.verdict = message
+        self.dummies = deque(self.inbox.drain(dict(message.highest)))
+
+    def _judge(self) -> None:
+        message, self.verdict = self.verdict, None
+        assert message is not None
+        lowest = dict(message.lowest)
+        held, self.held = self.held, []
+        for launch, real in held:
+            valid = launch.place <= lowest[launch.planned.set_id]
+            if not launch.planned.hole:
+                assert valid == real, "the verdict of Drain is not the truth"
+            if valid:
+                self._hand_over(launch)
+            else:
+                self.void += 1
+                assert self.inbox.put_back(launch)
+        if not any(isinstance(item, Resume) for item in message.items):
+            self.inbox.discover(message.epoch + 1)
+
+    def _resume(self, message: Resume) -> None:
+        frozen = self.inbox.resume(message, self.world.sets, self.rank)
+        if frozen is not None:
+            self.up.append(frozen)
+
+    def _done(self, entry: Entry, outcome: Outcome | None, index: int, failed: bool = False) -> None:
+        label = self.labels[id(entry)]
+        if failed:
+            self.failed.add(label)
+            self.lacking[label] = 0
+            entry.handle.fail(RuntimeError("failed"))
+            return
+        assert label in self.failed or self.lacking[label] > 0, f"{label} was done twice"
+        self.lacking[label] = max(0, self.lacking[label] - 1)
+        entry.handle.complete(entry.slot, outcome, index)
+
+    # --- the deadline
+
+    def can_leave(self) -> bool:
+        """Whether something has waited for its place: the engine, or who watches it, may find it too long."""
+        with self.inbox.lock:
+            waits = self.inbox._waits_since_s is not None and self.inbox._open is not None
+            return (waits or self.inbox.conflict) and not (self.world.blind and self.flights)
+
+    def leave(self) -> None:
+        with self.inbox.lock:
+            epoch = self.inbox.stopped_waiting()
+        self.left += 1
+        self.up.append(Leave(epoch, "waited too long", slow=bool(self.flights)))  # as the control thread would say it
+
+
+class Machines:
+    """A world of ranks with one program each. ``depth``: collectives an engine may be in at once.
+
+    ``blind``: a deadline passes only while the engine is in no collective.
+    """
+
+    def __init__(
+        self,
+        sets: Sets,
+        programs: Sequence[Program],
+        *,
+        replay: bool = True,
+        fusion_bytes: int = 1 << 20,
+        depth: int = 1,
+        blind: bool = False,
+        join_spec: bytes = b"",
+    ) -> None:
+        self.sets = dict(sets)
+        self.blind = blind
+        self.join_spec = join_spec
+        self.coordinator = Coordinator(len(sets[0]), ThresholdFusion(), fusion_bytes, replay)
+        self.coordinator.sets.update(sets)
+        self.coordinator._next_set = len(sets)
+        self.wire = _Wire(sets)
+        self.order: list[list[int]] = [[] for _ in programs]
+        self.nodes = [_Node(self, rank, program, depth) for rank, program in enumerate(programs)]
+        self.events = 0
+
+    def add_set(self, set_id: int, ranks: tuple[int, ...]) -> None:
+        self.sets[set_id] = self.wire.sets[set_id] = ranks
+
+    def at(self, meet: Meet) -> int:
+        """How many threads stand at this meeting."""
+        return sum(self._stands(node, thread, meet) for node in self.nodes for thread in range(len(node.program)))
+
+    def pass_by(self, meet: Meet) -> None:
+        for node in self.nodes:
+            for thread in range(len(node.program)):
+                node.position[thread] += self._stands(node, thread, meet)
+
+    def _stands(self, node: _Node, thread: int, meet: Meet) -> bool:
+        row, position = node.program[thread], node.position[thread]
+        return position < len(row) and row[position] == meet
+
+    def run(self, order: Order, most: int = 1_000_000) -> None:
+        """Until nothing can happen any more, deadlines included."""
+        while True:
+            self.events += 1
+            assert self.events < most, "it goes on for ever"
+            actors, deeds = self._possible()
+            late = [node for node in self.nodes if node.can_leave()]
+            if late and (not deeds or order.rng.random() < order.eager):
+                order.rng.choice(late).leave()
+            elif deeds:
+                deeds[order.choose(actors)]()
+            else:
+                return
+
+    def _possible(self) -> tuple[list[str], list[Callable[[], object]]]:
+        actors: list[str] = []
+        deeds: list[Callable[[], object]] = []
+
+        def may(actor: str, deed: Callable[[], object]) -> None:
+            actors.append(actor)
+            deeds.append(deed)
+
+        for node in self.nodes:
+            rank = node.rank
+            for thread in range(len(node.program)):
+                if node.can_do(thread):
+                    may(f"user {rank}.{thread}", lambda node=node, thread=thread: node.do(thread))  # type: ignore[misc]
+            inbox = node.inbox
+            if inbox._unsent and not inbox._unanswered and not inbox._moving:
+                may(f"ask {rank}", node.ask)
+            if node.up:
+                may(f"up {rank}", lambda node=node: self._deliver(node))  # type: ignore[misc]
+            if node.down:
+                may(f"down {rank}", node.receive)
+            if node.can_engage():
+                may(f"engine {rank}", node.engage)
+            for flight in node.flights:
+                if self.wire.is_complete(flight.set_id, flight.number):
+                    may(f"flight {rank}", lambda node=node, flight=flight: self._land(node, flight))  # type: ignore[misc]
+        return actors, deeds
+
+    def _deliver(self, node: _Node) -> None:
+        message = node.up.popleft()
+        node.messages += 1
+        assert isinstance(message, (Request, Bye, Leave, Frozen))
+        for to, answer in self.coordinator.handle(node.rank, message):
+            self.nodes[to].down.append(answer)
+
+    def _land(self, node: _Node, flight: _Flight) -> None:
+        node.flights.remove(flight)
+        flight.finish()
+
+    # --- afterwards
+
+    def done(self) -> list[set[str]]:
+        """By rank: the calls that ended well."""
+        return [{label for label, n in node.lacking.items() if not n} - node.failed for node in self.nodes]
+
+    def failed(self) -> list[set[str]]:
+        return [node.failed for node in self.nodes]
+
+    def has_ended(self) -> bool:
+        """Whether every thread has come to the end of its program."""
+        return all(position == len(row) for node in self.nodes for position, row in zip(node.position, node.program))
+
+    def replayed(self) -> int:
+        """How many batches of schedules were handed over, over all ranks."""
+        return sum(node.replayed for node in self.nodes)
+
+    def check_rest(self) -> None:
+        """Nothing is lost, and who is not in a collective that lacks somebody has nothing under way."""
+        for node in self.nodes:
+            assert node.verdict is None and not node.held and not node.queue
+            undone = {label for label, lacking in node.lacking.items() if lacking}
+            held = [*node.inbox._flying.values(), *(one for one in node.inbox._recurring.values() if one.pending)]
+            assert undone == {node.labels[id(entry)] for entry in held}
+            assert bool(node.inbox._launches) == bool(node.flights)
+            assert own_order_is_total(self.order[node.rank])
+        assert len({node.inbox._epoch for node in self.nodes if not node.parted}) <= 1
+
+
+def own_order_is_total(indexes: Sequence[int]) -> bool:
+    return list(indexes) == sorted(set(indexes))

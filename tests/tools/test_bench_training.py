@@ -1,0 +1,68 @@
+"""The benchmarks' commands run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tools.bench_training import options
+from tools.training.models import WORKLOADS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "parameters"),
+    [("wide", 8, 33_573_898), ("deep", 402, 832_650), ("gpt", 76, 6_868_992), ("resnet", 110, 5_326_506)],
+)
+def test_models_are_what_the_targets_were_set_for(name: str, tensors: int, parameters: int) -> None:
+    """So many tensors and parameters; a batch goes through, and every parameter gets a gradient that is not all 0."""
+    torch.manual_seed(0)
+    workload = WORKLOADS[name]
+    model = workload.make()
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    assert (len(sizes), sum(sizes)) == (tensors, parameters)
+    inputs, classes = workload.batch(2, torch.Generator().manual_seed(0))
+    torch.nn.functional.cross_entropy(model(inputs), classes).backward()
+    assert all(parameter.grad is not None and bool(parameter.grad.any()) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("wrong", [["--models", "tall"], ["--rounds", "1"], ["--np", "0"], ["--np", "two"]])
+def test_what_cannot_be_run_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """By argparse: usage, and exit status 2."""
+    with pytest.raises(SystemExit) as ended:
+        options(wrong)
+    assert ended.value.code == 2 and wrong[0] in capsys.readouterr().err
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_two_ranks_train_a_model_four_ways(tmp_path: Path) -> None:
+    """The command as it stands: tables on stdout, all times in the JSON file, tables in the document, exit status 0."""
+    command = [sys.executable, "tools/bench_training.py", "--models", "deep", "--rounds", "2", "--no-check"]
+    files = ["--json", str(tmp_path / "times.json"), "--markdown", str(tmp_path / "page.md")]
+    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    assert "deep: 2 ranks, 402 tensors, 0.83 million parameters; 2 rounds" in done.stdout
+    (run,) = json.loads((tmp_path / "times.json").read_text())["runs"]
+    assert {name: len(times) for name, times in run["seconds"].items()} == dict.fromkeys(
+        ("none", "barrier", "ddp", "ddl"), 2
+    )
+    assert min(min(times) for times in run["seconds"].values()) > 0.0
+    assert "| deep | ddl / none |" in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_start_to_end_is_compared() -> None:
+    """Each command runs once warm and once timed."""
+    command = [sys.executable, "tools/bench_startup.py", "--rounds", "1", "--no-check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+    head, line = done.stdout.splitlines()
+    assert head.split("  ")[0] == "start to end" and line.split()[2] == "2"
