@@ -276,7 +276,7 @@ def ddl_allreduce_try(plan: int) -> int:
     return code
 
 
-@compiled(FUNCTIONS["ddl_allreduce_idle", "ddl_allreduce_try"])
+@compiled(FUNCTIONS["ddl_allreduce_idle"])
 def ddl_allreduce_idle(plan: int) -> int:
     """Takes part in a batch without data, which makes it void on every rank: the plan's addresses are not followed."""
     return _allreduce(plan, 1, 0)
