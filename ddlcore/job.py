@@ -183,6 +183,7 @@ class Job:
             self._break,
             self.sets,
             self._meter,
+            self.settings.number("stall_warning_s"),
             self.rank,
             name.format("control"),
         )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddlcore.messages import Arranged, Batch, Frozen, Request, Resume
+from ddlcore.messages import Arranged, Batch, Frozen, Request, Resume, Standing
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.request import DECIDED, IDLE, PENDING, Entry, Recurring
 from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
@@ -268,6 +268,19 @@ class Inbox:
             if time.monotonic() - self._waits_since_s < STUCK_AFTER_S:
                 return None
             return self.stopped_waiting()
+
+    def standing(self) -> Standing | None:
+        """Where this rank is in replay; None outside."""
+        with self.lock:
+            replay = self._open
+            if replay is None:
+                return None
+            if self._launches:
+                first = self._launches[0]
+                return Standing(self._epoch, first.place, True, first.planned.set_id, first.planned.names)
+            planned, entries = replay.current.planned, replay.current.entries
+            missing = tuple(name for name, entry in zip(planned.names, entries) if entry is None)
+            return Standing(self._epoch, replay.place, False, planned.set_id, planned.names, missing)
 
     # --- the engine
 

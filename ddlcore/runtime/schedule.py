@@ -235,6 +235,11 @@ class Replay(Generic[T]):
         self._holes.setdefault(ahead[0], deque()).append((batch, tuple(entries)))
         return True
 
+    @property
+    def place(self) -> int:
+        """Of the next batch."""
+        return self._next
+
     def waits(self) -> bool:
         """Whether an entry stands in a slot, or a filled hole, unlaunched."""
         return self.filled > 0 or any(self._holes.values())
