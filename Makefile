@@ -22,7 +22,7 @@ help:
 	@echo "make demo   trains on two ranks; installs only what that needs"
 	@echo "make test   all tests, quick ones first"
 	@echo "make check  ruff, mypy --strict, architecture tests"
-	@echo "make bench  allreduce on this host against torch's Gloo, in alternation"
+	@echo "make bench  speed on this host against its targets: fails where one is missed (minutes; leave the machine alone)"
 	@echo "make clean  removes what these have made"
 
 venv: $(VENV)/.made
@@ -55,7 +55,8 @@ check: venv
 	$(BIN)/pytest tests/architecture --quiet
 
 bench: venv
-	$(BIN)/ddl run -np 2 python tools/bench_allreduce.py
+	$(BIN)/python tools/bench_collectives.py
+	$(BIN)/python tools/bench_training.py
 
 clean:
 	rm -rf .venv .venv-demo build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -82,10 +82,17 @@ SETTINGS: tuple[Setting, ...] = (
         "fusion_bytes", int, 8 << 20, "largest batch that tensors are fused into, in bytes; 0 fuses nothing", minimum=0
     ),
     Setting(
+        "first_batch_bytes",
+        int,
+        1 << 20,
+        "in replay, the first and the last batch of a step have at most so many bytes; 0: as many as any",
+        minimum=0,
+    ),
+    Setting(
         "replay",
         bool,
-        False,
-        "1: steps that repeat run without a control message (new: try it); 0: every batch is negotiated",
+        True,
+        "1: steps that repeat run without a control message; 0: every batch is negotiated",
     ),
     Setting("fusion_policy", str, "threshold", "which policy lays tensors out in batches"),
     Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),

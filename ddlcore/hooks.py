@@ -16,6 +16,7 @@ from ddlcore.config import Setting
 __all__ = [
     "ENTRY_POINT_GROUP",
     "AdapterProvider",
+    "BenchPeerProvider",
     "CommandProvider",
     "CompressorProvider",
     "FusionProvider",
@@ -75,6 +76,11 @@ class CompressorProvider(Provider):
 
 
 @dataclass(frozen=True)
+class BenchPeerProvider(Provider):
+    """Another library to measure against; the target is a BenchPeer."""
+
+
+@dataclass(frozen=True)
 class CommandProvider(Provider):
     """A subcommand of ``ddl``; the target is a click command."""
 
@@ -102,6 +108,11 @@ class Hooks:
     @hookspec
     def ddl_compressors(self) -> Sequence[CompressorProvider]:
         """Ways to send fewer bytes."""
+        return ()
+
+    @hookspec
+    def ddl_bench_peers(self) -> Sequence[BenchPeerProvider]:
+        """Other libraries to measure against."""
         return ()
 
     @hookspec

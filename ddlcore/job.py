@@ -16,7 +16,7 @@ from ddlcore.config import SETTINGS, Environment, Setting, Settings, load_settin
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.store import PrefixStore, Store
-from ddlcore.contracts.transport import Transport
+from ddlcore.contracts.transport import Context, Transport
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, NotInitialized
@@ -160,6 +160,7 @@ class Job:
         self._store = store
         self.completion = Completion()
         self.inbox = Inbox(self.completion, channel.wake)
+        self.again = self.inbox.again  # for those who submit the same tensors in every step; see Inbox.again
         self.sets = ProcessSets(self._opener(store))
         executor = Executor(self.sets, self._kernels, self.compressor)
         self._engine = Engine(
@@ -192,9 +193,9 @@ class Job:
         )
 
     def _enter(self) -> None:
-        fusion_bytes = self.settings.whole("fusion_bytes")
-        launched_rank = self._launched.rank
-        self._link.say(Hello(launched_rank, self._ranks, self._ordinal, PROTOCOL, VERSION, fusion_bytes, os.getpid()))
+        fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_batch_bytes")
+        place = (self._launched.rank, self._ranks, self._ordinal)
+        self._link.say(Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes))
         timeout_s = self.settings.number("start_timeout_s")
         if not self._link.welcomed.wait(timeout_s):
             self._link.say(Bye("gave up waiting in init"))
@@ -232,11 +233,6 @@ class Job:
 
     def submit(self, entries: Sequence[Entry]) -> None:
         """Hands entries over, all or none. Any thread. Raises ValueError for a name in flight, or why the job is over."""
-        if self.forked:
-            raise DdlInternalError(
-                f"a collective was called in a process forked from rank {self.rank}; "
-                "only the process that called init() takes part (a DataLoader worker must not)"
-            )
         self.inbox.submit(entries)
 
     def stats(self) -> dict[str, int]:
@@ -254,6 +250,18 @@ class Job:
             "divergences": self._engine.divergences,
         }
 
+    def disown(self) -> None:
+        """This process was forked from the one that called ``init``: nothing goes from here."""
+        self.forked = True
+        inbox = getattr(self, "inbox", None)
+        if inbox is not None:
+            inbox.disown(
+                lambda: DdlInternalError(
+                    f"a collective was called in a process forked from rank {self.rank}; "
+                    "only the process that called init() takes part (a DataLoader worker must not)"
+                )
+            )
+
     def compressor(self, name: str) -> Compressor:
         """This job's compressor of that name. Raises ValueError for a name that no plugin offers."""
         compressor = self._compressors.get(name)
@@ -268,6 +276,13 @@ class Job:
                 raise ValueError(f"compressor {name!r} is not summable, which allreduce needs; use another one")
             self._compressors[name] = compressor
         return compressor
+
+    def context(self, part: str) -> Context:
+        """What a communicator of all ranks is given, with the part of the store that is called ``part``.
+
+        For what meets beside the job's own transports, such as a peer of a benchmark.
+        """
+        return self.sets.context(part)
 
     def _break(self, make: Callable[[str], BaseException]) -> None:
         """The job is over: what is in flight raises, what comes later too. From any thread, once."""
@@ -420,7 +435,7 @@ _jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 def _after_fork() -> None:
     """A forked child has none of our threads: whatever it would wait for would never come."""
     for job in list(_jobs):
-        job.forked = True
+        job.disown()
 
 
 if sys.platform != "win32":

@@ -69,7 +69,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     ranks: tuple[int, ...] | None = None  # of ADD_SET: the members; of REMOVE_SET: (set id,)
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True):
+class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One tensor that a rank has ready."""
 
     set_id: int
@@ -93,6 +93,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     version: str
     fusion_bytes: int  # rank 0's value counts
     pid: int = 0
+    first_batch_bytes: int = 0  # rank 0's value counts
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):

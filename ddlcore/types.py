@@ -143,9 +143,11 @@ class Device:
 CPU = Device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Buffer:
     """Dense memory of one tensor, seen without a framework.
+
+    Only a recurring tensor's address and owner ever change, while nothing is under way.
 
     ``strides`` (in elements) is None for row-major memory, else the tensor's own dense permutation.
     ``owner`` keeps the memory alive. ``wait``, where the producer may still be writing, blocks until

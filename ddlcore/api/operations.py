@@ -19,7 +19,7 @@ from ddlcore.job import Job
 from ddlcore.messages import Spec, encode
 from ddlcore.runtime.executor import reducescatter_rows
 from ddlcore.runtime.handle import Handle
-from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.request import Entry, Outcome, Recurring
 from ddlcore.types import Adasum, Average, Buffer, DType, Kind, ReduceOp
 
 __all__ = ["Operations", "allgather_object", "barrier", "broadcast_object", "join"]
@@ -93,25 +93,36 @@ class Operations:
         ops = [_reduce_op(op, source.dtype) for source in sources]
         names, group = self._names(job, set_id, Kind.ALLREDUCE, name, len(tensors), _single)
         specs = [
-            Spec(
-                Kind.ALLREDUCE,
-                source.dtype,
-                source.shape,
-                reduce_op,
-                -1,
-                float(prescale_factor),
-                float(postscale_factor),
-                source.device.kind,
-                source.strides,
-                compression,
-                group,
-            )
+            _allreduce_spec(source, reduce_op, prescale_factor, postscale_factor, compression, group)
             for source, reduce_op in zip(sources, ops)
         ]
         given = list(outputs)
         handle = Handle(job.completion, len(specs), (lambda _: given[0]) if _single else (lambda _: given))
         self._submit(job, handle, set_id, names, specs, sources, targets)
         return handle
+
+    def recurring_allreduce(
+        self,
+        tensor: Any,
+        *,
+        name: str,
+        op: ReduceOp = Average,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+        compression: str = "none",
+        job: Job | None = None,
+    ) -> Recurring:
+        """An ``allreduce_async`` in place of tensors like this one, described once; nothing is sent yet.
+
+        ``job.again(recurring, address, owner)`` starts it, then ``recurring.wait()``. On the wire it is the same.
+        """
+        job = job or current_job()
+        set_id, _ = process_set.resolve(job)
+        job.compressor(compression)
+        buffer = self.adapter.buffer(tensor, elementwise=True)
+        spec = _allreduce_spec(buffer, _reduce_op(op, buffer.dtype), prescale_factor, postscale_factor, compression, 0)
+        return Recurring(job.completion, set_id, f"allreduce.{name}", spec, self._encoded(spec), buffer)
 
     # --- allgather
 
@@ -393,6 +404,24 @@ def _reduce_op(op: ReduceOp, dtype: DType) -> ReduceOp:
     if dtype is DType.BOOL and op is Average:
         raise ValueError("the average of bool is not defined; use Min (all), Max (any), or cast the tensor first")
     return op
+
+
+def _allreduce_spec(
+    source: Buffer, op: ReduceOp, prescale: float, postscale: float, compression: str, group: int
+) -> Spec:
+    return Spec(
+        Kind.ALLREDUCE,
+        source.dtype,
+        source.shape,
+        op,
+        -1,
+        float(prescale),
+        float(postscale),
+        source.device.kind,
+        source.strides,
+        compression,
+        group,
+    )
 
 
 def _check_root(root_rank: int, ranks: Sequence[int], set_id: int) -> None:

@@ -1,6 +1,7 @@
-"""The doors: what a transport, adapter, fusion policy, compressor, launcher, kernel set or store must be."""
+"""The doors: what a transport, adapter, fusion policy, compressor, bench peer, kernel set or store must be."""
 
 from ddlcore.contracts.adapter import Adapter
+from ddlcore.contracts.bench import BenchPeer
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.kernels import Kernels
@@ -11,6 +12,7 @@ __all__ = [
     "API_VERSION",
     "DONE",
     "Adapter",
+    "BenchPeer",
     "Capabilities",
     "Compressor",
     "Context",

@@ -26,6 +26,7 @@ class FusionPolicy(Protocol):
     def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
         """Batches, in the order they run, as positions in ``ready``; each position exactly once.
 
-        ``params`` holds at least ``fusion_bytes``. Ragged kinds never come here.
+        ``params`` holds at least ``fusion_bytes``; where a whole period is laid out also ``first_batch_bytes``
+        (0: no bound of its own). Ragged kinds never come here.
         """
         ...

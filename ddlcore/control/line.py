@@ -33,14 +33,18 @@ _BROKEN = (
 
 
 class Connection:
-    """What the lines of one rank share: keys, one ZeroMQ context and the launcher's pidfd; the last user ends it."""
+    """What the lines of one rank share: keys, one ZeroMQ context and the launcher's pidfd; the last user ends it.
 
-    def __init__(self, access: Access, rank: int) -> None:
+    ``context``: one that many connections share, where a process speaks for many ranks; its owner ends it.
+    """
+
+    def __init__(self, access: Access, rank: int, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
         self.access = access
         self.rank = rank
         self.pid = os.getpid()
         self.launcher = _watch(access)
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._shared = context is not None
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1) if context is None else context
         self._lock = threading.Lock()
         self._users = 0
 
@@ -59,7 +63,8 @@ class Connection:
             self._users -= 1
             last = self._users == 0
         if last:
-            self.context.term()  # no socket is left, so it does not wait
+            if not self._shared:
+                self.context.term()  # no socket is left, so it does not wait
             if self.launcher >= 0:
                 os.close(self.launcher)
 

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 REFUSED = 2  # exit code when nothing was started
-_COMMANDS = {"run": "ddlcore.launch.run:run", "info": "ddlcore.launch.info:info"}
+_COMMANDS = {
+    "run": "ddlcore.launch.run:run",
+    "info": "ddlcore.launch.info:info",
+    "bench": "ddlcore.launch.bench.command:bench",
+}
 
 
 class _Commands(click.Group):

@@ -132,12 +132,14 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "adapters": registry.adapters,
         "fusion policies": registry.fusion_policies,
         "compressors": registry.compressors,
+        "bench peers": registry.bench_peers,
     }
     words = {
         "transports": "transport",
         "adapters": "adapter",
         "fusion policies": "fusion policy",
         "compressors": "compressor",
+        "bench peers": "bench peer",
     }
     return {
         "ddlcore": VERSION,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
-from ddlcore.config import SETTINGS, Setting, read_toml
+from ddlcore.config import read_toml
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.job import settings_of
 from ddlcore.launch.command import ranks_path, resolve_command
 from ddlcore.launch.environment import master_port
 from ddlcore.launch.hosts import place
 from ddlcore.launch.launcher import Launch, NotStarted, check_route, prepare_directory, run_job
+from ddlcore.launch.options import setting_options
 
 __all__ = ["run"]
 
@@ -44,23 +43,6 @@ class _RunCommand(click.Command):
         return args
 
 
-def _setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for row in reversed(SETTINGS):
-        function = _option(row)(function)
-    return function
-
-
-def _option(row: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    default = f"default {row.default}" if row.default != "" else "default: none"
-    if row.type is bool:
-        return click.option(
-            f"{row.flag}/--no-{row.flag[2:]}", row.name, default=None, help=f"{row.doc} [{default}; {row.env}]"
-        )
-    kinds = {int: "N", float: "NUMBER", str: "TEXT"}
-    metavar = "|".join(row.choices) if row.choices else kinds[row.type]
-    return click.option(row.flag, row.name, default=None, metavar=metavar, help=f"{row.doc} [{default}; {row.env}]")
-
-
 @click.command(
     cls=_RunCommand,
     context_settings={"allow_interspersed_args": False, "help_option_names": list(_HELP), "max_content_width": 110},
@@ -79,7 +61,7 @@ def _option(row: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 )
 @click.option("--verbose", is_flag=True, help="Say what is started, where, and with which settings.")
 @click.option("--check-build", is_flag=True, help="Show `ddl info` and exit.")
-@_setting_options
+@setting_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(

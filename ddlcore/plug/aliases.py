@@ -18,4 +18,8 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # door -> name -> the line that in
         "keras": "pip install ddl-tf",
         "mxnet": "pip install ddl-mxnet",
     },
+    "bench peer": {
+        "gloo": "pip install ddl-torch",
+        "mpi": "pip install ddl-mpi",
+    },
 }

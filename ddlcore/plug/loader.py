@@ -19,6 +19,7 @@ from ddlcore.errors import PluginError
 from ddlcore.hooks import (
     ENTRY_POINT_GROUP,
     AdapterProvider,
+    BenchPeerProvider,
     CommandProvider,
     CompressorProvider,
     FusionProvider,
@@ -37,6 +38,7 @@ _HOOKS: dict[str, type[Provider]] = {
     "ddl_adapters": AdapterProvider,
     "ddl_fusion_policies": FusionProvider,
     "ddl_compressors": CompressorProvider,
+    "ddl_bench_peers": BenchPeerProvider,
     "ddl_cli": CommandProvider,
 }
 

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
-from ddlcore.contracts import API_VERSION, Adapter, Compressor, FusionPolicy, Transport
+from ddlcore.contracts import API_VERSION, Adapter, BenchPeer, Compressor, FusionPolicy, Transport
 from ddlcore.errors import PluginError
 from ddlcore.hooks import (
     AdapterProvider,
+    BenchPeerProvider,
     CommandProvider,
     CompressorProvider,
     FusionProvider,
@@ -53,6 +54,7 @@ class Registry:
         self.adapters: dict[str, AdapterProvider] = {}
         self.fusion_policies: dict[str, FusionProvider] = {}
         self.compressors: dict[str, CompressorProvider] = {}
+        self.bench_peers: dict[str, BenchPeerProvider] = {}
         self.commands: dict[str, CommandProvider] = {}
         self.problems: list[str] = []
         self._origins: dict[Provider, Distribution] = {}
@@ -77,6 +79,10 @@ class Registry:
     def compressor(self, name: str) -> CompressorProvider:
         """The compressor that is called ``name``."""
         return self._named("compressor", self.compressors, name)
+
+    def bench_peer(self, name: str) -> BenchPeerProvider:
+        """The library to measure against that is called ``name``."""
+        return self._named("bench peer", self.bench_peers, name)
 
     def _named(self, door: str, table: Mapping[str, P], name: str) -> P:
         if name in table:
@@ -113,6 +119,8 @@ class Registry:
     def load(self, provider: FusionProvider) -> Callable[[], FusionPolicy]: ...
     @overload
     def load(self, provider: CompressorProvider) -> type[Compressor]: ...
+    @overload
+    def load(self, provider: BenchPeerProvider) -> type[BenchPeer]: ...
     @overload
     def load(self, provider: CommandProvider) -> click.Command: ...
     def load(self, provider: Provider) -> object:
@@ -181,5 +189,6 @@ _DOORS: Mapping[type[Provider], _Door] = {
     AdapterProvider: _Door("adapter", "adapters", Adapter),
     FusionProvider: _Door("fusion policy", "fusion_policies"),
     CompressorProvider: _Door("compressor", "compressors", Compressor),
+    BenchPeerProvider: _Door("bench peer", "bench_peers", BenchPeer),
     CommandProvider: _Door("command", "commands"),
 }

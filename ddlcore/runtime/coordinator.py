@@ -8,6 +8,7 @@ run two collectives in opposite orders.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.messages import (
@@ -30,53 +31,47 @@ from ddlcore.messages import (
     decode_spec,
 )
 from ddlcore.runtime.checks import describe, mismatch_table
+from ddlcore.runtime.pending import Pending, bits_of, ranks_of
 from ddlcore.runtime.periods import TensorKey
 from ddlcore.runtime.rhythm import Known, Rhythm, tensor_key
 from ddlcore.types import Kind
 
-__all__ = ["Coordinator", "Pending"]
+__all__ = ["Coordinator"]
+
+MOST_SPECS = 16384  # that are kept decoded
 
 Item = Batch | Failure | Arranged | Resume
 Outgoing = list[tuple[int, FromCoordinator]]
 
 
-class Pending:
-    """One name that some ranks have ready and some have not."""
-
-    __slots__ = ("asks", "first_seen_s", "name", "set_id", "uniform")
-
-    def __init__(self, set_id: int, name: str) -> None:
-        self.set_id = set_id
-        self.name = name
-        self.asks: dict[int, Ask] = {}
-        self.uniform = True  # all asks carry the same spec bytes
-        self.first_seen_s: float | None = None
-
-    def add(self, rank: int, ask: Ask) -> None:
-        if self.asks and self.uniform:
-            self.uniform = next(iter(self.asks.values())).spec == ask.spec
-        self.asks[rank] = ask
-
-
 class Coordinator:
     """The coordinator of one world of ``size`` ranks."""
 
-    def __init__(self, size: int, policy: FusionPolicy, fusion_bytes: int, replay: bool = True) -> None:
+    def __init__(
+        self,
+        size: int,
+        policy: FusionPolicy,
+        fusion_bytes: int,
+        replay: bool = True,
+        first_batch_bytes: int = 0,
+    ) -> None:
         self.size = size
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self.epoch = 0  # grows with each change between discovery and replay
         self.params: dict[str, float] = {"fusion_bytes": fusion_bytes}
         self._policy = policy
         self._table: dict[tuple[int, str], Pending] = {}
+        self._bits: dict[int, int] = {}  # by process set: its members as bits, once they were needed
         self._joined: dict[int, Ask] = {}  # in the order of joining
         self._left: dict[int, str] = {}  # ranks that said Bye, with their reason
+        self._present = dict.fromkeys(range(size))  # the others, in order
         self._specs: dict[bytes, Spec] = {}
         self._next_index = 0
         self._next_set = 1
-        self.rhythm = Rhythm(policy, self.params, self._spec, replay)
+        whole = {**self.params, "first_batch_bytes": float(first_batch_bytes)}  # what lays out a whole period
+        self.rhythm = Rhythm(policy, whole, self._spec, replay)
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
-        self._told: set[int] = set()  # schedules that all ranks have been told
 
     # --- messages in, messages out
 
@@ -87,7 +82,7 @@ class Coordinator:
         if message.epoch != self.epoch or rank in self._left:
             return []  # the rank resends what is pending when it enters the present epoch
         if isinstance(message, Frozen):
-            return self._drain() if self.rhythm.frozen(rank, message, self._present()) else []
+            return self._drain() if self.rhythm.frozen(rank, message, self._present) else []
         if isinstance(message, Leave):
             self._diverged = True
             return self._freeze()
@@ -95,8 +90,16 @@ class Coordinator:
             return []
         ready: list[Pending] = []
         items: list[tuple[Iterable[int], Item]] = []
+        bit = 1 << rank
         for ask in message.asks:
-            self._ask(rank, ask, ready, items)
+            pending = self._table.get((ask.set_id, ask.name))
+            if pending is None or ask.spec != pending.spec or self._left or not pending.members & bit:
+                pending = self._admit(rank, ask, ready, items)
+                if pending is None:
+                    continue
+            pending.add(rank, bit, ask)
+            if pending.asked == pending.members or (self._joined and not self._lacking(pending)):
+                ready.append(pending)
         if self.rhythm.replaying is not None:
             return self._beside_replay(ready, items, rank, message.serial)
         items += self._decide(ready)
@@ -105,42 +108,51 @@ class Coordinator:
     def lost(self, rank: int, reason: str) -> Outgoing:
         """The process of ``rank`` ended with promises unkept: everybody is told, nothing more runs with it."""
         self._left[rank] = reason
-        return [(other, Lost((rank,), reason)) for other in range(self.size) if other not in self._left]
+        self._present.pop(rank, None)
+        lost = Lost((rank,), reason)
+        return [(other, lost) for other in self._present]
 
-    def waiting(self) -> list[tuple[Pending, list[int]]]:
-        """What is pending, each with the ranks that lack it."""
-        return [(pending, self._missing(pending)) for pending in self._table.values()]
+    def waiting(self) -> list[Pending]:
+        """What some ranks have ready and others lack, see ``missing``."""
+        return list(self._table.values())
+
+    def missing(self, pending: Pending) -> list[int]:
+        """The ranks that ``pending`` waits for."""
+        return ranks_of(self._lacking(pending))
 
     # --- asking
 
-    def _ask(self, rank: int, ask: Ask, ready: list[Pending], items: list[tuple[Iterable[int], Item]]) -> None:
+    def _admit(
+        self, rank: int, ask: Ask, ready: list[Pending], items: list[tuple[Iterable[int], Item]]
+    ) -> Pending | None:
+        """Where ``ask`` is to be counted; None where it is refused, or is a join."""
         members = self.sets.get(ask.set_id)
         if members is None or rank not in members:
             text = f"{describe([ask.name], ask.set_id)}: rank {rank} is not in such a process set (any more)"
             items.append(((rank,), Failure(ask.set_id, (ask.name,), "mismatch", text)))
-            return
+            return None
         gone = [left for left in self._left if left in members]  # the first to leave is the cause
         if gone:
             items.append(((rank,), self._gone(ask.set_id, (ask.name,), gone)))
-            return
+            return None
         if self._spec(ask.spec).kind is Kind.JOIN:
             self._joined.setdefault(rank, ask)
             self.rhythm.disturbed()
-            ready += [pending for pending in self._table.values() if not self._missing(pending)]
+            ready += [pending for pending in self._table.values() if not self._lacking(pending)]
             if len(self._joined) == self.size:
                 items += [(p_members, item) for p_members, item in self._decide(ready)]
                 ready.clear()
                 items += self._all_joined()
-            return
+            return None
         pending = self._table.get((ask.set_id, ask.name))
         if pending is None:
-            pending = self._table[ask.set_id, ask.name] = Pending(ask.set_id, ask.name)
-        pending.add(rank, ask)
-        if len(pending.asks) == len(members) or (self._joined and not self._missing(pending)):
-            ready.append(pending)
+            bits = self._bits.get(ask.set_id) or self._bits.setdefault(ask.set_id, bits_of(members))
+            pending = self._table[ask.set_id, ask.name] = Pending(ask, bits)
+        return pending
 
-    def _missing(self, pending: Pending) -> list[int]:
-        return [m for m in self.sets[pending.set_id] if m not in pending.asks and m not in self._joined]
+    def _lacking(self, pending: Pending) -> int:
+        """The members that neither have it ready nor have joined, as bits."""
+        return pending.members & ~pending.asked & ~bits_of(self._joined)
 
     def _all_joined(self) -> list[tuple[Iterable[int], Item]]:
         last = list(self._joined)[-1]
@@ -184,7 +196,7 @@ class Coordinator:
         items: list[tuple[Iterable[int], Item]] = []
         known = None
         for batch in self._arrange(runnable):
-            tensors = [(self._key(p), max(ask.stamp for ask in p.asks.values())) for p in batch]
+            tensors = [(self._key(p), p.stamp) for p in batch]
             items.append(self._run(batch))
             items += self._orphans(batch[0])
             if self._joined:
@@ -204,17 +216,17 @@ class Coordinator:
             text = (
                 f"{describe([pending.name], pending.set_id)}: the process set was removed before all members had asked"
             )
-            items.append((tuple(pending.asks), Failure(pending.set_id, (pending.name,), "mismatch", text)))
+            items.append((pending.ranks(), Failure(pending.set_id, (pending.name,), "mismatch", text)))
         return items
 
     def _resume(self, known: Known) -> list[tuple[Iterable[int], Item]]:
         """Everybody replays ``known`` from now on; what is pending is offered to it, or asked for anew."""
         self._clear()
         items: list[tuple[Iterable[int], Item]] = []
-        if known.arranged.schedule not in self._told:
-            self._told.add(known.arranged.schedule)
-            items.append((self._present(), known.arranged))
-        return [*items, (self._present(), self.rhythm.resume(known, self.epoch))]
+        if not known.told:
+            known.told = True
+            items.append((self._present, known.arranged))
+        return [*items, (self._present, self.rhythm.resume(known, self.epoch))]
 
     def _clear(self) -> None:
         """A new epoch: the ranks resend what is pending."""
@@ -243,12 +255,13 @@ class Coordinator:
         if self.rhythm.replaying is None or self.rhythm.freezing:
             return []
         self.rhythm.freeze()
-        return [(rank, Freeze(self.epoch)) for rank in self._present()]
+        freeze = Freeze(self.epoch)
+        return [(rank, freeze) for rank in self._present]
 
     def _drain(self) -> Outgoing:
         """Every rank has stopped launching: the verdict, then what made them stop."""
         drain = self.rhythm.drain(self.epoch, self.sets)
-        complete = [pending for pending in self._table.values() if not self._missing(pending)]
+        complete = [pending for pending in self._table.values() if not self._lacking(pending)]
         diverged, self._diverged = self._diverged, False
         known = self.rhythm.left(diverged, [self._key(pending) for pending in complete])
         self.epoch += 1
@@ -258,31 +271,25 @@ class Coordinator:
         elif self.rhythm.replaying is None:
             self._table.clear()
             self._joined.clear()  # they say so again, with all that is pending
-        told: dict[int, list[Item]] = {rank: [] for rank in self._present()}
-        for ranks, item in items:
-            for rank in ranks:
-                told.get(rank, []).append(item)  # who was lost meanwhile is told nothing
-        outgoing: Outgoing = [
-            (rank, Drain(drain.epoch, drain.highest, drain.lowest, tuple(own))) for rank, own in told.items()
-        ]
+        outgoing: Outgoing = []
+        for ranks, told in _shared(items, self._present):
+            one = Drain(drain.epoch, drain.highest, drain.lowest, told)
+            outgoing += [(rank, one) for rank in ranks if rank not in self._left]  # who was lost is told nothing
         byes, self._byes = self._byes, []
         for rank, bye in byes:
             outgoing += self._bye(rank, bye)
         return outgoing
 
-    def _present(self) -> list[int]:
-        return [rank for rank in range(self.size) if rank not in self._left]
-
     def _key(self, pending: Pending) -> TensorKey:
-        return tensor_key(pending.set_id, pending.name, next(iter(pending.asks.values())).spec)
+        return tensor_key(pending.set_id, pending.name, pending.spec)
 
     def _objection(self, pending: Pending) -> str:
         """Why this cannot run, or ""."""
-        specs = {rank: self._spec(ask.spec) for rank, ask in pending.asks.items()}
         if not pending.uniform:
+            specs = {rank: self._spec(pending.ask_of(rank).spec) for rank in pending.ranks()}
             return mismatch_table(pending.name, pending.set_id, specs)
-        spec = next(iter(specs.values()))
-        if spec.kind is Kind.BROADCAST and spec.root in self._joined and spec.root not in pending.asks:
+        spec = self._first_spec(pending)
+        if spec.kind is Kind.BROADCAST and spec.root in self._joined and not pending.asked >> spec.root & 1:
             return f"broadcast {describe([pending.name], pending.set_id)}: its root, rank {spec.root}, has joined; choose another root"
         return ""
 
@@ -299,32 +306,30 @@ class Coordinator:
             for other in self._table.values()
             if (other.set_id, _group(other.name)) == key and self._first_spec(other).group
         ]
-        return [] if any(self._missing(mate) for mate in mates) else mates
+        return [] if any(self._lacking(mate) for mate in mates) else mates
 
     def _fail(
         self, pending: Pending, error: str, text: str, gone: tuple[int, ...] = ()
     ) -> list[tuple[Iterable[int], Item]]:
         """Takes ``pending``, and the rest of the grouped call it belongs to, out of the table."""
         doomed = [pending]
-        if any(self._spec(ask.spec).group for ask in pending.asks.values()):
+        if pending.is_grouped(self._spec):
             key = (pending.set_id, _group(pending.name))
             doomed += [
                 other
                 for other in self._table.values()
-                if other is not pending
-                and (other.set_id, _group(other.name)) == key
-                and any(self._spec(ask.spec).group for ask in other.asks.values())
+                if other is not pending and (other.set_id, _group(other.name)) == key and other.is_grouped(self._spec)
             ]
         items: list[tuple[Iterable[int], Item]] = []
         for one in doomed:
             if self._table.pop((one.set_id, one.name), None) is not None:
-                items.append((tuple(one.asks), Failure(one.set_id, (one.name,), error, text, gone)))
+                items.append((one.ranks(), Failure(one.set_id, (one.name,), error, text, gone)))
         return items
 
     def _arrange(self, runnable: Sequence[Pending]) -> list[list[Pending]]:
         """Batches in order of their first tensor; what the fusion policy may share comes from the policy."""
         fusable = [i for i, p in enumerate(runnable) if self._first_spec(p).kind is Kind.ALLREDUCE]
-        batches = [[i] for i in range(len(runnable)) if i not in set(fusable)]
+        batches = [[i] for i in sorted(set(range(len(runnable))).difference(fusable))]
         if fusable:
             described = [self._describe(runnable[i]) for i in fusable]
             for positions in self._policy.arrange(described, self.params):
@@ -349,9 +354,10 @@ class Coordinator:
         if spec.kind is Kind.REMOVE_SET:
             assert spec.ranks is not None
             del self.sets[spec.ranks[0]]
+            self._bits.pop(spec.ranks[0], None)
             self.rhythm.removed(spec.ranks[0])
             return members, Batch(self._take_index(), 0, spec.kind, (batch[0].name,), result=spec.ranks[0])
-        short = any(len(pending.asks) < len(members) for pending in batch)
+        short = any(pending.asked != pending.members for pending in batch)
         ragged = spec.kind.is_ragged
         return members, Batch(
             self._take_index(),
@@ -360,16 +366,17 @@ class Coordinator:
             tuple(pending.name for pending in batch),
             rows=tuple(self._rows(pending, members) for pending in batch) if ragged else (),
             digests=tuple(self._digests(pending, members) for pending in batch) if ragged else (),
-            specs=tuple(next(iter(pending.asks.values())).spec for pending in batch) if short else (),
+            specs=tuple(pending.spec for pending in batch) if short else (),
         )
 
     def _rows(self, pending: Pending, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        width = len(next(iter(pending.asks.values())).rows)
-        nothing = (0,) * width  # what a rank that has joined contributes
-        return tuple(pending.asks[m].rows if m in pending.asks else nothing for m in members)
+        nothing = (0,) * len(pending.first.rows)  # what a rank that has joined contributes
+        asked = set(pending.ranks())
+        return tuple(pending.ask_of(m).rows if m in asked else nothing for m in members)
 
     def _digests(self, pending: Pending, members: Sequence[int]) -> tuple[bytes, ...]:
-        return tuple(pending.asks[m].digest if m in pending.asks else b"" for m in members)
+        asked = set(pending.ranks())
+        return tuple(pending.ask_of(m).digest if m in asked else b"" for m in members)
 
     def _add_set(self, pending: Pending, spec: Spec) -> tuple[Iterable[int], Item]:
         assert spec.ranks is not None
@@ -389,6 +396,7 @@ class Coordinator:
             return self._freeze()
         self.rhythm.parted(rank, self.sets)
         self._left[rank] = bye.reason
+        del self._present[rank]
         self._joined.pop(rank, None)
         items: list[tuple[Iterable[int], Item]] = []
         for pending in list(self._table.values()):
@@ -407,14 +415,15 @@ class Coordinator:
 
     def _answers(self, items: Sequence[tuple[Iterable[int], Item]], asker: int | None, serial: int) -> Outgoing:
         """One message for each rank that is concerned; the asker gets one in any case: it acknowledges."""
-        outgoing: dict[int, list[Item]] = {} if asker is None else {asker: []}
-        for ranks, item in items:
+        outgoing: Outgoing = []
+        for ranks, told in _shared(items, () if asker is None else (asker,)):
+            answer = Answer(self.epoch, 0, told)
             for rank in ranks:
-                if rank not in self._left:
-                    outgoing.setdefault(rank, []).append(item)
-        return [
-            (rank, Answer(self.epoch, serial if rank == asker else 0, tuple(own))) for rank, own in outgoing.items()
-        ]
+                if rank == asker:
+                    outgoing.append((rank, Answer(self.epoch, serial, told)))
+                elif rank not in self._left:
+                    outgoing.append((rank, answer))
+        return outgoing
 
     def _take_index(self) -> int:
         self._next_index += 1
@@ -423,13 +432,28 @@ class Coordinator:
     def _spec(self, data: bytes) -> Spec:
         spec = self._specs.get(data)
         if spec is None:
-            if len(self._specs) > 65536:  # shapes that never come back must not fill the memory
+            if len(self._specs) > MOST_SPECS:  # shapes that never come back must not fill the memory
                 self._specs.clear()
             spec = self._specs[data] = decode_spec(data)
         return spec
 
     def _first_spec(self, pending: Pending) -> Spec:
-        return self._spec(next(iter(pending.asks.values())).spec)
+        return self._spec(pending.spec)
+
+
+def _shared(
+    items: Iterable[tuple[Iterable[int], Item]], always: Iterable[int]
+) -> list[tuple[list[int], tuple[Item, ...]]]:
+    """What is told to whom, in order, each once with all ranks that are told the same. ``always`` are told something."""
+    runs = [list(run) for _, run in groupby(items, key=lambda pair: id(pair[0]))]  # often one, to all ranks
+    heard: dict[int, tuple[int, ...]] = dict.fromkeys(always, ())
+    for number, run in enumerate(runs):
+        for rank in run[0][0]:
+            heard[rank] = (*heard.get(rank, ()), number)
+    ranks: dict[tuple[int, ...], list[int]] = {}
+    for rank, numbers in heard.items():
+        ranks.setdefault(numbers, []).append(rank)
+    return [(same, tuple(item for n in numbers for _, item in runs[n])) for numbers, same in ranks.items()]
 
 
 def _group(name: str) -> str:

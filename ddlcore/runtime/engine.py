@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Batch, Drain, Frozen, Leave, Resume
 from ddlcore.runtime.checks import called
-from ddlcore.runtime.executor import Executor, Unserved
+from ddlcore.runtime.executor import Deliver, Executor, Unserved
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.process_sets import ProcessSets
-from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.request import IDLE, Entry, Outcome, Recurring
 from ddlcore.runtime.schedule import Launch
 
 __all__ = ["Engine", "Todo", "Verdict"]
@@ -78,9 +78,10 @@ class Engine:
         self._completion = completion
         self._verdict = verdict
         self._broken = broken
+        inbox.leave = self.leave
         self.say: Callable[[Leave | Frozen], None] = lambda message: None
         self._queue: deque[Todo | None] = deque()
-        self._held: list[tuple[Launch[Entry], Callable[[], list[Outcome | None]]]] = []
+        self._held: list[tuple[Launch[Entry], Deliver]] = []
         self.replayed = 0
         self.void = 0
         self.negotiated = 0
@@ -126,12 +127,14 @@ class Engine:
                 launch = self._inbox.launch()
                 if launch is not None:
                     return launch
-                patience_s = self._inbox.leave_in_s()
-                if patience_s is None or patience_s > 0:
-                    self._inbox.work.wait(patience_s)
-                else:
-                    self.divergences += 1
-                    self.say(Leave(self._inbox.stopped_waiting(), "a batch waits for tensors that do not come"))
+                if self._inbox.conflict:
+                    self.leave(self._inbox.stopped_waiting())
+                self._inbox.work.wait()
+
+    def leave(self, epoch: int) -> None:
+        """Asks to leave replay; from any thread."""
+        self.divergences += 1
+        self.say(Leave(epoch, "a batch waits for tensors that do not come"))
 
     def _call(self, todo: Callable[[], None]) -> None:
         try:
@@ -173,32 +176,36 @@ class Engine:
         else:
             self._hand_over(launch, deliver)
 
-    def _take_part(self, launch: Launch[Entry], use: str) -> Callable[[], list[Outcome | None]] | None:
-        entries = launch.entries or ()
+    def _take_part(self, launch: Launch[Entry], use: str) -> Deliver | None:
         if self._verdict.given:
-            self.fail(entries, None)
+            self._failed(launch, None)
             return None
         try:
             return self._executor.replay(launch, use)
         except Unserved as error:
-            self.fail(entries, error)
+            self._failed(launch, error)
             return None
         except BaseException as error:
             self._explain(error)
-            self.fail(entries, None)
+            self._failed(launch, None)
             return None
 
-    def _hand_over(self, launch: Launch[Entry], deliver: Callable[[], list[Outcome | None]]) -> None:
+    def _hand_over(self, launch: Launch[Entry], deliver: Deliver) -> None:
         assert launch.entries is not None
         try:
             outcomes = deliver()
         except BaseException as error:
             self._explain(error)
-            self.fail(launch.entries, None)
+            self._failed(launch, None)
             return
         self.replayed += 1
-        self._inbox.delivered(launch.entries)
+        self._inbox.delivered(launch)
         self._deliver(launch.entries, outcomes, -1)
+
+    def _failed(self, launch: Launch[Entry], error: BaseException | None) -> None:
+        if launch.entries is not None:
+            self._inbox.delivered(launch)
+            self.fail(launch.entries, error)
 
     def drain(self, message: Drain) -> None:
         """On the engine's thread: takes part in what others have launched, then judges what is held."""
@@ -213,7 +220,7 @@ class Engine:
                 self._hand_over(launch, deliver)
             else:
                 self.void += 1
-                if not self._inbox.put_back(launch.entries or ()):
+                if not self._inbox.put_back(launch):
                     self.fail(launch.entries or (), None)
         if not any(isinstance(item, Resume) for item in message.items):
             self._inbox.discover(message.epoch + 1)
@@ -228,7 +235,7 @@ class Engine:
         """On the engine's thread: the job is over, no verdict will come for what is held."""
         held, self._held = self._held, []
         for launch, _ in held:
-            self.fail(launch.entries or (), None)
+            self._failed(launch, None)
 
     # --- ends
 
@@ -246,7 +253,10 @@ class Engine:
     def _deliver(self, entries: Sequence[Entry | None], outcomes: Sequence[Outcome | None], index: int) -> None:
         with self._completion.condition:
             for entry, outcome in zip(entries, outcomes):
-                if entry is not None:
+                if type(entry) is Recurring:  # as its ``complete`` would, hundreds of times a step
+                    entry.index = index
+                    entry.state = IDLE
+                elif entry is not None:
                     entry.handle.complete(entry.slot, outcome, index)
             self._completion.condition.notify_all()
 

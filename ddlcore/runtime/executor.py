@@ -8,18 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
+from typing import Any
 
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory, Plan, Prepared, Work
 from ddlcore.errors import DdlInternalError, TransportError
-from ddlcore.messages import Batch, Spec, decode_spec
+from ddlcore.messages import Batch, Planned, Spec, decode_spec
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
 from ddlcore.runtime.request import Entry, Outcome
 from ddlcore.runtime.schedule import Launch
 from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
-__all__ = ["Executor", "Unserved", "reducescatter_rows"]
+__all__ = ["Deliver", "Executor", "Unserved", "reducescatter_rows"]
+
+Deliver = Callable[[], list[Outcome | None]]
+Run = Callable[[Launch[Entry], str], Deliver]
 
 WAIT_SLICE_S = 1.0
 PREPARED_LIMIT = 4096
@@ -71,30 +75,47 @@ class Executor:
                 entry.source.wait()
         return self._run[batch.kind](communicator, batch, entries, specs)
 
-    def replay(self, launch: Launch[Entry], use: str) -> Callable[[], list[Outcome | None]]:
+    def replay(self, launch: Launch[Entry], use: str) -> Deliver:
         """Takes part in a batch of a schedule, and changes nothing but transport memory.
 
         What is returned hands the results over, once the batch is known to be valid. ``use`` names the
         buffer that holds them till then.
         """
-        planned = launch.planned
+        run: Run | None = launch.position.run
+        if run is None:
+            run = launch.position.run = self._arranged(launch.planned)
+        return run(launch, use)
+
+    def _arranged(self, planned: Planned) -> Run:
+        """How a batch of a schedule is run: all that can be known before its tensors come is found out here, once."""
         communicator = self._sets.communicator(planned.set_id)
-        entries: list[Entry | None] = list(launch.entries) if launch.entries else [None] * len(planned.names)
+        if planned.hole:
+            return partial(self._run_hole, communicator)
+        if planned.kind is Kind.BARRIER:
+            return partial(_run_barrier, communicator)
+        specs = [decode_spec(spec) for spec in planned.specs]
+        if planned.kind is Kind.ALLREDUCE:
+            prepared = self._enterable(communicator, specs)
+            if prepared is not None:
+                return partial(_enter, prepared, partial(_same, [None] * len(specs)))
+        return partial(self._run_packed, communicator, specs)
+
+    def _run_hole(self, communicator: Communicator, launch: Launch[Entry], use: str) -> Deliver:
+        assert launch.batch is not None and launch.entries is not None
+        outcomes = self.execute(launch.batch, launch.entries)
+        _finish(communicator.transport.barrier())
+        return partial(_same, outcomes)
+
+    def _run_packed(
+        self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str
+    ) -> Deliver:
+        """A batch whose results stand in transport memory until it is known to be valid."""
+        planned = launch.planned
+        entries: Sequence[Entry | None] = launch.entries if launch.entries is not None else [None] * len(specs)
         for entry in entries:
             if entry is not None and entry.source is not None and entry.source.wait is not None:
                 entry.source.wait()
-        if launch.batch is not None:
-            outcomes = self.execute(launch.batch, entries)
-            _finish(communicator.transport.barrier())
-            return partial(_same, outcomes)
-        if planned.kind is Kind.BARRIER:
-            _finish(communicator.transport.barrier())
-            return lambda: [None]
-        specs = [e.spec if e is not None else decode_spec(planned.specs[i]) for i, e in enumerate(entries)]
         if planned.kind is Kind.ALLREDUCE:
-            entered = self._enter_allreduce(communicator, entries, specs, real=launch.entries is not None)
-            if entered is not None:
-                return entered
             deliver = self._replay_allreduce(communicator, entries, specs, use)
             if any(prod(spec.shape) for spec in specs):
                 return deliver  # nobody has a sum before everybody has come
@@ -109,10 +130,8 @@ class Executor:
         _finish(communicator.transport.barrier())
         return deliver
 
-    def _enter_allreduce(
-        self, communicator: Communicator, entries: Sequence[Entry | None], specs: Sequence[Spec], real: bool
-    ) -> Callable[[], list[Outcome | None]] | None:
-        """In place, where the transport writes nothing unless all came with real data; None where it cannot."""
+    def _enterable(self, communicator: Communicator, specs: Sequence[Spec]) -> Prepared | None:
+        """An allreduce in place, where the transport writes nothing unless all came with real data; None where it cannot."""
         spec = specs[0]
         op, postscale = _reduction(spec, len(communicator.ranks))
         counts = tuple(prod(one.shape) for one in specs)
@@ -122,14 +141,11 @@ class Executor:
         if not (capabilities.entry and plain and any(counts) and (capabilities.scales or not scaled)):
             return None
         _require(communicator, spec.dtype, op)
-        prepared = self._prepare(communicator, Plan(counts, spec.dtype, op, spec.prescale, postscale))
-        pairs = [self._pair(entry, s, op) for entry, s in zip(entries, specs)] if real else []
-        complete = prepared.enter([s.address for s, _ in pairs], [t.address for _, t in pairs], real)
-        return partial(_same, [None] * len(entries)) if complete else _void
+        return self._prepare(communicator, Plan(counts, spec.dtype, op, spec.prescale, postscale))
 
     def _replay_allreduce(
         self, communicator: Communicator, entries: Sequence[Entry | None], specs: Sequence[Spec], use: str
-    ) -> Callable[[], list[Outcome | None]]:
+    ) -> Deliver:
         op, postscale = _reduction(specs[0], len(communicator.ranks))
         compressor = self._compressor(specs[0].compressor)
         wire = compressor.wire_dtype(specs[0].dtype)
@@ -150,9 +166,7 @@ class Executor:
 
         return deliver
 
-    def _replay_broadcast(
-        self, communicator: Communicator, entry: Entry | None, spec: Spec, use: str
-    ) -> Callable[[], list[Outcome | None]]:
+    def _replay_broadcast(self, communicator: Communicator, entry: Entry | None, spec: Spec, use: str) -> Deliver:
         root = communicator.ranks.index(spec.root)
         copy = communicator.buffers.get(use, prod(spec.shape), spec.dtype)
         if entry is not None and communicator.rank == root:
@@ -367,6 +381,25 @@ def _parts(fused: Buffer, counts: Sequence[int]) -> list[Buffer]:
         parts.append(Buffer(address, count, fused.dtype, (count,), owner=fused.owner))
         address += count * fused.dtype.itemsize
     return parts
+
+
+def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) -> Deliver:
+    _finish(communicator.transport.barrier())
+    return partial(_same, [None])
+
+
+def _enter(prepared: Prepared, done: Deliver, launch: Launch[Entry], use: str) -> Deliver:
+    """The way of a gradient's batch in the steady state."""
+    entries: Sequence[Any] | None = launch.entries  # of an allreduce: each has a source and a target
+    if entries is None:
+        prepared.enter((), (), False)
+        return _void
+    for entry in entries:
+        if entry.source.wait is not None:
+            entry.source.wait()
+    sources = [entry.source.address for entry in entries]
+    targets = [entry.target.address for entry in entries]
+    return done if prepared.enter(sources, targets, True) else _void
 
 
 def _void() -> list[Outcome | None]:

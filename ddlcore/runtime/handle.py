@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ddlcore.runtime.request import Outcome
@@ -14,12 +15,45 @@ __all__ = ["Completion", "Handle"]
 SLICE_S = 0.1  # users wait in slices, so that Ctrl-C works
 
 
+class _Waited(Protocol):
+    @property
+    def pending(self) -> bool: ...
+
+
 class Completion:
-    """Where finished batches are announced. ``observed`` is the last batch whose end the user's code has seen."""
+    """Where finished batches are announced. ``observed`` is the last batch whose end the user's code has seen.
+
+    ``watch`` is told since when somebody waits, and says in how many seconds it wants to be told again.
+    """
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
         self.observed = -1
+        self.watch: Callable[[float], float] = lambda since_s: SLICE_S
+        self._polled_since_s: float | None = None
+
+    def wait(self, operation: _Waited) -> None:
+        """Blocks until ``operation`` is over."""
+        since_s = time.monotonic()
+        while operation.pending:
+            patience_s = min(self.watch(since_s), SLICE_S)
+            with self.condition:
+                if operation.pending:
+                    self.condition.wait(patience_s)
+
+    def polled(self, pending: bool) -> None:
+        """Somebody has asked whether an operation is over: who asks again and again, waits."""
+        if not pending:
+            self._polled_since_s = None
+        elif self._polled_since_s is None:
+            self._polled_since_s = time.monotonic()
+        else:
+            self.watch(self._polled_since_s)
+
+    def observe(self, index: int) -> None:
+        """The user's code has seen the end of batch ``index``."""
+        if index > self.observed:
+            self.observed = index
 
 
 class Handle:
@@ -39,9 +73,10 @@ class Handle:
 
     def poll(self) -> bool:
         """Whether ``wait`` would return (or raise) at once."""
+        self._completion.polled(self._left > 0)
         if self._left > 0:
             return False
-        self._observe()
+        self._completion.observe(self._index)
         return True
 
     def wait(self) -> Any:
@@ -51,11 +86,8 @@ class Handle:
         has no deadline of its own: it ends with the operation or with the job.
         """
         if self._left > 0:
-            condition = self._completion.condition
-            with condition:
-                while self._left > 0:
-                    condition.wait(SLICE_S)
-        self._observe()
+            self._completion.wait(self)
+        self._completion.observe(self._index)
         if self._error is not None:
             raise self._error.with_traceback(None)
         with self._finishing:  # outputs are made by a thread that waits, once
@@ -64,6 +96,11 @@ class Handle:
                 self._finish = None
                 self._outcomes = []
         return self._result
+
+    @property
+    def pending(self) -> bool:
+        """Whether it is under way."""
+        return self._left > 0
 
     def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
         """One entry is done. The caller holds the completion's condition and notifies."""
@@ -76,7 +113,3 @@ class Handle:
         if self._left > 0:
             self._error = error
             self._left = 0
-
-    def _observe(self) -> None:
-        if self._index > self._completion.observed:
-            self._completion.observed = self._index

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddlcore.messages import Arranged, Batch, Frozen, Request, Resume
 from ddlcore.runtime.handle import Completion
-from ddlcore.runtime.request import Entry
-from ddlcore.runtime.schedule import Launch, Offer, Replay, Schedule
+from ddlcore.runtime.request import DECIDED, IDLE, PENDING, Entry, Recurring
+from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
 
 __all__ = ["Inbox"]
 
 LEAVE_AFTER_S = 0.005  # or so many times what the batch usually waits, whichever is more
 USUAL_TIMES = 4.0
 FIRST_USUAL_S = 0.05  # before anything is known of a schedule's usual wait
+STUCK_AFTER_S = 1.0  # the same while nobody waits here: this rank, or a peer, is most likely just slow
+WATCH_S = 0.1
 
 
 class Inbox:
@@ -29,9 +31,11 @@ class Inbox:
         self.lock = threading.Lock()
         self.work = threading.Condition(self.lock)  # what the engine waits for
         self._completion = completion
+        completion.watch = self.watch
         self._wake = wake
-        self._pending: dict[tuple[int, str], Entry] = {}
-        self._launched: set[tuple[int, str]] = set()  # in a batch of a schedule that may still turn out void
+        self._flying: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
+        self._recurring: dict[tuple[int, str], Recurring] = {}  # those that have been started by ``again``
+        self._launches: list[Launch[Entry]] = []  # launched, and neither delivered nor put back
         self._unsent: list[Entry] = []
         self._unanswered = False  # one request is unanswered at a time; what comes later joins the next
         self._serial = 0
@@ -44,9 +48,10 @@ class Inbox:
         self._closed = False
         self._schedules: dict[int, Arranged] = {}
         self._replay: Replay[Entry] | None = None
+        self._open: Replay[Entry] | None = None  # the same, while its slots may be filled
         self._conflict = False  # an entry has the name of a slot, and another spec
         self._waits_since_s: float | None = None  # the oldest entry that stands in a slot unlaunched
-        self._usual_s: dict[int, float] = {}  # by place in the period: how long its first entry waits
+        self.leave: Callable[[int], None] = lambda epoch: None  # asks the coordinator to leave this epoch
 
     # --- the user's threads
 
@@ -56,18 +61,58 @@ class Inbox:
             if self._refusal is not None:
                 raise self._refusal()
             for entry in entries:
-                key = (entry.set_id, entry.name)
-                if key in self._pending or key in self._launched:
-                    raise ValueError(
-                        f"{entry.name!r} is already in flight on this rank; wait for its handle first, "
-                        "or give each call a name of its own"
-                    )
+                self._require_free(entry)
             for entry in entries:
-                self._pending[entry.set_id, entry.name] = entry
+                self._flying[entry.set_id, entry.name] = entry
                 self._place(entry)
             wake = bool(self._unsent) and not self._unanswered and not self._moving
         if wake:
             self._wake()
+
+    def again(self, entry: Recurring, address: int, owner: object) -> None:
+        """Starts a recurring entry on the tensor at ``address``, which ``owner`` keeps alive. Errors as ``submit``.
+
+        This runs once a tensor and step. In replay it does no more than fill the slot.
+        """
+        with self.lock:
+            replay = self._open
+            if entry.replay is replay and entry.state == IDLE and entry.position.entries[entry.seat] is None:
+                entry.state = PENDING
+                buffer = entry.source
+                buffer.address = address
+                buffer.owner = owner
+                position = entry.position
+                position.entries[entry.seat] = entry
+                position.missing -= 1
+                replay.filled += 1
+                if position.missing == 0 and position is replay.current:
+                    self.work.notify()
+                elif self._waits_since_s is None:
+                    self._waits_since_s = time.monotonic()
+                return
+            if self._refusal is not None:
+                raise self._refusal()
+            self._require_free(entry)
+            self._recurring[entry.set_id, entry.name] = entry
+            entry.state = PENDING
+            entry.source.address = address
+            entry.source.owner = owner
+            self._place(entry)
+            wake = bool(self._unsent) and not self._unanswered and not self._moving
+        if wake:
+            self._wake()
+
+    def _require_free(self, entry: Entry) -> None:
+        key = (entry.set_id, entry.name)
+        other = self._recurring.get(key)
+        if key in self._flying or (other is not None and other.state != IDLE):
+            raise ValueError(
+                f"{entry.name!r} is already in flight on this rank; wait for its handle first, "
+                "or give each call a name of its own"
+            )
+        if other is not None and other is not entry:  # another tensor takes the name over
+            other.replay = other
+            del self._recurring[key]
 
     def _place(self, entry: Entry) -> None:
         """Into its slot of the schedule, or to the coordinator."""
@@ -79,15 +124,40 @@ class Inbox:
         offer = replay.offer(entry.set_id, entry.name, anonymous, entry.spec_bytes, entry)
         if offer is Offer.ALIEN:
             self._unsent.append(entry)
-        elif offer is Offer.CONFLICT:  # the others may sit in a batch that this rank will never fill
+            return
+        if offer is Offer.CONFLICT:  # the others may sit in a batch that this rank will never fill
             self._unsent.append(entry)
             self._conflict = True
             self.work.notify()
+            return
+        if isinstance(entry, Recurring):
+            seat = replay.seat(entry.set_id, entry.name, entry.spec_bytes)
+            if seat is not None:
+                entry.replay = replay
+                entry.position, entry.seat = seat
+        if replay.ready():
+            self.work.notify()
         elif self._waits_since_s is None:
             self._waits_since_s = time.monotonic()
-            self.work.notify()  # the engine watches how long it waits
-        elif replay.ready():
-            self.work.notify()
+
+    def watch(self, since_s: float) -> float:
+        """For a user's thread that waits since ``since_s``: asks to leave if what it waits for cannot come in replay.
+
+        That is when a batch holds some of its tensors for longer than usual and the engine has nothing to
+        do. Returns how many seconds it may take till the next call.
+        """
+        with self.lock:
+            replay = self._open
+            if replay is None or self._waits_since_s is None or self._launches or replay.ready():
+                return WATCH_S
+            usual_s = replay.current.usual_s
+            patience_s = max(LEAVE_AFTER_S, USUAL_TIMES * (FIRST_USUAL_S if usual_s is None else usual_s))
+            left_s = max(since_s, self._waits_since_s) + patience_s - time.monotonic()
+            if left_s > 0:
+                return left_s
+            epoch = self.stopped_waiting()
+        self.leave(epoch)
+        return WATCH_S
 
     def anonymous(self, set_id: int) -> str:
         """The name of the next call without one: its ordinal in the process set, whatever its kind.
@@ -128,7 +198,22 @@ class Inbox:
     def take(self, set_id: int, names: Iterable[str]) -> list[Entry | None]:
         """The entries of a batch, out of the inbox; None for what this rank has not asked for (it has joined)."""
         with self.lock:
-            return [self._pending.pop((set_id, name), None) for name in names]
+            return [self._take(set_id, name) for name in names]
+
+    def _take(self, set_id: int, name: str) -> Entry | None:
+        entry = self._flying.pop((set_id, name), None)
+        if entry is None:
+            entry = self._find(set_id, name)
+            if isinstance(entry, Recurring):
+                entry.state = DECIDED
+        return entry
+
+    def _find(self, set_id: int, name: str) -> Entry | None:
+        entry = self._flying.get((set_id, name))
+        if entry is None:
+            recurring = self._recurring.get((set_id, name))
+            entry = recurring if recurring is not None and recurring.state == PENDING else None
+        return entry
 
     def learn(self, arranged: Arranged) -> None:
         """A schedule that may be resumed from now on."""
@@ -139,7 +224,7 @@ class Inbox:
         with self.lock:
             if self._replay is None or self._replay.frozen:
                 return False
-            found = [self._pending.get((batch.set_id, name)) for name in batch.names]
+            found = [self._find(batch.set_id, name) for name in batch.names]
             entries = [entry for entry in found if entry is not None]
             if len(entries) < len(found):
                 return False  # this rank has joined: no schedule runs
@@ -161,7 +246,20 @@ class Inbox:
 
     def _freeze(self) -> Frozen:
         self._moving = True
+        self._open = None
         return Frozen(self._epoch, self._replay.freeze() if self._replay is not None else ())
+
+    def stuck(self) -> int | None:
+        """The epoch to leave, if an entry has stood in a slot for so long that somebody may be waiting for it.
+
+        That may be elsewhere than in ddl; or a peer, while this engine sits in a collective that comes before.
+        """
+        with self.lock:
+            if self._open is None or self._waits_since_s is None:
+                return None
+            if time.monotonic() - self._waits_since_s < STUCK_AFTER_S:
+                return None
+            return self.stopped_waiting()
 
     # --- the engine
 
@@ -171,27 +269,32 @@ class Inbox:
         The answer to a Freeze that came before this was entered, if one did.
         """
         with self.lock:
-            schedule = Schedule(self._schedules[message.schedule], sets, rank)
+            arranged = self._schedules.pop(message.schedule)
+            self._schedules[message.schedule] = arranged
+            while len(self._schedules) > MOST_KNOWN:
+                del self._schedules[next(iter(self._schedules))]  # the longest unused
+            schedule = Schedule(arranged, sets, rank)
             self._replay = Replay(schedule, message.start, dict(message.after))
-            self._waits_since_s = None
-            self._usual_s = {}
+            self._open = self._replay if self._refusal is None else None
             self._enter(message.epoch)
             return self._freeze() if self._freeze_at == message.epoch else None
 
     def discover(self, epoch: int) -> None:
         """Back in discovery: all that is pending is asked for anew."""
         with self.lock:
-            self._replay = None
-            self._waits_since_s = None
+            self._replay = self._open = None
             self._enter(epoch)
 
     def _enter(self, epoch: int) -> None:
+        """Everything launched has been judged by now, so what is in flight is pending."""
         self._epoch = epoch
         self._moving = False
         self._unanswered = False
         self._unsent = []
         self._conflict = False
-        for entry in sorted(self._pending.values(), key=_ordinal):
+        self._waits_since_s = None
+        busy = [entry for entry in self._recurring.values() if entry.state == PENDING]
+        for entry in sorted([*self._flying.values(), *busy], key=_ordinal):
             self._place(entry)
         if self._unsent:
             self._wake()
@@ -207,29 +310,19 @@ class Inbox:
         if replay is None or not replay.ready():
             return None
         launch = replay.launch()
-        assert launch.entries is not None
-        for entry in launch.entries:
-            del self._pending[entry.set_id, entry.name]
-            self._launched.add((entry.set_id, entry.name))
+        self._launches.append(launch)
         now_s = time.monotonic()
         if self._waits_since_s is not None:
-            position = launch.place % len(replay.schedule.batches)
+            position = launch.position
             waited_s = now_s - self._waits_since_s
-            self._usual_s[position] = max(waited_s, self._usual_s.get(position, 0.0) * 0.9)
+            position.usual_s = max(waited_s, (position.usual_s or 0.0) * 0.9)
         self._waits_since_s = now_s if replay.waits() else None
         return launch
 
-    def leave_in_s(self) -> float | None:
-        """Until when the next batch must be ready, lest this rank asks to leave; None: nothing waits. Lock held."""
-        replay = self._replay
-        if replay is None or replay.frozen:
-            return None
-        if self._conflict:
-            return 0.0
-        if self._waits_since_s is None:
-            return None
-        usual_s = self._usual_s.get(replay.position, FIRST_USUAL_S)
-        return self._waits_since_s + max(LEAVE_AFTER_S, USUAL_TIMES * usual_s) - time.monotonic()
+    @property
+    def conflict(self) -> bool:
+        """Whether an entry has come that the schedule cannot go on with. Lock held."""
+        return self._conflict and self._open is not None
 
     def stopped_waiting(self) -> int:
         """This rank has asked to leave: it does so once. The epoch. Lock held."""
@@ -242,21 +335,21 @@ class Inbox:
         with self.lock:
             return self._replay.drain(highest) if self._replay is not None else []
 
-    def put_back(self, entries: Iterable[Entry]) -> bool:
-        """Entries of a void batch are pending again; False once the inbox is closed."""
+    def put_back(self, launch: Launch[Entry]) -> bool:
+        """A void batch's entries are pending again; False once the inbox is closed."""
         with self.lock:
-            if self._closed:
-                return False
-            for entry in entries:
-                self._launched.discard((entry.set_id, entry.name))
-                self._pending[entry.set_id, entry.name] = entry
-            return True
+            self._launches.remove(launch)
+            return not self._closed
 
-    def delivered(self, entries: Iterable[Entry]) -> None:
-        """The names of a batch that is valid may be used again."""
+    def delivered(self, launch: Launch[Entry]) -> None:
+        """The batch is over, for better or worse: its names may be used again. No effect on a hole that was drained."""
         with self.lock:
-            for entry in entries:
-                self._launched.discard((entry.set_id, entry.name))
+            if launch in self._launches:
+                self._launches.remove(launch)
+            flying = self._flying
+            if flying:
+                for entry in launch.entries or ():
+                    flying.pop((entry.set_id, entry.name), None)
 
     # --- the end
 
@@ -265,18 +358,27 @@ class Inbox:
         with self.lock:
             if self._refusal is None:
                 self._refusal = refusal
-            left = list(self._pending.values())
+            launched = {id(entry) for launch in self._launches for entry in launch.entries or ()}
+            flying = [*self._flying.values(), *(entry for entry in self._recurring.values() if entry.state == PENDING)]
             self._closed = True
-            self._pending.clear()
+            self._flying.clear()
             self._unsent.clear()
-            self._replay = None
-            return left
+            self._replay = self._open = None
+            return [entry for entry in flying if id(entry) not in launched]
 
     def refuse(self, refusal: Callable[[], BaseException]) -> None:
         """As ``close``, but what is pending stays pending: it may still be part of a promised batch."""
         with self.lock:
             if self._refusal is None:
                 self._refusal = refusal
+            self._open = None
+
+    def disown(self, refusal: Callable[[], BaseException]) -> None:
+        """In a forked child: nothing is taken here, and whoever held the lock does not exist."""
+        self.lock = threading.Lock()
+        self.work = threading.Condition(self.lock)
+        self._refusal = refusal
+        self._open = None
 
 
 def _ordinal(entry: Entry) -> int:

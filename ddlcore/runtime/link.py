@@ -102,6 +102,9 @@ class Link:
                     self._send(self._outbox.popleft())
                 if stopping:
                     break
+                stuck = self._inbox.stuck()
+                if stuck is not None:
+                    self._engine.leave(stuck)
                 request = self._inbox.take_request()
                 if request is not None:
                     self._send(request)

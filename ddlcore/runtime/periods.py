@@ -7,17 +7,23 @@ answers with the period when it has seen enough of it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["Occurrence", "PeriodDetector", "TensorKey"]
+__all__ = ["Occurrence", "PeriodDetector", "TensorKey", "segments"]
 
 HISTORY = 8192  # occurrences remembered for loops without names
+LONGEST = 32768  # occurrences: a longer period is not looked for, so that loops of ever new names fill no memory
 MOST_CLEAN = 64
+MOST_CANDIDATES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class TensorKey:
-    """What makes two occurrences the same: an anonymous call has no name, and is known by its spec."""
+class TensorKey(NamedTuple):
+    """What makes two occurrences the same: an anonymous call has no name, and is known by its spec.
+
+    A tuple, not a dataclass: it is hashed and compared thousands of times a step, which a tuple does in C.
+    """
 
     set_id: int
     name: str  # "" of an anonymous call
@@ -33,28 +39,57 @@ class Occurrence:
     stamp: int  # the last batch that the user's code on any member had seen end before it asked
 
 
-class PeriodDetector:
-    """Watches discovery. ``needed`` equal periods in a row, then one more to its end, make a schedule.
+def segments(period: Sequence[Occurrence]) -> list[list[Occurrence]]:
+    """``period`` cut before each tensor that some rank asked for after it had seen one of the same segment end."""
+    cut: list[list[Occurrence]] = []
+    first = -1  # the earliest batch of the present segment
+    for one in period:
+        if not cut or one.stamp >= first:
+            cut.append([])
+            first = one.batch
+        cut[-1].append(one)
+        first = min(first, one.batch)
+    return cut
 
-    A window is closed by a named tensor that occurs a second time. Where nothing has a name, the
-    shortest repetition of the exact sequence counts.
+
+@dataclass
+class _Candidate:
+    """A window's contents that may be the period."""
+
+    content: Counter[TensorKey]
+    length: int  # of the window
+    clean: int = 0  # windows of just these contents, none that contradicts them in between
+
+
+class PeriodDetector:
+    """Watches discovery. ``needed`` clean windows, then one more to its end, make a schedule.
+
+    A window is closed by a named tensor that occurs a second time. What comes in between, and has
+    nothing in common with a candidate (an evaluation), neither proves nor refutes it; nor does a
+    window that holds all of it and something else (a metric every few steps). Where nothing has a
+    name, the shortest repetition of the exact sequence counts.
     """
 
     def __init__(self, needed: int = 2) -> None:
         self.needed = needed
         self._window: list[Occurrence] = []
         self._names: set[TensorKey] = set()
-        self._last: Counter[TensorKey] | None = None  # of the window before
-        self._clean = 0  # equal windows in a row
+        self._cuts: list[int] = []  # where in the window a segment begins
+        self._segment = -1  # first batch of the present segment
+        self._partial = True  # the window may have begun in the middle of a period
+        self._candidates: list[_Candidate] = []  # the one that was seen last stands last
         self._history: list[TensorKey] = []
+
+    def pause(self) -> None:
+        """A schedule is replayed from now on: what it does is not seen, and proof of other periods stands."""
+        self._begin([])
+        self._partial = True
+        self._history = []
 
     def reset(self) -> None:
         """Something broke the rhythm: what was seen counts no more."""
-        self._window = []
-        self._names = set()
-        self._last = None
-        self._clean = 0
-        self._history = []
+        self.pause()
+        self._candidates = []
 
     def divergence(self) -> None:
         """A schedule was left because it did not fit: more proof is asked for next time."""
@@ -64,27 +99,60 @@ class PeriodDetector:
     def observe(self, occurrence: Occurrence) -> list[Occurrence] | None:
         """The period, if with this occurrence one has just ended that is proven; the next begins after it."""
         key = occurrence.key
-        if key.name and key in self._names:
+        if (key.name and key in self._names) or len(self._window) >= LONGEST:
             self._close()
-        self._window.append(occurrence)
+        self._append(occurrence)
         if key.name:
-            self._names.add(key)
-            if len(self._history) != 0:
-                self._history = []
+            self._history = []
         elif not self._names:
             return self._nameless(occurrence)
-        if self._clean >= self.needed and self._last is not None and len(self._window) == self._last.total():
-            found = self._window
-            if Counter(one.key for one in found) == self._last:
-                self._window, self._names = [], set()
-                return found
-        return None
+        if not self._is_proven():
+            return None
+        if self._cuts and self._cuts[0] > 0:
+            # It begins amid tensors that are under way together, and a batch cannot begin there.
+            self._begin(self._window[self._cuts[0] :])
+            return None
+        found = self._window
+        self._begin([])
+        return found
+
+    def _begin(self, window: list[Occurrence]) -> None:
+        """A new window, which holds ``window``: the end of the present one."""
+        dropped = len(self._window) - len(window)
+        self._cuts = [cut - dropped for cut in self._cuts if cut >= dropped] if window else []
+        self._window = window
+        self._names = {one.key for one in window if one.key.name}
+        self._partial = False
+
+    def _append(self, occurrence: Occurrence) -> None:
+        if occurrence.stamp >= self._segment:
+            self._segment = occurrence.batch
+            self._cuts.append(len(self._window))
+        self._window.append(occurrence)
+        if occurrence.key.name:
+            self._names.add(occurrence.key)
+
+    def _is_proven(self) -> bool:
+        """Whether the window is a period to its end."""
+        proven = [
+            candidate
+            for candidate in self._candidates
+            if candidate.clean >= self.needed and candidate.length == len(self._window)
+        ]
+        return bool(proven) and Counter(one.key for one in self._window) in [candidate.content for candidate in proven]
 
     def _close(self) -> None:
-        counted = Counter(one.key for one in self._window)
-        self._clean = self._clean + 1 if counted == self._last else 1
-        self._last = counted
-        self._window, self._names = [], set()
+        content = Counter(one.key for one in self._window)
+        same = _Candidate(content, len(self._window))
+        for candidate in self._candidates:
+            if candidate.content == content:
+                same = candidate
+            elif candidate.content.keys() & content.keys() and not self._partial and not candidate.content <= content:
+                candidate.clean = 0
+        same.clean += 1
+        others = [candidate for candidate in self._candidates if candidate is not same]
+        self._candidates = [*others[-MOST_CANDIDATES + 1 :], same]
+        self._begin([])
 
     def _nameless(self, occurrence: Occurrence) -> list[Occurrence] | None:
         """The shortest tail that stands ``needed`` + 1 times at the end of the sequence."""
@@ -99,6 +167,7 @@ class PeriodDetector:
             tail = history[-period:]
             if all(history[-period * (i + 1) : len(history) - period * i] == tail for i in range(1, times)):
                 found = self._window[-period:]
-                self._window, self._history = [], []
+                self._begin([])
+                self._history = []
                 return found
         return None

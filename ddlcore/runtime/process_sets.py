@@ -51,15 +51,7 @@ class Opener:
         route = self.route(members)
         transport = self.build(route)
         begin(transport)
-        context = Context(
-            ranks.index(self.rank),
-            members,
-            PrefixStore(f"set{set_id}/", self.store),
-            self.kernels,
-            self.settings,
-            self.timeout_s,
-            f"process set {set_id}",
-        )
+        context = self.context(ranks, f"set{set_id}", f"process set {set_id}")
         try:
             transport.open(context)
         except BaseException:
@@ -70,6 +62,18 @@ class Opener:
                 "process set %d of %d ranks: transport %s (%s)", set_id, len(ranks), route.provider.name, route.reason
             )
         return Communicator(set_id, ranks, context.rank, transport, FusionBuffers(transport), route)
+
+    def context(self, ranks: tuple[int, ...], part: str, name: str) -> Context:
+        """What a communicator of ``ranks`` gets, with a part of the store for itself."""
+        return Context(
+            ranks.index(self.rank),
+            tuple(self.members[r] for r in ranks),
+            PrefixStore(f"{part}/", self.store),
+            self.kernels,
+            self.settings,
+            self.timeout_s,
+            name,
+        )
 
 
 class ProcessSets:
@@ -121,6 +125,10 @@ class ProcessSets:
         if communicator is None:
             raise DdlInternalError(f"process set {set_id} has no open communicator on this rank")
         return communicator
+
+    def context(self, part: str) -> Context:
+        """What a communicator of the whole world gets. Any thread."""
+        return self._opener.context(tuple(range(len(self._opener.members))), part, part)
 
     def abort(self) -> None:
         """Makes whatever collective is under way raise; from any thread."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ddlcore.contracts.transport import Memory
 from ddlcore.messages import Ask, Spec
-from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.handle import Completion, Handle
 from ddlcore.types import Buffer
 
-__all__ = ["Entry", "Outcome"]
+__all__ = ["DECIDED", "IDLE", "PENDING", "Entry", "Outcome", "Recurring"]
+
+# Where a recurring entry is.
+IDLE = 0  # with the user
+PENDING = 1  # in the inbox, or in a batch of a schedule
+DECIDED = 2  # in a batch that was negotiated
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class Entry:
 
     def __init__(
         self,
-        handle: Handle,
+        handle: Handle | Recurring,
         slot: int,
         set_id: int,
         name: str,
@@ -53,3 +59,62 @@ class Entry:
 
     def ask(self, stamp: int) -> Ask:
         return Ask(self.set_id, self.name, self.spec_bytes, self.rows, stamp, self.digest)
+
+
+class Recurring(Entry):
+    """An allreduce in place that comes again in every step: entry and handle in one, described once.
+
+    ``Inbox.again`` starts it; it is idle again when its result stands. Its buffer is its own, and tells where
+    the tensor lies this time.
+    """
+
+    __slots__ = ("completion", "error", "index", "position", "replay", "seat", "state")
+
+    source: Buffer
+    target: Buffer
+
+    def __init__(
+        self, completion: Completion, set_id: int, name: str, spec: Spec, spec_bytes: bytes, buffer: Buffer
+    ) -> None:
+        super().__init__(self, 0, set_id, name, spec, spec_bytes, buffer, buffer)
+        self.completion = completion
+        self.state = IDLE
+        self.error: BaseException | None = None
+        self.index = -1  # of the batch it was part of last, as the coordinator counts
+        self.replay: Any = self  # whose slot it has: position and seat hold for no other
+        self.position: Any = None
+        self.seat = -1
+
+    def poll(self) -> bool:
+        """Whether ``wait`` would return or raise at once."""
+        self.completion.polled(self.state != IDLE)
+        if self.state != IDLE:
+            return False
+        self.completion.observe(self.index)
+        return True
+
+    def wait(self) -> None:
+        """Returns when the tensor holds the result; raises what became of the operation otherwise, see Handle.wait."""
+        if self.state != IDLE:
+            self.completion.wait(self)
+        self.source.owner = None  # the tensor is the user's again
+        self.completion.observe(self.index)
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error.with_traceback(None)
+
+    @property
+    def pending(self) -> bool:
+        """Whether it is under way."""
+        return self.state != IDLE
+
+    def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
+        """The caller holds the completion's condition and notifies."""
+        self.index = index
+        self.state = IDLE
+
+    def fail(self, error: BaseException) -> None:
+        """The operation is over, with an error. As ``complete``."""
+        if self.state != IDLE:
+            self.error = error
+            self.state = IDLE

@@ -6,13 +6,13 @@ that they want to leave and how far they are; it answers with what to say to who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.messages import Arranged, Drain, Frozen, Planned, Resume, Spec
-from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
-from ddlcore.runtime.schedule import arrange
+from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey, segments
+from ddlcore.runtime.schedule import MOST_KNOWN, arrange
 
 __all__ = ["Known", "Rhythm", "tensor_key"]
 
@@ -24,13 +24,14 @@ def tensor_key(set_id: int, name: str, spec: bytes) -> TensorKey:
     return TensorKey(set_id, "" if name.startswith("noname.") else name, spec)
 
 
-@dataclass
+@dataclass(eq=False)
 class Known:
     """A schedule that was arranged."""
 
     arranged: Arranged
     keys: frozenset[TensorKey]
     after: dict[int, int] = field(default_factory=dict)  # by set: the last place that is valid
+    told: bool = False  # to all ranks
     whole: bool = True  # no tensor of it was decided in discovery since: it can go on where it was left
     inserted: dict[TensorKey, tuple[int, int]] = field(default_factory=dict)  # last period, how many in a row
 
@@ -66,7 +67,7 @@ class Rhythm:
         self._params = params
         self._spec_of = spec_of
         self._detector = PeriodDetector()
-        self._known: list[Known] = []
+        self._known: list[Known] = []  # the last to be resumed or arranged at the end
         self._arranged = 0  # how many schedules there were
         self._frozen: dict[int, dict[int, int]] | None = None  # by rank: how far it is; None: no freeze under way
         self._resumed_after: dict[int, int] = {}
@@ -119,14 +120,19 @@ class Rhythm:
         keys = sorted((one.key.set_id, one.key.name, one.key.spec) for one in period)
         for known in self._known:
             if keys == sorted(_keys(known.arranged.batches)):
-                known.whole = True
-                known.after = {set_id: known.fresh_start() - 1 for set_id, _, _ in keys}
-                return known
+                turn = _turn(known.arranged.batches, period)
+                if turn is not None:
+                    known.whole = True
+                    known.inserted.clear()
+                    known.after = dict.fromkeys((set_id for set_id, _, _ in keys), known.fresh_start() + turn - 1)
+                    return known
         arranged = arrange(self._arranged, period, self._spec_of, self._policy, self._params)
         if arranged is None:
             return None
+        self._known = [known for known in self._known if keys != sorted(_keys(known.arranged.batches))]
         self._arranged += 1
         self._known.append(Known(arranged, frozenset(one.key for one in period)))
+        del self._known[:-MOST_KNOWN]
         return self._known[-1]
 
     # --- replay
@@ -134,8 +140,9 @@ class Rhythm:
     def resume(self, known: Known, epoch: int) -> Resume:
         """``known`` is replayed from now on."""
         self.replaying = known
+        self._known = [*(other for other in self._known if other is not known), known]
         self._resumed_after = dict(known.after)
-        self._detector.reset()
+        self._detector.pause()
         places = {planned.set_id: known.after.get(planned.set_id, -1) for planned in known.arranged.batches}
         start = min(places.values()) + 1
         return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())))
@@ -154,12 +161,12 @@ class Rhythm:
         """Freeze has been sent; see ``frozen``."""
         self._frozen = {}
 
-    def frozen(self, rank: int, message: Frozen, awaited: Iterable[int]) -> bool:
+    def frozen(self, rank: int, message: Frozen, awaited: Collection[int]) -> bool:
         """``rank`` has stopped launching. True when all of ``awaited`` have."""
         if self._frozen is None:
             return False
         self._frozen[rank] = dict(message.launched)
-        return set(awaited) <= set(self._frozen)
+        return len(self._frozen) >= len(awaited) and all(one in self._frozen for one in awaited)
 
     def drain(self, epoch: int, sets: Mapping[int, Sequence[int]]) -> Drain:
         """All are frozen: what is run to its end, and what of it is valid. The schedule is left behind."""
@@ -190,13 +197,45 @@ class Rhythm:
         if any(habitual):
             known.whole = False  # the period has grown: learn it anew
             known.inserted.clear()
+            self._detector.reset()
         return known if progress and known.whole else None
 
     def _insert(self, known: Known, key: TensorKey, period: int) -> int:
         last, run = known.inserted.get(key, (-2, 0))
-        run = run + 1 if period - last <= 1 else 1
+        known.inserted = {other: seen for other, seen in known.inserted.items() if period - seen[0] <= 1}
+        if period > last:  # else it repeats by itself: another loop has begun
+            run = run + 1 if period == last + 1 else 1
         known.inserted[key] = (period, run)
         return run
+
+
+def _turn(batches: Sequence[Planned], period: Sequence[Occurrence]) -> int | None:
+    """At which of ``batches`` a period begins that has the same tensors; None if it does not fit between two of them.
+
+    It fits where, from there on, the batches follow the period's segments, each within one of them:
+    the order within a segment may be another one each time.
+    """
+    rounds: dict[TensorKey, list[int]] = {}
+    for number, segment in enumerate(segments(period)):
+        for one in segment:
+            rounds.setdefault(one.key, []).append(number)
+    turns = range(len(batches))
+    return next((turn for turn in turns if _follows([*batches[turn:], *batches[:turn]], rounds)), None)
+
+
+def _follows(batches: Sequence[Planned], rounds: Mapping[TensorKey, Sequence[int]]) -> bool:
+    left = {key: iter(numbers) for key, numbers in rounds.items()}
+    reached = 0
+    for planned in batches:
+        numbers = {next(left[key]) for key in _planned_keys(planned)}
+        if len(numbers) > 1 or min(numbers) < reached:
+            return False
+        reached = min(numbers)
+    return True
+
+
+def _planned_keys(planned: Planned) -> list[TensorKey]:
+    return [TensorKey(planned.set_id, name, spec) for name, spec in zip(planned.names, planned.specs)]
 
 
 def _keys(batches: Sequence[Planned]) -> list[tuple[int, str, bytes]]:

@@ -11,14 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.messages import Arranged, Batch, Planned, Spec, encode
-from ddlcore.runtime.periods import Occurrence
+from ddlcore.runtime.periods import Occurrence, segments
 from ddlcore.types import Kind
 
-__all__ = ["Launch", "Offer", "Replay", "Schedule", "arrange"]
+__all__ = ["MOST_KNOWN", "Launch", "Offer", "Position", "Replay", "Schedule", "arrange"]
+
+# Schedules that the coordinator, and so every rank, remembers: the last so many to be resumed. A rank forgets none
+# that the coordinator may still resume without telling it anew, since both see the same row of Resumes.
+MOST_KNOWN = 16
 
 T = TypeVar("T")
 _NEVER = frozenset({Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET})
@@ -38,15 +42,7 @@ def arrange(
     """
     if any(spec_of(one.key.spec).kind in _NEVER for one in period):
         return None
-    batches: list[Planned] = []
-    segment: list[Occurrence] = []
-    for one in period:
-        if segment and one.stamp >= min(other.batch for other in segment):
-            batches += _lay_out(segment, spec_of, policy, params)
-            segment = []
-        segment.append(one)
-    batches += _lay_out(segment, spec_of, policy, params)
-    planned = tuple(batches)
+    planned = tuple(batch for segment in segments(period) for batch in _lay_out(segment, spec_of, policy, params))
     digest = hashlib.blake2b(encode(Arranged(number, b"", planned)), digest_size=16).digest()
     return Arranged(number, digest, planned)
 
@@ -64,7 +60,7 @@ def _lay_out(
     if fusable:
         ready = [_ready(segment[i], specs[i]) for i in fusable]
         groups += [[fusable[p] for p in positions] for positions in policy.arrange(ready, params)]
-    groups.sort(key=lambda group: group[0])
+    groups.sort(key=max)  # a batch cannot start before its last tensor is ready
     return [
         Planned(
             segment[group[0]].key.set_id,
@@ -109,6 +105,25 @@ class Offer(Enum):
     CONFLICT = 2  # its name has a place, for another spec: the schedule cannot go on
 
 
+class Position(Generic[T]):
+    """One batch of a schedule on this rank: what stands in its slots, and what was found out about it once."""
+
+    __slots__ = ("entries", "index", "mine", "missing", "planned", "run", "usual_s")
+
+    def __init__(self, index: int, planned: Planned, mine: bool) -> None:
+        self.index = index
+        self.planned = planned
+        self.mine = mine
+        self.run: Any = None  # the executor's: how to run it
+        self.usual_s: float | None = None  # how long its first entry waits for the launch; None: not known yet
+        self.clear()
+
+    def clear(self) -> None:
+        """Its slots are empty; the list of what stood in them belongs to the launch."""
+        self.missing = len(self.planned.names)
+        self.entries: list[T | None] = [None] * self.missing
+
+
 @dataclass(frozen=True, slots=True)
 class Launch(Generic[T]):
     """A batch at its place. ``entries`` is None where this rank takes part with dummy memory.
@@ -117,9 +132,13 @@ class Launch(Generic[T]):
     """
 
     place: int
-    planned: Planned
-    entries: tuple[T, ...] | None
+    position: Position[T]
+    entries: Sequence[T] | None
     batch: Batch | None = None  # of a hole: what was negotiated for it
+
+    @property
+    def planned(self) -> Planned:
+        return self.position.planned
 
 
 class Replay(Generic[T]):
@@ -129,12 +148,13 @@ class Replay(Generic[T]):
         self.schedule = schedule
         self.frozen = False
         self.launched: dict[int, int] = {planned.set_id: after.get(planned.set_id, -1) for planned in schedule.batches}
+        self.positions: list[Position[T]] = [
+            Position(i, planned, mine) for i, (planned, mine) in enumerate(zip(schedule.batches, schedule.mine))
+        ]
+        self.filled = 0  # entries that stand in slots
         self._after = dict(after)
-        self._size = len(schedule.batches)
+        self._idle = not any(schedule.mine)
         self._next = start
-        self._slots: list[list[T | None]] = [[None] * len(planned.names) for planned in schedule.batches]
-        self._missing = [len(planned.names) for planned in schedule.batches]
-        self._filled = 0  # entries that stand in slots
         self._holes: dict[int, deque[tuple[Batch, tuple[T, ...]]]] = {}
         self._queues: dict[tuple[int, bytes], deque[T]] = {}  # anonymous calls that wait for a slot
         self._turn: dict[tuple[int, bytes], int] = {}  # anonymous calls: how many were offered
@@ -142,6 +162,13 @@ class Replay(Generic[T]):
         for key, places in schedule.anonymous.items():  # calls of the period that had run before ``start``
             done = sum(1 for position, _ in places if self._is_behind(position))
             self._turn[key] = done
+
+    def seat(self, set_id: int, name: str, spec: bytes) -> tuple[Position[T], int] | None:
+        """Where the named tensor stands in every period: its batch and slot. None if the schedule has none for it."""
+        found = self.schedule.named.get((set_id, name))
+        if found is None or found[2] != spec or self.schedule.batches[found[0]].hole:
+            return None
+        return self.positions[found[0]], found[1]
 
     def offer(self, set_id: int, name: str, anonymous: bool, spec: bytes, entry: T) -> Offer:
         """Takes an entry into its slot, if the schedule has one for it."""
@@ -155,12 +182,11 @@ class Replay(Generic[T]):
         found = self.schedule.named.get((set_id, name))
         if found is None:
             return Offer.ALIEN
-        position, i, expected = found
-        if expected != spec:
+        if found[2] != spec:
             return Offer.CONFLICT
-        if self.schedule.batches[position].hole:
+        if self.schedule.batches[found[0]].hole:
             return Offer.ALIEN
-        self._put(position, i, entry)
+        self.put(self.positions[found[0]], found[1], entry)
         return Offer.TAKEN
 
     def _refill(self, set_id: int, spec: bytes) -> None:
@@ -168,16 +194,18 @@ class Replay(Generic[T]):
         queue = self._queues.get((set_id, spec))
         places = self.schedule.anonymous[set_id, spec]
         while queue:
-            position, i = places[self._turn[set_id, spec] % len(places)]
-            if self._slots[position][i] is not None:
+            index, i = places[self._turn[set_id, spec] % len(places)]
+            position = self.positions[index]
+            if position.entries[i] is not None:
                 return
             self._turn[set_id, spec] += 1
-            self._put(position, i, queue.popleft())
+            self.put(position, i, queue.popleft())
 
-    def _put(self, position: int, i: int, entry: T) -> None:
-        self._slots[position][i] = entry
-        self._missing[position] -= 1
-        self._filled += 1
+    def put(self, position: Position[T], i: int, entry: T) -> None:
+        """Into a slot that is free. This is all that a recurring tensor costs here."""
+        position.entries[i] = entry
+        position.missing -= 1
+        self.filled += 1
 
     def fill(self, batch: Batch, entries: Sequence[T], anonymous: bool, spec: bytes) -> bool:
         """A hole has been negotiated. False if ``batch`` belongs to no hole of this schedule."""
@@ -190,47 +218,42 @@ class Replay(Generic[T]):
         if not holes:
             return False
         # The first that has the fewest waiting: negotiation may run a period ahead of launching.
-        ahead = sorted(holes, key=lambda place: (len(self._holes.get(place, ())), (place - self._next) % self._size))
+        size = len(self.positions)
+        ahead = sorted(holes, key=lambda place: (len(self._holes.get(place, ())), (place - self._next) % size))
         self._holes.setdefault(ahead[0], deque()).append((batch, tuple(entries)))
         return True
 
-    @property
-    def position(self) -> int:
-        """Which batch of the period is the next."""
-        return self._next % self._size
-
     def waits(self) -> bool:
         """Whether an entry stands in a slot, or a filled hole, unlaunched."""
-        return self._filled > 0 or any(self._holes.values())
+        return self.filled > 0 or any(self._holes.values())
 
     def ready(self) -> bool:
         """Whether ``launch`` has something to give."""
         if self.frozen:
             return False
-        position = self._next % self._size
-        return self._missing[position] == 0 or bool(self._holes.get(position))
+        return self.current.missing == 0 or bool(self._holes and self._holes.get(self.current.index))
 
     def launch(self) -> Launch[T]:
         """The next batch in order; only if ``ready``. It counts as launched from here on."""
-        position = self._next % self._size
-        planned = self.schedule.batches[position]
-        slots = self._slots[position]
+        position = self.current
+        planned = position.planned
         batch: Batch | None = None
+        entries: Sequence[T]
         if planned.hole:
-            batch, entries = self._holes[position].popleft()
+            batch, entries = self._holes[position.index].popleft()
         else:
-            entries = tuple(entry for entry in slots if entry is not None)
-            self._slots[position] = [None] * len(slots)
-            self._missing[position] = len(slots)
-            self._filled -= len(slots)
-            for name, spec in zip(planned.names, planned.specs):
-                if not name:
-                    self._refill(planned.set_id, spec)
+            entries = cast("list[T]", position.entries)  # all are there
+            position.clear()
+            self.filled -= len(entries)
+            if self._queues:
+                for name, spec in zip(planned.names, planned.specs):
+                    if not name:
+                        self._refill(planned.set_id, spec)
         place = self._next
         self.launched[planned.set_id] = place
         self._next += 1
         self._skip()
-        return Launch(place, planned, entries, batch)
+        return Launch(place, position, entries, batch)
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
         """No launch after this; for each process set the last place that was launched."""
@@ -239,30 +262,30 @@ class Replay(Generic[T]):
 
     def drain(self, highest: Mapping[int, int]) -> list[Launch[T]]:
         """What this rank must still take part in, with dummy memory, in order."""
-        dummies = []
+        dummies: list[Launch[T]] = []
         until = max(highest.values(), default=-1)
         while self._next <= until:
-            planned = self.schedule.batches[self._next % self._size]
-            if self.schedule.mine[self._next % self._size] and self._next <= highest[planned.set_id]:
-                waiting = self._holes.get(self._next % self._size)
+            position = self.current
+            if position.mine and self._next <= highest[position.planned.set_id]:
+                waiting = self._holes.get(position.index)
                 batch, entries = waiting.popleft() if waiting else (None, None)
-                dummies.append(Launch(self._next, planned, entries, batch))
+                dummies.append(Launch(self._next, position, entries, batch))
             self._next += 1
             self._skip()
         return dummies
 
-    def _is_behind(self, position: int) -> bool:
+    def _is_behind(self, index: int) -> bool:
         """Whether this position of the present period has run already."""
-        place = self._next - self._next % self._size + position
-        return place < self._next or place <= self._after.get(self.schedule.batches[position].set_id, -1)
+        place = self._next - self._next % len(self.positions) + index
+        return place < self._next or place <= self._after.get(self.positions[index].planned.set_id, -1)
 
     def _skip(self) -> None:
         """Moves on to the next batch that is this rank's own and has not run."""
-        if not any(self.schedule.mine):
-            return  # nothing in it is this rank's own
+        size = len(self.positions)
         while True:
-            position = self._next % self._size
-            planned = self.schedule.batches[position]
-            if self.schedule.mine[position] and self._next > self._after.get(planned.set_id, -1):
+            self.current = self.positions[self._next % size]
+            if self.current.mine and self._next > self._after.get(self.current.planned.set_id, -1):
                 return
+            if self._idle:
+                return  # nothing in it is this rank's own
             self._next += 1

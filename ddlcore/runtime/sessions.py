@@ -41,6 +41,9 @@ class _World:
     active: set[int]  # launched ranks that have not said Done
     leaving: set[int] = field(default_factory=set)  # those of them that have said Bye
 
+    def __post_init__(self) -> None:
+        self.inward = {launched: rank for rank, launched in enumerate(self.key[0])}  # from launched to own rank
+
     def outward(self, outgoing: Outgoing) -> Outgoing:
         """From the world's own rank numbers to those of the launch."""
         return [(self.key[0][rank], message) for rank, message in outgoing]
@@ -77,7 +80,7 @@ class Sessions:
             world.leaving.add(rank)
             if message.broken:
                 self._lost[rank] = message.reason
-        return world.outward(world.coordinator.handle(world.key[0].index(rank), message))
+        return world.outward(world.coordinator.handle(world.inward[rank], message))
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
         """The process of ``rank`` is gone. A fault unless it had said Done, or nobody will ask for it."""
@@ -92,7 +95,7 @@ class Sessions:
         if world is not None:
             world.active.discard(rank)
             self._lost.setdefault(rank, reason)
-            outgoing += world.outward(world.coordinator.lost(world.key[0].index(rank), reason))
+            outgoing += world.outward(world.coordinator.lost(world.inward[rank], reason))
         return outgoing
 
     def lost(self) -> dict[int, str]:
@@ -103,7 +106,7 @@ class Sessions:
         """Reports, each once, of what has waited too long. ``now_s`` is of any steady clock."""
         reports = []
         for world in {id(world): world for world in self._worlds.values()}.values():
-            reports += stall_reports(world.coordinator.waiting(), now_s, self._stall_warning_s)
+            reports += stall_reports(world.coordinator, now_s, self._stall_warning_s)
         return reports
 
     def _hello(self, rank: int, hello: Hello) -> Outgoing:
@@ -124,7 +127,7 @@ class Sessions:
                 f"rank {rank} runs ddlcore {hello.version} (protocol {hello.protocol}), the launcher protocol {PROTOCOL}; "
                 "install the same version of ddlcore for both"
             )
-        if hello.rank != rank or rank not in hello.ranks or any(not 0 <= r < self.size for r in hello.ranks):
+        if hello.rank != rank or rank not in hello.ranks or not 0 <= min(hello.ranks) <= max(hello.ranks) < self.size:
             return f"rank {rank} cannot be part of a world of ranks {list(hello.ranks)} among {self.size}"
         if rank in self._worlds:
             return f"rank {rank} is in a running job already; call shutdown() before init()"
@@ -134,7 +137,7 @@ class Sessions:
         present = self._gathering[key]
         if len(present) == len(key[0]):
             return self._begin(key)
-        cycle = self._cycle(key)
+        cycle = self._cycle(key) if len(self._gathering) > 1 else set()
         if not cycle:
             return []
         asked = {rank: other[0] for other in cycle for rank in self._gathering.pop(other)}
@@ -173,7 +176,8 @@ class Sessions:
     def _begin(self, key: WorldKey) -> Outgoing:
         hellos = self._gathering.pop(key)
         self._made += 1
-        coordinator = Coordinator(len(key[0]), self._policy, hellos[key[0][0]].fusion_bytes, self._replay)
+        first = hellos[key[0][0]]
+        coordinator = Coordinator(len(key[0]), self._policy, first.fusion_bytes, self._replay, first.first_batch_bytes)
         world = _World(key, coordinator, set(key[0]))
         for rank in key[0]:
             self._worlds[rank] = world

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ddlcore.runtime.checks import describe
-from ddlcore.runtime.coordinator import Pending
+from ddlcore.runtime.coordinator import Coordinator
+from ddlcore.runtime.pending import Pending
 
 __all__ = ["stall_reports"]
 
 
-def stall_reports(waiting: Sequence[tuple[Pending, list[int]]], now_s: float, warning_s: float) -> list[str]:
+def stall_reports(coordinator: Coordinator, now_s: float, warning_s: float) -> list[str]:
     """One text for all that has just passed ``warning_s``; nothing is reported twice. 0 turns it off."""
     if warning_s <= 0:
         return []
     late: dict[tuple[int, ...], list[Pending]] = {}
-    for pending, missing in waiting:
+    for pending in coordinator.waiting():
         if pending.first_seen_s is None:
             pending.first_seen_s = now_s
         elif 0 <= pending.first_seen_s <= now_s - warning_s:
-            late.setdefault(tuple(missing), []).append(pending)
+            late.setdefault(tuple(coordinator.missing(pending)), []).append(pending)
             pending.first_seen_s = float("inf")  # said
     lines = []
     for ranks, tensors in late.items():

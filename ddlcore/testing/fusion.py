@@ -27,7 +27,11 @@ TENSORS = st.lists(
     ),
     max_size=12,
 )
-PARAMS = st.sampled_from([0, 1, 100, 1 << 20]).map(lambda fusion_bytes: {"fusion_bytes": float(fusion_bytes)})
+PARAMS = st.builds(
+    lambda limit, edge: {"fusion_bytes": float(limit)} | ({} if edge is None else {"first_batch_bytes": float(edge)}),
+    st.sampled_from([0, 1, 100, 1 << 20]),
+    st.sampled_from([None, 0, 1, 90, 1 << 10]),
+)
 
 
 class FusionSuite(StandardSuite):

@@ -69,3 +69,19 @@ def test_many_tensors_are_arranged_quickly() -> None:
     tensors = [("a", 1, "g")] * 50_000
     assert arrange(*tensors, limit=1 << 20) == [list(range(50_000))]
     assert len(arrange(*tensors, limit=100)) == 500
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batches"),
+    [
+        ([40, 40, 40, 40, 40, 40], [[0], [1, 2, 3, 4], [5]]),  # small at both ends
+        ([10, 20, 30, 10, 20, 30], [[0, 1], [2, 3], [4, 5]]),
+        ([10, 20], [[0, 1]]),  # a step that fits the edge is one batch
+        ([100, 100], [[0], [1]]),
+        ([300, 10, 10], [[0], [1, 2]]),  # what is larger than any goes alone, and is not the last
+        ([10, 300], [[0], [1]]),
+    ],
+)
+def test_first_and_last_are_small(sizes: list[int], batches: list[list[int]]) -> None:
+    ready = [Ready(f"t{i}", "k", nbytes) for i, nbytes in enumerate(sizes)]
+    assert ThresholdFusion().arrange(ready, {"fusion_bytes": 200, "first_batch_bytes": 50}) == batches

@@ -34,6 +34,7 @@ def test_sections_and_missing_parts(ddl: Ddl) -> None:
         "adapters",
         "fusion policies",
         "compressors",
+        "bench peers",
         "launchers",
         "route",
     ):

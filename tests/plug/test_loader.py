@@ -194,3 +194,11 @@ def test_environment_sets_the_lists() -> None:
     """The lists are ordinary settings, so the environment reaches them."""
     registry = load_plugins(load_settings({"DDL_PLUGINS_OFF": "nobody-has-this"}))
     assert any("nobody-has-this" in problem for problem in registry.problems)
+
+
+def test_bench_peers_are_offered_through_their_hook(site: Site) -> None:
+    """By name, with the distribution that brings them."""
+    site.install("pigeon", "@hookimpl\ndef ddl_bench_peers(): return [BenchPeerProvider('pigeon', 'coop:Pigeon')]")
+    registry = site.load()
+    assert registry.problems == []
+    assert str(registry.distribution(registry.bench_peer("pigeon"))) == "pigeon 1.0"

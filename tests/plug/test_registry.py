@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.contracts import Transport
+from ddlcore.contracts import BenchPeer, Transport
 from ddlcore.errors import PluginError
-from ddlcore.hooks import CommandProvider, TransportProvider
+from ddlcore.hooks import BenchPeerProvider, CommandProvider, TransportProvider
 from ddlcore.plug import ALIASES, Distribution, Registry
 
 ORIGIN = Distribution("ddl-pigeon", "2.5")
@@ -129,3 +129,25 @@ def test_an_unknown_name_says_why_its_provider_was_refused() -> None:
     registry.offer(TransportProvider("pigeon", "coop:Pigeon", api_version=(9, 0)), ORIGIN)
     with pytest.raises(PluginError, match="built for plugin contract 9"):
         registry.transport("pigeon")
+
+
+def test_bench_peers_have_a_door_of_their_own() -> None:
+    """Offered, found by name and loaded like the rest; what is no BenchPeer is refused."""
+    registry = Registry()
+    good = BenchPeerProvider("pigeon", "ddlcore.contracts:BenchPeer")
+    wrong = BenchPeerProvider("snail", "ddlcore.contracts:Transport")
+    for provider in (good, wrong):
+        registry.offer(provider, ORIGIN)
+    assert registry.load(registry.bench_peer("pigeon")) is BenchPeer
+    with pytest.raises(PluginError, match=r"bench peer 'snail' of ddl-pigeon 2\.5: .* is no BenchPeer"):
+        registry.load(registry.bench_peer("snail"))
+
+
+def test_an_unknown_bench_peer_is_named_with_what_there_is() -> None:
+    """The line that installs it, where one is known; else the names."""
+    registry = Registry()
+    registry.offer(BenchPeerProvider("pigeon", "coop:Pigeon"), ORIGIN)
+    with pytest.raises(PluginError, match="no bench peer is called 'owl'; there are pigeon"):
+        registry.bench_peer("owl")
+    with pytest.raises(PluginError, match="no bench peer is called 'mpi'; install it: pip install ddl-mpi"):
+        registry.bench_peer("mpi")

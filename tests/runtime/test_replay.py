@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -14,9 +15,11 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 import ddlcore as ddl
+from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.job import Job
-from ddlcore.messages import Spec, encode
+from ddlcore.messages import Spec, decode_spec, encode
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
+from ddlcore.runtime.rhythm import Known, Rhythm
 from ddlcore.testing import World
 from ddlcore.types import DType, Kind
 
@@ -63,6 +66,81 @@ def test_a_loop_without_names_is_found_by_its_sequence(loop: list[int], before: 
     for turn in range(8 * len(loop)):
         found = found or detector.observe(Occurrence(TensorKey(0, "", specs[loop[turn % len(loop)]]), turn, -1))
     assert found is not None
+
+
+def steps(detector: PeriodDetector, loop: list[tuple[str, int]], batch: int, turns: int) -> list[list[str]]:
+    """Plays ``turns`` of a loop of (name, batches under way that the user has not seen end); the periods that are found."""
+    found = []
+    for _ in range(turns):
+        for name, unseen in loop:
+            period = detector.observe(occurrence(name, batch, batch - 1 - unseen))
+            batch += 1
+            if period is not None:
+                found.append([one.key.name for one in period])
+    return found
+
+
+STEP = [("a", 0), ("b", 1), ("c", 2)]  # asked for together: who asks for c has seen neither a nor b end
+
+
+def test_a_period_does_not_begin_amid_tensors_that_are_under_way_together() -> None:
+    """Watched from the middle of a step on, the period is still the step, not its end and the next one's beginning."""
+    detector = PeriodDetector()
+    detector.observe(occurrence("a", 0, -1))  # before the pause, and b and c are asked for before it ends
+    detector.pause()
+    for batch, name in enumerate("bc", 1):
+        assert detector.observe(occurrence(name, batch, -1)) is None
+    assert steps(detector, STEP, 3, 5)[0] == ["a", "b", "c"]
+
+
+def test_metrics_and_evaluations_do_not_refute_a_period() -> None:
+    """After two divergences eight clean steps are asked for; a metric after three and an evaluation after six do not matter."""
+    detector = PeriodDetector()
+    detector.divergence()
+    detector.divergence()
+    assert steps(detector, STEP, 0, 3) == []
+    assert steps(detector, [("metric", 0)], 9, 1) == []
+    assert steps(detector, STEP, 10, 3) == []
+    assert steps(detector, [("evaluate", 0)], 19, 5) == []
+    assert steps(detector, STEP, 24, 5) == [], "those beside which something else ran prove nothing either"
+    assert steps(detector, STEP, 39, 1) == [["a", "b", "c"]]
+
+
+def test_a_step_that_lacks_a_tensor_refutes_the_period() -> None:
+    """Proof begins anew where a window holds a part of the period only."""
+    detector = PeriodDetector(needed=4)
+    assert steps(detector, STEP, 0, 4) == []
+    assert steps(detector, STEP[:2], 12, 1) == []
+    assert steps(detector, STEP, 14, 4) == []
+    assert steps(detector, STEP, 26, 2)[0] == ["a", "b", "c"]
+
+
+def test_a_schedule_goes_on_where_its_period_is_met_again() -> None:
+    """Batch by batch: found anew from its second segment on, it begins there; cut otherwise, it is laid out anew."""
+    detector = Rhythm(ThresholdFusion(), {"fusion_bytes": 1 << 20}, decode_spec, True)
+
+    def found(*names: str) -> Known:
+        """Each name sees the one before it end."""
+        known = None
+        while known is None:
+            for name in names:
+                batch = next(count)
+                known = known or detector.decided(batch, [(TensorKey(0, name, SPEC), batch - 1)])
+        return known
+
+    count = itertools.count()
+    first = found("a", "b", "c")
+    assert [planned.names for planned in first.arranged.batches] == [("a",), ("b",), ("c",)]
+    assert detector.resume(first, 1).start == 0
+    detector.disturbed()
+    again = found("b", "c", "a")
+    assert again is first
+    assert detector.resume(again, 2).start % 3 == 1, "a has just run"
+    detector.disturbed()
+    other = found("a", "c", "b")
+    assert other is not first
+    assert [planned.names for planned in other.arranged.batches] == [("a",), ("c",), ("b",)]
+    assert detector.resume(other, 3).start == 0
 
 
 @st.composite

@@ -293,10 +293,11 @@ def test_groups_go_off_together(groups: int | None, requests: int) -> None:
     def play(part: Part) -> int:
         optimizer = made(part, groups=groups)
         backward(part.loss(0))
-        flying = optimizer._ddl.flying
-        assert len(flying) == 6
+        reducer = optimizer._ddl
+        handles = [*reducer.aloft, *(handle for handle, _, _ in reducer.flying)]
+        assert len(handles) == 6
         optimizer.step()
-        return len({id(getattr(handle, "_handle", handle)) for handle, _, _ in flying})
+        return len({id(getattr(handle, "_handle", handle)) for handle in handles})
 
     assert on_ranks(play) == [requests] * 2
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddlcore.hooks import AdapterProvider, hookimpl
+from ddlcore.hooks import AdapterProvider, BenchPeerProvider, hookimpl
 
-__all__ = ["ddl_adapters"]
+__all__ = ["ddl_adapters", "ddl_bench_peers"]
 
 
 @hookimpl
@@ -19,5 +19,19 @@ def ddl_adapters() -> list[AdapterProvider]:
             doc="PyTorch tensors",
             module="ddl_torch",
             framework="torch",
+        )
+    ]
+
+
+@hookimpl
+def ddl_bench_peers() -> list[BenchPeerProvider]:
+    """torch's Gloo."""
+    return [
+        BenchPeerProvider(
+            name="gloo",
+            target="ddl_torch.gloo_peer:GlooPeer",
+            requires=("torch",),
+            install="pip install torch",
+            doc="torch's Gloo, over TCP",
         )
     ]

@@ -47,7 +47,7 @@ class Reduction:
 class Slot:
     """One parameter: how many backward passes it still awaits before its gradient goes off (0: it is complete)."""
 
-    __slots__ = ("group", "hook", "left", "name", "param", "sparse_dims", "submit")
+    __slots__ = ("dtype", "group", "hook", "left", "name", "param", "recurring", "sparse_dims", "strides", "submit")
 
     def __init__(self, param: torch.Tensor, name: str, left: int, submit: Callable[[Slot], None]) -> None:
         self.param = param
@@ -57,6 +57,9 @@ class Slot:
         self.group: Group | None = None
         self.hook: RemovableHandle | None = None
         self.sparse_dims = 0  # of its last gradient; 0: that was dense
+        self.recurring: Any = None  # the allreduce that its gradients have in common, while they look like the first
+        self.dtype: torch.dtype | None = None
+        self.strides: tuple[int, ...] = ()
 
     def on_gradient(self, _param: torch.Tensor) -> None:
         """What autograd calls, once a parameter and backward pass: as short as can be."""
@@ -102,6 +105,7 @@ class Reducer:
         self.slots: list[Slot] = []
         self.groups: list[Group] = []
         self.flying: list[tuple[Waitable, Slot, torch.Tensor]] = []
+        self.aloft: list[Any] = []  # recurring allreduces under way
         self.synchronized = False  # since the last step
         self.bind()
 
@@ -113,6 +117,9 @@ class Reducer:
         if process_set.process_set_id is None:
             raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
         self.active = self.job.rank in members and len(members) > 1
+        self._again = self.job.again
+        for slot in self.slots:
+            slot.recurring = None
         self._reduce = partial(
             OPERATIONS.allreduce_async,
             op=self.reduction.op,
@@ -122,6 +129,7 @@ class Reducer:
             process_set=process_set,
             job=self.job,
         )
+        self._describe: Callable[..., Any] = partial(OPERATIONS.recurring_allreduce, **self._reduce.keywords)
         self._reduce_group: Callable[..., Waitable] = partial(
             OPERATIONS.grouped_allreduce_async, **self._reduce.keywords
         )
@@ -172,10 +180,27 @@ class Reducer:
     # --- on the way out
 
     def _submit(self, slot: Slot) -> None:
-        if self.job.closed and not self._rebind():
-            return
+        """Runs once a parameter and step: a gradient that looks like the last one costs as little as can be."""
         grad = slot.param.grad
         assert grad is not None
+        recurring = slot.recurring
+        if (
+            recurring is not None
+            and not grad.is_sparse
+            and grad.stride() == slot.strides
+            and grad.dtype is slot.dtype
+            and not grad.is_neg()
+            and not self.job.closed
+        ):
+            self._again(recurring, grad.data_ptr(), grad)
+            self.aloft.append(recurring)
+            return
+        self._submit_other(slot, grad)
+
+    def _submit_other(self, slot: Slot, grad: torch.Tensor) -> None:
+        """A first gradient, or one that looks different."""
+        if self.job.closed and not self._rebind():
+            return
         if grad.is_sparse:
             dense = self._densified(slot, grad)
             if dense is None:
@@ -184,7 +209,10 @@ class Reducer:
         if self.reduction.user_compressor is not None:
             self._submit_compressed(slot, grad, self.reduction.user_compressor)
             return
-        self.flying.append((self._reduce(grad, output=grad, name=slot.name), slot, grad))
+        slot.recurring = recurring = self._describe(grad, name=slot.name)
+        slot.strides, slot.dtype = grad.stride(), grad.dtype
+        self._again(recurring, grad.data_ptr(), grad)
+        self.aloft.append(recurring)
 
     def _submit_compressed(self, slot: Slot, grad: torch.Tensor, compressor: UserCompressor) -> None:
         with torch.no_grad():
@@ -255,11 +283,11 @@ class Reducer:
 
     def is_under_way(self) -> bool:
         """Whether a complete gradient waits to come home."""
-        return bool(self.flying) or (bool(self.groups) and any(slot.left == 0 for slot in self.slots))
+        return bool(self.flying or self.aloft) or (bool(self.groups) and any(slot.left == 0 for slot in self.slots))
 
     def has_begun(self) -> bool:
         """Whether a gradient has come since the last ``synchronize``."""
-        return bool(self.flying) or any(slot.left != self.passes for slot in self.slots)
+        return bool(self.flying or self.aloft) or any(slot.left != self.passes for slot in self.slots)
 
     def synchronize(self) -> None:
         """Submits what this rank has not computed, and returns when every gradient is reduced.
@@ -287,8 +315,14 @@ class Reducer:
 
     def _collect(self) -> None:
         flying, self.flying = self.flying, []
+        aloft, self.aloft = self.aloft, []
         self.rewind()
         failure: Exception | None = None
+        for recurring in aloft:
+            try:
+                recurring.wait()
+            except Exception as error:
+                failure = failure or error
         for handle, slot, grad in flying:
             try:
                 result = handle.wait()
@@ -309,8 +343,8 @@ class Reducer:
 
     def _rebind(self) -> bool:
         """Goes over to the job that is current now; whether that one needs gradients sent."""
-        if self.flying:
-            self.flying = []
+        if self.flying or self.aloft:
+            self.flying, self.aloft = [], []
             self.rewind()
             raise NotInitialized(
                 "ddl was shut down between backward() and step(), so the gradients of this step are lost; "

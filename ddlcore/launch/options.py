@@ -1,0 +1,30 @@
+"""The table of settings as options of a command line: `ddl run` and `ddl bench` take the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ddlcore.config import SETTINGS, Setting
+
+__all__ = ["setting_options"]
+
+
+def setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds one option for each of the core's settings; what is not given arrives as None."""
+    for row in reversed(SETTINGS):
+        function = _option(row)(function)
+    return function
+
+
+def _option(row: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    default = f"default {row.default}" if row.default != "" else "default: none"
+    if row.type is bool:
+        return click.option(
+            f"{row.flag}/--no-{row.flag[2:]}", row.name, default=None, help=f"{row.doc} [{default}; {row.env}]"
+        )
+    kinds = {int: "N", float: "NUMBER", str: "TEXT"}
+    metavar = "|".join(row.choices) if row.choices else kinds[row.type]
+    return click.option(row.flag, row.name, default=None, metavar=metavar, help=f"{row.doc} [{default}; {row.env}]")

@@ -1,0 +1,79 @@
+"""``ddl bench`` as a user starts it: what it refuses at once, and one small run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launch.starting import Ddl
+
+REFUSED = 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--against", "mpi"), "no bench peer is called 'mpi'; install it: pip install ddl-mpi"),
+        (("--against", "pigeon"), "no bench peer is called 'pigeon'; there are "),
+        (("--ops", "reduce"), "'reduce' is not one of allreduce, allgather, broadcast, reducescatter, alltoall"),
+        (("--sizes", "4X"), "'4X' is no size"),
+        (("--dtype", "complex"), "--dtype complex is not one of"),
+        (("-np", "1"), "a collective needs at least 2 ranks"),
+        (("--rounds", "0"), "'--rounds'"),
+        (("--backend", "pigeon"), "no transport is called 'pigeon'"),
+        (("--backend", "threads"), "its ranks are threads of one process"),
+        (("--json", "nowhere/times.json"), "there is no directory nowhere"),
+        (("surplus",), "unexpected extra argument"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_refusals(ddl: Ddl, arguments: tuple[str, ...], text: str) -> None:
+    """One line, exit code 2, nothing started."""
+    done = ddl("bench", *arguments)
+    assert done.returncode == REFUSED, done.stderr
+    assert text in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_help(ddl: Ddl) -> None:
+    """Shows its own options and the settings."""
+    done = ddl("bench", "--help")
+    assert done.returncode == 0
+    for word in ("-np", "--against", "--ops", "--sizes", "--dtype", "--rounds", "--json", "--plot", "--backend"):
+        assert word in done.stdout
+
+
+@pytest.mark.processes
+def test_a_small_run(ddl: Ddl, tmp_path: Path) -> None:
+    """A table for each operation on stdout, nothing on stderr; a setting reaches the ranks."""
+    done = ddl(
+        "bench", "--ops", "allreduce,alltoall", "--sizes", "4,64K", "--rounds", "2", "--replay", "--json", "t.json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert [text for text in lines if "2 ranks" in text] == [
+        "allreduce, 2 ranks, float32",
+        "alltoall, 2 ranks, float32",
+    ]
+    assert [text[:8] for text in lines if text[4:8] in (" 4 B", " 8 B") or "64 KiB" in text] == [
+        "     4 B",
+        "  64 KiB",
+        "     8 B",
+        "  64 KiB",
+    ]
+    assert "times: t.json" in lines
+    assert (tmp_path / "t.json").exists()
+
+
+@pytest.mark.processes
+def test_json_of_a_run(ddl: Ddl, tmp_path: Path) -> None:
+    """What was measured, on what."""
+    done = ddl("bench", "--ops", "broadcast", "--sizes", "4", "--rounds", "3", "--dtype", "i16", "--json", "t.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "t.json").read_text())
+    assert (found["ranks"], found["transport"], found["dtype"]) == (2, "shm", "int16")
+    assert [len(values) for values in found["rows"][0]["times_s"].values()] == [3, 3]

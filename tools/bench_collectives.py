@@ -1,0 +1,286 @@
+"""Holds ddl's collectives on this host to their targets, against torch's Gloo and MPI on the same bytes.
+
+    python tools/bench_collectives.py [--only two,single,four,whole] [--rounds 15] [--no-check] [--json F] [--markdown F]
+
+Everything is float32, one thread a rank; contenders take turns within one run. A row misses its target only where its
+whole interval (95 %, of the median over the rounds) does; then the exit code is 1, unless --no-check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own path is tools/, not the tree's root
+
+from ddlcore.launch.bench.pipe import told
+from ddlcore.launch.bench.plan import SIZES, BenchPlan, parse_sizes, size_text
+from ddlcore.launch.bench.results import TRANSPORT, Ratio, Row, median_interval, ratio
+from tools.bench_verdicts import Judged, markdown, missed, put, table
+from tools.mpi_world import run_under_mpiexec, what_is_missing
+
+__all__ = ["PARTS", "Part", "gloo_target", "judged", "judged_whole", "main", "mpi_target"]
+
+KIB, MIB = 1 << 10, 1 << 20
+NEAR_GBYTES_PER_S = 8.0  # what shm moves at least while two cores share a cache; far from each other it is about 5
+WHOLE_CALLS, IDLE_CALLS = 500, 25  # in one round
+IDLE_S = 0.02
+
+
+@dataclass(frozen=True)
+class Part:
+    """One start of some ranks."""
+
+    what: str
+    ranks: int
+    peers: tuple[str, ...]
+    mpi_threads: str = ""  # the level that MPI is asked for; "" without MPI
+
+
+# MPI takes a lock around each call at "multiple", which is what mpi4py asks for unless told otherwise.
+PARTS = {
+    "two": Part("2 ranks against Gloo and MPI", 2, ("gloo", "mpi"), "multiple"),
+    "gloo": Part("2 ranks against Gloo", 2, ("gloo",)),
+    "single": Part("2 ranks against MPI without threads", 2, ("mpi",), "single"),
+    "four": Part("4 ranks against Gloo", 4, ("gloo",)),
+    "whole": Part("the whole call, 2 ranks", 2, ()),
+}
+
+
+PARTS_RUN = "two,single,four,whole"
+
+
+def gloo_target(nbytes: int) -> float:
+    """How many times longer Gloo takes with two ranks, at least."""
+    return 50.0 if nbytes <= 16 * KIB else 25.0 if nbytes < 256 * KIB else 4.0
+
+
+def mpi_target(nbytes: int) -> float:
+    """How many times longer MPI takes, at least."""
+    return 1.3 if nbytes >= MIB else 1.0
+
+
+# --- in the ranks
+
+
+def rank_main(part: str, pipe: str, sizes: tuple[int, ...], rounds: int) -> None:
+    """What each rank of ``part`` does; rank 0 writes to ``pipe``."""
+    import ddl_torch as ddl
+    import torch
+
+    from ddlcore.api import current_job
+    from ddlcore.launch.bench.rank import measure_all, open_peers
+
+    torch.set_num_threads(1)
+    ddl.init()
+    job = current_job()
+    with open(pipe if job.rank == 0 else os.devnull, "w", encoding="utf-8", buffering=1) as file:
+
+        def tell(message: Mapping[str, Any]) -> None:
+            print(json.dumps(message), file=file)
+
+        if part == "whole":
+            tell({"begin": ["allreduce_", 4]})
+            tell({"whole": whole_call(rounds)})
+        else:
+            peers = {name: peer_of(name, PARTS[part], job.registry) for name in PARTS[part].peers}
+            open_peers(job, peers)
+            measure_all(job, BenchPlan(("allreduce",), sizes, "float32", rounds, whole=False), peers, tell)
+            for peer in peers.values():
+                peer.close()
+    ddl.shutdown()
+
+
+def peer_of(name: str, part: Part, registry: Any) -> Any:
+    """MPI, which comes from this directory, or a peer of a plugin."""
+    if name == "mpi":
+        from tools.mpi_peer import MpiPeer
+
+        return MpiPeer(part.mpi_threads)
+    return registry.load(registry.bench_peer(name))()
+
+
+def whole_call(rounds: int) -> dict[str, Any]:
+    """Seconds of ``ddl_torch.allreduce_`` on one float, back to back and after idling, and the share replayed."""
+    import ddl_torch as ddl
+    import torch
+
+    from ddlcore.api import current_job
+    from ddlcore.launch.bench.timing import Together
+
+    job = current_job()
+    together = Together(job.sets.communicator(0).transport)
+    x = torch.zeros(1)
+
+    def call() -> None:
+        ddl.allreduce_(x, name="one")
+
+    for _ in range(WHOLE_CALLS):
+        call()
+    before = job.stats()["batches_replayed"]
+    back = [seconds(call, WHOLE_CALLS, together.barrier) for _ in range(rounds)]
+    idle = [statistics.median(after_idling(call, together.barrier) for _ in range(IDLE_CALLS)) for _ in range(rounds)]
+    replayed = (job.stats()["batches_replayed"] - before) / (rounds * (WHOLE_CALLS + IDLE_CALLS))
+    return {"back": together.slowest(back), "idle": together.slowest(idle), "replayed": replayed}
+
+
+def seconds(call: Callable[[], None], repeat: int, barrier: Callable[[], None]) -> float:
+    """Of one call, back to back."""
+    barrier()
+    begun_s = time.perf_counter()
+    for _ in range(repeat):
+        call()
+    return (time.perf_counter() - begun_s) / repeat
+
+
+def after_idling(call: Callable[[], None], barrier: Callable[[], None]) -> float:
+    """Of one call that follows a pause. The barrier makes the ranks begin together; ddl's own threads sleep through it."""
+    time.sleep(IDLE_S)
+    return seconds(call, 1, barrier)
+
+
+# --- what follows
+
+
+def judged(part: str, rows: Sequence[Row]) -> list[Judged]:
+    """The table's rows of one part, one peer behind the other."""
+    found = []
+    for peer in PARTS[part].peers:
+        for row in rows:
+            found.append(_judged(row, peer, *_what_and_target(part, peer, row.nbytes)))
+        if part in ("two", "gloo") and peer == "gloo":
+            near = [row for row in rows if row.nbytes >= 256 * KIB and row.gbytes_per_s(TRANSPORT) >= NEAR_GBYTES_PER_S]
+            found += [_judged(row, peer, "… while the cores are near", 8.0, binding=False) for row in near]
+    return found
+
+
+def _what_and_target(part: str, peer: str, nbytes: int) -> tuple[str, float | None]:
+    if part == "four":
+        return "shm against Gloo, 4 ranks", 5.0
+    if part == "single":
+        return "shm against MPI without threads", None
+    return ("shm against Gloo", gloo_target(nbytes)) if peer == "gloo" else ("shm against MPI", mpi_target(nbytes))
+
+
+def _judged(row: Row, peer: str, what: str, target: float | None, binding: bool = True) -> Judged:
+    ours, theirs = (microseconds(row.median_s(name)) for name in (TRANSPORT, peer))
+    measured = ratio(row, peer, TRANSPORT)
+    return Judged(what, size_text(row.nbytes), ours, theirs, measured, target, binding=binding)
+
+
+def judged_whole(times: Mapping[str, Any]) -> list[Judged]:
+    """The rows of the whole call, in µs."""
+    rows = []
+    for name, what, most_us in (("back", "back to back", 60.0), ("idle", f"after {IDLE_S * 1000:g} ms idle", 120.0)):
+        values = [value * 1e6 for value in times[name]]
+        measured = Ratio(statistics.median(values), *median_interval(values))
+        rows.append(
+            Judged(f"ddl.allreduce_, {what}", "4 B", f"{measured.middle:.1f} µs", "–", measured, most_us, "µs", False)
+        )
+    return rows
+
+
+def microseconds(value_s: float) -> str:
+    """For a cell."""
+    return f"{value_s * 1e6:.1f} µs"
+
+
+def run_part(name: str, sizes: str, rounds: int) -> tuple[list[Row], dict[str, Any]]:
+    """Starts the ranks of one part and gives what they told. SystemExit where they fail."""
+    part = PARTS[name]
+    rows: list[Row] = []
+    whole: dict[str, Any] = {}
+
+    def show(message: Mapping[str, Any]) -> None:
+        if "begin" in message:
+            status(f"{part.what}: {size_text(message['begin'][1])}")
+        elif "row" in message:
+            rows.append(Row.from_json(message["row"]))
+        else:
+            whole.update(message.get("whole", {}))
+
+    status(f"{part.what}: starting")
+    environ = {"DDL_REPLAY": "1", "OMP_NUM_THREADS": "1", **os.environ}
+    with told(show) as pipe:
+        rank = [sys.executable, __file__, "--rank-of", name, pipe, "--sizes", sizes, "--rounds", str(rounds)]
+        if part.mpi_threads:
+            code = run_under_mpiexec(part.ranks, rank, environ)
+        else:
+            launcher = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(part.ranks)]
+            code = subprocess.run([*launcher, *rank], env=environ).returncode
+    status("")
+    if code:
+        sys.exit(f"bench_collectives: the ranks of part {name} ended with exit code {code}")
+    return rows, whole
+
+
+def status(text: str) -> None:
+    """One line on a terminal, overwritten by the next; nothing elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def chosen(words: str) -> list[str]:
+    """The parts to run. Raises SystemExit for one that does not exist; leaves out, with a line, what cannot run."""
+    names = [word for word in words.split(",") if word]
+    for name in names:
+        if name not in PARTS:
+            sys.exit(f"bench_collectives: --only {words}: '{name}' is not one of {', '.join(PARTS)}")
+    missing = what_is_missing()
+    if not missing or not any(PARTS[name].mpi_threads for name in names):
+        return names
+    print(f"not measured against MPI: {missing}")
+    return [("gloo" if name == "two" else name) for name in names if name != "single"]
+
+
+def arguments() -> argparse.Namespace:
+    """Those of the user, or of a rank."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=PARTS_RUN, metavar="PARTS", help="default: %(default)s")
+    parser.add_argument("--sizes", default=SIZES, help="bytes, such as 4,64K,1M; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=15, help="alternations; default: %(default)s")
+    parser.add_argument("--no-check", action="store_true", help="exit 0 whatever was measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all times there")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table there, for documents")
+    parser.add_argument("--rank-of", nargs=2, metavar=("PART", "PIPE"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """The exit code: 1 where a row misses its target."""
+    given = arguments()
+    if given.rank_of:
+        part, pipe = given.rank_of
+        rank_main(part, pipe, parse_sizes(given.sizes), given.rounds)
+        return 0
+    rows: list[Judged] = []
+    times: dict[str, Any] = {}
+    for name in chosen(given.only):
+        measured, whole = run_part(name, given.sizes, given.rounds)
+        new = judged_whole(whole) if name == "whole" else judged(name, measured)
+        times[name] = whole or [row.as_json() for row in measured]
+        rows += new
+        print("\n".join(["", f"{PARTS[name].what} (median [95 % interval] of {given.rounds} rounds)", *table(new)]))
+        if whole and whole["replayed"] < 1:
+            print(f"only {whole['replayed']:.0%} of the whole calls ran from memory")
+        sys.stdout.flush()
+    if given.json:
+        given.json.write_text(json.dumps(times, indent=1) + "\n")
+    if given.markdown:
+        put(given.markdown, markdown(rows))
+    wrong = missed(rows)
+    print(f"\n{len(rows)} rows, {len(wrong)} miss their target" + "".join(f"\n  {w.what}, {w.size}" for w in wrong))
+    return int(bool(wrong) and not given.no_check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Judges measurements by targets and lays them out: as a table for the screen, and one for the documents. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlcore.launch.bench.results import Ratio
+
+__all__ = ["Judged", "markdown", "missed", "put", "table"]
+
+_COLUMNS = ("what", "size", "ddl", "peer", "measured", "target", "verdict")
+_BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
+_RIGHT = {"size", "ddl", "peer"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One measurement and its target; ``target`` None: there is none. Not ``binding``: nobody fails by it."""
+
+    what: str
+    size: str
+    ddl: str  # its own time, for the reader
+    peer: str
+    measured: Ratio  # a ratio, or a time in the target's unit
+    target: float | None
+    unit: str = "×"
+    at_least: bool = True
+    binding: bool = True
+
+    @property
+    def verdict(self) -> str:
+        """Misses only where the whole interval does."""
+        if self.target is None:
+            return ""
+        if self._meets(self.measured.middle):
+            return "holds"
+        best = self.measured.high if self.at_least else self.measured.low
+        if self._meets(best):
+            return "holds within its interval"
+        return "MISSES" if self.binding else "misses, for information"
+
+    def _meets(self, value: float) -> bool:
+        assert self.target is not None
+        return value >= self.target if self.at_least else value <= self.target
+
+    def cells(self) -> dict[str, str]:
+        """What stands in each column."""
+        sign = "≥" if self.at_least else "≤"
+        target = "–" if self.target is None else f"{sign} {self.target:g} {self.unit}"
+        return dict(
+            zip(_COLUMNS, (self.what, self.size, self.ddl, self.peer, str(self.measured), target, self.verdict))
+        )
+
+
+def missed(rows: Sequence[Judged]) -> list[Judged]:
+    """Those whose whole interval misses the target."""
+    return [row for row in rows if row.verdict == "MISSES"]
+
+
+def table(rows: Sequence[Judged]) -> list[str]:
+    """Lines with the columns under each other."""
+    cells = [dict(zip(_COLUMNS, _COLUMNS)), *(row.cells() for row in rows)]
+    widths = {name: max(len(row[name]) for row in cells) for name in _COLUMNS}
+    return [
+        "  ".join(
+            row[name].rjust(widths[name]) if name in _RIGHT else row[name].ljust(widths[name]) for name in _COLUMNS
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def markdown(rows: Sequence[Judged]) -> list[str]:
+    """The same as a table in Markdown."""
+    rule = "|" + "|".join("--:" if name in _RIGHT else "---" for name in _COLUMNS) + "|"
+    lines = [f"| {' | '.join(_COLUMNS)} |", rule]
+    return lines + [f"| {' | '.join(row.cells()[name] for name in _COLUMNS)} |" for row in rows]
+
+
+def put(path: Path, lines: Sequence[str]) -> None:
+    """Writes ``lines`` to ``path``: between its marks, where the file is there and has them, else as all of it."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    before, begin, rest = text.partition(_BEGIN + "\n")
+    _, end, after = rest.partition(_END)
+    body = "\n".join(lines) + "\n"
+    path.write_text(f"{before}{begin}\n{body}\n{end}{after}" if begin and end else body, encoding="utf-8")

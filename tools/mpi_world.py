@@ -1,0 +1,62 @@
+"""Starts ranks that are ranks of MPI and of ddl at once: by mpiexec, with ddl's control network beside them."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddlcore.job import settings_of
+from ddlcore.launch.environment import master_port, rank_environments, thread_variables, usable_cores
+from ddlcore.launch.network import open_network
+from ddlcore.launch.warmup import compile_kernels
+
+__all__ = ["mpi_words", "run_under_mpiexec", "what_is_missing"]
+
+
+def what_is_missing() -> str:
+    """What keeps mpi4py's ranks from being started here, with the line that helps; empty where nothing does."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not installed; pip install mpi4py mpich"
+    return "" if _mpiexec() else "there is no mpiexec; pip install mpich"
+
+
+def run_under_mpiexec(size: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The exit code of mpiexec, which runs ``command`` on ``size`` ranks of one MPI world and one ddl world.
+
+    mpiexec ends all ranks when one fails; what it shows is not marked by rank.
+    """
+    settings, registry = settings_of(environ)
+    compile_kernels(lambda text: print(text, file=sys.stderr), settings.text("cache_dir"))
+    server, _ = open_network(size, settings, registry, lambda text: print(text, file=sys.stderr))
+    try:
+        added = thread_variables(environ, usable_cores(), size)
+        environments = rank_environments(environ, (0,) * size, server.job_file, added, master_port(environ))
+        server.start()
+        return subprocess.run(mpi_words(_mpiexec(), command, environ, environments), env=dict(environ)).returncode
+    finally:
+        server.close()
+
+
+def mpi_words(
+    mpiexec: str, command: Sequence[str], environ: Mapping[str, str], environments: Sequence[Mapping[str, str]]
+) -> list[str]:
+    """mpiexec's command line: one program a rank, with what its environment has beyond ``environ``."""
+    words = [mpiexec]
+    for rank, environment in enumerate(environments):
+        words += [":"] if rank else []
+        words += ["-n", "1"]
+        for name, value in environment.items():
+            if environ.get(name) != value:
+                words += ["-env", name, value]
+        words += command
+    return words
+
+
+def _mpiexec() -> str:
+    """That of this interpreter's environment, else the first on PATH; "" where there is none."""
+    own = Path(sys.executable).with_name("mpiexec")
+    return str(own) if own.exists() else shutil.which("mpiexec") or ""

@@ -1,0 +1,335 @@
+"""Shows what control costs: the coordinator's CPU time for N ranks × T tensors in discovery, in replay, and between.
+
+Run: python tools/simulate_control.py [--ranks 512,4096] [--tensors 400] [--steps 2]
+
+The coordinator is the real one, fed with the bytes that the ranks would send and answering in bytes;
+only the wire is left out. A virtual clock says what arrives when: tensors become ready over BACKWARD_S
+of a step, on each rank a little differently; a rank has one request unanswered at a time; the
+coordinator takes what has arrived meanwhile in one turn. CPU seconds are those of decoding, deciding
+and encoding, as measured on this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.messages import (
+    PROTOCOL,
+    Answer,
+    Arranged,
+    Ask,
+    Batch,
+    Bye,
+    Drain,
+    Farewell,
+    Freeze,
+    FromCoordinator,
+    Frozen,
+    Hello,
+    Leave,
+    Request,
+    Resume,
+    Spec,
+    ToCoordinator,
+    Welcome,
+    decode_from_coordinator,
+    decode_to_coordinator,
+    encode,
+)
+from ddlcore.runtime.schedule import Offer, Replay, Schedule
+from ddlcore.runtime.sessions import Sessions
+from ddlcore.types import DType, Kind, ReduceOp
+
+BACKWARD_S = 0.030  # over which a step's tensors become ready
+SKEW_S = 0.002  # by how much a tensor's time differs from rank to rank (standard deviation)
+LATENCY_S = 0.0002  # of a message, one way
+MESSAGE_S = 5e-6  # that the coordinator's host takes for a message, sent or received, beside what is measured
+TARGET_S = 0.5  # for a discovered step of the ranks and tensors that follow
+TARGET_RANKS, TARGET_TENSORS = 512, 400
+FUSION_BYTES = 64 << 20
+
+
+@dataclass
+class Cost:
+    """What one stretch of the simulation cost the coordinator."""
+
+    cpu_s: float = 0.0
+    requests: int = 0
+    up: int = 0  # messages to the coordinator
+    down: int = 0
+    up_bytes: int = 0
+    down_bytes: int = 0
+    batches: int = 0  # that rank 0 was told, or has launched by itself
+
+
+@dataclass
+class Rank:
+    """One rank, as far as the coordinator can tell: its inbox, and the schedule that it replays."""
+
+    rank: int
+    size: int
+    epoch: int = 0
+    serial: int = 0
+    unanswered: bool = False
+    pending: dict[str, Ask] = field(default_factory=dict)
+    unsent: list[Ask] = field(default_factory=list)
+    schedules: dict[int, Arranged] = field(default_factory=dict)
+    replay: Replay[Ask] | None = None
+    batches: int = 0
+    coming: deque[tuple[float, Ask]] = field(default_factory=deque)  # (when, what) becomes ready in this step
+
+    def submit(self, ask: Ask) -> None:
+        """The user's thread has a tensor ready."""
+        self.pending[ask.name] = ask
+        self._place(ask)
+
+    def _place(self, ask: Ask) -> None:
+        if (
+            self.replay is None
+            or self.replay.frozen
+            or self.replay.offer(ask.set_id, ask.name, False, ask.spec, ask) is not Offer.TAKEN
+        ):
+            self.unsent.append(ask)
+
+    def launch(self) -> None:
+        """The engine runs what is ready."""
+        while self.replay is not None and self.replay.ready():
+            for ask in self.replay.launch().entries or ():
+                del self.pending[ask.name]
+            self.batches += 1
+
+    def request(self) -> Request | None:
+        """What is to be sent, if anything is and may be."""
+        if self.unanswered or not self.unsent or (self.replay is not None and self.replay.frozen):
+            return None
+        self.unanswered = True
+        self.serial += 1
+        asks, self.unsent = tuple(self.unsent), []
+        return Request(self.epoch, self.serial, asks)
+
+    def receive(self, message: FromCoordinator) -> ToCoordinator | None:
+        """What it says at once to ``message``."""
+        if isinstance(message, Answer):
+            if message.serial == self.serial:
+                self.unanswered = False
+            self._items(message.items)
+        elif isinstance(message, Freeze):
+            assert self.replay is not None
+            return Frozen(message.epoch, self.replay.freeze())
+        elif isinstance(message, Drain):
+            assert self.replay is not None
+            assert not self.replay.drain(dict(message.highest)), "all ranks had launched the same"
+            self.replay = None
+            self._enter(message.epoch + 1, None)
+            self._items(message.items)
+        else:
+            assert isinstance(message, (Welcome, Farewell)), message
+        return None
+
+    def _items(self, items: tuple[object, ...]) -> None:
+        for item in items:
+            if isinstance(item, Batch):
+                for name in item.names:
+                    del self.pending[name]
+                self.batches += 1
+            elif isinstance(item, Arranged):
+                self.schedules[item.schedule] = item
+            else:
+                assert isinstance(item, Resume), item
+                schedule = Schedule(self.schedules[item.schedule], {0: range(self.size)}, self.rank)
+                self._enter(item.epoch, Replay(schedule, item.start, dict(item.after)))
+
+    def _enter(self, epoch: int, replay: Replay[Ask] | None) -> None:
+        self.epoch, self.replay, self.unanswered, self.unsent = epoch, replay, False, []
+        for ask in self.pending.values():
+            self._place(ask)
+        self.launch()
+
+
+class World:
+    """All ranks, the coordinator, and the virtual time in which they meet."""
+
+    def __init__(self, size: int, tensors: int, seed: int = 0) -> None:
+        self.sessions = Sessions(size, ThresholdFusion())
+        self.ranks = [Rank(rank, size) for rank in range(size)]
+        self.asks = [
+            _ask(f"layer{i // 2}.{'bias' if i % 2 else 'weight'}", (64, 64) if i % 2 else (64,)) for i in range(tensors)
+        ]
+        self.now_s = 0.0
+        self._rng = np.random.default_rng(seed)
+        self._events: list[tuple[float, int, str, int, bytes]] = []  # (when, tie, what, rank, data)
+        self._ties = itertools.count()
+        self._arrived: list[tuple[int, bytes]] = []
+        self._turn_due = False
+        self._last: tuple[bytes, FromCoordinator] = (b"", Farewell())
+
+    def step(self, asks: Sequence[Ask]) -> Cost:
+        """All ranks have ``asks`` ready in the course of one step; the cost of control until all of them ran."""
+        start_s = self.now_s + np.linspace(0.0, BACKWARD_S, len(asks))
+        for rank in self.ranks:
+            times = start_s + np.abs(self._rng.normal(0.0, SKEW_S, len(asks)))
+            rank.coming = deque((float(times[i]), asks[i]) for i in np.argsort(times))
+        return self._play()
+
+    def say(self, messages: Mapping[int, ToCoordinator]) -> Cost:
+        """Ranks say something that no tensor makes them say; the cost of that and of all that follows."""
+        return self._play(messages)
+
+    def _play(self, messages: Mapping[int, ToCoordinator] | None = None) -> Cost:
+        self.cost = Cost()
+        before = self.ranks[0].batches
+        for number, message in (messages or {}).items():
+            self._send(number, message)
+        for rank in self.ranks:
+            self._go_on(rank)
+        while self._events:
+            self.now_s, _, what, number, data = heapq.heappop(self._events)
+            if what == "up":
+                self._arrived.append((number, data))
+                if not self._turn_due:
+                    self._turn_due = True
+                    self._at(0.0, "turn")
+            elif what == "turn":
+                self._turn()
+            elif what == "down":
+                self._hear(self.ranks[number], data)
+            else:
+                self._go_on(self.ranks[number])
+        assert not any(rank.pending or rank.coming for rank in self.ranks), "every tensor has run everywhere"
+        self.cost.batches = self.ranks[0].batches - before
+        return self.cost
+
+    # --- a rank's side
+
+    def _go_on(self, rank: Rank) -> None:
+        """Takes what has become ready by now and says what is to be said."""
+        while rank.coming and rank.coming[0][0] <= self.now_s:
+            rank.submit(rank.coming.popleft()[1])
+        rank.launch()
+        request = rank.request()
+        if request is not None:
+            self.cost.requests += 1
+            self._send(rank.rank, request)
+        elif rank.coming and not rank.unanswered:
+            self._at(rank.coming[0][0] - self.now_s, "ready", rank.rank)
+
+    def _hear(self, rank: Rank, data: bytes) -> None:
+        if self._last[0] is not data:
+            self._last = data, decode_from_coordinator(data)
+        reply = rank.receive(self._last[1])
+        if reply is not None:
+            self._send(rank.rank, reply)
+        self._go_on(rank)
+
+    def _send(self, rank: int, message: ToCoordinator) -> None:
+        data = encode(message)
+        self.cost.up += 1
+        self.cost.up_bytes += len(data)
+        self._at(LATENCY_S, "up", rank, data)
+
+    # --- the coordinator's side
+
+    def _turn(self) -> None:
+        """What has arrived is answered, as in Server; what arrives meanwhile waits for the next turn."""
+        arrived, self._arrived = self._arrived, []
+        if not arrived:
+            self._turn_due = False
+            return
+        begin_s = time.thread_time()
+        told: list[tuple[int, bytes]] = []
+        for rank, data in arrived:
+            last, packed = None, b""
+            for to, message in self.sessions.handle(rank, decode_to_coordinator(data)):
+                if message is not last:
+                    last, packed = message, encode(message)
+                told.append((to, packed))
+        self.cost.cpu_s += time.thread_time() - begin_s
+        busy_s = MESSAGE_S * (len(arrived) + len(told))
+        for to, data in told:
+            self.cost.down += 1
+            self.cost.down_bytes += len(data)
+            self._at(busy_s + LATENCY_S, "down", to, data)
+        self._at(busy_s, "turn")
+
+    def _at(self, in_s: float, what: str, rank: int = -1, data: bytes = b"") -> None:
+        heapq.heappush(self._events, (self.now_s + in_s, next(self._ties), what, rank, data))
+
+
+def _ask(name: str, shape: tuple[int, ...]) -> Ask:
+    return Ask(0, name, encode(Spec(Kind.ALLREDUCE, DType.F32, shape, ReduceOp.Average)))
+
+
+def program(world: World, steps: int) -> Iterator[tuple[str, Cost]]:
+    """A job from its first word to its last: what each stretch is called, and what it cost."""
+    size = len(world.ranks)
+    ranks = tuple(range(size))
+    yield "init", world.say({rank: Hello(rank, ranks, 1, PROTOCOL, "", FUSION_BYTES) for rank in ranks})
+    yield "discovered, the first", world.step(world.asks)
+    yield "discovered, a later one", world.step(world.asks)
+    yield "discovered, arranged at its end", world.step(world.asks)
+    assert all(rank.replay is not None for rank in world.ranks), "the third equal step begins replay"
+    for _ in range(steps):
+        yield "replayed", world.step(world.asks)
+    yield "a metric: freeze, drain, resume", world.step([_ask("metric", ())])
+    assert all(rank.replay is not None for rank in world.ranks), "an insertion does not end replay"
+    yield "replayed", world.step(world.asks)
+    yield "a rank leaves: freeze, drain", world.say({0: Leave(world.ranks[0].epoch, "a tensor has another shape")})
+    assert not any(rank.replay is not None for rank in world.ranks), "a divergence ends it"
+    yield "discovered, after leaving", world.step(world.asks)
+    yield "shutdown", world.say({rank: Bye("shutdown") for rank in ranks})
+
+
+def verdict(stretch: str, cost: Cost) -> str:
+    """ "ok" or "MISSED" for a stretch that has a target, else ""."""
+    if stretch == "replayed":
+        return "ok" if cost.up == cost.down == 0 and cost.cpu_s == 0.0 and cost.batches > 0 else "MISSED"
+    if stretch.startswith("discovered"):
+        return "ok" if cost.cpu_s <= TARGET_S else "MISSED"
+    return ""
+
+
+def simulate(ranks: int, tensors: int, steps: int) -> bool:
+    """Prints one table. Whether all targets that apply were met."""
+    applies = ranks <= TARGET_RANKS and tensors <= TARGET_TENSORS
+    print(
+        f"{ranks} ranks x {tensors} tensors; messages and bytes are those of one rank, up to and down from the coordinator"
+    )
+    print(f"{'':32}{'CPU s':>9}{'batches':>9}{'up':>7}{'down':>7}{'KB up':>9}{'KB down':>9}   target")
+    met = True
+    for stretch, cost in program(World(ranks, tensors), steps):
+        word = verdict(stretch, cost) if applies or stretch == "replayed" else ""
+        met = met and word != "MISSED"
+        limit = "" if not word else "0 messages, 0 s: " if stretch == "replayed" else f"{TARGET_S:g} s: "
+        print(
+            f"{stretch:32}{cost.cpu_s:9.3f}{cost.batches:9d}{cost.up / ranks:7.1f}{cost.down / ranks:7.1f}"
+            f"{cost.up_bytes / ranks / 1e3:9.2f}{cost.down_bytes / ranks / 1e3:9.2f}   {limit}{word}",
+            flush=True,
+        )
+    print()
+    return met
+
+
+def main() -> int:
+    """The exit status: 1 if a target was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="512,4096", help="how many, separated by commas (default %(default)s)")
+    parser.add_argument("--tensors", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=2, help="replayed steps in a row")
+    parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="exit 1 on a miss")
+    options = parser.parse_args()
+    met = [simulate(int(ranks), options.tensors, options.steps) for ranks in options.ranks.split(",")]
+    return 0 if all(met) or not options.check else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Turns a run's times into ratios with their intervals, targets and verdicts, and those into tables and a chart."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tools.training.contenders import Measured
+
+__all__ = [
+    "Row",
+    "Spread",
+    "Table",
+    "aligned",
+    "efficiency",
+    "markdown",
+    "missed",
+    "ratio_rows",
+    "ratio_table",
+    "refreshed",
+    "section",
+    "speed_table",
+    "spread",
+    "verdict",
+]
+
+CONFIDENCE = 0.95
+RATIOS = (("ddl", "none"), ("ddl", "barrier"), ("ddl", "ddp"), ("ddp", "none"), ("barrier", "none"))
+TARGET_RANKS = 2  # for other numbers of ranks there are no targets
+OVER_NONE = {"wide": 1.25, "deep": 1.30, "gpt": 1.12, "resnet": 1.08}
+OVER_BARRIER = 1.10  # or this: what waiting for each other costs is not ours
+OVER_DDP = {"wide": 0.65, "deep": 0.75, "gpt": 0.90, "resnet": 1.00}
+HOLDS, OPEN, MISSES = "holds", "within spread", "misses"
+BEGIN, END = "<!-- training: begin -->", "<!-- training: end -->"
+
+Table = list[list[str]]  # the first row is the head
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median, and the interval that holds the true one in 95 of 100 runs (all that was seen, where that is too little)."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One ratio of step times. ``limit`` 0.0: no target. A verdict is "" where there is no target."""
+
+    model: str
+    over: str
+    spread: Spread
+    limit: float
+    verdict: str
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """By order statistics: how many of n values lie below the median is binomial, whatever they are distributed like."""
+    ordered = sorted(values)
+    n = len(ordered)
+    outside, cut = 0.0, 0
+    while cut < (n - 1) // 2:
+        outside += 2 * comb(n, cut) / 2**n
+        if outside > 1 - CONFIDENCE:
+            break
+        cut += 1
+    low, high = (max(cut - 1, 0), n - max(cut, 1))
+    return Spread(ordered[low], statistics.median(ordered), ordered[high])
+
+
+def verdict(of: Spread, limit: float) -> str:
+    """Missed is what the whole interval misses."""
+    return HOLDS if of.median <= limit else OPEN if of.low <= limit else MISSES
+
+
+def ratio_rows(measured: Measured) -> list[Row]:
+    """The ratios of one model: medians over the rounds of what was measured in the same round."""
+    spreads = {
+        (ours, theirs): spread([a / b for a, b in zip(measured.seconds[ours], measured.seconds[theirs])])
+        for ours, theirs in RATIOS
+    }
+    limits, verdicts = {}, {}
+    if measured.ranks == TARGET_RANKS:
+        limits = {
+            ("ddl", "none"): OVER_NONE[measured.model],
+            ("ddl", "barrier"): OVER_BARRIER,
+            ("ddl", "ddp"): OVER_DDP[measured.model],
+        }
+        verdicts = {pair: verdict(spreads[pair], limit) for pair, limit in limits.items()}
+        either = min(verdicts["ddl", "none"], verdicts["ddl", "barrier"], key=(HOLDS, OPEN, MISSES).index)
+        verdicts["ddl", "none"] = verdicts["ddl", "barrier"] = either  # one of the two is enough
+    return [
+        Row(measured.model, " / ".join(pair), spreads[pair], limits.get(pair, 0.0), verdicts.get(pair, ""))
+        for pair in RATIOS
+    ]
+
+
+def missed(rows: Sequence[Row]) -> bool:
+    """Whether a target is missed for certain."""
+    return any(row.verdict == MISSES for row in rows)
+
+
+def ratio_table(rows: Sequence[Row]) -> Table:
+    """One line a ratio."""
+    table = [["model", "step time", "median", "95 % interval", "target", "verdict"]]
+    for row in rows:
+        target = f"<= {row.limit:.2f}" if row.limit else ""
+        if row.limit and row.over == "ddl / barrier":
+            target = "or " + target
+        interval = f"[{row.spread.low:.3f}, {row.spread.high:.3f}]"
+        table.append([row.model, row.over, f"{row.spread.median:.3f}", interval, target, row.verdict])
+    return table
+
+
+def efficiency(measured: Measured, contender: str) -> Spread:
+    """The speed of ``contender`` over that of as many trainings that do not communicate."""
+    pairs = zip(measured.seconds["none"], measured.seconds[contender])
+    return spread([alone / together for alone, together in pairs])
+
+
+def speed_table(runs: Sequence[Measured]) -> Table:
+    """One line a model and contender. Samples/s are those of all ranks; counts are ddl's own."""
+    table = [
+        ["model", "contender", "ms/step", "samples/s", "efficiency", "messages/step", "replayed/step", "divergences"]
+    ]
+    for run in runs:
+        for contender, values in run.seconds.items():
+            step_s = statistics.median(values)
+            speed = run.samples * run.ranks / step_s
+            shown = f"{efficiency(run, contender).median:.0%}"
+            counts = (
+                [f"{run.control_messages:g}", f"{run.replayed:g}", str(run.divergences)]
+                if contender == "ddl"
+                else [""] * 3
+            )
+            table.append([run.model, contender, f"{step_s * 1e3:.2f}", f"{speed:.1f}", shown, *counts])
+    return table
+
+
+def aligned(table: Table) -> str:
+    """As text in columns; the first two to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    lines = []
+    for row in table:
+        cells = [cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def markdown(table: Table) -> str:
+    """As a table of Markdown."""
+    head, *rows = table
+    rule = ["---" if i < 2 else "---:" for i in range(len(head))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
+
+
+def section(runs: Sequence[Measured], command: str, machine: str) -> str:
+    """What docs/benchmarks.md says of these runs: command, machine, and the tables of each number of ranks."""
+    parts = [f"`{command}`, on {machine}:"]
+    for ranks in dict.fromkeys(run.ranks for run in runs):
+        of_ranks = [run for run in runs if run.ranks == ranks]
+        rows = [row for run in of_ranks for row in ratio_rows(run)]
+        parts += [f"**{ranks} rank{'s' * (ranks > 1)}**", markdown(ratio_table(rows)), markdown(speed_table(of_ranks))]
+    return "\n\n".join(parts)
+
+
+def refreshed(text: str, section: str) -> str:
+    """``text`` with ``section`` between its two marks, or behind it all where it has none."""
+    before, begun, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2] if begun else "\n"
+    if not begun:
+        before = before.rstrip("\n") + "\n\n" if before else ""
+    return f"{before}{BEGIN}\n{section}\n{END}{after}"
