@@ -26,7 +26,7 @@ CROWDED_CHUNK_BYTES = 128 << 10  # where ranks share cores: fewer turns
 CROWDED_RING_BYTES = 512 << 10  # likewise: the ranks of a core share its caches too
 SEGMENT_BYTES = 16 << 20  # about what all rings together take for many ranks
 SMALL_BYTES = 32 << 10  # over all ranks: up to here each rank reduces everything, one step less
-SPINS, YIELDS = 50, 20  # about 1 µs, then 5 µs that others of this core may use: longer, a late peer itself is slower
+SPINS, YIELDS = 50, 40  # about 1 µs, then 15 µs that others of this core may use; longer slows a late peer itself
 CROWDED_YIELDS = 100  # where ranks share cores, a yield is what lets the peer run
 SLEEP_NS = 50_000_000  # how soon a sleeper notices an abort that nobody woke it for
 
