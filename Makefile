@@ -57,6 +57,7 @@ check: venv
 bench: venv
 	$(BIN)/python tools/bench_collectives.py
 	$(BIN)/python tools/bench_training.py
+	$(BIN)/python tools/bench_startup.py
 
 clean:
 	rm -rf .venv .venv-demo build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -89,6 +89,13 @@ SETTINGS: tuple[Setting, ...] = (
         minimum=0,
     ),
     Setting(
+        "overlap",
+        str,
+        "auto",
+        "in replay, whether tensors in host memory go off while the step computes: on; off: together, at its end; "
+        "auto: off on one host, where that takes the cores that compute, unless a batch size is set",
+    ),
+    Setting(
         "replay",
         bool,
         True,

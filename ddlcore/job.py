@@ -183,6 +183,7 @@ class Job:
             self._break,
             self.sets,
             self._meter,
+            self.settings.number("stall_warning_s"),
             self.rank,
             name.format("control"),
         )
@@ -206,7 +207,8 @@ class Job:
     def _enter(self) -> None:
         fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_batch_bytes")
         place = (self._launched.rank, self._ranks, self._ordinal)
-        self._link.say(Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes))
+        hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self._overlaps())
+        self._link.say(hello)
         timeout_s = self.settings.number("start_timeout_s")
         if not self._link.welcomed.wait(timeout_s):
             self._link.say(Bye("gave up waiting in init"))
@@ -218,6 +220,18 @@ class Job:
         if self._link.refusal:
             raise DdlInternalError(self._link.refusal)
         self._open_global(self.settings.number("open_timeout_s"))
+
+    def _overlaps(self) -> bool:
+        """Whether batches of host memory are to run while the step still computes.
+
+        On one host they would take the cores that compute, and a core has little to hide. Sizes that
+        somebody has chosen are kept to.
+        """
+        wanted = self.settings.text("overlap")
+        if wanted not in ("auto", "on", "off"):
+            raise ValueError(f"overlap={wanted!r} is none of auto, on, off")
+        chosen = any(self.settings.source(name) != "default" for name in ("fusion_bytes", "first_batch_bytes"))
+        return wanted == "on" or (wanted == "auto" and (self.cross_size > 1 or chosen))
 
     def _open_global(self, timeout_s: float) -> None:
         opened = threading.Event()

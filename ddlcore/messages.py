@@ -34,6 +34,7 @@ __all__ = [
     "Request",
     "Resume",
     "Spec",
+    "Standing",
     "StoreAdd",
     "StoreDelete",
     "StoreGet",
@@ -42,6 +43,7 @@ __all__ = [
     "StoreSet",
     "ToCoordinator",
     "Welcome",
+    "Where",
     "decode_from_coordinator",
     "decode_spec",
     "decode_store_reply",
@@ -99,6 +101,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     fusion_bytes: int  # rank 0's value counts
     pid: int = 0
     first_batch_bytes: int = 0  # rank 0's value counts
+    overlap: bool = True  # likewise
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
@@ -141,7 +144,23 @@ class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):
     launched: tuple[tuple[int, int], ...]  # (set id, place), -1 where none was
 
 
-ToCoordinator = Leave | Frozen | Hello | Request | Bye | Done
+class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
+    """Where a rank is in replay; no control message. An ``alarm`` says that it has been there for too long.
+
+    ``launched``: in the batch at ``place``, and waiting for the others; else that is the next one, of
+    whose tensors ``missing`` have not been asked for.
+    """
+
+    epoch: int
+    place: int
+    launched: bool
+    set_id: int
+    names: tuple[str, ...]  # of the batch
+    missing: tuple[str, ...] = ()
+    alarm: bool = False
+
+
+ToCoordinator = Standing | Leave | Frozen | Hello | Request | Bye | Done
 
 
 # --- coordinator to rank
@@ -247,7 +266,13 @@ class Farewell(msgspec.Struct, frozen=True, array_like=True, tag="farewell"):
     """The answer to Bye: no batch comes after it."""
 
 
-FromCoordinator = Freeze | Drain | Welcome | Refused | Answer | Lost | Farewell
+class Where(msgspec.Struct, frozen=True, array_like=True, tag="where"):
+    """Answer with your Standing: another rank waits for too long."""
+
+    epoch: int
+
+
+FromCoordinator = Where | Freeze | Drain | Welcome | Refused | Answer | Lost | Farewell
 
 
 # --- the store

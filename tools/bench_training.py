@@ -13,9 +13,8 @@ import argparse
 import json
 import os
 import platform
-import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -65,6 +64,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=_rounds, default=15, metavar="N", help="turns that each contender has")
     parser.add_argument("--no-check", action="store_true", help="exit with 0 whatever is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
+    parser.add_argument("--load", type=Path, nargs="+", metavar="FILE", help="show what --json wrote; measure nothing")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the efficiency there (.svg or .png)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the tables between the marks of this file")
     return parser.parse_args(arguments)
@@ -89,15 +89,16 @@ def printer() -> Callable[[Table], None]:
     """Prints a table: by rich on a terminal, else as aligned text."""
     if not sys.stdout.isatty():
         return lambda table: print(aligned(table) + "\n", flush=True)
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table as RichTable
 
     colours = {"holds": "green", "misses": "red", "within spread": "yellow"}
 
     def show(table: Table) -> None:
-        shown = RichTable()
+        shown = RichTable(box=SIMPLE, padding=(0, 1, 0, 0))
         for i, title in enumerate(table[0]):
-            shown.add_column(title, justify="left" if i < 2 else "right")
+            shown.add_column(title, justify="left" if i < 2 else "right", no_wrap=True)
         for row in table[1:]:
             shown.add_row(*row[:-1], f"[{colours[row[-1]]}]{row[-1]}[/]" if row[-1] in colours else row[-1])
         Console().print(shown)
@@ -105,31 +106,42 @@ def printer() -> Callable[[Table], None]:
     return show
 
 
-def run_all(asked: argparse.Namespace) -> list[Measured]:
-    """Every model on every number of ranks, in jobs of their own; each is printed when it is over."""
+def measured(asked: argparse.Namespace) -> Iterator[Measured]:
+    """Every model on every number of ranks, in jobs of their own."""
     from ddlcore import run
 
-    show = printer()
     terminal = os.ttyname(2) if sys.stderr.isatty() else ""
-    runs: list[Measured] = []
     for ranks in asked.np:
         for name in asked.models:
-            one: Measured = run(measure, (name, asked.rounds, terminal), num_proc=ranks, env={"OMP_NUM_THREADS": "1"})[
-                0
-            ]
-            size = f"{one.tensors} tensors, {one.parameters / 1e6:.2f} million parameters"
-            print(f"{name}: {ranks} ranks, {size}; {asked.rounds} rounds of {one.steps} steps")
-            show(ratio_table(ratio_rows(one)))
-            show(speed_table([one]))
-            runs.append(one)
-    return runs
+            arguments = (name, asked.rounds, terminal)
+            yield run(measure, arguments, num_proc=ranks, env={"OMP_NUM_THREADS": "1"})[0]
+
+
+def loaded(paths: Sequence[Path]) -> Iterator[Measured]:
+    """What earlier runs have written."""
+    for path in paths:
+        for run in json.loads(path.read_text())["runs"]:
+            yield Measured(**run)
+
+
+def shown(runs: Iterable[Measured]) -> list[Measured]:
+    """Prints each as it comes."""
+    show = printer()
+    kept = []
+    for run in runs:
+        size = f"{run.tensors} tensors, {run.parameters / 1e6:.2f} million parameters"
+        print(f"{run.model}: {run.ranks} ranks, {size}; {len(run.seconds['ddl'])} rounds of {run.steps} steps")
+        show(ratio_table(ratio_rows(run)))
+        show(speed_table([run]))
+        kept.append(run)
+    return kept
 
 
 def main() -> int:
     """The exit status: 1 where a target is missed for certain."""
     asked = options()
     print(machine(), flush=True)
-    runs = run_all(asked)
+    runs = shown(loaded(asked.load) if asked.load else measured(asked))
     if asked.json is not None:
         asked.json.write_text(json.dumps({"machine": machine(), "runs": [asdict(run) for run in runs]}, indent=1))
     if asked.plot is not None:
@@ -137,7 +149,8 @@ def main() -> int:
 
         draw(runs, asked.plot)
     if asked.markdown is not None:
-        command = shlex.join(["python", "tools/bench_training.py", *sys.argv[1:]])
+        sizes = ",".join(dict.fromkeys(str(run.ranks) for run in runs))
+        command = f"python tools/bench_training.py --np {sizes} --rounds {len(runs[0].seconds['ddl'])}"
         text = asked.markdown.read_text(encoding="utf-8") if asked.markdown.exists() else ""
         asked.markdown.write_text(refreshed(text, section(runs, command, machine())), encoding="utf-8")
     wrong = missed([row for run in runs for row in ratio_rows(run)])

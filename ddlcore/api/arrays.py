@@ -97,7 +97,28 @@ def allreduce(tensor: Array, *args: Any, **kwargs: Any) -> Array:
 
 def allreduce_(tensor: Array, *args: Any, **kwargs: Any) -> Array:
     """``allreduce_async_`` and its result, which is ``tensor``."""
-    return _start(tensor, tensor, True, *args, **kwargs).wait()
+    _reduce_in_place(tensor, *args, **kwargs)
+    return tensor
+
+
+def _reduce_in_place(
+    tensor: Array,
+    name: str | None = None,
+    op: ReduceOp = Average,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: str = "none",
+) -> None:
+    _ops.allreduce_in_place(
+        tensor,
+        name=name,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+        compression=compression,
+    )
 
 
 def grouped_allreduce_async(

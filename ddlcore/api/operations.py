@@ -10,6 +10,7 @@ import hashlib
 import pickle
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ddlcore.api.world import ProcessSet, current_job, global_process_set
 from ddlcore.contracts.adapter import Adapter
@@ -25,6 +26,7 @@ from ddlcore.types import Adasum, Average, Buffer, DType, Kind, ReduceOp
 __all__ = ["Operations", "allgather_object", "barrier", "broadcast_object", "join"]
 
 SPEC_CACHE_LIMIT = 65536
+RECURRING_LIMIT = 1024  # names of calls that wait at once; in a loop there are few
 
 
 class Operations:
@@ -37,6 +39,7 @@ class Operations:
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self._specs: dict[Spec, bytes] = {}
+        self._recurring: WeakKeyDictionary[Job, dict[Any, Recurring]] = WeakKeyDictionary()
 
     # --- allreduce
 
@@ -129,6 +132,36 @@ class Operations:
         buffer = self.adapter.buffer(tensor, elementwise=True)
         spec = _allreduce_spec(buffer, _reduce_op(op, buffer.dtype), prescale_factor, postscale_factor, compression, 0)
         return Recurring(job.completion, set_id, f"allreduce.{name}", spec, self._encoded(spec), buffer)
+
+    def allreduce_in_place(
+        self,
+        tensor: Any,
+        *,
+        name: str | None = None,
+        op: ReduceOp = Average,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        process_set: ProcessSet = global_process_set,
+        compression: str = "none",
+        job: Job | None = None,
+    ) -> None:
+        """``allreduce_async(tensor, output=tensor)`` and its wait. A name that comes again is described only once."""
+        job = job or current_job()
+        factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+        how: Any = {**factors, "op": op, "process_set": process_set, "compression": compression, "job": job}
+        if name is None:
+            self.allreduce_async(tensor, output=tensor, waits=True, **how).wait()
+            return
+        known = self._recurring.setdefault(job, {})
+        key = (name, process_set.process_set_id, op, prescale_factor, postscale_factor, compression)
+        recurring = known.get(key)
+        buffer = self.adapter.buffer(tensor, elementwise=True)
+        if recurring is None or not _is_like(recurring.source, buffer):
+            if len(known) >= RECURRING_LIMIT:
+                known.clear()
+            recurring = known[key] = self.recurring_allreduce(tensor, name=name, **how)
+        job.again(recurring, buffer.address, tensor, True)
+        recurring.wait()
 
     # --- allgather
 
@@ -428,6 +461,16 @@ def _allreduce_spec(
         source.strides,
         compression,
         group,
+    )
+
+
+def _is_like(one: Buffer, other: Buffer) -> bool:
+    """Whether both are described alike on the wire."""
+    return (
+        one.shape == other.shape
+        and one.dtype is other.dtype
+        and one.strides == other.strides
+        and one.device == other.device
     )
 
 

@@ -30,12 +30,15 @@ from ddlcore.messages import (
     Request,
     Resume,
     Spec,
+    Standing,
+    Where,
     decode_spec,
 )
 from ddlcore.runtime.checks import describe, flaw, mismatch_table
 from ddlcore.runtime.pending import Pending, bits_of, ranks_of
 from ddlcore.runtime.periods import TensorKey
 from ddlcore.runtime.rhythm import Known, Rhythm, tensor_key
+from ddlcore.runtime.standing import Standings
 from ddlcore.types import Kind
 
 __all__ = ["Coordinator"]
@@ -56,6 +59,7 @@ class Coordinator:
         fusion_bytes: int,
         replay: bool = True,
         first_batch_bytes: int = 0,
+        overlap: bool = True,
     ) -> None:
         self.size = size
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
@@ -71,20 +75,25 @@ class Coordinator:
         self._specs: dict[bytes, Spec] = {}
         self._next_index = 0
         self._next_set = 1
-        whole = {**self.params, "first_batch_bytes": float(first_batch_bytes)}  # what lays out a whole period
+        # what lays out a whole period
+        whole = {**self.params, "first_batch_bytes": float(first_batch_bytes), "overlap": float(overlap)}
         self.rhythm = Rhythm(policy, whole, self._spec, replay)
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
+        self.standings = Standings()
         self._slow = False  # a rank suspects so
 
     # --- messages in, messages out
 
-    def handle(self, rank: int, message: Request | Bye | Leave | Frozen) -> Outgoing:
+    def handle(self, rank: int, message: Request | Bye | Leave | Frozen | Standing) -> Outgoing:
         """What all ranks are to be told because ``rank`` said ``message``."""
         if isinstance(message, Bye):
             return self._bye(rank, message)
         if message.epoch != self.epoch or rank in self._left:
             return []  # the rank resends what is pending when it enters the present epoch
+        if isinstance(message, Standing):
+            asked = self.standings.hear(rank, message, self.sets.get(message.set_id, ()))
+            return [(other, Where(self.epoch)) for other in asked if other not in self._left]
         if isinstance(message, Frozen):
             return self._drain() if self.rhythm.frozen(rank, message, self._present) else []
         if isinstance(message, Leave):

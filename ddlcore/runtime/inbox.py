@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddlcore.messages import Arranged, Batch, Frozen, Request, Resume
+from ddlcore.messages import Arranged, Batch, Frozen, Request, Resume, Standing
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.request import DECIDED, IDLE, PENDING, Entry, Recurring
 from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
@@ -69,17 +69,19 @@ class Inbox:
                 self._require_free(entry)
             for entry in entries:
                 self._flying[entry.set_id, entry.name] = entry
+                entry.stamp = self._completion.observed
                 self._place(entry, waits)
             wake = bool(self._unsent) and not self._unanswered and not self._moving
         if wake:
             self._wake()
 
-    def again(self, entry: Recurring, address: int, owner: object) -> None:
-        """Starts a recurring entry on the tensor at ``address``, which ``owner`` keeps alive. Errors as ``submit``.
+    def again(self, entry: Recurring, address: int, owner: object, waits: bool = False) -> None:
+        """Starts a recurring entry on the tensor at ``address``, which ``owner`` keeps alive. The rest as ``submit``.
 
         This runs once a tensor and step. In replay it does no more than fill the slot.
         """
         with self.lock:
+            entry.stamp = self._completion.observed
             replay = self._open
             if entry.replay is replay and entry.state == IDLE and entry.position.entries[entry.seat] is None:
                 entry.state = PENDING
@@ -91,7 +93,8 @@ class Inbox:
                 position.missing -= 1
                 replay.filled += 1
                 if position.missing == 0 and position is replay.current:
-                    self.work.notify()
+                    if not waits:
+                        self.work.notify()
                 elif self._waits_since_s is None:
                     self._waits_since_s = time.monotonic()
                 return
@@ -102,7 +105,7 @@ class Inbox:
             entry.state = PENDING
             entry.source.address = address
             entry.source.owner = owner
-            self._place(entry)
+            self._place(entry, waits)
             wake = bool(self._unsent) and not self._unanswered and not self._moving
         if wake:
             self._wake()
@@ -190,8 +193,7 @@ class Inbox:
                 return None
             self._unanswered = True
             self._serial += 1
-            stamp = self._completion.observed
-            asks = tuple(entry.ask(stamp) for entry in self._unsent)
+            asks = tuple(entry.ask() for entry in self._unsent)
             self._unsent.clear()
             return Request(self._epoch, self._serial, asks)
 
@@ -266,6 +268,19 @@ class Inbox:
             if time.monotonic() - self._waits_since_s < STUCK_AFTER_S:
                 return None
             return self.stopped_waiting()
+
+    def standing(self) -> Standing | None:
+        """Where this rank is in replay; None outside."""
+        with self.lock:
+            replay = self._open
+            if replay is None:
+                return None
+            if self._launches:
+                first = self._launches[0]
+                return Standing(self._epoch, first.place, True, first.planned.set_id, first.planned.names)
+            planned, entries = replay.current.planned, replay.current.entries
+            missing = tuple(name for name, entry in zip(planned.names, entries) if entry is None)
+            return Standing(self._epoch, replay.place, False, planned.set_id, planned.names, missing)
 
     # --- the engine
 

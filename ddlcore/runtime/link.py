@@ -6,10 +6,13 @@ It never runs a collective and never waits for one, so that it answers whatever 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
+
+import msgspec
 
 from ddlcore.errors import DdlInternalError, MismatchError, PeerLost
 from ddlcore.messages import (
@@ -24,8 +27,10 @@ from ddlcore.messages import (
     Lost,
     Refused,
     Resume,
+    Standing,
     ToCoordinator,
     Welcome,
+    Where,
 )
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.engine import Engine, Todo, Verdict
@@ -62,6 +67,7 @@ class Link:
         broken: Callable[[Callable[[str], BaseException]], None],
         sets: ProcessSets,
         meter: Meter,
+        stall_warning_s: float,
         rank: int,
         name: str,
     ) -> None:
@@ -75,6 +81,8 @@ class Link:
         self._broken = broken
         self._outbox: deque[ToCoordinator] = deque()
         self._stopping = False
+        self._alarm = _Alarm(stall_warning_s)
+        self._patience_s = min(IDLE_S, stall_warning_s / 2) if stall_warning_s > 0 else IDLE_S
         self.session = ""
         self.refusal = ""
         self.welcomed = threading.Event()  # Welcome, Refused or the end of the job
@@ -107,10 +115,13 @@ class Link:
                 stuck = self._inbox.stuck()
                 if stuck is not None:
                     self._engine.leave(stuck, slow=True)
+                alarm = self._alarm.look(self._inbox.standing, time.monotonic())
+                if alarm is not None:
+                    self._send(alarm)
                 request = self._inbox.take_request()
                 if request is not None:
                     self._send(request)
-                for message in self._channel.receive(IDLE_S):
+                for message in self._channel.receive(self._patience_s):
                     self._receive(message)
         except Exception as error:  # the coordinator is out of reach, or one of us is wrong: nothing can go on
             self._end(error)
@@ -131,10 +142,19 @@ class Link:
         self._broken(make)
 
     def _send(self, message: ToCoordinator) -> None:
-        self._meter.control += 1
+        if isinstance(message, Standing):
+            self._meter.stalls += 1
+        else:
+            self._meter.control += 1
         self._channel.send(message)
 
     def _receive(self, message: FromCoordinator) -> None:
+        if isinstance(message, Where):
+            self._meter.stalls += 1
+            standing = self._inbox.standing()
+            if standing is not None:
+                self._send(standing)
+            return
         self._meter.control += 1
         if isinstance(message, Answer):
             for item in message.items:
@@ -193,3 +213,28 @@ class Link:
         else:
             error = MismatchError(failure.text)
         self._engine.fail(entries, error)
+
+
+class _Alarm:
+    """Notices that this rank stands at one batch of its schedule, with tensors in it, for longer than ``after_s``; 0: never."""
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._look_s = 0.0  # when to look again: the control thread comes by more often
+        self._at: tuple[int, int] | None = None  # (epoch, place), which never come again
+        self._since_s = 0.0
+
+    def look(self, standing: Callable[[], Standing | None], now_s: float) -> Standing | None:
+        """The alarm, once a batch."""
+        if self._after_s <= 0 or now_s < self._look_s:
+            return None
+        self._look_s = now_s + min(IDLE_S, self._after_s / 4)
+        one = standing()
+        waits = one is not None and (one.launched or len(one.missing) < len(one.names))
+        at = (one.epoch, one.place) if one is not None and waits else None
+        if at != self._at:
+            self._at, self._since_s = at, now_s
+        if one is None or at is None or now_s - self._since_s < self._after_s:
+            return None
+        self._since_s = float("inf")  # said
+        return msgspec.structs.replace(one, alarm=True)

@@ -31,7 +31,19 @@ class Outcome:
 class Entry:
     """One ask and what it is about. ``slot`` is its place in its handle (grouped calls share one)."""
 
-    __slots__ = ("digest", "handle", "name", "rows", "set_id", "slot", "source", "spec", "spec_bytes", "target")
+    __slots__ = (
+        "digest",
+        "handle",
+        "name",
+        "rows",
+        "set_id",
+        "slot",
+        "source",
+        "spec",
+        "spec_bytes",
+        "stamp",
+        "target",
+    )
 
     def __init__(
         self,
@@ -56,9 +68,10 @@ class Entry:
         self.target = target
         self.rows = rows
         self.digest = digest
+        self.stamp = -1  # the last batch that the user's code had seen end when it made this call
 
-    def ask(self, stamp: int) -> Ask:
-        return Ask(self.set_id, self.name, self.spec_bytes, self.rows, stamp, self.digest)
+    def ask(self) -> Ask:
+        return Ask(self.set_id, self.name, self.spec_bytes, self.rows, self.stamp, self.digest)
 
 
 class Recurring(Entry):

@@ -24,6 +24,8 @@ __all__ = ["MOST_KNOWN", "Launch", "Offer", "Position", "Replay", "Schedule", "a
 # that the coordinator may still resume without telling it anew, since both see the same row of Resumes.
 MOST_KNOWN = 16
 
+UNDIVIDED_BYTES = float(256 << 20)
+
 T = TypeVar("T")
 _NEVER = frozenset({Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET})
 
@@ -57,9 +59,11 @@ def _lay_out(
     specs = [spec_of(one.key.spec) for one in segment]
     fusable = [i for i, spec in enumerate(specs) if spec.kind is Kind.ALLREDUCE]
     groups = [[i] for i, spec in enumerate(specs) if spec.kind is not Kind.ALLREDUCE]
-    if fusable:
-        ready = [_ready(segment[i], specs[i]) for i in fusable]
-        groups += [[fusable[p] for p in positions] for positions in policy.arrange(ready, params)]
+    late = [i for i in fusable if specs[i].device == "cpu"] if not params.get("overlap", 1.0) else []
+    early = [i for i in fusable if i not in set(late)]
+    for chosen, given in ((early, params), (late, _undivided(params))):
+        ready = [_ready(segment[i], specs[i]) for i in chosen]
+        groups += [[chosen[p] for p in positions] for positions in policy.arrange(ready, given)]
     groups.sort(key=max)  # a batch cannot start before its last tensor is ready
     return [
         Planned(
@@ -71,6 +75,12 @@ def _lay_out(
         )
         for group in groups
     ]
+
+
+def _undivided(params: Mapping[str, float]) -> dict[str, float]:
+    """Of a period whose communication would take the computation's cores: nothing is gained by small batches."""
+    fusion_bytes = params["fusion_bytes"]
+    return {**params, "fusion_bytes": fusion_bytes and max(fusion_bytes, UNDIVIDED_BYTES), "first_batch_bytes": 0.0}
 
 
 def _ready(one: Occurrence, spec: Spec) -> Ready:
@@ -224,6 +234,11 @@ class Replay(Generic[T]):
         ahead = sorted(holes, key=lambda place: (len(self._holes.get(place, ())), (place - self._next) % size))
         self._holes.setdefault(ahead[0], deque()).append((batch, tuple(entries)))
         return True
+
+    @property
+    def place(self) -> int:
+        """Of the next batch."""
+        return self._next
 
     def waits(self) -> bool:
         """Whether an entry stands in a slot, or a filled hole, unlaunched."""

@@ -22,6 +22,7 @@ from ddlcore.messages import (
     Lost,
     Refused,
     Request,
+    Standing,
     ToCoordinator,
     Welcome,
 )
@@ -74,7 +75,7 @@ class Sessions:
             world.active.discard(rank)
             del self._worlds[rank]
             return []
-        if not isinstance(message, (Request, Bye, Leave, Frozen)):
+        if not isinstance(message, (Request, Bye, Leave, Frozen, Standing)):
             raise DdlInternalError(f"rank {rank} sent {type(message).__name__} in the middle of a job")
         if isinstance(message, Bye):
             world.leaving.add(rank)
@@ -107,6 +108,8 @@ class Sessions:
         reports = []
         for world in {id(world): world for world in self._worlds.values()}.values():
             reports += stall_reports(world.coordinator, now_s, self._stall_warning_s)
+            one = world.coordinator
+            reports += one.standings.report(one.epoch, now_s, self._stall_warning_s)
         return reports
 
     def _hello(self, rank: int, hello: Hello) -> Outgoing:
@@ -177,7 +180,9 @@ class Sessions:
         hellos = self._gathering.pop(key)
         self._made += 1
         first = hellos[key[0][0]]
-        coordinator = Coordinator(len(key[0]), self._policy, first.fusion_bytes, self._replay, first.first_batch_bytes)
+        coordinator = Coordinator(
+            len(key[0]), self._policy, first.fusion_bytes, self._replay, first.first_batch_bytes, first.overlap
+        )
         world = _World(key, coordinator, set(key[0]))
         for rank in key[0]:
             self._worlds[rank] = world

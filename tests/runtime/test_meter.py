@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -12,12 +14,18 @@ import ddlcore as ddl
 from ddlcore import Stats
 from ddlcore.job import Job
 from ddlcore.runtime.meter import Meter, now_ns
-from ddlcore.testing import World, run_world
+from ddlcore.testing import World
 from ddlcore.types import Kind
 
 pytestmark = pytest.mark.timeout(120)
 
-NEGOTIATED = {"replay": False}
+T = TypeVar("T")
+
+
+def together(size: int, program: Callable[[int, Job], T], backend: str = "threads", **settings: object) -> list[T]:
+    """By rank. None leaves before all have ended: a rank that leaves makes the others count messages."""
+    with World(size, backend=backend, settings=settings) as world:
+        return world.run(program)
 
 
 def test_negotiated_batches_are_counted() -> None:
@@ -30,7 +38,7 @@ def test_negotiated_batches_are_counted() -> None:
             ddl.allreduce(np.ones(4), name="a")
         return before, ddl.stats()
 
-    for before, after in run_world(2, program, settings=NEGOTIATED):
+    for before, after in together(2, program, replay=False):
         assert after["batches_negotiated"] - before["batches_negotiated"] == 10
         # An answer goes to all who take part, and to who has asked: to the first at once, to the second with the batch.
         assert 20 <= after["control_messages"] - before["control_messages"] <= 30
@@ -49,7 +57,7 @@ def test_replayed_batches_are_counted() -> None:
             ddl.allreduce(np.ones(4), name="a")
         return before, ddl.stats()
 
-    for before, after in run_world(2, program):
+    for before, after in together(2, program):
         assert after["batches_replayed"] - before["batches_replayed"] == 10
         assert after["batches_negotiated"] == before["batches_negotiated"]
         assert after["control_messages"] == before["control_messages"]
@@ -76,7 +84,7 @@ def test_void_batches_and_divergences_are_counted() -> None:
             assert handle.wait()[0] == 1
         return ddl.stats()
 
-    first, second = run_world(2, program)
+    first, second = together(2, program)
     assert second["divergences"] == 1
     assert first["divergences"] == 0
     assert first["batches_void"] == 1
@@ -103,7 +111,7 @@ def test_bytes_are_those_of_the_users_tensors(replay: bool) -> None:
         ddl.barrier()
         return ddl.stats()
 
-    for rank, stats in enumerate(run_world(2, program, settings={"replay": replay})):
+    for rank, stats in enumerate(together(2, program, replay=replay)):
         assert stats["bytes"] == {
             "allreduce": steps * (100 * 4 + 50 * 8),
             "broadcast": steps * 7 * 4,
@@ -131,7 +139,7 @@ def test_seconds_are_where_they_were_spent() -> None:
         before, after = pair
         return {stage: seconds - before["seconds"][stage] for stage, seconds in after["seconds"].items()}
 
-    punctual, late = map(spent, run_world(2, program))
+    punctual, late = map(spent, together(2, program))
     assert set(punctual) == {"idle", "pack", "transport", "unpack", "user"}
     assert punctual["transport"] >= 0.9 * pause_s
     assert punctual["user"] >= 0.9 * pause_s
@@ -149,7 +157,7 @@ def test_copies_are_timed(replay: bool) -> None:
                 ddl.allreduce(np.ones(1 << 18, np.float32), name="a", compression=compression)
             return ddl.stats()["seconds"]
 
-        return run_world(2, play, backend="shm", settings={"replay": replay})[0]
+        return together(2, play, backend="shm", replay=replay)[0]
 
     packed, plain = program("bf16"), program("none")
     assert packed["pack"] > 0
@@ -166,15 +174,14 @@ def test_routes_name_the_transport_of_each_set() -> None:
         ddl.barrier()
         return ddl.stats()["routes"]
 
-    with World(3) as world:
-        routes = world.run(program)
+    routes = together(3, program)
     assert routes[0] == {0: "threads (asked for)", 1: "threads (asked for)"}
     assert routes[1] == {0: "threads (asked for)"}
 
 
 def test_every_key_is_documented() -> None:
     """In ``Stats``, and nothing else is."""
-    (stats,) = run_world(1, lambda rank, job: ddl.stats(), backend="auto")
+    (stats,) = together(1, lambda rank, job: ddl.stats(), backend="auto")
     assert set(stats) == set(Stats.__annotations__)
     assert Stats.__doc__ is not None
     assert [key for key in stats if f"``{key}``" not in Stats.__doc__] == []

@@ -55,6 +55,9 @@ def test_two_ranks_train_a_model_four_ways(tmp_path: Path) -> None:
     )
     assert min(min(times) for times in run["seconds"].values()) > 0.0
     assert "| deep | ddl / none |" in (tmp_path / "page.md").read_text()
+    load = [sys.executable, "tools/bench_training.py", "--no-check", "--load", str(tmp_path / "times.json")]
+    again = subprocess.run(load, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert again.stdout == done.stdout, again.stderr
 
 
 @pytest.mark.processes

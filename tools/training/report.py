@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 from typing import TYPE_CHECKING
+
+from ddlcore.launch.bench.results import median_interval
 
 if TYPE_CHECKING:
     from tools.training.contenders import Measured
@@ -29,7 +30,6 @@ __all__ = [
     "verdict",
 ]
 
-CONFIDENCE = 0.95
 RATIOS = (("ddl", "none"), ("ddl", "barrier"), ("ddl", "ddp"), ("ddp", "none"), ("barrier", "none"))
 TARGET_RANKS = 2  # for other numbers of ranks there are no targets
 OVER_NONE = {"wide": 1.25, "deep": 1.30, "gpt": 1.12, "resnet": 1.08}
@@ -62,17 +62,9 @@ class Row:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """By order statistics: how many of n values lie below the median is binomial, whatever they are distributed like."""
-    ordered = sorted(values)
-    n = len(ordered)
-    outside, cut = 0.0, 0
-    while cut < (n - 1) // 2:
-        outside += 2 * comb(n, cut) / 2**n
-        if outside > 1 - CONFIDENCE:
-            break
-        cut += 1
-    low, high = (max(cut - 1, 0), n - max(cut, 1))
-    return Spread(ordered[low], statistics.median(ordered), ordered[high])
+    """The median of ``values``, and its interval by order statistics."""
+    low, high = median_interval(values)
+    return Spread(low, statistics.median(values), high)
 
 
 def verdict(of: Spread, limit: float) -> str:
@@ -126,10 +118,11 @@ def efficiency(measured: Measured, contender: str) -> Spread:
 
 
 def speed_table(runs: Sequence[Measured]) -> Table:
-    """One line a model and contender. Samples/s are those of all ranks; counts are ddl's own."""
-    table = [
-        ["model", "contender", "ms/step", "samples/s", "efficiency", "messages/step", "replayed/step", "divergences"]
-    ]
+    """One line a model and contender. Samples/s are those of all ranks.
+
+    ddl's own are, of a step, the messages to and from the coordinator and the batches replayed; and how often replay was left.
+    """
+    table = [["model", "contender", "ms/step", "samples/s", "efficiency", "messages", "batches", "left"]]
     for run in runs:
         for contender, values in run.seconds.items():
             step_s = statistics.median(values)

@@ -26,7 +26,8 @@ CROWDED_CHUNK_BYTES = 128 << 10  # where ranks share cores: fewer turns
 CROWDED_RING_BYTES = 512 << 10  # likewise: the ranks of a core share its caches too
 SEGMENT_BYTES = 16 << 20  # about what all rings together take for many ranks
 SMALL_BYTES = 32 << 10  # over all ranks: up to here each rank reduces everything, one step less
-SPINS, YIELDS = 50, 100  # about 1 µs, for a peer that runs; then tens of µs that others of this core may use
+SPINS, YIELDS = 50, 40  # about 1 µs, then 15 µs that others of this core may use; longer slows a late peer itself
+CROWDED_YIELDS = 100  # where ranks share cores, a yield is what lets the peer run
 SLEEP_NS = 50_000_000  # how soon a sleeper notices an abort that nobody woke it for
 
 NEVER = -1000  # a round long ago
@@ -261,7 +262,7 @@ def _make_frame(context: Context, memory: segment.Segment, crowded: bool) -> Wor
         at.RING: ring,
         at.SMALL: SMALL_BYTES // context.size,
         at.SPINS: 0 if crowded else SPINS,  # who spins where ranks share cores, holds up whom it waits for
-        at.YIELDS: YIELDS,
+        at.YIELDS: CROWDED_YIELDS if crowded else YIELDS,
         at.TIMEOUT + 8: SLEEP_NS,
     }
     for offset, value in values.items():

@@ -129,9 +129,16 @@ def allreduce_(
 ) -> torch.Tensor:
     """``tensor`` itself, reduced in place."""
     reduce_op = resolve_op(op, average)
-    handle = _start_in_place(tensor, name, reduce_op, prescale_factor, postscale_factor, process_set, True)
-    result: torch.Tensor = handle.wait()
-    return result
+    OPERATIONS.allreduce_in_place(
+        tensor,
+        name=name,
+        op=reduce_op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        process_set=process_set,
+    )
+    _touched(tensor)
+    return tensor
 
 
 def allreduce_async_(
@@ -144,28 +151,14 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
     """A handle whose result is ``tensor`` itself, reduced in place; nobody else may touch it until then."""
-    reduce_op = resolve_op(op, average)
-    return _start_in_place(tensor, name, reduce_op, prescale_factor, postscale_factor, process_set, False)
-
-
-def _start_in_place(
-    tensor: torch.Tensor,
-    name: str | None,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    waits: bool,
-) -> Waitable:
     handle = OPERATIONS.allreduce_async(
         tensor,
         output=tensor,
         name=name,
-        op=op,
+        op=resolve_op(op, average),
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
-        waits=waits,
     )
     _touched(tensor)
     return handle
