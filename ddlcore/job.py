@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ddlcore.config import SETTINGS, Environment, Setting, Settings, load_settings
 from ddlcore.contracts.compressor import Compressor
@@ -30,7 +31,7 @@ from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.link import Link
 from ddlcore.runtime.meter import Meter, Stats
 from ddlcore.runtime.process_sets import Opener, ProcessSets
-from ddlcore.runtime.request import Entry
+from ddlcore.runtime.request import Entry, Recurring
 from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.runtime.sessions import Sessions
 from ddlcore.types import DType, Member, Placement, ReduceOp
@@ -108,6 +109,7 @@ class Job:
         self._network = network
         self._kernels = LateKernels(settings.text("cache_dir"))
         self._compressors: dict[str, Compressor] = {}
+        self.recurring: dict[Any, Recurring] = {}  # calls by name that wait at once, described the first time
         self._verdict = Verdict()
         self._meter = Meter()
         self._lock = threading.Lock()
@@ -266,6 +268,11 @@ class Job:
     def stats(self) -> Stats:
         """What this rank has counted since init; ``Stats`` documents the keys. Any thread."""
         return self._meter.stats(self.completion.waited_s, self.sets.routes())
+
+    def retire(self) -> None:
+        """Forgets all that ``recurring`` holds: names that do not come again must not fill the memory."""
+        known, self.recurring = self.recurring, {}
+        self.inbox.retire(known.values())
 
     def disown(self) -> None:
         """This process was forked from the one that called ``init``: nothing goes from here."""

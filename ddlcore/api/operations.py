@@ -10,7 +10,6 @@ import hashlib
 import pickle
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ddlcore.api.world import ProcessSet, current_job, global_process_set
 from ddlcore.contracts.adapter import Adapter
@@ -39,7 +38,6 @@ class Operations:
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self._specs: dict[Spec, bytes] = {}
-        self._recurring: WeakKeyDictionary[Job, dict[Any, Recurring]] = WeakKeyDictionary()
 
     # --- allreduce
 
@@ -147,20 +145,20 @@ class Operations:
     ) -> None:
         """``allreduce_async(tensor, output=tensor)`` and its wait. A name that comes again is described only once."""
         job = job or current_job()
-        factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-        how: Any = {**factors, "op": op, "process_set": process_set, "compression": compression, "job": job}
-        if name is None:
-            self.allreduce_async(tensor, output=tensor, waits=True, **how).wait()
-            return
-        known = self._recurring.setdefault(job, {})
-        key = (name, process_set.process_set_id, op, prescale_factor, postscale_factor, compression)
-        recurring = known.get(key)
-        buffer = self.adapter.buffer(tensor, elementwise=True)
-        if recurring is None or not _is_like(recurring.source, buffer):
-            if len(known) >= RECURRING_LIMIT:
-                known.clear()
-            recurring = known[key] = self.recurring_allreduce(tensor, name=name, **how)
-        job.again(recurring, buffer.address, tensor, True)
+        key = (self.adapter.name, name, process_set.process_set_id, op, prescale_factor, postscale_factor, compression)
+        recurring = job.recurring.get(key)
+        address = self.adapter.address(tensor, recurring.source) if recurring is not None else None
+        if recurring is None or address is None:
+            factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+            how: Any = {**factors, "op": op, "process_set": process_set, "compression": compression, "job": job}
+            if name is None:
+                self.allreduce_async(tensor, output=tensor, waits=True, **how).wait()
+                return
+            if len(job.recurring) >= RECURRING_LIMIT:
+                job.retire()
+            recurring = job.recurring[key] = self.recurring_allreduce(tensor, name=name, **how)
+            address = recurring.source.address
+        job.again(recurring, address, tensor, True)
         recurring.wait()
 
     # --- allgather
@@ -461,16 +459,6 @@ def _allreduce_spec(
         source.strides,
         compression,
         group,
-    )
-
-
-def _is_like(one: Buffer, other: Buffer) -> bool:
-    """Whether both are described alike on the wire."""
-    return (
-        one.shape == other.shape
-        and one.dtype is other.dtype
-        and one.strides == other.strides
-        and one.device == other.device
     )
 
 

@@ -48,6 +48,7 @@ class _Process:
         self.job: Job | None = None
         self.ordinals: dict[tuple[int, ...] | None, int] = {}
         self.thread = threading.local()  # .job: of a world of threads
+        self.worlds = False  # whether there ever was one
         self.pid = 0
 
 
@@ -56,7 +57,9 @@ _process = _Process()
 
 def current_job() -> Job:
     """The job that this thread's verbs act on. Raises NotInitialized (a ValueError) where there is none."""
-    job: Job | None = getattr(_process.thread, "job", None) or _process.job
+    job = _process.job
+    if _process.worlds:  # else no thread has a job of its own, and there is no need to look
+        job = getattr(_process.thread, "job", None) or job
     if job is None or job.closed:
         raise NotInitialized("ddl has not been initialized; call init() first")
     return job
@@ -67,6 +70,7 @@ def use_job(job: Job) -> Iterator[Job]:
     """Within it, this thread's verbs act on ``job``: worlds of threads need it."""
     before = getattr(_process.thread, "job", None)
     _process.thread.job = job
+    _process.worlds = True
     try:
         yield job
     finally:

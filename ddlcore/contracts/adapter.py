@@ -30,6 +30,20 @@ class Adapter(ABC):
         dense (``.contiguous()``), has a type ddl does not carry, or lies where no transport reaches.
         """
 
+    def address(self, tensor: Any, like: Buffer) -> int | None:
+        """Where ``tensor`` lies, if ``buffer`` would describe it as ``like`` but for its place; else None.
+
+        It is asked once for each call of a loop: a faster one is worth writing.
+        """
+        buffer = self.buffer(tensor, elementwise=True)
+        same = (buffer.shape, buffer.dtype, buffer.strides, buffer.device) == (
+            like.shape,
+            like.dtype,
+            like.strides,
+            like.device,
+        )
+        return buffer.address if same and buffer.wait is None else None
+
     @abstractmethod
     def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
         """A new tensor of ``like``'s type and device; ``shape`` None: also of its shape and layout."""

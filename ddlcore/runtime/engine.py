@@ -220,8 +220,12 @@ class Engine:
                     assert launch is not None
                     self._stage = ENTERING
                 begun_ns = now_ns()
-                deliver = self._take_part(launch, partial(launch.position.run.resume, launch), DdlInternalError)
-                if deliver is not None:
+                try:
+                    deliver = launch.position.run.resume(launch)
+                except DdlInternalError as error:
+                    self._explain(error)
+                    self._failed(launch, None)
+                else:
                     self._stage = "handed a result over"
                     self._settle(launch, deliver)
                 self._stage = ""
@@ -258,10 +262,8 @@ class Engine:
             if not self._running and (self._queue or self._stopped or self._inbox.is_ready()):
                 self._inbox.work.notify()
 
-    def _take_part(
-        self, launch: Launch[Entry], run: Callable[[], Deliver], ours: type[BaseException] = BaseException
-    ) -> Deliver | None:
-        """Runs a batch. What is raised and is one of ``ours`` is explained, and ends the batch and mostly the job."""
+    def _take_part(self, launch: Launch[Entry], run: Callable[[], Deliver]) -> Deliver | None:
+        """Runs a batch. What it raises is explained, and ends the batch and mostly the job."""
         if self._verdict.given:
             self._failed(launch, None)
             return None
@@ -270,7 +272,7 @@ class Engine:
         except Unserved as error:
             self._failed(launch, error)
             return None
-        except ours as error:
+        except BaseException as error:
             self._explain(error)
             self._failed(launch, None)
             return None

@@ -110,6 +110,15 @@ class Inbox:
         if wake:
             self._wake()
 
+    def retire(self, entries: Iterable[Recurring]) -> None:
+        """Forgets those that are idle; they may be started again all the same."""
+        with self.lock:
+            for entry in entries:
+                key = (entry.set_id, entry.name)
+                if entry.state == IDLE and self._recurring.get(key) is entry:
+                    entry.replay = entry
+                    del self._recurring[key]
+
     def _require_free(self, entry: Entry) -> None:
         key = (entry.set_id, entry.name)
         other = self._recurring.get(key)

@@ -55,6 +55,21 @@ class AdapterMemory(AdapterBase):
         self.same(tensor, self.values(dtype, (6, 7), seed=1), "after writing through the buffer")
         assert self.adapter.buffer(tensor, elementwise=False).address == buffer.address, "the address changed"
 
+    def test_a_tensor_like_the_last_tells_its_address(self) -> None:
+        """``address`` answers only for what ``buffer`` would describe alike; else None."""
+        dtypes = [dtype for dtype in DType if dtype in (DType.F32, DType.I64)]
+        shapes = ((), (4,), (2, 2), (2, 3))
+        tensors = [self.make(self.values(dtype, shape)) for dtype, shape in product(dtypes, shapes)]
+        tensors += [
+            self.permuted(self.make(self.values(DType.F32, (2, 3)))),
+            self.make(self.values(DType.F32, (2, 3), 1)),
+        ]
+        for one, other in product(tensors, tensors):
+            like, buffer = (self.adapter.buffer(tensor, elementwise=True) for tensor in (one, other))
+            alike = (like.shape, like.dtype, like.strides) == (buffer.shape, buffer.dtype, buffer.strides)
+            wanted = buffer.address if alike and buffer.wait is None else None
+            assert self.adapter.address(other, like) == wanted, f"{buffer} asked for as {like}"
+
     def test_a_buffer_keeps_its_memory(self) -> None:
         """The tensor may be forgotten: the buffer's owner holds the memory."""
         buffers = [

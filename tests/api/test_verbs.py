@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ddlcore as ddl
+from ddlcore.api import operations
 from ddlcore.job import Job
 from ddlcore.testing import run_world
 
@@ -378,3 +379,18 @@ def test_a_world_of_one_needs_no_launcher(monkeypatch: pytest.MonkeyPatch) -> No
         ddl.shutdown()
         ddl.shutdown()
     assert not ddl.is_initialized()
+
+
+def test_calls_in_place_by_ever_new_names_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call that waits leaves behind for the next of its name is bounded; old names go on working."""
+    monkeypatch.setattr(operations, "RECURRING_LIMIT", 8)
+
+    def play(rank: int, job: Job) -> int:
+        x = np.zeros(3, np.float32)
+        for step in range(100):
+            x[:] = rank + step
+            ddl.allreduce_(x, name=f"step{step % 30}", op=ddl.Sum)
+            assert (x == 2 * step + 1).all()
+        return max(len(job.recurring), len(job.inbox._recurring))
+
+    assert max(run_world(2, play)) <= 8

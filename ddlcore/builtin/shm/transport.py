@@ -21,7 +21,7 @@ __all__ = ["ShmTransport", "ring_bytes"]
 
 CHUNK_BYTES = 64 << 10  # a slot, the most of one round; smaller for many ranks
 LEAST_CHUNK_BYTES = 32 << 10
-RING_BYTES = 2 << 20  # a rank's slots: more than a core's own caches, see docs/design/kernels.md
+RING_BYTES = 1 << 20  # a rank's slots: as much as a core's own caches hold, see docs/design/kernels.md
 CROWDED_CHUNK_BYTES = 128 << 10  # where ranks share cores: fewer turns
 CROWDED_RING_BYTES = 512 << 10  # likewise: the ranks of a core share its caches too
 SEGMENT_BYTES = 16 << 20  # about what all rings together take for many ranks

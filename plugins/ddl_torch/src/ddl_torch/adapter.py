@@ -39,6 +39,20 @@ class TorchAdapter(Adapter):
                 )
         return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), strides, CPU, tensor)
 
+    def address(self, tensor: Any, like: Buffer) -> int | None:
+        if (
+            isinstance(tensor, torch.Tensor)
+            and like.strides is None
+            and tensor.shape == like.shape
+            and _DTYPES.get(tensor.dtype) is like.dtype
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+        ):
+            return tensor.data_ptr()
+        return super().address(tensor, like)
+
     def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
         if shape is None:
             return torch.empty_like(like, requires_grad=False)  # keeps a dense layout as it is
