@@ -66,14 +66,14 @@ VOID = 3  # somebody came without data: nothing was written
 def _copy_pieces(
     plan: int, addresses: int, tensor: int, offset: int, flat: int, count: int, outwards: int
 ) -> tuple[int, int]:
-    """Copies ``count`` elements between the tensors and ``flat``; returns the place behind them."""
+    """Copies ``count`` elements into ``flat`` (0) or back (1), or passes over them (-1); returns the place behind them."""
     size = ITEMSIZE[read(plan + DTYPE)]
     while count > 0:
         n = min(count, read(plan + COUNTS + 8 * tensor) - offset)
         address = read(addresses + 8 * tensor) + offset * size
-        if outwards:
+        if outwards > 0:
             copy(address, flat, n * size)
-        else:
+        elif outwards == 0:
             copy(flat, address, n * size)
         flat += n * size
         count -= n
@@ -170,19 +170,54 @@ def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: in
     return VOID if void != 0 else 0
 
 
-@compiled("qqqqq", "")
-def _reduce_shard(frame: int, plan: int, round_: int, result_round: int, n: int) -> None:
-    """Reduces this rank's part of a chunk of ``n`` elements into the result slot that all ranks share."""
+@compiled("qqq", "qq")
+def _shard(frame: int, plan: int, n: int) -> tuple[int, int]:
+    """Where this rank's part of a chunk of ``n`` elements begins and ends: two ranks never write one cache line."""
     rank, size = read(frame + RANK), read(frame + SIZE)
-    itemsize = ITEMSIZE[read(plan + DTYPE)]
-    line = CACHE_LINE // itemsize
-    shard = ((n + size - 1) // size + line - 1) // line * line  # two ranks never write one cache line
+    line = CACHE_LINE // ITEMSIZE[read(plan + DTYPE)]
+    shard = ((n + size - 1) // size + line - 1) // line * line
     begin = min(n, rank * shard)
-    end = min(n, begin + shard)
-    if end > begin:
-        offset = begin * itemsize
-        own = slot(frame, rank, round_) + offset
-        _reduce_slots(frame, plan, round_, offset, own, result(frame, result_round) + offset, end - begin)
+    return begin, min(n, begin + shard)
+
+
+@compiled("qqqqqqqq", "qq")
+def _copy_others(
+    frame: int, plan: int, addresses: int, tensor: int, offset: int, flat: int, n: int, outwards: int
+) -> tuple[int, int]:
+    """As ``_copy_pieces`` for a chunk of ``n`` elements, but for this rank's own part: nobody else needs that."""
+    size = ITEMSIZE[read(plan + DTYPE)]
+    begin, end = _shard(frame, plan, n)
+    tensor, offset = _copy_pieces(plan, addresses, tensor, offset, flat, begin, outwards)
+    tensor, offset = _copy_pieces(plan, addresses, tensor, offset, 0, end - begin, -1)
+    return _copy_pieces(plan, addresses, tensor, offset, flat + end * size, n - end, outwards)
+
+
+@compiled("qqqqqqq", "qq")
+def _reduce_shard(
+    frame: int, plan: int, tensor: int, offset: int, round_: int, result_round: int, n: int
+) -> tuple[int, int]:
+    """Reduces this rank's part of a chunk of ``n`` elements into the slot of results that all share, and its own tensors.
+
+    The chunk begins at (tensor, offset); returned is the place behind it.
+    """
+    sources, targets = read(plan + SOURCES), read(plan + TARGETS)
+    size = ITEMSIZE[read(plan + DTYPE)]
+    begin, end = _shard(frame, plan, n)
+    tensor, offset = _copy_pieces(plan, sources, tensor, offset, 0, begin, -1)
+    done = begin
+    while done < end:
+        count = min(end - done, read(plan + COUNTS + 8 * tensor) - offset)
+        if count > 0:
+            own = read(sources + 8 * tensor) + offset * size
+            place = result(frame, result_round) + done * size
+            _reduce_slots(frame, plan, round_, done * size, own, place, count)
+            copy(read(targets + 8 * tensor) + offset * size, place, count * size)
+        done += count
+        offset += count
+        if offset == read(plan + COUNTS + 8 * tensor):
+            tensor += 1
+            offset = 0
+    return _copy_pieces(plan, sources, tensor, offset, 0, n - end, -1)
 
 
 @compiled("qqqqq")
@@ -194,7 +229,7 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: i
     first, first_result = read(frame + IN_USED), read(frame + IN_USED + 8)
     rank = read(frame + RANK)
     itemsize = ITEMSIZE[read(plan + DTYPE)]
-    out_tensor = out_offset = in_tensor = in_offset = void = code = 0
+    out_tensor = out_offset = mid_tensor = mid_offset = in_tensor = in_offset = void = code = 0
     for i in range(chunks + 2):
         if i < chunks:
             n = min(chunk, total - i * chunk)
@@ -208,7 +243,7 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: i
                     return code
                 if idle == 0:
                     place = slot(frame, rank, first + i)
-                    out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
+                    out_tensor, out_offset = _copy_others(frame, plan, sources, out_tensor, out_offset, place, n, 0)
                 publish(frame, INPUT)
             if i == 0 and sleeps != 0:
                 code = _all_here(frame, first, out_tensor, out_offset, sleeps)
@@ -225,7 +260,9 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: i
             if j == 0:
                 void = anybody_idle(frame, first)
             if void == 0:
-                _reduce_shard(frame, plan, first + j, first_result + j, n)
+                mid_tensor, mid_offset = _reduce_shard(
+                    frame, plan, mid_tensor, mid_offset, first + j, first_result + j, n
+                )
             publish(frame, RESULT)
         j = i - 2
         if 0 <= j < chunks:
@@ -235,7 +272,7 @@ def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: i
             if void == 0:
                 n = min(chunk, total - j * chunk)
                 flat = result(frame, first_result + j)
-                in_tensor, in_offset = _copy_pieces(plan, targets, in_tensor, in_offset, flat, n, 1)
+                in_tensor, in_offset = _copy_others(frame, plan, targets, in_tensor, in_offset, flat, n, 1)
     next_round(frame, INPUT, chunks)
     next_round(frame, RESULT, chunks)
     return VOID if void != 0 else 0
