@@ -349,6 +349,7 @@ class Engine:
             for entry, outcome in zip(entries, outcomes):
                 if type(entry) is Recurring:  # as its ``complete`` would, hundreds of times a step
                     entry.index = index
+                    entry.source.owner = None
                     entry.state = IDLE
                 elif entry is not None:
                     entry.handle.complete(entry.slot, outcome, index)
