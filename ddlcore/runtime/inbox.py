@@ -122,6 +122,13 @@ class Inbox:
                     entry.replay = entry
                     del self._recurring[key]
 
+    def forget(self, set_id: int) -> None:
+        """A process set is gone: its recurring entries will not come again."""
+        with self.lock:
+            self._recurring = {
+                key: one for key, one in self._recurring.items() if key[0] != set_id or one.state != IDLE
+            }
+
     def _require_free(self, entry: Entry) -> None:
         key = (entry.set_id, entry.name)
         other = self._recurring.get(key)
