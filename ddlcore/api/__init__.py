@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddlcore.api.operations import Operations, allgather_object, barrier, broadcast_object, join
+from ddlcore.api.objects import allgather_object, barrier, broadcast_object, join
+from ddlcore.api.operations import Operations
 from ddlcore.api.transports import built, enabled
 from ddlcore.api.world import (
     ProcessSet,

@@ -6,15 +6,12 @@ must share, and submits. Framework packages wrap these in their own signatures.
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
+from ddlcore.api.objects import allgather_object, broadcast_object, check_root
 from ddlcore.api.world import ProcessSet, current_job, global_process_set
 from ddlcore.contracts.adapter import Adapter
-from ddlcore.contracts.transport import Memory, view
-from ddlcore.errors import ObjectDigestError
 from ddlcore.job import Job
 from ddlcore.messages import Spec, encode
 from ddlcore.runtime.executor import reducescatter_rows
@@ -22,7 +19,7 @@ from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.request import Entry, Outcome, Recurring
 from ddlcore.types import Adasum, Average, Buffer, DType, Kind, ReduceOp
 
-__all__ = ["Operations", "allgather_object", "barrier", "broadcast_object", "join"]
+__all__ = ["Operations"]
 
 SPEC_CACHE_LIMIT = 65536
 RECURRING_LIMIT = 1024  # names of calls that wait at once; in a loop there are few
@@ -145,6 +142,7 @@ class Operations:
     ) -> None:
         """``allreduce_async(tensor, output=tensor)`` and its wait. A name that comes again is described only once."""
         job = job or current_job()
+        prescale_factor, postscale_factor = float(prescale_factor), float(postscale_factor)
         key = (self.adapter.name, name, process_set.process_set_id, op, prescale_factor, postscale_factor, compression)
         recurring = job.recurring.get(key)
         address = self.adapter.address(tensor, recurring.source) if recurring is not None else None
@@ -221,7 +219,7 @@ class Operations:
         """The tensor of ``root_rank`` (a rank of the world, member of the set) on every rank."""
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)
-        _check_root(root_rank, ranks, set_id)
+        check_root(root_rank, ranks, set_id)
         source = self.adapter.buffer(tensor, elementwise=True)
         if output is None:
             output = self.adapter.allocate(tensor)
@@ -359,7 +357,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
     ) -> Any:
-        """See ``ddlcore.api.operations.broadcast_object``."""
+        """See ``ddlcore.api.objects.broadcast_object``."""
         return broadcast_object(obj, root_rank, name, process_set, job)
 
     def allgather_object(
@@ -369,7 +367,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
     ) -> list[Any]:
-        """See ``ddlcore.api.operations.allgather_object``."""
+        """See ``ddlcore.api.objects.allgather_object``."""
         return allgather_object(obj, name, process_set, job)
 
     # --- shared
@@ -462,12 +460,6 @@ def _allreduce_spec(
     )
 
 
-def _check_root(root_rank: int, ranks: Sequence[int], set_id: int) -> None:
-    if root_rank not in ranks:
-        where = "the world" if set_id == 0 else f"process set {set_id}"
-        raise ValueError(f"root_rank={root_rank} is not in {where} (ranks {list(ranks)})")
-
-
 def _with_rows(buffer: Buffer, verb: str) -> Buffer:
     if not buffer.shape:
         raise ValueError(f"{verb} needs a tensor with at least one dimension; reshape the scalar to (1,)")
@@ -487,100 +479,3 @@ def _splits(splits: Sequence[int] | None, rows: int, size: int) -> tuple[int, ..
     if any(split < 0 for split in sent) or sum(sent) != rows:
         raise ValueError(f"alltoall: splits {list(sent)} do not add up to the first dimension ({rows})")
     return sent
-
-
-def barrier(process_set: ProcessSet = global_process_set, job: Job | None = None) -> None:
-    """Returns on no member before every member has called it."""
-    job = job or current_job()
-    set_id, _ = process_set.resolve(job)
-    _control(job, set_id, job.inbox.anonymous(set_id), Spec(Kind.BARRIER)).wait()
-
-
-def join(device: int = -1, job: Job | None = None) -> int:
-    """Says that this rank has no more data: it takes part in what the others do with values that change nothing.
-
-    Blocks until every rank has joined; returns the last that did. ``device`` is accepted for
-    Horovod's sake. Averages still divide by the full size.
-    """
-    job = job or current_job()
-    last = int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
-    job.inbox.next_generation()
-    return last
-
-
-def _control(job: Job, set_id: int, name: str, spec: Spec) -> Handle:
-    """Submits an operation without a tensor; its result is the batch's."""
-    handle = Handle(job.completion, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
-    job.submit([Entry(handle, 0, set_id, name, spec, encode(spec))])
-    return handle
-
-
-def broadcast_object(
-    obj: Any,
-    root_rank: int = 0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    job: Job | None = None,
-) -> Any:
-    """The object of ``root_rank`` on every rank. It must be picklable (cloudpickle) there.
-
-    Its bytes travel with the data; they are unpickled only if their digest is the one that the root
-    announced over the authenticated control network, else ObjectDigestError.
-    """
-    job = job or current_job()
-    set_id, ranks = process_set.resolve(job)
-    _check_root(root_rank, ranks, set_id)
-    payload = _pickled(obj) if job.rank == root_rank else b""
-    spec = Spec(Kind.ALLGATHER, DType.U8, root=root_rank)
-    parts = _exchange(job, set_id, ranks, name, spec, payload, [root_rank])
-    return obj if job.rank == root_rank else pickle.loads(parts[0])
-
-
-def allgather_object(
-    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set, job: Job | None = None
-) -> list[Any]:
-    """The objects of all members, in rank order; trusted as in ``broadcast_object``."""
-    job = job or current_job()
-    set_id, ranks = process_set.resolve(job)
-    spec = Spec(Kind.ALLGATHER, DType.U8)
-    return [pickle.loads(part) for part in _exchange(job, set_id, ranks, name, spec, _pickled(obj), ranks)]
-
-
-def _pickled(obj: Any) -> bytes:
-    import cloudpickle
-
-    return bytes(cloudpickle.dumps(obj))
-
-
-def _exchange(
-    job: Job,
-    set_id: int,
-    ranks: Sequence[int],
-    name: str | None,
-    spec: Spec,
-    payload: bytes,
-    wanted: Sequence[int],
-) -> list[bytes]:
-    """Gathers everybody's payload; returns those of ``wanted`` ranks once their digests are right."""
-    memory = Memory(len(payload))
-    if payload:
-        view(memory.address, len(payload))[:] = payload
-    source = Buffer(memory.address, len(payload), DType.U8, (len(payload),), owner=memory)
-    handle = Handle(job.completion, 1, lambda outcomes: outcomes[0])
-    wire_name = job.inbox.anonymous(set_id) if name is None else f"object.{name}"
-    digest = hashlib.blake2b(payload, digest_size=32).digest()
-    rows = (len(payload),)
-    job.submit([Entry(handle, 0, set_id, wire_name, spec, encode(spec), source, None, rows, digest)])
-    outcome: Outcome = handle.wait()
-    assert outcome.memory is not None
-    parts, at = {}, outcome.memory.address
-    for rank, (nbytes,), announced in zip(ranks, outcome.rows, outcome.digests):
-        part = bytes(view(at, nbytes))
-        at += nbytes
-        if rank in wanted and hashlib.blake2b(part, digest_size=32).digest() != announced:
-            raise ObjectDigestError(
-                f"the object of rank {rank} ({wire_name!r}) arrived with other bytes than rank {rank} announced; "
-                "it was not unpickled. Somebody else may be writing to the data network"
-            )
-        parts[rank] = part
-    return [parts[rank] for rank in wanted]

@@ -18,6 +18,7 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.request import IDLE, Entry, Outcome, Recurring
 from ddlcore.runtime.schedule import Launch
+from ddlcore.types import Kind
 
 __all__ = ["Engine", "Todo", "Verdict"]
 
@@ -174,6 +175,8 @@ class Engine:
             self._explain(error)
             self.fail(entries, None, batch.index)
         else:
+            if batch.kind is Kind.REMOVE_SET:
+                self._inbox.forget(batch.result)
             self._meter.negotiated += 1
             self._meter.nbytes[batch.kind] += _brought(entries)
             self._deliver(entries, outcomes, batch.index)
@@ -221,11 +224,14 @@ class Engine:
                     self._stage = ENTERING
                 begun_ns = now_ns()
                 try:
-                    deliver = launch.position.run.resume(launch)
+                    deliver = launch.position.run.resume(launch, operation)
                 except DdlInternalError as error:
                     self._explain(error)
                     self._failed(launch, None)
                 else:
+                    if deliver is None:  # what this thread waited for is over: the engine waits for this
+                        self._called_away(launch, holds)
+                        return
                     self._stage = "handed a result over"
                     self._settle(launch, deliver)
                 self._stage = ""
@@ -349,6 +355,7 @@ class Engine:
             for entry, outcome in zip(entries, outcomes):
                 if type(entry) is Recurring:  # as its ``complete`` would, hundreds of times a step
                     entry.index = index
+                    entry.source.owner = None
                     entry.state = IDLE
                 elif entry is not None:
                     entry.handle.complete(entry.slot, outcome, index)

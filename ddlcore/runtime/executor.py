@@ -15,6 +15,7 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory, Plan, Prepared, Work
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Batch, Planned, Spec, decode_spec
+from ddlcore.runtime.handle import Waited
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
 from ddlcore.runtime.request import Entry, Outcome
@@ -421,13 +422,18 @@ class Entered:
         sources, targets = _addresses(launch.entries)
         return self._done if self._prepared.enter(sources, targets, True) else _void
 
-    def resume(self, launch: Launch[Entry]) -> Deliver:
-        """The same, in tries; may be called again for the same launch, by another thread too."""
+    def resume(self, launch: Launch[Entry], operation: Waited | None = None) -> Deliver | None:
+        """The same, in tries; may be called again for the same launch, by another thread too.
+
+        None: ``operation``, for which it was worth doing, is over, and the batch is still to be entered.
+        """
         assert launch.entries is not None
         sources, targets = _addresses(launch.entries)
         entered = None
         while entered is None:  # between two tries Ctrl-C may strike
             entered = self._prepared.try_enter(sources, targets, launch.number)
+            if entered is None and operation is not None and not operation.pending:
+                return None
         return self._done if entered else _void
 
 

@@ -49,6 +49,7 @@ class Inbox:
         self._refusal: Callable[[], BaseException] | None = None
         self._closed = False
         self._schedules: dict[int, Arranged] = {}
+        self._usual_s: dict[int, list[float | None]] = {}  # by schedule and position: how long it fills
         self._replay: Replay[Entry] | None = None
         self._open: Replay[Entry] | None = None  # the same, while its slots may be filled
         self._conflict = False  # an entry has the name of a slot, and another spec
@@ -85,6 +86,7 @@ class Inbox:
             replay = self._open
             if entry.replay is replay and entry.state == IDLE and entry.position.entries[entry.seat] is None:
                 entry.state = PENDING
+                entry.error = None
                 buffer = entry.source
                 buffer.address = address
                 buffer.owner = owner
@@ -103,6 +105,7 @@ class Inbox:
             self._require_free(entry)
             self._recurring[entry.set_id, entry.name] = entry
             entry.state = PENDING
+            entry.error = None
             entry.source.address = address
             entry.source.owner = owner
             self._place(entry, waits)
@@ -118,6 +121,13 @@ class Inbox:
                 if entry.state == IDLE and self._recurring.get(key) is entry:
                     entry.replay = entry
                     del self._recurring[key]
+
+    def forget(self, set_id: int) -> None:
+        """A process set is gone: its recurring entries will not come again."""
+        with self.lock:
+            self._recurring = {
+                key: one for key, one in self._recurring.items() if key[0] != set_id or one.state != IDLE
+            }
 
     def _require_free(self, entry: Entry) -> None:
         key = (entry.set_id, entry.name)
@@ -173,9 +183,9 @@ class Inbox:
             left_s = max(since_s, self._waits_since_s) + patience_s - time.monotonic()
             if left_s > 0:
                 return left_s
-            epoch = self.stopped_waiting()
-        self.leave(epoch)
-        return WATCH_S
+            self.leave(self._epoch)  # first, lest Ctrl-C come in between
+            self.stopped_waiting()
+            return WATCH_S
 
     def anonymous(self, set_id: int) -> str:
         """The name of the next call without one: its ordinal in the process set, whatever its kind.
@@ -272,9 +282,12 @@ class Inbox:
         That may be elsewhere than in ddl; or a peer, while this engine sits in a collective that comes before.
         """
         with self.lock:
+            if self.is_ready():  # whoever was to launch it has been called away
+                self.work.notify()
             if self._open is None or self._waits_since_s is None:
                 return None
-            if time.monotonic() - self._waits_since_s < STUCK_AFTER_S:
+            usual_s = max((position.usual_s or 0.0 for position in self._open.positions), default=0.0)
+            if time.monotonic() - self._waits_since_s < max(STUCK_AFTER_S, USUAL_TIMES * usual_s):
                 return None
             return self.stopped_waiting()
 
@@ -302,9 +315,14 @@ class Inbox:
             arranged = self._schedules.pop(message.schedule)
             self._schedules[message.schedule] = arranged
             while len(self._schedules) > MOST_KNOWN:
-                del self._schedules[next(iter(self._schedules))]  # the longest unused
+                unused = next(iter(self._schedules))  # the longest
+                del self._schedules[unused]
+                self._usual_s.pop(unused, None)
             schedule = Schedule(arranged, sets, rank)
             self._replay = Replay(schedule, message.start, dict(message.after))
+            usual_s = self._usual_s.setdefault(message.schedule, [None] * len(schedule.batches))
+            for position, seconds in zip(self._replay.positions, usual_s):
+                position.usual_s = seconds
             self._open = self._replay if self._refusal is None else None
             self._enter(message.epoch)
             return self._freeze() if self._freeze_at == message.epoch else None
@@ -347,6 +365,7 @@ class Inbox:
             position = launch.position
             waited_s = now_s - self._waits_since_s
             position.usual_s = max(waited_s, (position.usual_s or 0.0) * 0.9)
+            self._usual_s[replay.schedule.number][position.index] = position.usual_s
         self._waits_since_s = now_s if replay.waits() else None
         return launch
 
@@ -418,7 +437,7 @@ class Inbox:
         self.lock = threading.Lock()
         self.work = threading.Condition(self.lock)
         self._refusal = refusal
-        self._open = None
+        self._replay = self._open = None  # what the parent has under way is the parent's
 
 
 def _ordinal(entry: Entry) -> int:

@@ -110,7 +110,6 @@ class Recurring(Entry):
         """Returns when the tensor holds the result; raises what became of the operation otherwise, see Handle.wait."""
         if self.state != IDLE:
             self.completion.wait(self)
-        self.source.owner = None  # the tensor is the user's again
         self.completion.observe(self.index)
         if self.error is not None:
             error, self.error = self.error, None
@@ -124,10 +123,12 @@ class Recurring(Entry):
     def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
         """The caller holds the completion's condition and notifies."""
         self.index = index
+        self.source.owner = None  # the tensor is the user's again
         self.state = IDLE
 
     def fail(self, error: BaseException) -> None:
         """The operation is over, with an error. As ``complete``."""
         if self.state != IDLE:
             self.error = error
+            self.source.owner = None
             self.state = IDLE

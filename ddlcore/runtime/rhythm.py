@@ -16,6 +16,7 @@ from ddlcore.runtime.schedule import MOST_KNOWN, arrange
 
 __all__ = ["Known", "Rhythm", "tensor_key"]
 
+MOST_SUSPICIONS = 2  # in a row, a second or more each, without a batch in between
 CONSECUTIVE = 2  # a tensor that is inserted in so many periods in a row belongs to the period
 
 
@@ -33,6 +34,7 @@ class Known:
     after: dict[int, int] = field(default_factory=dict)  # by set: the last place that is valid
     told: bool = False  # to all ranks
     whole: bool = True  # no tensor of it was decided in discovery since: it can go on where it was left
+    suspicions: int = 0  # how often in a row it was left since nothing moved
     inserted: dict[TensorKey, tuple[int, int]] = field(default_factory=dict)  # last period, how many in a row
     begun: int = 0  # the period in which it was learned, or learned again
 
@@ -201,13 +203,14 @@ class Rhythm:
         """After Drain: the schedule to go on with at once, or None for discovery.
 
         ``slow``: a rank has not heard of the others for long. If they just took their time (a checkpoint), the
-        first tensor that all have resumes the schedule where it was. Where it comes no further than that, it
-        does not fit.
+        first tensor that all have resumes the schedule where it was. Where it comes no further than that for
+        some times, it does not fit.
         """
         known, self.replaying = self.replaying, None
         assert known is not None
         progress = any(place > self._resumed_after.get(set_id, -1) for set_id, place in known.after.items())
-        if diverged or (slow and not progress):
+        known.suspicions = (0 if progress else known.suspicions) + slow
+        if diverged or known.suspicions > MOST_SUSPICIONS:
             self.divergences += 1
             known.whole = False
             self._detector.divergence(known.period - known.begun)

@@ -57,8 +57,10 @@ class TransportEntry(TransportBase):
 
             def play(rank: int, transport: Transport, size: int = size, faults: list[str] = faults) -> None:
                 prepared = transport.prepare(plan)
+                kept = []  # a transport that follows stale addresses shall be told so, and not crash
                 for seed in (0, 10, 20):
                     batch = _Batch(plan, rank, size, seed)
+                    kept.append((batch, list(batch.areas)))
                     prepared.bind(batch.addresses, batch.addresses)
                     for _ in range(3):
                         for area, values in zip(batch.areas, batch.before):

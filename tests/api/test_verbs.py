@@ -394,3 +394,19 @@ def test_calls_in_place_by_ever_new_names_are_forgotten(monkeypatch: pytest.Monk
         return max(len(job.recurring), len(job.inbox._recurring))
 
     assert max(run_world(2, play)) <= 8
+
+
+def test_a_factor_is_read_at_every_call() -> None:
+    """What describes a call that comes again is its factors' values, not the objects that hold them."""
+
+    def play(rank: int, job: Job) -> list[float]:
+        factor = np.array(0.5)
+        sums = []
+        for _ in range(6):
+            x = np.ones(2)
+            ddl.allreduce_(x, name="x", op=ddl.Sum, prescale_factor=factor)
+            sums.append(float(x[0]))
+            factor *= 2
+        return sums
+
+    assert run_world(2, play) == [[1.0, 2.0, 4.0, 8.0, 16.0, 32.0]] * 2

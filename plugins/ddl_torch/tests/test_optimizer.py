@@ -380,3 +380,20 @@ def test_shutdown_between_backward_and_step() -> None:
             optimizer.step()
 
     run_world(2, play)
+
+
+def test_a_parameter_that_grows_rows_is_reduced_whole() -> None:
+    """Its gradient has the strides of the one before, and another shape."""
+
+    def play(part: Part) -> None:
+        weight = torch.nn.Parameter(torch.zeros(3, 4))
+        optimizer = ddl.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("weight", weight)], op=ddl.Sum)
+        for rows in [3] * 8 + [6] * 8 + [2] * 8:
+            weight.data = torch.zeros(rows, 4)
+            weight.grad = None
+            (weight * (part.rank + 1)).sum().backward()
+            optimizer.step()
+            assert weight.shape == (rows, 4)
+            assert (weight == -3).all(), f"{rows} rows: {weight}"
+
+    on_ranks(play)

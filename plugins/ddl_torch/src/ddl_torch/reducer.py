@@ -47,7 +47,19 @@ class Reduction:
 class Slot:
     """One parameter: how many backward passes it still awaits before its gradient goes off (0: it is complete)."""
 
-    __slots__ = ("dtype", "group", "hook", "left", "name", "param", "recurring", "sparse_dims", "strides", "submit")
+    __slots__ = (
+        "dtype",
+        "group",
+        "hook",
+        "left",
+        "name",
+        "param",
+        "recurring",
+        "shape",
+        "sparse_dims",
+        "strides",
+        "submit",
+    )
 
     def __init__(self, param: torch.Tensor, name: str, left: int, submit: Callable[[Slot], None]) -> None:
         self.param = param
@@ -59,6 +71,7 @@ class Slot:
         self.sparse_dims = 0  # of its last gradient; 0: that was dense
         self.recurring: Any = None  # the allreduce that its gradients have in common, while they look like the first
         self.dtype: torch.dtype | None = None
+        self.shape: torch.Size | None = None
         self.strides: tuple[int, ...] = ()
 
     def on_gradient(self, _param: torch.Tensor) -> None:
@@ -187,8 +200,10 @@ class Reducer:
         if (
             recurring is not None
             and not grad.is_sparse
+            and grad.shape == slot.shape
             and grad.stride() == slot.strides
             and grad.dtype is slot.dtype
+            and grad.is_cpu
             and not grad.is_neg()
             and not self.job.closed
         ):
@@ -210,7 +225,7 @@ class Reducer:
             self._submit_compressed(slot, grad, self.reduction.user_compressor)
             return
         slot.recurring = recurring = self._describe(grad, name=slot.name)
-        slot.strides, slot.dtype = grad.stride(), grad.dtype
+        slot.shape, slot.strides, slot.dtype = grad.shape, grad.stride(), grad.dtype
         self._again(recurring, grad.data_ptr(), grad)
         self.aloft.append(recurring)
 
@@ -318,11 +333,16 @@ class Reducer:
         aloft, self.aloft = self.aloft, []
         self.rewind()
         failure: Exception | None = None
-        for recurring in aloft:
-            try:
-                recurring.wait()
-            except Exception as error:
-                failure = failure or error
+        try:
+            while aloft:
+                try:
+                    aloft[-1].wait()
+                except Exception as error:
+                    failure = failure or error
+                aloft.pop()
+        except BaseException:  # Ctrl-C: the rest is still under way, and waited for the next time
+            self.aloft, self.flying = aloft, flying
+            raise
         for handle, slot, grad in flying:
             try:
                 result = handle.wait()

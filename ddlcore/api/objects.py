@@ -1,0 +1,123 @@
+"""Verbs without tensors: barrier, join, and Python objects; the same for every framework."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+from ddlcore.api.world import ProcessSet, current_job, global_process_set
+from ddlcore.contracts.transport import Memory, view
+from ddlcore.errors import ObjectDigestError
+from ddlcore.job import Job
+from ddlcore.messages import Spec, encode
+from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.types import Buffer, DType, Kind
+
+__all__ = ["allgather_object", "barrier", "broadcast_object", "check_root", "join"]
+
+
+def check_root(root_rank: int, ranks: Sequence[int], set_id: int) -> None:
+    """ValueError where ``root_rank`` is not one of ``ranks``."""
+    if root_rank not in ranks:
+        where = "the world" if set_id == 0 else f"process set {set_id}"
+        raise ValueError(f"root_rank={root_rank} is not in {where} (ranks {list(ranks)})")
+
+
+def barrier(process_set: ProcessSet = global_process_set, job: Job | None = None) -> None:
+    """Returns on no member before every member has called it."""
+    job = job or current_job()
+    set_id, _ = process_set.resolve(job)
+    _control(job, set_id, job.inbox.anonymous(set_id), Spec(Kind.BARRIER)).wait()
+
+
+def join(device: int = -1, job: Job | None = None) -> int:
+    """Says that this rank has no more data: it takes part in what the others do with values that change nothing.
+
+    Blocks until every rank has joined; returns the last that did. ``device`` is accepted for
+    Horovod's sake. Averages still divide by the full size.
+    """
+    job = job or current_job()
+    last = int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
+    job.inbox.next_generation()
+    return last
+
+
+def _control(job: Job, set_id: int, name: str, spec: Spec) -> Handle:
+    """Submits an operation without a tensor; its result is the batch's."""
+    handle = Handle(job.completion, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
+    job.submit([Entry(handle, 0, set_id, name, spec, encode(spec))])
+    return handle
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    job: Job | None = None,
+) -> Any:
+    """The object of ``root_rank`` on every rank. It must be picklable (cloudpickle) there.
+
+    Its bytes travel with the data; they are unpickled only if their digest is the one that the root
+    announced over the authenticated control network, else ObjectDigestError.
+    """
+    job = job or current_job()
+    set_id, ranks = process_set.resolve(job)
+    check_root(root_rank, ranks, set_id)
+    payload = _pickled(obj) if job.rank == root_rank else b""
+    spec = Spec(Kind.ALLGATHER, DType.U8, root=root_rank)
+    parts = _exchange(job, set_id, ranks, name, spec, payload, [root_rank])
+    return obj if job.rank == root_rank else pickle.loads(parts[0])
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set, job: Job | None = None
+) -> list[Any]:
+    """The objects of all members, in rank order; trusted as in ``broadcast_object``."""
+    job = job or current_job()
+    set_id, ranks = process_set.resolve(job)
+    spec = Spec(Kind.ALLGATHER, DType.U8)
+    return [pickle.loads(part) for part in _exchange(job, set_id, ranks, name, spec, _pickled(obj), ranks)]
+
+
+def _pickled(obj: Any) -> bytes:
+    import cloudpickle
+
+    return bytes(cloudpickle.dumps(obj))
+
+
+def _exchange(
+    job: Job,
+    set_id: int,
+    ranks: Sequence[int],
+    name: str | None,
+    spec: Spec,
+    payload: bytes,
+    wanted: Sequence[int],
+) -> list[bytes]:
+    """Gathers everybody's payload; returns those of ``wanted`` ranks once their digests are right."""
+    memory = Memory(len(payload))
+    if payload:
+        view(memory.address, len(payload))[:] = payload
+    source = Buffer(memory.address, len(payload), DType.U8, (len(payload),), owner=memory)
+    handle = Handle(job.completion, 1, lambda outcomes: outcomes[0])
+    wire_name = job.inbox.anonymous(set_id) if name is None else f"object.{name}"
+    digest = hashlib.blake2b(payload, digest_size=32).digest()
+    rows = (len(payload),)
+    job.submit([Entry(handle, 0, set_id, wire_name, spec, encode(spec), source, None, rows, digest)])
+    outcome: Outcome = handle.wait()
+    assert outcome.memory is not None
+    parts, at = {}, outcome.memory.address
+    for rank, (nbytes,), announced in zip(ranks, outcome.rows, outcome.digests):
+        part = bytes(view(at, nbytes))
+        at += nbytes
+        if rank in wanted and hashlib.blake2b(part, digest_size=32).digest() != announced:
+            raise ObjectDigestError(
+                f"the object of rank {rank} ({wire_name!r}) arrived with other bytes than rank {rank} announced; "
+                "it was not unpickled. Somebody else may be writing to the data network"
+            )
+        parts[rank] = part
+    return [parts[rank] for rank in wanted]
