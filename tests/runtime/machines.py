@@ -496,19 +496,19 @@ class Machines:
             rank = node.rank
             for thread in range(len(node.program)):
                 if node.can_do(thread):
-                    may(f"user {rank}.{thread}", lambda node=node, thread=thread: node.do(thread))  # type: ignore[misc]
+                    may(f"user {rank}.{thread}", lambda node=node, thread=thread: node.do(thread))  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
             inbox = node.inbox
             if inbox._unsent and not inbox._unanswered and not inbox._moving:
                 may(f"ask {rank}", node.ask)
             if node.up:
-                may(f"up {rank}", lambda node=node: self._deliver(node))  # type: ignore[misc]
+                may(f"up {rank}", lambda node=node: self._deliver(node))  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
             if node.down:
                 may(f"down {rank}", node.receive)
             if node.can_engage():
                 may(f"engine {rank}", node.engage)
             for flight in node.flights:
                 if self.wire.is_complete(flight.set_id, flight.number):
-                    may(f"flight {rank}", lambda node=node, flight=flight: self._land(node, flight))  # type: ignore[misc]
+                    may(f"flight {rank}", lambda node=node, flight=flight: self._land(node, flight))  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
         return actors, deeds
 
     def _deliver(self, node: _Node) -> None:
