@@ -14,7 +14,7 @@ from ddl_gloo.shim import Group, Message
 from ddlcore.contracts.transport import Context, Memory
 from ddlcore.types import Buffer, DType, ReduceOp
 
-__all__ = ["Direct"]
+__all__ = ["Direct", "copy"]
 
 Piece = tuple[int, int, int]  # a rank, and the address and bytes of what it gets or gives
 
@@ -48,6 +48,7 @@ class Direct:
         self.allgatherv(mine, target, counts)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
+        """Each rank sends to every other what that is to reduce."""
         at = _addresses(source.address, counts, source.dtype)
         slots = self._slots(target.nbytes, at[self._rank])
         outgoing = [(rank, at[rank], counts[rank] * source.dtype.itemsize) for rank in self._to]
@@ -56,12 +57,14 @@ class Direct:
             self._kernels.reduce(slots, target.address, target.count, source.dtype, op)
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> None:
+        """Each rank sends its part to every other; ``source`` may lie at its place in ``target``."""
         at = _addresses(target.address, counts, source.dtype)
         incoming = [(rank, at[rank], counts[rank] * source.dtype.itemsize) for rank in self._from]
         self._swap([(rank, source.address, source.nbytes) for rank in self._to], incoming)
         copy(source.address, at[self._rank], source.nbytes)
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
+        """Each rank sends to every other what is that one's."""
         me, size = self._rank, source.dtype.itemsize
         sent, got = counts[me], [row[me] for row in counts]
         out, into = _addresses(source.address, sent, source.dtype), _addresses(target.address, got, source.dtype)
@@ -70,6 +73,7 @@ class Direct:
         copy(out[me], into[me], sent[me] * size)
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
+        """The root sends to every other."""
         piece = (buffer.address, buffer.nbytes)
         if self._rank == root:
             self._swap([(rank, *piece) for rank in self._to], ())
@@ -77,6 +81,7 @@ class Direct:
             self._swap((), [(root, *piece)])
 
     def barrier(self) -> None:
+        """A byte from each rank to every other."""
         slots = self._slots(1, self._scratch.address)
         self._swap(
             [(rank, self._scratch.address, 1) for rank in self._to], [(rank, slots[rank], 1) for rank in self._from]

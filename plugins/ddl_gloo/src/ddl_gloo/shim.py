@@ -87,6 +87,7 @@ class Group:
         return Pending(self._group.broadcast([tensor(address, nbytes)], options))
 
     def barrier(self) -> Pending:
+        """Complete on no rank before all have come."""
         return Pending(self._group.barrier(self._barrier))
 
     def send(self, address: int, nbytes: int, to: int) -> Message:
