@@ -17,6 +17,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "AdapterProvider",
     "BenchPeerProvider",
+    "ClusterProvider",
     "CommandProvider",
     "CompressorProvider",
     "FusionProvider",
@@ -76,6 +77,13 @@ class CompressorProvider(Provider):
 
 
 @dataclass(frozen=True)
+class ClusterProvider(Provider):
+    """A launcher of others that ranks recognise by what it sets; the target is a Cluster."""
+
+    priority: int = 0  # asked in falling order; the first that has started the process says who it is
+
+
+@dataclass(frozen=True)
 class BenchPeerProvider(Provider):
     """Another library to measure against; the target is a BenchPeer."""
 
@@ -108,6 +116,11 @@ class Hooks:
     @hookspec
     def ddl_compressors(self) -> Sequence[CompressorProvider]:
         """Ways to send fewer bytes."""
+        return ()
+
+    @hookspec
+    def ddl_clusters(self) -> Sequence[ClusterProvider]:
+        """Launchers of others, whose ranks are recognised."""
         return ()
 
     @hookspec

@@ -1,7 +1,8 @@
-"""The doors: what a transport, adapter, fusion policy, compressor, bench peer, kernel set or store must be."""
+"""The doors: what a transport, adapter, cluster, fusion policy, compressor, bench peer, kernel set or store must be."""
 
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.bench import BenchPeer
+from ddlcore.contracts.cluster import Cluster, Seat, Surroundings
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.kernels import Kernels
@@ -14,6 +15,7 @@ __all__ = [
     "Adapter",
     "BenchPeer",
     "Capabilities",
+    "Cluster",
     "Compressor",
     "Context",
     "FusionPolicy",
@@ -22,7 +24,9 @@ __all__ = [
     "Plan",
     "Prepared",
     "Ready",
+    "Seat",
     "Store",
+    "Surroundings",
     "Transport",
     "Work",
 ]

@@ -20,6 +20,7 @@ from ddlcore.hooks import (
     ENTRY_POINT_GROUP,
     AdapterProvider,
     BenchPeerProvider,
+    ClusterProvider,
     CommandProvider,
     CompressorProvider,
     FusionProvider,
@@ -38,6 +39,7 @@ _HOOKS: dict[str, type[Provider]] = {
     "ddl_adapters": AdapterProvider,
     "ddl_fusion_policies": FusionProvider,
     "ddl_compressors": CompressorProvider,
+    "ddl_clusters": ClusterProvider,
     "ddl_bench_peers": BenchPeerProvider,
     "ddl_cli": CommandProvider,
 }

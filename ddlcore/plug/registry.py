@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
-from ddlcore.contracts import API_VERSION, Adapter, BenchPeer, Compressor, FusionPolicy, Transport
+from ddlcore.contracts import API_VERSION, Adapter, BenchPeer, Cluster, Compressor, FusionPolicy, Transport
 from ddlcore.errors import PluginError
 from ddlcore.hooks import (
     AdapterProvider,
     BenchPeerProvider,
+    ClusterProvider,
     CommandProvider,
     CompressorProvider,
     FusionProvider,
@@ -54,6 +55,7 @@ class Registry:
         self.adapters: dict[str, AdapterProvider] = {}
         self.fusion_policies: dict[str, FusionProvider] = {}
         self.compressors: dict[str, CompressorProvider] = {}
+        self.clusters: dict[str, ClusterProvider] = {}
         self.bench_peers: dict[str, BenchPeerProvider] = {}
         self.commands: dict[str, CommandProvider] = {}
         self.problems: list[str] = []
@@ -119,6 +121,8 @@ class Registry:
     def load(self, provider: FusionProvider) -> Callable[[], FusionPolicy]: ...
     @overload
     def load(self, provider: CompressorProvider) -> type[Compressor]: ...
+    @overload
+    def load(self, provider: ClusterProvider) -> type[Cluster]: ...
     @overload
     def load(self, provider: BenchPeerProvider) -> type[BenchPeer]: ...
     @overload
@@ -189,6 +193,7 @@ _DOORS: Mapping[type[Provider], _Door] = {
     AdapterProvider: _Door("adapter", "adapters", Adapter),
     FusionProvider: _Door("fusion policy", "fusion_policies"),
     CompressorProvider: _Door("compressor", "compressors", Compressor),
+    ClusterProvider: _Door("cluster", "clusters", Cluster),
     BenchPeerProvider: _Door("bench peer", "bench_peers", BenchPeer),
     CommandProvider: _Door("command", "commands"),
 }
