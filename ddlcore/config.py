@@ -114,6 +114,15 @@ SETTINGS: tuple[Setting, ...] = (
         "network interface that ranks talk over, or this host's own address: the first of these, separated by commas, "
         "that the host has; empty: the one on the route to the launcher",
     ),
+    Setting("launcher", str, "auto", "what starts ranks on other hosts: auto, or a name that `ddl info` lists"),
+    Setting("launcher_args", str, "", "more arguments for the program that starts ranks on other hosts"),
+    Setting(
+        "silence_s",
+        float,
+        3.0,
+        "how long another host may be silent, in seconds, before its ranks are taken for lost",
+        minimum=1.5,
+    ),
     Setting("fusion_policy", str, "threshold", "which policy lays tensors out in batches"),
     Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
     Setting("open_timeout_s", float, 60.0, "how long opening a transport may take, in seconds", minimum=0.1),

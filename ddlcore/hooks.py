@@ -21,6 +21,7 @@ __all__ = [
     "CompressorProvider",
     "FusionProvider",
     "Hooks",
+    "LauncherProvider",
     "Provider",
     "TransportProvider",
     "hookimpl",
@@ -55,6 +56,7 @@ class TransportProvider(Provider):
     one_host: bool = False
     in_process: bool = False  # its ranks are threads of one process
     sizes: tuple[int, int | None] = (1, None)  # least and greatest number of members
+    launcher: str = ""  # name of the launcher that must start its ranks; "": any
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,17 @@ class FusionProvider(Provider):
 @dataclass(frozen=True)
 class CompressorProvider(Provider):
     """A way to send fewer bytes; the target is a Compressor."""
+
+
+@dataclass(frozen=True)
+class LauncherProvider(Provider):
+    """A way to start agents on hosts; the target is a Launcher."""
+
+    priority: int = 0  # `auto` takes the highest that applies
+    variables: tuple[str, ...] = ()  # `auto` takes it only where the environment has all of these
+    optional: bool = False  # `auto` never takes it: the user or a transport asks for it by name
+    whole: bool = False  # starts all ranks, those of the launching process's own host too
+    per_rank: bool = False  # an agent for each rank, not for each host
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,11 @@ class Hooks:
     @hookspec
     def ddl_compressors(self) -> Sequence[CompressorProvider]:
         """Ways to send fewer bytes."""
+        return ()
+
+    @hookspec
+    def ddl_launchers(self) -> Sequence[LauncherProvider]:
+        """Ways to start agents on hosts."""
         return ()
 
     @hookspec

@@ -395,7 +395,13 @@ def settings_of(
     """The settings and the plugins that hold here. Plugins bring rows of their own, so they are loaded in between."""
     registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))
     rows: list[Setting] = list(SETTINGS)
-    for door in (registry.transports, registry.adapters, registry.fusion_policies, registry.compressors):
+    for door in (
+        registry.transports,
+        registry.adapters,
+        registry.fusion_policies,
+        registry.compressors,
+        registry.launchers,
+    ):
         for provider in door.values():
             rows += provider.settings
     return load_settings(environ, file, flags, rows), registry

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
-from ddlcore.contracts import API_VERSION, Adapter, BenchPeer, Compressor, FusionPolicy, Transport
+from ddlcore.contracts import API_VERSION, Adapter, BenchPeer, Compressor, FusionPolicy, Launcher, Transport
 from ddlcore.errors import PluginError
 from ddlcore.hooks import (
     AdapterProvider,
@@ -18,6 +18,7 @@ from ddlcore.hooks import (
     CommandProvider,
     CompressorProvider,
     FusionProvider,
+    LauncherProvider,
     Provider,
     TransportProvider,
 )
@@ -54,6 +55,7 @@ class Registry:
         self.adapters: dict[str, AdapterProvider] = {}
         self.fusion_policies: dict[str, FusionProvider] = {}
         self.compressors: dict[str, CompressorProvider] = {}
+        self.launchers: dict[str, LauncherProvider] = {}
         self.bench_peers: dict[str, BenchPeerProvider] = {}
         self.commands: dict[str, CommandProvider] = {}
         self.problems: list[str] = []
@@ -79,6 +81,10 @@ class Registry:
     def compressor(self, name: str) -> CompressorProvider:
         """The compressor that is called ``name``."""
         return self._named("compressor", self.compressors, name)
+
+    def launcher(self, name: str) -> LauncherProvider:
+        """The way of starting agents that is called ``name``."""
+        return self._named("launcher", self.launchers, name)
 
     def bench_peer(self, name: str) -> BenchPeerProvider:
         """The library to measure against that is called ``name``."""
@@ -119,6 +125,8 @@ class Registry:
     def load(self, provider: FusionProvider) -> Callable[[], FusionPolicy]: ...
     @overload
     def load(self, provider: CompressorProvider) -> type[Compressor]: ...
+    @overload
+    def load(self, provider: LauncherProvider) -> Callable[[], Launcher]: ...
     @overload
     def load(self, provider: BenchPeerProvider) -> type[BenchPeer]: ...
     @overload
@@ -189,6 +197,7 @@ _DOORS: Mapping[type[Provider], _Door] = {
     AdapterProvider: _Door("adapter", "adapters", Adapter),
     FusionProvider: _Door("fusion policy", "fusion_policies"),
     CompressorProvider: _Door("compressor", "compressors", Compressor),
+    LauncherProvider: _Door("launcher", "launchers", Launcher),
     BenchPeerProvider: _Door("bench peer", "bench_peers", BenchPeer),
     CommandProvider: _Door("command", "commands"),
 }
