@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import secrets
 import shutil
 import sys
 import tempfile
 from collections import deque
 
+import msgspec
 import zmq
 from zmq.utils import z85
 
-from ddlcore.control.credentials import KeyPair
+from ddlcore.control.credentials import Access, KeyPair
 from ddlcore.control.line import FLUSHED, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
 from ddlcore.errors import DdlInternalError
 
@@ -30,8 +32,9 @@ class Entrance:
     """
 
     def __init__(self, *, parts: bool = False) -> None:
-        self.keys, self.clients = KeyPair(), KeyPair()
-        self._admitted = {z85.decode(self.clients.public)}
+        keys, clients = KeyPair(), KeyPair()
+        self._access = Access("ipc://nowhere", os.getpid(), keys.public, clients.public, clients.secret)
+        self._admitted = {z85.decode(clients.public)}
         self._directory = ""
         self._parts = parts
         self._names: dict[int, bytes] = {}  # by descriptor: whose TCP connection it is
@@ -40,7 +43,7 @@ class Entrance:
         self._doorman = self.context.socket(zmq.REP)
         self._doorman.linger = 0
         self._doorman.bind("inproc://zeromq.zap.01")
-        self._router = self._open_router(self.keys)
+        self._router = self._open_router(keys)
         if parts:
             self._router.monitor("inproc://ddl-parted", zmq.EVENT_DISCONNECTED)
             self._events = self.context.socket(zmq.PAIR)
@@ -111,6 +114,10 @@ class Entrance:
             self._directory = ""
 
     # --- serving
+
+    def access(self, endpoint: str) -> Access:
+        """What a client that reaches this at ``endpoint`` needs to be let in."""
+        return msgspec.structs.replace(self._access, endpoint=endpoint)
 
     def admit(self, public: str) -> None:
         """From now on who has this key (Z85) gets in, too. Any thread."""

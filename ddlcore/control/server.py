@@ -108,19 +108,15 @@ class Server:
             self._entrance.release()
             self._wake.close()
             raise
-        self._job_file = JobFile(self._access(self.endpoint))
+        self._job_file = JobFile(self._entrance.access(self.endpoint))
         self.job_file = self._job_file.path
 
     def _bind_for_agents(self, address: str) -> str:
         return self._entrance.bind(address, beats=False) if address else self.endpoint
 
-    def _access(self, endpoint: str) -> Access:
-        clients = self._entrance.clients
-        return Access(endpoint, os.getpid(), self._entrance.keys.public, clients.public, clients.secret)
-
     def agent_access(self, endpoint: str) -> Access:
         """What an agent that reaches this server at ``endpoint`` needs to be let in: to be kept secret."""
-        return self._access(endpoint)
+        return self._entrance.access(endpoint)
 
     def admit(self, public: str) -> None:
         """Lets in, too, who has this key. Any thread."""
