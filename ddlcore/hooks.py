@@ -22,6 +22,7 @@ __all__ = [
     "CompressorProvider",
     "FusionProvider",
     "Hooks",
+    "LauncherProvider",
     "Provider",
     "TransportProvider",
     "hookimpl",
@@ -56,6 +57,7 @@ class TransportProvider(Provider):
     one_host: bool = False
     in_process: bool = False  # its ranks are threads of one process
     sizes: tuple[int, int | None] = (1, None)  # least and greatest number of members
+    launcher: str = ""  # name of the launcher that must start its ranks; "": any
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,17 @@ class ClusterProvider(Provider):
     """A launcher of others that ranks recognise by what it sets; the target is a Cluster."""
 
     priority: int = 0  # asked in falling order; the first that has started the process says who it is
+
+
+@dataclass(frozen=True)
+class LauncherProvider(Provider):
+    """A way to start agents on hosts; the target is a Launcher."""
+
+    priority: int = 0  # `auto` takes the highest that applies
+    variables: tuple[str, ...] = ()  # `auto` takes it only where the environment has all of these
+    optional: bool = False  # `auto` never takes it: the user or a transport asks for it by name
+    whole: bool = False  # starts all ranks, those of the launching process's own host too
+    per_rank: bool = False  # an agent for each rank, not for each host
 
 
 @dataclass(frozen=True)
@@ -121,6 +134,11 @@ class Hooks:
     @hookspec
     def ddl_clusters(self) -> Sequence[ClusterProvider]:
         """Launchers of others, whose ranks are recognised."""
+        return ()
+
+    @hookspec
+    def ddl_launchers(self) -> Sequence[LauncherProvider]:
+        """Ways to start agents on hosts."""
         return ()
 
     @hookspec

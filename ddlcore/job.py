@@ -94,8 +94,12 @@ class Job:
         network: Callable[[], tuple[Channel, Store]],
         registry: Registry,
         settings: Settings,
+        address: str = "",
     ) -> None:
-        """``launched``: where the launcher put this process; ``ranks``: who of the launch is in this world."""
+        """``launched``: where the launcher put this process; ``ranks``: who of the launch is in this world.
+
+        ``address``: this host's own, see Context.address.
+        """
         self.placement = launched.among(ranks)
         self.rank = self.placement.rank
         self.size = self.placement.size
@@ -107,6 +111,7 @@ class Job:
         self._ranks = ranks
         self._ordinal = ordinal
         self._network = network
+        self._address = address
         self._kernels = LateKernels(settings.text("cache_dir"))
         self._compressors: dict[str, Compressor] = {}
         self.recurring: dict[Any, Recurring] = {}  # calls by name that wait at once, described the first time
@@ -204,6 +209,7 @@ class Job:
             timeout_s=self.settings.number("open_timeout_s"),
             route=lambda members: choose_route(backend, members, self.registry.transports, self.registry.missing),
             build=build,
+            address=self._address,
         )
 
     def _enter(self) -> None:
@@ -389,7 +395,13 @@ def settings_of(
     """The settings and the plugins that hold here. Plugins bring rows of their own, so they are loaded in between."""
     registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))
     rows: list[Setting] = list(SETTINGS)
-    for door in (registry.transports, registry.adapters, registry.fusion_policies, registry.compressors):
+    for door in (
+        registry.transports,
+        registry.adapters,
+        registry.fusion_policies,
+        registry.compressors,
+        registry.launchers,
+    ):
         for provider in door.values():
             rows += provider.settings
     return load_settings(environ, file, flags, rows), registry
@@ -426,6 +438,7 @@ def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordina
         lambda: connect(environment.job_file, launched.rank),
         registry,
         settings,
+        environment.address,
     )
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from ddlcore.config import Setting
 from ddlcore.hooks import (
     AdapterProvider,
     ClusterProvider,
     CompressorProvider,
     FusionProvider,
+    LauncherProvider,
     TransportProvider,
     hookimpl,
 )
 
-__all__ = ["ddl_adapters", "ddl_clusters", "ddl_compressors", "ddl_fusion_policies", "ddl_transports"]
+__all__ = [
+    "ddl_adapters",
+    "ddl_clusters",
+    "ddl_compressors",
+    "ddl_fusion_policies",
+    "ddl_launchers",
+    "ddl_transports",
+]
 
 
 @hookimpl
@@ -100,4 +109,19 @@ def ddl_clusters() -> list[ClusterProvider]:
     return [
         ClusterProvider(name, f"ddlcore.builtin.clusters:{target}", doc=doc, priority=-10 * place)
         for place, (name, target, doc) in enumerate(known)
+
+
+@hookimpl
+def ddl_launchers() -> list[LauncherProvider]:
+    """ssh, for hosts that the user names."""
+    return [
+        LauncherProvider(
+            name="ssh",
+            target="ddlcore.builtin.ssh:SshLauncher",
+            doc="ssh, or the remote shell that OMPI_MCA_plm_rsh_agent names",
+            settings=(
+                Setting("ssh_port", int, 0, "port of every host's sshd; 0: as ssh is configured", minimum=0),
+                Setting("ssh_identity_file", str, "", "private key for ssh; empty: as ssh is configured"),
+            ),
+        )
     ]

@@ -1,4 +1,4 @@
-"""The doors: what a transport, adapter, cluster, fusion policy, compressor, bench peer, kernel set or store must be."""
+"""The doors: transport, adapter, cluster, fusion policy, compressor, launcher, bench peer, kernels, store; what each must be."""
 
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.bench import BenchPeer
@@ -6,6 +6,7 @@ from ddlcore.contracts.cluster import Cluster, Seat, Surroundings
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.kernels import Kernels
+from ddlcore.contracts.launcher import AgentPlace, HostSlots, Launcher, StartCommand, StartPlan
 from ddlcore.contracts.store import Store
 from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Plan, Prepared, Transport, Work
 
@@ -13,18 +14,23 @@ __all__ = [
     "API_VERSION",
     "DONE",
     "Adapter",
+    "AgentPlace",
     "BenchPeer",
     "Capabilities",
     "Cluster",
     "Compressor",
     "Context",
     "FusionPolicy",
+    "HostSlots",
     "Kernels",
+    "Launcher",
     "Memory",
     "Plan",
     "Prepared",
     "Ready",
     "Seat",
+    "StartCommand",
+    "StartPlan",
     "Store",
     "Surroundings",
     "Transport",

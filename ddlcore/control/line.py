@@ -21,7 +21,7 @@ __all__ = ["FLUSHED", "HEARTBEAT_MS", "HEARTBEAT_TIMEOUT_MS", "Connection", "Lin
 
 FLUSHED = b""  # sent as the last frame of a line and sent back by the server: all before it has arrived
 HEARTBEAT_MS = 1000  # tcp only: inside a host the kernel tells at once
-HEARTBEAT_TIMEOUT_MS = 10_000
+HEARTBEAT_TIMEOUT_MS = 2500  # after a ping: silence of about 3 s ends a connection
 
 _FLUSH_S = 0.2
 _BROKEN = (

@@ -25,6 +25,7 @@ from ddlcore.hooks import (
     CompressorProvider,
     FusionProvider,
     Hooks,
+    LauncherProvider,
     Provider,
     TransportProvider,
 )
@@ -40,6 +41,7 @@ _HOOKS: dict[str, type[Provider]] = {
     "ddl_fusion_policies": FusionProvider,
     "ddl_compressors": CompressorProvider,
     "ddl_clusters": ClusterProvider,
+    "ddl_launchers": LauncherProvider,
     "ddl_bench_peers": BenchPeerProvider,
     "ddl_cli": CommandProvider,
 }

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
-from ddlcore.contracts import API_VERSION, Adapter, BenchPeer, Cluster, Compressor, FusionPolicy, Transport
+from ddlcore.contracts import API_VERSION, Adapter, BenchPeer, Cluster, Compressor, FusionPolicy, Launcher, Transport
 from ddlcore.errors import PluginError
 from ddlcore.hooks import (
     AdapterProvider,
@@ -19,6 +19,7 @@ from ddlcore.hooks import (
     CommandProvider,
     CompressorProvider,
     FusionProvider,
+    LauncherProvider,
     Provider,
     TransportProvider,
 )
@@ -56,6 +57,7 @@ class Registry:
         self.fusion_policies: dict[str, FusionProvider] = {}
         self.compressors: dict[str, CompressorProvider] = {}
         self.clusters: dict[str, ClusterProvider] = {}
+        self.launchers: dict[str, LauncherProvider] = {}
         self.bench_peers: dict[str, BenchPeerProvider] = {}
         self.commands: dict[str, CommandProvider] = {}
         self.problems: list[str] = []
@@ -81,6 +83,10 @@ class Registry:
     def compressor(self, name: str) -> CompressorProvider:
         """The compressor that is called ``name``."""
         return self._named("compressor", self.compressors, name)
+
+    def launcher(self, name: str) -> LauncherProvider:
+        """The way of starting agents that is called ``name``."""
+        return self._named("launcher", self.launchers, name)
 
     def bench_peer(self, name: str) -> BenchPeerProvider:
         """The library to measure against that is called ``name``."""
@@ -123,6 +129,8 @@ class Registry:
     def load(self, provider: CompressorProvider) -> type[Compressor]: ...
     @overload
     def load(self, provider: ClusterProvider) -> type[Cluster]: ...
+    @overload
+    def load(self, provider: LauncherProvider) -> Callable[[], Launcher]: ...
     @overload
     def load(self, provider: BenchPeerProvider) -> type[BenchPeer]: ...
     @overload
@@ -194,6 +202,7 @@ _DOORS: Mapping[type[Provider], _Door] = {
     FusionProvider: _Door("fusion policy", "fusion_policies"),
     CompressorProvider: _Door("compressor", "compressors", Compressor),
     ClusterProvider: _Door("cluster", "clusters", Cluster),
+    LauncherProvider: _Door("launcher", "launchers", Launcher),
     BenchPeerProvider: _Door("bench peer", "bench_peers", BenchPeer),
     CommandProvider: _Door("command", "commands"),
 }
