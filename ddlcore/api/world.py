@@ -8,8 +8,9 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ddlcore.adoption import recognise
 from ddlcore.config import Environment
 from ddlcore.errors import DdlInternalError, NotInitialized
 from ddlcore.job import Job, launched_job, lone_job
@@ -18,6 +19,9 @@ from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.request import Entry
 from ddlcore.types import Kind
+
+if TYPE_CHECKING:
+    from ddlcore.guest import Guest
 
 __all__ = [
     "ProcessSet",
@@ -50,6 +54,7 @@ class _Process:
         self.thread = threading.local()  # .job: of a world of threads
         self.worlds = False  # whether there ever was one
         self.pid = 0
+        self.guest: Guest | None = None  # where another launcher has started this process
 
 
 _process = _Process()
@@ -150,16 +155,16 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     if is_initialized():
         return
     _refuse_children()
+    if _process.pid != os.getpid():
+        _process.pid = os.getpid()
+        atexit.register(_at_exit)
     job = _make_job(comm)
     job.start()
     if getattr(_process.thread, "job", None) is not None:
         _process.thread.job = job
     else:
         _process.job = job
-    if _process.pid != os.getpid():
-        _process.pid = os.getpid()
-        atexit.register(_at_exit)
-    Environment.mark_children(True)
+    Environment.mark_children(True, adopted=_process.guest is not None)
     if process_sets is not None and process_sets != "dynamic":
         _register(process_sets)
 
@@ -187,23 +192,28 @@ def _refuse_children() -> None:
     if parent:
         raise DdlInternalError(
             f"init() was called in a process that a rank (process {parent}) has started; "
-            "only the processes that `ddl run` started take part"
+            "only the processes that the launcher started take part"
         )
 
 
 def _make_job(comm: Any) -> Job:
     environment = Environment.read()
-    launched = 1 if environment is None else environment.placement.size
-    ranks = None if comm is None else _ranks_of(comm, launched)
-    if environment is None:
+    if environment is None and _process.guest is None:
+        _process.guest = recognise(os.environ)
+    seat = environment.placement if environment is not None else _process.guest.seat if _process.guest else None
+    ranks = None if comm is None else _ranks_of(comm, seat.size if seat else 1)
+    if seat is None:
         return lone_job()
-    if ranks is not None and environment.placement.rank not in ranks:
-        raise ValueError(
-            f"init: rank {environment.placement.rank} is not in comm={list(ranks)}; call init(comm=…) only on its ranks"
-        )
+    if ranks is not None and seat.rank not in ranks:
+        raise ValueError(f"init: rank {seat.rank} is not in comm={list(ranks)}; call init(comm=…) only on its ranks")
     ordinal = _process.ordinals.get(ranks, 0) + 1
-    _process.ordinals[ranks] = ordinal
-    return launched_job(environment, ranks, ordinal)
+    if environment is not None:
+        job = launched_job(environment, ranks, ordinal)
+    else:
+        assert _process.guest is not None
+        job = _process.guest.job(ranks, ordinal)
+    _process.ordinals[ranks] = ordinal  # those who did not meet try the same world again
+    return job
 
 
 def _ranks_of(comm: Any, launched: int) -> tuple[int, ...] | None:
@@ -231,14 +241,15 @@ def shutdown() -> None:
 
 
 def _at_exit() -> None:
-    job = _process.job
-    if job is None or os.getpid() != _process.pid:
+    if os.getpid() != _process.pid:
         return  # a forked child runs its parent's handlers; it is no rank
-    error = getattr(sys, "last_value", None)
-    if error is not None:
-        job.shutdown(f"raised {type(error).__name__}: {error}")
-    else:
-        job.shutdown("ended its script without shutdown()")
+    job, error = _process.job, getattr(sys, "last_value", None)
+    if job is not None:
+        job.shutdown(
+            f"raised {type(error).__name__}: {error}" if error is not None else "ended its script without shutdown()"
+        )
+    if _process.guest is not None:
+        _process.guest.close(patient=error is None)
 
 
 def is_initialized() -> bool:

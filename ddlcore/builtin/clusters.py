@@ -108,6 +108,14 @@ def _joined(variables: Mapping[str, str], names: Sequence[str]) -> str:
     return ":".join(values) if any(values) else ""
 
 
+def _store_of_rank_0(around: Surroundings) -> str:
+    """MASTER_ADDR and MASTER_PORT; an address that means another machine on each host goes with the host's name."""
+    address = around.variables.get("MASTER_ADDR", "")
+    inner = address == "localhost" or address.startswith("127.") or address == "::1"
+    where = _joined(around.variables, ("MASTER_ADDR", "MASTER_PORT"))
+    return f"{around.host}:{where}" if inner else where
+
+
 class Horovod(_ByVariables):
     """Its own launcher; a job has one rendezvous server, and its port is nobody else's."""
 
@@ -136,8 +144,8 @@ class Torchrun(_ByVariables):
 
     def launch(self, around: Surroundings) -> str:
         """By run id, store and how often it was restarted."""
-        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-        return _joined(around.variables, names)
+        run, restarts = (around.variables.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
+        return f"{run}:{_store_of_rank_0(around)}:{restarts}"
 
 
 class OpenMpi(_ByVariables):
@@ -335,4 +343,4 @@ class Plain(_ByVariables):
 
     def launch(self, around: Surroundings) -> str:
         """By MASTER_ADDR and MASTER_PORT."""
-        return _joined(around.variables, ("MASTER_ADDR", "MASTER_PORT"))
+        return _store_of_rank_0(around)

@@ -109,6 +109,7 @@ def ddl_clusters() -> list[ClusterProvider]:
     return [
         ClusterProvider(name, f"ddlcore.builtin.clusters:{target}", doc=doc, priority=-10 * place)
         for place, (name, target, doc) in enumerate(known)
+    ]
 
 
 @hookimpl

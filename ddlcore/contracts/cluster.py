@@ -18,6 +18,7 @@ class Surroundings:
     """What a process knows of itself without asking anybody: a mapping and a function, so that tests need no launcher."""
 
     variables: Mapping[str, str]
+    host: str = ""  # what it calls itself
     lineage: Callable[[], Sequence[Sequence[str]]] = _alone  # command lines of its parents, nearest first
 
 

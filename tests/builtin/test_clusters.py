@@ -223,7 +223,7 @@ def asked(variables: Variables, lineage: list[list[str]]) -> tuple[str, Seat | N
     for provider in plugin.ddl_clusters():
         registry.offer(provider, Distribution("ddlcore", "0"))
     for provider in sorted(registry.clusters.values(), key=lambda one: -one.priority):
-        seat = registry.load(provider)().seat(Surroundings(variables, lambda: lineage))
+        seat = registry.load(provider)().seat(Surroundings(variables, "here", lambda: lineage))
         if seat is not None:
             return provider.name, seat
     return "", None
