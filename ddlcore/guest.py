@@ -85,10 +85,10 @@ class Guest:
             own,
         )
 
-    def close(self, patient: bool) -> None:
+    def close(self, reason: str, patient: bool) -> None:
         """At the end of the process: rank 0, which the others need, stays if ``patient`` until they have left."""
         if self._resident is not None and os.getpid() == self._pid:
-            self._resident.close(patient)
+            self._resident.close(reason, patient)
             self._resident = None
 
     # --- reaching rank 0
@@ -132,7 +132,7 @@ class Guest:
         try:
             self._resident.publish(self._places, self._name, deadline_s - time.monotonic())
         except BaseException:
-            self.close(patient=False)
+            self.close("it did not begin", patient=False)
             raise
         return self._resident.invitation
 

@@ -244,12 +244,11 @@ def _at_exit() -> None:
     if os.getpid() != _process.pid:
         return  # a forked child runs its parent's handlers; it is no rank
     job, error = _process.job, getattr(sys, "last_value", None)
+    reason = f"raised {type(error).__name__}: {error}" if error is not None else "ended its script without shutdown()"
     if job is not None:
-        job.shutdown(
-            f"raised {type(error).__name__}: {error}" if error is not None else "ended its script without shutdown()"
-        )
+        job.shutdown(reason)
     if _process.guest is not None:
-        _process.guest.close(patient=error is None)
+        _process.guest.close(reason, patient=error is None)
 
 
 def is_initialized() -> bool:

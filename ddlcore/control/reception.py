@@ -31,6 +31,7 @@ class Reception:
         self._arrived: dict[int, Arrive] = {}
         self._gone: dict[int, str] = {}  # those whose process has ended, with the reason
         self._waiting: dict[tuple[int, ...], set[int]] = {}  # by the ranks they wait for
+        self._worlds: dict[int, tuple[int, ...]] = {}  # by rank: the ranks of the world that it was last in
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
         """As ``Brain.handle``."""
@@ -38,6 +39,7 @@ class Reception:
             return self._arrive(rank, message)
         outgoing = self._brain.handle(rank, message)
         if isinstance(message, Hello):
+            self._worlds[rank] = message.ranks
             self._set_active(self.active | {rank})
         elif isinstance(message, Done):
             self._set_active(self.active - {rank})
@@ -45,13 +47,14 @@ class Reception:
         return outgoing
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        """As ``Brain.rank_ended``."""
+        """As ``Brain.rank_ended``; of rank 0, in whose process this is, the last word before it closes."""
         self._set_active(self.active - {rank})
         self._gone.setdefault(rank, reason)
         outgoing: Outgoing = []
         for ranks in [ranks for ranks in self._waiting if rank in ranks]:
             outgoing += [(other, self._lost(ranks)) for other in sorted(self._waiting.pop(ranks) - {rank})]
-        return outgoing + self._brain.rank_ended(rank, reason)
+        outgoing += self._brain.rank_ended(rank, reason)
+        return outgoing + self._dissolve(reason) if rank == 0 else outgoing
 
     def lost(self) -> dict[int, str]:
         """As ``Brain.lost``."""
@@ -83,6 +86,11 @@ class Reception:
 
     def _seats(self, ranks: tuple[int, ...]) -> Seats:
         return Seats(tuple((rank, self._arrived[rank]) for rank in ranks if rank in self._arrived))
+
+    def _dissolve(self, reason: str) -> Outgoing:
+        """Rank 0 ends, and this coordinator with it: whoever is still in a world of its hears why."""
+        worlds = {rank: self._worlds[rank] for rank in sorted(self.active) if 0 in self._worlds.get(rank, ())}
+        return [(rank, Lost((ranks.index(0),), reason)) for rank, ranks in worlds.items()]
 
     def _lost(self, ranks: tuple[int, ...]) -> Lost:
         gone = next(rank for rank in self._gone if rank in ranks)  # the first to end is the cause

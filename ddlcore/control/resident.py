@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddlcore.contracts.interfaces import chosen_address, interface_addresses
-from ddlcore.control.brain import Brain
+from ddlcore.control.brain import Brain, Outgoing
 from ddlcore.control.knock import answers, at, open_endpoints, split_endpoint
 from ddlcore.control.liveness import open_pidfd
 from ddlcore.control.reception import Reception
@@ -36,6 +36,7 @@ log = logging.getLogger("ddl")
 _ANSWER_S = 5.0  # for the holder of the keys in a file to prove that it is there
 _AGAIN_S = 0.2
 _SLICE_S = 0.1  # how late a wait may notice Ctrl-C
+_TELL_S = 2.0  # for the server's thread to say that rank 0 ends
 _SAY_S = 5.0  # after so long a wait for the others at the end, it says whom it waits for
 
 
@@ -63,10 +64,11 @@ class Resident:
         self._arrivals: deque[tuple[int, Arrive]] = deque()
         self._wake = Wake()
         self._idle = threading.Condition()
+        self._told = threading.Event()
         self._stopping = False
         self._published: Published | None = None
         self._reception = Reception(size, brain, self._arrived, self._changed)
-        self._server = Server(size, self._reception, address, by_line=True)
+        self._server = Server(size, _Last(self._reception, self._told), address, by_line=True)
         endpoints = _endpoints(self._server.endpoint)
         self.invitation = Invitation(
             nonce=secrets.token_hex(8),
@@ -102,13 +104,18 @@ class Resident:
                 self._wake.set()  # all may have come already
                 return
 
-    def close(self, patient: bool) -> None:
-        """Ends it; ``patient``: when the other ranks have left, or some rank was lost. May be repeated."""
+    def close(self, reason: str, patient: bool) -> None:
+        """Ends it, and tells the ranks that still need it the ``reason``. May be repeated.
+
+        ``patient``: not before the other ranks have left, or some rank was lost.
+        """
         if os.getpid() != self._pid or self._stopping:
             return
         with contextlib.suppress(KeyboardInterrupt):
             if patient:
                 self._wait_for_others()
+        self._server.rank_ended(0, reason)
+        self._told.wait(_TELL_S)
         self._stopping = True
         self._wake.set()
         self._thread.join(2.0)
@@ -178,6 +185,23 @@ class Resident:
         except ProcessLookupError:
             self._server.rank_ended(rank, "its process ended")
             return -1
+
+
+class _Last:
+    """Notes that the end of rank 0, the last that is said, was handled; all else it hands on."""
+
+    def __init__(self, brain: Brain, told: threading.Event) -> None:
+        self._brain = brain
+        self._told = told
+        self.handle = brain.handle
+        self.lost = brain.lost
+        self.overdue = brain.overdue
+
+    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+        outgoing = self._brain.rank_ended(rank, reason)
+        if rank == 0:
+            self._told.set()  # what follows from it is sent in the same turn
+        return outgoing
 
 
 def _endpoints(endpoint: str) -> tuple[str, ...]:
