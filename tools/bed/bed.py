@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import math
 import os
-import select
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from tools.bed import ssh
-from tools.bed.possible import INSIDE, as_root, in_sbin, why_no_bed
+from tools.bed import holding, ssh
+from tools.bed.network import SWITCH, Network, address
+from tools.bed.possible import as_root, in_sbin, why_no_bed
 
 __all__ = ["Bed", "Host"]
 
-_PREFIX = "ddl-bed-"
-_STARTING_S = 20.0
-_ENDING_S = 10.0
 _NOT_ON_A_BED = ("SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_CLIENT", "DISPLAY", "XDG_RUNTIME_DIR")
 Stream = int | IO[Any] | None
-# Deep enough for one socket's window, so that tbf, and not a loss, sets the pace; large segments must fit its bucket.
-_QUEUE_S = 0.02
-_LEAST_BURST = 128 * 1024  # bytes
 
 
 @dataclass(frozen=True)
@@ -81,15 +71,18 @@ class Bed:
         why = why_no_bed()
         if why:
             raise RuntimeError(why)
-        _remove_stale()
+        holding.remove_stale()
         self._root = as_root() or []
-        self.directory, self._lock = _locked_directory()
+        self.directory, self._lock = holding.locked_directory()
         self.identity = self.directory / "key"
         try:
             self._write_files()
             self._start_holders()
-            self._connect()
-            self.rate(self._rate_mbit)
+            self._network = Network(self._root, self._pids, self._networks)
+            self._network.connect(self.names, self._families)
+            if self._rate_mbit is not None:
+                for network in range(self._networks):
+                    self.rate(self._rate_mbit, network=network)
         except BaseException:
             self.close()
             raise
@@ -103,9 +96,9 @@ class Bed:
     def close(self) -> None:
         """Ends every process of every host and removes the network and all files. May be called twice."""
         for name, holder in reversed(self._holders.items()):  # the switch, which removes the directory, comes last
-            if name == "switch":
+            if name == SWITCH:
                 self._await_ends(self._started)
-            _end(holder)
+            holding.end(holder)
         self._holders.clear()
         self._pids.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -115,7 +108,7 @@ class Bed:
 
     def _await_ends(self, processes: Sequence[subprocess.Popen[str]]) -> None:
         for process in processes:
-            process.wait(_ENDING_S)
+            process.wait(holding.ENDING_S)
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
@@ -142,90 +135,40 @@ class Bed:
         (self.directory / "hosts").write_text("\n".join(lines) + "\n")
 
     def _start_holders(self) -> None:
-        self._hold("switch", "switch", {"directory": str(self.directory)})
+        self._holders[SWITCH] = holding.hold(self._command("switch", {"directory": str(self.directory)}))
         for name, host in zip(self.names, self._hosts):
-            self._hold(name, "hold", self._spec(name, host))
-        deadline_s = time.monotonic() + _STARTING_S
+            self._holders[name] = holding.hold(self._command("hold", self._spec(name, host)))
+        deadline_s = time.monotonic() + holding.STARTING_S
         for name, holder in self._holders.items():
-            self._pids[name] = _pid_when_ready(name, holder, deadline_s)
+            self._pids[name] = holding.pid_when_ready(name, holder, deadline_s)
+
+    def _command(self, verb: str, spec: Mapping[str, Any]) -> list[str]:
+        return holding.command(self._root, self.directory, verb, spec)
 
     def _spec(self, name: str, host: Host) -> dict[str, Any]:
-        binds = {
+        (self.directory / "dot_ssh").mkdir(mode=0o700, exist_ok=True)
+        ours = {
             "/etc/hosts": self.directory / "hosts",
             "/etc/hostname": self.directory / f"{name}.hostname",
             "/etc/ssh/ssh_config": self.directory / "ssh_config",
-            **host.binds,
+            str(Path("~/.ssh").expanduser()): self.directory / "dot_ssh",  # what stands in there is not for the bed
         }
-        personal = Path("~/.ssh").expanduser()
-        if personal.is_dir():  # what stands in there is not for the bed
-            (self.directory / "dot_ssh").mkdir(mode=0o700, exist_ok=True)
-            binds = {str(personal): self.directory / "dot_ssh", **binds}
+        binds = {target: str(source) for target, source in ours.items() if Path(target).exists()}
         sshd = [in_sbin("sshd"), "-D", "-f", str(self.directory / f"{name}.sshd_config")]
         sshd += ["-E", str(self.directory / f"{name}.sshd_log")]
         return {
             "name": name,
-            "binds": {target: str(source) for target, source in binds.items() if Path(target).exists()},
+            "binds": {**binds, **host.binds},
             "scratch": str(self.directory / f"{name}.groups"),
             "sshd": sshd if host.sshd else [],
             "port": host.ssh_port,
         }
 
-    def _hold(self, name: str, verb: str, spec: dict[str, Any]) -> None:
-        self._holders[name] = subprocess.Popen(
-            [*self._root, *INSIDE, verb, self._spec_file(spec)],
-            stdin=subprocess.PIPE,  # its end is the sign to end: whatever happens to us, it comes
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,  # a Ctrl-C is ours to answer
-        )
-
-    def _spec_file(self, spec: dict[str, Any]) -> str:
-        path = self.directory / f"{uuid.uuid4().hex}.json"
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(spec, file)
-        return str(path)
-
-    def _connect(self) -> None:
-        """One bridge a network on the switch, and a cable from it to each host."""
-        at_switch = ["link set lo up"]
-        for network in range(self._networks):
-            bridge = f"bridge{network}"
-            at_switch += [f"link add {bridge} type bridge stp_state 0 mcast_snooping 0", f"link set {bridge} up"]
-            for name in self.names:
-                port = _port(name, network)
-                at_switch += [
-                    f"link add {port} type veth peer name eth{network} netns {self._pids[name]}",
-                    f"link set {port} master {bridge}",
-                    f"link set {port} up",
-                ]
-        self._ip("switch", at_switch)
-        for name in self.names:
-            at_host = []
-            for network in range(self._networks):
-                for family in self._families:
-                    length = "24" if family == 4 else "64 nodad"
-                    at_host.append(f"address add {self.address(name, family, network)}/{length} dev eth{network}")
-                at_host.append(f"link set eth{network} up")
-            self._ip(name, at_host)
-
-    def _ip(self, name: str, lines: Sequence[str]) -> None:
-        self._in_network(name, [in_sbin("ip") or "ip", "-batch", "-"], "\n".join(lines) + "\n")
-
-    def _in_network(self, name: str, command: Sequence[str], told: str) -> None:
-        entering = [in_sbin("nsenter") or "nsenter", f"--net=/proc/{self._pids[name]}/ns/net"]
-        done = subprocess.run([*self._root, *entering, *command], input=told, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} on {name}: {done.stderr.strip()}; it was told:\n{told}")
-
     # -- what the network does ----------------------------------------------------------------------------------------
 
     def address(self, name: str, family: int = 0, network: int = 0) -> str:
         """The address of a host: IPv4 or IPv6 (``family`` 4 or 6; default: the bed's first)."""
-        number = self.names.index(name) + 1
-        if (family or self._families[0]) == 4:
-            return f"10.77.{network}.{number}"
-        return f"fd77:0:0:{network + 1:x}::{number:x}"
+        return address(self.names.index(name) + 1, family or self._families[0], network)
 
     def _addresses(self, name: str) -> list[str]:
         return [self.address(name, family, network) for family in self._families for network in range(self._networks)]
@@ -233,28 +176,18 @@ class Bed:
     def rate(self, mbit: float | None, hosts: Sequence[str] = (), network: int = 0) -> None:
         """Limits what these hosts (default: all) send and what they receive, in Mbit/s each; None: no limit."""
         for name in hosts or self.names:
-            self._limit(name, f"eth{network}", mbit)
-            self._limit("switch", _port(name, network), mbit)
-
-    def _limit(self, where: str, device: str, mbit: float | None) -> None:
-        told = f"qdisc replace dev {device} root noqueue\n"
-        if mbit is not None:
-            bytes_s = mbit * 1e6 / 8
-            burst = max(_LEAST_BURST, math.ceil(bytes_s / 1000))
-            limit = burst + max(_LEAST_BURST, math.ceil(bytes_s * _QUEUE_S))
-            told = f"qdisc replace dev {device} root tbf rate {mbit * 1e6:.0f}bit burst {burst} limit {limit}\n"
-        self._in_network(where, [in_sbin("tc") or "tc", "-batch", "-"], told)
+            self._network.limit(name, mbit, network)
 
     def link(self, name: str, *, up: bool, network: int = 0) -> None:
         """Pulls a host's cable out of the switch, or puts it back: nothing that it sends arrives, nor is it told."""
-        self._ip("switch", [f"link set {_port(name, network)} {'up' if up else 'down'}"])
+        self._network.link(name, up, network)
 
     def kill_host(self, name: str) -> None:
         """A power cut: the cables go first, so that no other host hears the connections close; then every process."""
         for network in range(self._networks):
             self.link(name, up=False, network=network)
         subprocess.run([*self._root, "kill", "-KILL", str(self._pids[name])], check=True)
-        self._holders[name].wait(_ENDING_S)
+        self._holders[name].wait(holding.ENDING_S)
 
     # -- what runs on the hosts ---------------------------------------------------------------------------------------
 
@@ -289,7 +222,7 @@ class Bed:
             "uid": os.getuid(),
         }
         process = subprocess.Popen(
-            [*self._root, *INSIDE, "enter", self._spec_file(spec)],
+            self._command("enter", spec),
             text=True,
             errors="surrogateescape",
             stdin=stdin,
@@ -368,60 +301,3 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         found[pid] = command
 print(json.dumps(found))
 """
-
-
-def _port(name: str, network: int) -> str:
-    return f"{name}.{network}"
-
-
-def _pid_when_ready(name: str, holder: subprocess.Popen[str], deadline_s: float) -> int:
-    """What the holder says first: its pid, and that it is ready, in either order."""
-    assert holder.stdout is not None
-    said = ""
-    while "ready\n" not in said or "pid " not in said:
-        left_s = max(0.0, deadline_s - time.monotonic())
-        heard = b""
-        if select.select([holder.stdout], [], [], left_s)[0]:
-            heard = os.read(holder.stdout.fileno(), 4096)
-        if not heard:
-            raise RuntimeError(f"{name} did not come up: {said.strip() or f'no word within {_STARTING_S:g} s'}")
-        said += heard.decode(errors="replace")
-    return int(next(line.split()[1] for line in said.splitlines() if line.startswith("pid ")))
-
-
-def _end(holder: subprocess.Popen[str]) -> None:
-    assert holder.stdin is not None and holder.stdout is not None
-    holder.stdin.close()
-    try:
-        holder.wait(_ENDING_S)
-    except subprocess.TimeoutExpired:
-        holder.kill()
-        holder.wait()
-    holder.stdout.close()
-
-
-def _locked_directory() -> tuple[Path, int]:
-    """A new directory, and the descriptor whose lock says that its owner lives."""
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        descriptor = os.open(path, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if path.exists():  # else another bed took it for stale before we had the lock
-            return path, descriptor
-        os.close(descriptor)
-
-
-def _remove_stale() -> None:
-    """Directories of beds whose owner was killed, and whose switch, which would have removed it, was killed as well."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        try:
-            directory = os.open(path, os.O_RDONLY)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(directory)
