@@ -21,6 +21,8 @@ from tools.bed.possible import as_root, in_sbin, why_no_bed
 __all__ = ["Bed", "Host"]
 
 _NOT_ON_A_BED = ("SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_CLIENT", "DISPLAY", "XDG_RUNTIME_DIR")
+# A host is bare. And what a shell starts from its files may hold a lock of this machine when a power cut kills it.
+_OF_SHELLS = (".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshenv", ".zshrc", ".zprofile")
 Stream = int | IO[Any] | None
 
 
@@ -68,6 +70,8 @@ class Bed:
     # -- up and down --------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Bed:
+        if self._holders:  # a fixture has entered it already
+            return self
         why = why_no_bed()
         if why:
             raise RuntimeError(why)
@@ -95,10 +99,10 @@ class Bed:
 
     def close(self) -> None:
         """Ends every process of every host and removes the network and all files. May be called twice."""
-        for name, holder in reversed(self._holders.items()):  # the switch, which removes the directory, comes last
-            if name == SWITCH:
-                self._await_ends(self._started)
-            holding.end(holder)
+        hosts = [holder for name, holder in self._holders.items() if name != SWITCH]
+        for ending in (hosts, [self._holders[SWITCH]] if SWITCH in self._holders else []):  # it removes the directory
+            holding.end(ending)
+        self._await_ends(self._started)
         self._holders.clear()
         self._pids.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -152,6 +156,7 @@ class Bed:
             "/etc/hostname": self.directory / f"{name}.hostname",
             "/etc/ssh/ssh_config": self.directory / "ssh_config",
             str(Path("~/.ssh").expanduser()): self.directory / "dot_ssh",  # what stands in there is not for the bed
+            **{str(Path("~", name).expanduser()): Path("/dev/null") for name in _OF_SHELLS},
         }
         binds = {target: str(source) for target, source in ours.items() if Path(target).exists()}
         sshd = [in_sbin("sshd"), "-D", "-f", str(self.directory / f"{name}.sshd_config")]
