@@ -55,6 +55,7 @@ class TransportProvider(Provider):
     one_host: bool = False
     in_process: bool = False  # its ranks are threads of one process
     sizes: tuple[int, int | None] = (1, None)  # least and greatest number of members
+    launcher: str = ""  # name of the launcher that must start its ranks; "": any
 
 
 @dataclass(frozen=True)
