@@ -7,39 +7,42 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ddl_mpi import process
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import DeadlineExceeded, TransportError
 
-__all__ = ["check_threads", "meet"]
+__all__ = ["apart", "check_threads", "meet"]
 
 SLICE_S = 0.2  # how soon an abort is noticed
 TAGS = 1 << 15  # MPI promises that many
+T = TypeVar("T")
 HOW = "start the script by `ddl run --backend mpi` or by mpirun, or use another --backend"
 
 
 def check_threads(mpi: Any) -> None:
-    """Raises TransportError where MPI may not be called from this thread."""
+    """Raises TransportError where MPI may be called from no thread but its first."""
     level = mpi.Query_thread()
-    if level >= mpi.THREAD_SERIALIZED or mpi.Is_thread_main():
+    if level >= mpi.THREAD_SERIALIZED:
         return
     name = "MPI_THREAD_FUNNELED" if level == mpi.THREAD_FUNNELED else "MPI_THREAD_SINGLE"
     raise TransportError(
-        f"mpi: MPI was begun for one thread ({name}), and ddl calls it from a thread of its own; "
-        'import mpi4py.MPI with mpi4py.rc.thread_level = "multiple" (its default), or call ddl.init() before it. '
-        "An MPI that has no more serves only programs that leave MPI to ddl"
+        f"mpi: MPI was begun for one thread ({name}), and ddl calls it from a thread of its own; begin it with "
+        'mpi4py.rc.thread_level = "multiple" (the default), or "serialized" if the program leaves MPI to ddl '
+        "between init() and shutdown(), or call ddl.init() before anything imports mpi4py.MPI"
     )
 
 
-def meet(mpi: Any, context: Context, check: Callable[[], None]) -> Any:
-    """A communicator of ``context.members``, in their order; ``check`` raises to end the wait.
+def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
+    """mpi4py.MPI, begun, and a communicator of ``context.members``, in their order; ``check`` raises to end the wait.
 
     Raises TransportError, the same on every rank, where they are not in one world of MPI, and
     DeadlineExceeded past ``context.timeout_s``.
     """
     until_s = time.monotonic() + context.timeout_s
+    mpi: Any = apart(process.load, context, until_s, check)
+    check_threads(mpi)
     world = mpi.COMM_WORLD
     me = [world.Get_rank(), world.Get_size(), process.library_version(), secrets.randbelow(TAGS)]
     context.store.set(f"mpi/{context.rank}", json.dumps(me).encode())
@@ -50,7 +53,7 @@ def meet(mpi: Any, context: Context, check: Callable[[], None]) -> Any:
     comm = _create(mpi, [fact[0] for fact in facts], facts[0][3], context, until_s, check)
     if context.rank == 0:
         context.store.delete("mpi/")  # who has created it with us, has read all
-    return comm
+    return mpi, comm
 
 
 def _fact(context: Context, rank: int, until_s: float, check: Callable[[], None]) -> list[Any]:
@@ -89,35 +92,49 @@ def _objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:
 def _create(
     mpi: Any, ranks: Sequence[int], tag: int, context: Context, until_s: float, check: Callable[[], None]
 ) -> Any:
-    """Create_group, which waits for the others inside MPI: on a thread that can be left behind, where MPI allows it."""
     world = mpi.COMM_WORLD
     whole = world.Get_group()
     group = whole.Incl(list(ranks))
     whole.Free()
-    made: list[Any] = []
+    try:
+        if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+            return world.Create_group(group, tag)
+        return apart(lambda: world.Create_group(group, tag), context, until_s, check)
+    except mpi.Exception as error:
+        raise TransportError(f"mpi: {context.name or 'the communicator'} cannot be made: {error}") from error
+    finally:
+        group.Free()
+
+
+def apart(wait: Callable[[], T], context: Context, until_s: float, check: Callable[[], None]) -> T:
+    """``wait``, which waits for others inside MPI, on a thread that is left behind if they do not come.
+
+    Raises what ``wait`` or ``check`` raises, and DeadlineExceeded past ``until_s``.
+    """
+    values: list[T] = []
+    errors: list[BaseException] = []
     done = threading.Event()
 
-    def create() -> None:
+    def call() -> None:
         try:
-            made.append(world.Create_group(group, tag))
-        except Exception as error:
-            made.append(error)
+            values.append(wait())
+        except BaseException as error:
+            errors.append(error)
         finally:
             done.set()
 
-    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
-        create()
-    else:
-        threading.Thread(target=create, name="ddl-mpi-open", daemon=True).start()
+    threading.Thread(target=call, name="ddl-mpi-open", daemon=True).start()
     while not done.wait(SLICE_S / 4):
         try:
             check()
             if time.monotonic() >= until_s:
-                raise DeadlineExceeded(f"mpi: the ranks of {context.name} did not meet within {context.timeout_s:g} s")
+                raise DeadlineExceeded(
+                    f"mpi: the ranks of {context.name or 'the communicator'} did not meet in MPI "
+                    f"within {context.timeout_s:g} s; every process that MPI has started must take part"
+                )
         except BaseException:
-            process.forsake(group, made)
+            process.forsake(values, call)
             raise
-    group.Free()
-    if isinstance(made[0], Exception):
-        raise TransportError(f"mpi: {context.name or 'the communicator'} cannot be made: {made[0]}") from made[0]
-    return made[0]
+    if errors:
+        raise errors[0]
+    return values[0]

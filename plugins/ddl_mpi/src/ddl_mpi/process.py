@@ -34,16 +34,19 @@ _process = _Process()
 def load() -> ModuleType:
     """mpi4py.MPI, initialized, with threads where the MPI has them. Whoever imports it first decides that.
 
-    Raises TransportError, in one line that says what next, where it is not there or is over.
+    Initializing waits for every process that the same mpiexec has started, and does so without the
+    interpreter's lock. Raises TransportError, in one line that says what next, where MPI is not there or is over.
     """
     first = "mpi4py.MPI" not in sys.modules
     try:
         import mpi4py
     except ImportError:
         raise TransportError(f"mpi: mpi4py is not installed; {INSTALL}") from None
-    ours = first and mpi4py.rc.finalize is None
+    rc = mpi4py.rc
+    level = rc.thread_level if rc.threads else "single"
+    ours = first and rc.initialize
     if ours:
-        mpi4py.rc.finalize = False  # mpi4py would wait for peers that are gone; see _finalize
+        rc.initialize = False  # mpi4py would hold the interpreter's lock until all ranks have come
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -51,13 +54,23 @@ def load() -> ModuleType:
         raise TransportError(f"mpi: mpi4py finds no MPI that it can load ({reason[0]}); {INSTALL}") from error
     if MPI.Is_finalized():
         raise TransportError("mpi: this process has ended MPI (MPI.Finalize) already, and cannot begin it again")
-    if not MPI.Is_initialized():  # mpi4py.rc.initialize = False
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        ours = mpi4py.rc.finalize is not True
-    if ours and not _process.ends:
-        _process.ends, _process.pid = True, os.getpid()
-        atexit.register(_finalize)
+    if not MPI.Is_initialized():
+        _initialize(MPI, level if ours else "multiple")
+        if rc.finalize is None or rc.finalize:
+            _process.ends, _process.pid = True, os.getpid()
+            atexit.register(_finalize)
     return MPI
+
+
+def _initialize(mpi: ModuleType, level: str) -> None:
+    """As mpi4py does it, but with the interpreter's lock released."""
+    provided = ctypes.c_int()
+    wanted = getattr(mpi, f"THREAD_{level.upper()}")
+    code = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, int(wanted), ctypes.byref(provided))
+    if code:
+        raise TransportError(f"mpi: MPI_Init_thread failed: {mpi.Get_error_string(code)}")
+    for comm in (mpi.COMM_SELF, mpi.COMM_WORLD):
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
 
 
 def library_version() -> str:
@@ -111,7 +124,7 @@ def _finalize() -> None:
         return
     from mpi4py import MPI
 
-    if not MPI.Is_finalized():
+    if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.Finalize()
 
 

@@ -59,9 +59,7 @@ class MpiTransport(Transport):
 
     def open(self, context: Context) -> None:
         super().open(context)
-        self._mpi = mpi = process.load()
-        meeting.check_threads(mpi)
-        self._comm = meeting.meet(mpi, context, self._check)
+        self._mpi, self._comm = mpi, _ = meeting.meet(context, self._check)
         self._comm.Set_errhandler(mpi.ERRORS_RETURN)
         self._meeting = self._comm.Allreduce_init(
             mpi.IN_PLACE, [mpi.buffer.fromaddress(ctypes.addressof(self._word), 4), 1, mpi.INT32_T], mpi.BAND
