@@ -18,6 +18,7 @@ __all__ = [
     "AdapterProvider",
     "BenchPeerProvider",
     "CommandProvider",
+    "CommunicatorsProvider",
     "CompressorProvider",
     "FusionProvider",
     "Hooks",
@@ -77,6 +78,13 @@ class CompressorProvider(Provider):
 
 
 @dataclass(frozen=True)
+class CommunicatorsProvider(Provider):
+    """A library whose communicators ``init`` takes; the target is a Communicators."""
+
+    module: str = ""  # top-level module of their types
+
+
+@dataclass(frozen=True)
 class BenchPeerProvider(Provider):
     """Another library to measure against; the target is a BenchPeer."""
 
@@ -109,6 +117,11 @@ class Hooks:
     @hookspec
     def ddl_compressors(self) -> Sequence[CompressorProvider]:
         """Ways to send fewer bytes."""
+        return ()
+
+    @hookspec
+    def ddl_communicators(self) -> Sequence[CommunicatorsProvider]:
+        """Libraries whose communicators ``init`` takes."""
         return ()
 
     @hookspec

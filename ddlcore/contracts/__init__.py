@@ -2,6 +2,7 @@
 
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.bench import BenchPeer
+from ddlcore.contracts.communicators import Communicators
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.kernels import Kernels
@@ -14,6 +15,7 @@ __all__ = [
     "Adapter",
     "BenchPeer",
     "Capabilities",
+    "Communicators",
     "Compressor",
     "Context",
     "FusionPolicy",

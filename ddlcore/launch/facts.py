@@ -132,6 +132,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "adapters": registry.adapters,
         "fusion policies": registry.fusion_policies,
         "compressors": registry.compressors,
+        "communicators": registry.communicators,
         "bench peers": registry.bench_peers,
     }
     words = {
@@ -139,6 +140,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "adapters": "adapter",
         "fusion policies": "fusion policy",
         "compressors": "compressor",
+        "communicators": "library of communicators",
         "bench peers": "bench peer",
     }
     return {

@@ -21,6 +21,7 @@ from ddlcore.hooks import (
     AdapterProvider,
     BenchPeerProvider,
     CommandProvider,
+    CommunicatorsProvider,
     CompressorProvider,
     FusionProvider,
     Hooks,
@@ -38,6 +39,7 @@ _HOOKS: dict[str, type[Provider]] = {
     "ddl_adapters": AdapterProvider,
     "ddl_fusion_policies": FusionProvider,
     "ddl_compressors": CompressorProvider,
+    "ddl_communicators": CommunicatorsProvider,
     "ddl_bench_peers": BenchPeerProvider,
     "ddl_cli": CommandProvider,
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddlcore.hooks import BenchPeerProvider, TransportProvider, hookimpl
+from ddlcore.hooks import BenchPeerProvider, CommunicatorsProvider, TransportProvider, hookimpl
 
-__all__ = ["ddl_bench_peers", "ddl_transports"]
+__all__ = ["ddl_bench_peers", "ddl_communicators", "ddl_transports"]
 
 INSTALL = "pip install 'ddl-mpi[mpich]'"
 
@@ -22,6 +22,21 @@ def ddl_transports() -> list[TransportProvider]:
             priority=30,
             sizes=(2, None),
             launcher="mpi",
+        )
+    ]
+
+
+@hookimpl
+def ddl_communicators() -> list[CommunicatorsProvider]:
+    """mpi4py's, which may be passed to ``init``."""
+    return [
+        CommunicatorsProvider(
+            name="mpi",
+            target="ddl_mpi.comms:MpiCommunicators",
+            requires=("mpi4py",),
+            install=INSTALL,
+            doc="mpi4py's communicators, for init(comm=…)",
+            module="mpi4py",
         )
     ]
 
