@@ -19,6 +19,7 @@ __all__ = [
     "BenchPeerProvider",
     "ClusterProvider",
     "CommandProvider",
+    "CommunicatorsProvider",
     "CompressorProvider",
     "FusionProvider",
     "Hooks",
@@ -97,6 +98,13 @@ class LauncherProvider(Provider):
 
 
 @dataclass(frozen=True)
+class CommunicatorsProvider(Provider):
+    """A library whose communicators ``init`` takes; the target is a Communicators."""
+
+    module: str = ""  # top-level module of their types
+
+
+@dataclass(frozen=True)
 class BenchPeerProvider(Provider):
     """Another library to measure against; the target is a BenchPeer."""
 
@@ -139,6 +147,11 @@ class Hooks:
     @hookspec
     def ddl_launchers(self) -> Sequence[LauncherProvider]:
         """Ways to start agents on hosts."""
+        return ()
+
+    @hookspec
+    def ddl_communicators(self) -> Sequence[CommunicatorsProvider]:
+        """Libraries whose communicators ``init`` takes."""
         return ()
 
     @hookspec

@@ -3,6 +3,7 @@
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.bench import BenchPeer
 from ddlcore.contracts.cluster import Cluster, Seat, Surroundings
+from ddlcore.contracts.communicators import Communicators
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.kernels import Kernels
@@ -18,6 +19,7 @@ __all__ = [
     "BenchPeer",
     "Capabilities",
     "Cluster",
+    "Communicators",
     "Compressor",
     "Context",
     "FusionPolicy",

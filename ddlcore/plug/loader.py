@@ -22,6 +22,7 @@ from ddlcore.hooks import (
     BenchPeerProvider,
     ClusterProvider,
     CommandProvider,
+    CommunicatorsProvider,
     CompressorProvider,
     FusionProvider,
     Hooks,
@@ -42,6 +43,7 @@ _HOOKS: dict[str, type[Provider]] = {
     "ddl_compressors": CompressorProvider,
     "ddl_clusters": ClusterProvider,
     "ddl_launchers": LauncherProvider,
+    "ddl_communicators": CommunicatorsProvider,
     "ddl_bench_peers": BenchPeerProvider,
     "ddl_cli": CommandProvider,
 }
