@@ -72,7 +72,7 @@ class Guest:
         placement = Placement(self.seat.rank, hosts)
         if ranks is None:
             Environment.announce(placement, [arrived[rank].ports for rank in chosen], _addresses(arrived, hosts))
-        self._compare(placement)
+            self._compare(placement)
         own = _addresses(arrived, hosts)[chosen.index(self.seat.rank)] if len(set(hosts)) > 1 else ""
         coordinator = chosen.index(0) if 0 in chosen and self.seat.rank != 0 else -1
         return Job(
@@ -210,7 +210,7 @@ class Guest:
 
     def _compare(self, placement: Placement) -> None:
         said = self.seat.local_rank
-        if said is not None and placement.size == self.seat.size and said != placement.local_rank:
+        if said is not None and said != placement.local_rank:
             log.warning(
                 "rank %d: its launcher calls it local rank %d, by its place among the ranks of its host it is %d",
                 placement.rank,
