@@ -301,10 +301,11 @@ class Environment:
             for address, (port, _) in zip(addresses, ports)
         ]
         tf_config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
-        groups = (own, {"MASTER_ADDR": addresses[0], "MASTER_PORT": ports[0][1]}, {"TF_CONFIG": json.dumps(tf_config)})
-        for group in groups:
-            if not os.environ.keys() & group.keys():  # half of one launcher's and half of another's would be neither's
-                os.environ.update({name: str(value) for name, value in group.items()})
+        for name, value in own.items():
+            os.environ.setdefault(name, str(value))
+        if not os.environ.keys() & {"MASTER_ADDR", "MASTER_PORT"}:  # half of it would be neither's
+            os.environ.update({"MASTER_ADDR": addresses[0], "MASTER_PORT": str(ports[0][1])})
+        os.environ.setdefault("TF_CONFIG", json.dumps(tf_config))
 
     @staticmethod
     def mark_children(on: bool, adopted: bool = False) -> None:
