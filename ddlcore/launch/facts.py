@@ -20,7 +20,7 @@ from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import choose_route
 from ddlcore.types import Member
 
-__all__ = ["all_facts", "framework_facts", "machine_facts"]
+__all__ = ["FRAMEWORKS", "all_facts", "framework_facts", "machine_facts"]
 
 Row = dict[str, str]
 
