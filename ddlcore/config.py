@@ -77,7 +77,13 @@ class Setting:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("backend", str, "auto", "transport: auto, or the name of one (`ddl info` lists them)"),
+    Setting(
+        "backend",
+        str,
+        "auto",
+        "transport: auto; the name of one (`ddl info` lists them); shm+NAME, one within and one across hosts; "
+        "and behind any of these, what serves some operations instead, such as auto,allgather=NAME",
+    ),
     Setting(
         "fusion_bytes", int, 8 << 20, "largest batch that tensors are fused into, in bytes; 0 fuses nothing", minimum=0
     ),
@@ -231,6 +237,7 @@ class Environment:
 
     placement: Placement
     job_file: str
+    launcher: str = ""  # what started this process, by its name behind the launchers' door
 
     VARIABLES = ("DDL_RANK", "DDL_HOST_INDEXES", "DDL_JOB_FILE")
 
@@ -243,7 +250,8 @@ class Environment:
         if missing:
             raise ValueError(f"{', '.join(missing)} not set although DDL_JOB_FILE is; start the script by `ddl run`")
         hosts = tuple(int(host) for host in environ["DDL_HOST_INDEXES"].split(","))
-        return cls(Placement(int(environ["DDL_RANK"]), hosts), environ["DDL_JOB_FILE"])
+        placement = Placement(int(environ["DDL_RANK"]), hosts)
+        return cls(placement, environ["DDL_JOB_FILE"], environ.get("DDL_LAUNCHER", ""))
 
     @staticmethod
     def child_of() -> str:
@@ -262,4 +270,5 @@ class Environment:
     def variables(self) -> dict[str, str]:
         """The environment that ``read`` understands."""
         hosts = ",".join(map(str, self.placement.hosts))
-        return {"DDL_RANK": str(self.placement.rank), "DDL_HOST_INDEXES": hosts, "DDL_JOB_FILE": self.job_file}
+        given = {"DDL_RANK": str(self.placement.rank), "DDL_HOST_INDEXES": hosts, "DDL_JOB_FILE": self.job_file}
+        return {**given, "DDL_LAUNCHER": self.launcher} if self.launcher else given
