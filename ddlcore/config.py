@@ -113,6 +113,13 @@ SETTINGS: tuple[Setting, ...] = (
         "",
         "where the launcher listens to its ranks: tcp://IP:PORT, port 0 for any free one; empty: within the host",
     ),
+    Setting(
+        "network_interface",
+        str,
+        "",
+        "network interface that ranks talk over, or this host's own address: the first of these, separated by commas, "
+        "that the host has; empty: the one on the route to the launcher",
+    ),
     Setting("fusion_policy", str, "threshold", "which policy lays tensors out in batches"),
     Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
     Setting("open_timeout_s", float, 60.0, "how long opening a transport may take, in seconds", minimum=0.1),
@@ -233,10 +240,14 @@ def read_toml(path: str | Path) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Environment:
-    """What the launcher told this process. ``job_file`` holds endpoint and keys; see control/credentials.py."""
+    """What the launcher told this process. ``job_file`` holds endpoint and keys; see control/credentials.py.
+
+    ``address`` is this host's own on the route to the launcher, "" where all ranks are on one host.
+    """
 
     placement: Placement
     job_file: str
+    address: str = ""
     launcher: str = ""  # what started this process, by its name behind the launchers' door
 
     VARIABLES = ("DDL_RANK", "DDL_HOST_INDEXES", "DDL_JOB_FILE")
@@ -251,7 +262,8 @@ class Environment:
             raise ValueError(f"{', '.join(missing)} not set although DDL_JOB_FILE is; start the script by `ddl run`")
         hosts = tuple(int(host) for host in environ["DDL_HOST_INDEXES"].split(","))
         placement = Placement(int(environ["DDL_RANK"]), hosts)
-        return cls(placement, environ["DDL_JOB_FILE"], environ.get("DDL_LAUNCHER", ""))
+        given = {name: environ.get(name, "") for name in ("DDL_ADDRESS", "DDL_LAUNCHER")}
+        return cls(placement, environ["DDL_JOB_FILE"], given["DDL_ADDRESS"], given["DDL_LAUNCHER"])
 
     @staticmethod
     def child_of() -> str:
@@ -270,5 +282,10 @@ class Environment:
     def variables(self) -> dict[str, str]:
         """The environment that ``read`` understands."""
         hosts = ",".join(map(str, self.placement.hosts))
-        given = {"DDL_RANK": str(self.placement.rank), "DDL_HOST_INDEXES": hosts, "DDL_JOB_FILE": self.job_file}
-        return {**given, "DDL_LAUNCHER": self.launcher} if self.launcher else given
+        return {
+            "DDL_RANK": str(self.placement.rank),
+            "DDL_HOST_INDEXES": hosts,
+            "DDL_JOB_FILE": self.job_file,
+            "DDL_ADDRESS": self.address,  # these also where they are empty: a job started by a rank must not inherit that one's
+            "DDL_LAUNCHER": self.launcher,
+        }

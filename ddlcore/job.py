@@ -96,11 +96,13 @@ class Job:
         network: Callable[[], tuple[Channel, Store]],
         registry: Registry,
         settings: Settings,
+        address: str = "",
         launched_by: str = "",
     ) -> None:
         """``launched``: where the launcher put this process; ``ranks``: who of the launch is in this world.
 
-        ``launched_by``: the launcher's name, where a transport may ask for it.
+        ``address``: this host's own, see Context.address. ``launched_by``: the launcher's name, where a
+        transport may ask for it.
         """
         self.placement = launched.among(ranks)
         self.rank = self.placement.rank
@@ -114,6 +116,7 @@ class Job:
         self._ranks = ranks
         self._ordinal = ordinal
         self._network = network
+        self._address = address
         self._kernels = LateKernels(settings.text("cache_dir"))
         self._compressors: dict[str, Compressor] = {}
         self.recurring: dict[Any, Recurring] = {}  # calls by name that wait at once, described the first time
@@ -208,6 +211,7 @@ class Job:
             timeout_s=self.settings.number("open_timeout_s"),
             route=lambda members: choose_route(backend, members, self.registry, self._launched_by),
             build=partial(_build_transport, self.registry),
+            address=self._address,
         )
 
     def _enter(self) -> None:
@@ -444,6 +448,7 @@ def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordina
         lambda: connect(environment.job_file, launched.rank),
         registry,
         settings,
+        environment.address,
         environment.launcher,
     )
 

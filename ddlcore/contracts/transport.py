@@ -71,6 +71,7 @@ class Context:
     settings: Mapping[str, str | int | float | bool]  # the plugin's own rows and the core's
     timeout_s: float  # for open
     name: str = ""  # of the communicator, for messages
+    address: str = ""  # this host's own, on the route to the launcher; "" where all ranks are on one host
 
     @property
     def size(self) -> int:

@@ -44,6 +44,7 @@ class Opener:
     timeout_s: float
     route: Callable[[Sequence[Member]], Route]
     build: Callable[[Route], Transport]
+    address: str = ""  # see Context.address
 
     def open(self, set_id: int, ranks: tuple[int, ...], begin: Callable[[Transport], None]) -> Communicator:
         """``begin`` sees the transport before it meets anybody, so that it can be aborted meanwhile."""
@@ -71,6 +72,7 @@ class Opener:
             self.settings,
             self.timeout_s,
             name,
+            self.address,
         )
 
 
