@@ -38,7 +38,16 @@ from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.runtime.sessions import Sessions
 from ddlcore.types import DType, Member, Placement, ReduceOp
 
-__all__ = ["Job", "LateKernels", "build_sessions", "launched_job", "local_jobs", "lone_job", "settings_of"]
+__all__ = [
+    "Job",
+    "LateKernels",
+    "build_sessions",
+    "build_transport",
+    "launched_job",
+    "local_jobs",
+    "lone_job",
+    "settings_of",
+]
 
 log = logging.getLogger("ddl")
 VERSION = "0.1.0"
@@ -210,7 +219,7 @@ class Job:
             settings=self.settings,
             timeout_s=self.settings.number("open_timeout_s"),
             route=lambda members: choose_route(backend, members, self.registry, self._launched_by),
-            build=partial(_build_transport, self.registry),
+            build=partial(build_transport, self.registry),
             address=self._address,
         )
 
@@ -377,17 +386,17 @@ def _log_at(level: str) -> None:
         log.addHandler(handler)
 
 
-def _build_transport(registry: Registry, route: Route) -> Transport:
+def build_transport(registry: Registry, route: Route) -> Transport:
     """What serves the route, not open yet; parts that only some ranks need are made by these."""
     make: Callable[..., Transport] = registry.load(route.provider)
     if route.parts:
         local, cross = route.parts
-        default = make(_build_transport(registry, local), partial(_build_transport, registry, cross))
+        default = make(build_transport(registry, local), partial(build_transport, registry, cross))
     else:
         default = make()
     if not route.kinds:
         return default
-    made = {one.name: _build_transport(registry, one) for one in route.kinds.values()}
+    made = {one.name: build_transport(registry, one) for one in route.kinds.values()}
     return ByKindTransport(default, {kind: made[one.name] for kind, one in route.kinds.items()})
 
 

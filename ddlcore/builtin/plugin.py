@@ -19,7 +19,7 @@ HIERARCHICAL_SETTINGS = (
     Setting(
         "hierarchical_shares",
         int,
-        1,
+        2,
         "across hosts: how many ranks of each host send and receive, each a share; 0: as many as every host has",
         minimum=0,
     ),

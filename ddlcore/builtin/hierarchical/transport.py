@@ -18,7 +18,7 @@ from ddlcore.types import Buffer, ReduceOp
 __all__ = ["HierarchicalTransport"]
 
 CHUNK_BYTES = 1 << 20
-SHARES = 1
+SHARES = 2
 
 
 class HierarchicalTransport(Transport):
