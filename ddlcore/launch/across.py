@@ -28,7 +28,7 @@ def choose_launcher(
 
     Raises PluginError in one line where it is not installed or cannot be used.
     """
-    name = needed if wanted == "auto" else wanted
+    name = needed if wanted in ("", "auto") else wanted
     if name:
         provider = registry.launcher(name)
     else:

@@ -133,14 +133,16 @@ class Elsewhere:
         layout = self.across.layout
         names = {name: host for host, name in enumerate(layout.hosts)}
         places = [
-            HostPlace(job_file, self.across.reach.own, (), usable_cores()) if host == layout.here else HostPlace()
+            HostPlace(job_file, self.across.reach.own, (), usable_cores(), self.across.provider.name)
+            if host == layout.here
+            else HostPlace()
             for host in range(len(layout.hosts))
         ]
         for member in self.crew.members:
             host, report = names[member.place.host], member.report
             assert report is not None
             ports = tuple(dict.fromkeys((*places[host].ports, *report.ports)))
-            places[host] = HostPlace("", report.address, ports, report.cores)
+            places[host] = HostPlace("", report.address, ports, report.cores, self.across.provider.name)
         first = layout.ranks[0]
         spare = places[first].ports[-1:] or tuple(free_ports(1))
         self._places = places

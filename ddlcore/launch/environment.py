@@ -35,7 +35,7 @@ _STAYS = re.compile(
     r"|SSH_\w+|XDG_\w+|DBUS_\w+|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|KRB5CCNAME|INVOCATION_ID|JOURNAL_STREAM"
     r"|BASH_FUNC_.*|.*\W.*"
     r"|SLURM_(PROCID|NODEID|LOCALID|TASK_PID|GTIDS|CPU_BIND\w*|LAUNCH_NODE_IPADDR|SRUN_COMM_\w+|TOPOLOGY_ADDR\w*)"
-    r"|PMI_\w+|PMIX_\w+|DDL_(RANK|HOST_INDEXES|JOB_FILE|ADDRESS|AGENT|INIT_PID)"
+    r"|PMI_\w+|PMIX_\w+|DDL_(RANK|HOST_INDEXES|JOB_FILE|ADDRESS|LAUNCHED_BY|AGENT|INIT_PID)"
 )
 
 
@@ -89,6 +89,7 @@ class HostPlace:
     address: str = ""  # by which other hosts reach it; "": there are none
     ports: tuple[int | str, ...] = ()  # free there, one a rank of it; (): found here
     cores: int = 1
+    launcher: str = ""  # by which its ranks are started; "": by `ddl run` itself
 
 
 def shared_environment(environ: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
@@ -114,7 +115,9 @@ def own_environments(hosts: Sequence[int], places: Sequence[HostPlace], port: in
         tf_config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
         made.append(
             {
-                **Environment(placement, places[host].job_file, places[host].address).variables(),
+                **Environment(
+                    placement, places[host].job_file, places[host].address, places[host].launcher
+                ).variables(),
                 "RANK": str(rank),
                 "WORLD_SIZE": str(placement.size),
                 "LOCAL_RANK": str(placement.local_rank),

@@ -218,7 +218,7 @@ def _checked(
         raise ValueError(f"run: num_proc is of type {type(num_proc).__name__}; pass a whole number")
     settings, registry = settings_of(environ, flags)
     placed = place(num_proc, hosts, None, settings, registry, environ)
-    check_route(settings.text("backend"), placed.layout.ranks, registry)
+    check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
     return placed, settings, registry
 
 

@@ -66,22 +66,25 @@ class Launch:
         return self.layout.size
 
 
-def check_route(backend: str, hosts: Sequence[int], registry: Registry) -> Route | None:
+def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher: str = "") -> Route | None:
     """The transport that the ranks will take; None where `auto` finds none, which only matters to who calls init.
 
-    Raises PluginError or TransportError, in one line, for a backend that cannot serve them.
+    ``launcher``: what starts them. Raises ValueError, PluginError or TransportError, in one line, for a
+    backend that makes no sense or cannot serve them.
     """
     members = [Member(rank, host) for rank, host in enumerate(hosts)]
     if backend == "auto":
         with contextlib.suppress(RuntimeError):
-            return choose_route(backend, members, registry.transports, registry.missing)
+            return choose_route(backend, members, registry, launcher)
         return None
-    provider = registry.transport(backend)
-    if provider.in_process and len(hosts) > 1:
+    route = choose_route(backend, members, registry, launcher)
+    inside = sorted({provider.name for provider in route.providers() if provider.in_process})
+    if inside and len(hosts) > 1:
         raise ValueError(
-            f"--backend {backend}: its ranks are threads of one process, not processes; use --backend auto"
+            f"--backend {backend}: the ranks of {inside[0]} are threads of one process, not processes; "
+            "use --backend auto"
         )
-    return choose_route(backend, members, registry.transports, registry.missing)
+    return route
 
 
 def prepare_directory(directory: Path, size: int) -> None:
@@ -218,12 +221,9 @@ def _begin(
 
 def _say_placement(launch: Launch, processes: Sequence[RankProcess], say: Callable[[str], None]) -> None:
     say(f"each of {launch.size} ranks runs: {' '.join(launch.command)}")
-    route = check_route(launch.settings.text("backend"), launch.layout.ranks, launch.registry)
-    say(
-        f"transport {route.provider.name} ({route.reason})"
-        if route
-        else "no transport serves these ranks; see `ddl info`"
-    )
+    launcher = "" if launch.across is None else launch.across.provider.name
+    route = check_route(launch.settings.text("backend"), launch.layout.ranks, launch.registry, launcher)
+    say(f"transport {route.name} ({route.reason})" if route else "no transport serves these ranks; see `ddl info`")
     for name in launch.settings:
         if launch.settings.source(name) != "default":
             say(f"setting {name} = {launch.settings[name]} (from {launch.settings.source(name)})")

@@ -26,6 +26,11 @@ class Placed:
     layout: Layout
     across: Across | None = None
 
+    @property
+    def launcher(self) -> str:
+        """The name of what starts agents; "" where there are none."""
+        return "" if self.across is None else self.across.provider.name
+
 
 def place(
     ranks: int | None,
@@ -45,7 +50,7 @@ def place(
     elif hostfile is not None:
         entries, what = read_hostfile(hostfile), f"--hostfile {hostfile}"
     needed = _needed_launcher(settings.text("backend"), registry)
-    named = settings.text("launcher") != "auto"
+    named = settings.text("launcher") not in ("", "auto")
     if entries is None and not named and not needed and not _allocations(registry, environ):
         return Placed(lay_out(ranks, None))
     from ddlcore.launch.across import Across, choose_launcher

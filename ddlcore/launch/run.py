@@ -125,7 +125,7 @@ def run(
             stamped=stamped,
             verbose=verbose,
         )
-        check_route(settings.text("backend"), launch.layout.ranks, registry)
+        check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
         registry.load(registry.fusion_policy(settings.text("fusion_policy")))
         if dry_run:
             from ddlcore.launch.dry import describe
