@@ -78,7 +78,13 @@ class Setting:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("backend", str, "auto", "transport: auto, or the name of one (`ddl info` lists them)"),
+    Setting(
+        "backend",
+        str,
+        "auto",
+        "transport: auto; the name of one (`ddl info` lists them); shm+NAME, one within and one across hosts; "
+        "and behind any of these, what serves some operations instead, such as auto,allgather=NAME",
+    ),
     Setting(
         "fusion_bytes", int, 8 << 20, "largest batch that tensors are fused into, in bytes; 0 fuses nothing", minimum=0
     ),
@@ -259,6 +265,7 @@ class Environment:
     placement: Placement
     job_file: str
     address: str = ""
+    launcher: str = ""  # what started this process, by its name behind the launchers' door
 
     VARIABLES = ("DDL_RANK", "DDL_HOST_INDEXES", "DDL_JOB_FILE")
 
@@ -272,7 +279,8 @@ class Environment:
             raise ValueError(f"{', '.join(missing)} not set although DDL_JOB_FILE is; start the script by `ddl run`")
         hosts = tuple(int(host) for host in environ["DDL_HOST_INDEXES"].split(","))
         placement = Placement(int(environ["DDL_RANK"]), hosts)
-        return cls(placement, environ["DDL_JOB_FILE"], environ.get("DDL_ADDRESS", ""))
+        given = {name: environ.get(name, "") for name in ("DDL_ADDRESS", "DDL_LAUNCHED_BY")}
+        return cls(placement, environ["DDL_JOB_FILE"], given["DDL_ADDRESS"], given["DDL_LAUNCHED_BY"])
 
     @staticmethod
     def child_of() -> str:
@@ -325,5 +333,6 @@ class Environment:
             "DDL_RANK": str(self.placement.rank),
             "DDL_HOST_INDEXES": hosts,
             "DDL_JOB_FILE": self.job_file,
-            "DDL_ADDRESS": self.address,  # also where it is empty: a job started by a rank must not inherit that one's
+            "DDL_ADDRESS": self.address,  # these also where they are empty: a job started by a rank must not inherit that one's
+            "DDL_LAUNCHED_BY": self.launcher,
         }

@@ -51,14 +51,20 @@ class Provider:
 
 @dataclass(frozen=True)
 class TransportProvider(Provider):
-    """A way to move bytes between ranks; the target is a Transport."""
+    """A way to move bytes between ranks; the target is a Transport, which is built without arguments.
+
+    One that ``composes`` is built from a transport for the ranks of one host and from a function that
+    makes the one across hosts, which it calls where it needs one; nobody asks for it by its own name.
+    """
 
     devices: tuple[str, ...] = ("cpu",)
     priority: int = 0  # `auto` takes the highest that can serve
     one_host: bool = False
     in_process: bool = False  # its ranks are threads of one process
+    spans_devices: bool = False  # knows by itself which ranks share a host: nothing is composed around it
+    launcher: str = ""  # what its ranks must be started by, a name behind the launchers' door; empty: anything
+    composes: bool = False
     sizes: tuple[int, int | None] = (1, None)  # least and greatest number of members
-    launcher: str = ""  # name of the launcher that must start its ranks; "": any
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from ddlcore.builtin.by_kind import ByKindTransport
 from ddlcore.config import SETTINGS, Environment, Setting, Settings, load_settings
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
@@ -36,7 +38,17 @@ from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.runtime.sessions import Sessions
 from ddlcore.types import DType, Member, Placement, ReduceOp
 
-__all__ = ["Job", "LateKernels", "build_sessions", "launched_job", "local_jobs", "log_at", "lone_job", "settings_of"]
+__all__ = [
+    "Job",
+    "LateKernels",
+    "build_sessions",
+    "build_transport",
+    "launched_job",
+    "local_jobs",
+    "log_at",
+    "lone_job",
+    "settings_of",
+]
 
 log = logging.getLogger("ddl")
 VERSION = "0.1.0"
@@ -95,10 +107,12 @@ class Job:
         registry: Registry,
         settings: Settings,
         address: str = "",
+        launched_by: str = "",
     ) -> None:
         """``launched``: where the launcher put this process; ``ranks``: who of the launch is in this world.
 
-        ``address``: this host's own, see Context.address.
+        ``address``: this host's own, see Context.address. ``launched_by``: the launcher's name, where a
+        transport may ask for it.
         """
         self.placement = launched.among(ranks)
         self.rank = self.placement.rank
@@ -108,6 +122,7 @@ class Job:
         self.closed = False
         self.forked = False
         self._launched = launched
+        self._launched_by = launched_by
         self._ranks = ranks
         self._ordinal = ordinal
         self._network = network
@@ -196,9 +211,6 @@ class Job:
         )
 
     def _opener(self, store: Store) -> Opener:
-        def build(route: Route) -> Transport:
-            return self.registry.load(route.provider)()
-
         backend = self.settings.text("backend")
         return Opener(
             rank=self.rank,
@@ -207,8 +219,8 @@ class Job:
             kernels=self._kernels,
             settings=self.settings,
             timeout_s=self.settings.number("open_timeout_s"),
-            route=lambda members: choose_route(backend, members, self.registry.transports, self.registry.missing),
-            build=build,
+            route=lambda members: choose_route(backend, members, self.registry, self._launched_by),
+            build=partial(build_transport, self.registry),
             address=self._address,
         )
 
@@ -375,6 +387,20 @@ def log_at(level: str) -> None:
         log.addHandler(handler)
 
 
+def build_transport(registry: Registry, route: Route) -> Transport:
+    """What serves the route, not open yet; parts that only some ranks need are made by these."""
+    make: Callable[..., Transport] = registry.load(route.provider)
+    if route.parts:
+        local, cross = route.parts
+        default = make(build_transport(registry, local), partial(build_transport, registry, cross))
+    else:
+        default = make()
+    if not route.kinds:
+        return default
+    made = {one.name: build_transport(registry, one) for one in route.kinds.values()}
+    return ByKindTransport(default, {kind: made[one.name] for kind, one in route.kinds.items()})
+
+
 class _SessionStore(PrefixStore):
     """The store's part for one world, whose name is known once all ranks are there."""
 
@@ -439,6 +465,7 @@ def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordina
         registry,
         settings,
         environment.address,
+        environment.launcher,
     )
 
 

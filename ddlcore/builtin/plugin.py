@@ -23,9 +23,27 @@ __all__ = [
 ]
 
 
+HIERARCHICAL_SETTINGS = (
+    Setting(
+        "hierarchical_chunk_bytes",
+        int,
+        1 << 20,
+        "across hosts: how much is reduced within a host, crosses, and is spread at a time, in bytes",
+        minimum=4096,
+    ),
+    Setting(
+        "hierarchical_shares",
+        int,
+        2,
+        "across hosts: how many ranks of each host send and receive, each a share; 0: as many as every host has",
+        minimum=0,
+    ),
+)
+
+
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """A world of one, a world of threads, and the processes of one host."""
+    """A world of one, a world of threads, the processes of one host, and these composed with what spans hosts."""
     return [
         TransportProvider(
             name="solo",
@@ -49,6 +67,14 @@ def ddl_transports() -> list[TransportProvider]:
             priority=50,
             one_host=True,
             sizes=(2, None),
+        ),
+        TransportProvider(
+            name="hierarchical",
+            target="ddlcore.builtin.hierarchical.transport:HierarchicalTransport",
+            doc="one transport within the hosts, another across them: LOCAL+CROSS",
+            composes=True,
+            sizes=(2, None),
+            settings=HIERARCHICAL_SETTINGS,
         ),
     ]
 

@@ -100,5 +100,5 @@ class Launcher(ABC):
         ``text``: what the command wrote, stderr last.
         """
         last = text.strip().splitlines()[-1:] or ["it wrote nothing"]
-        how = "did not answer" if code is None else f"ended with code {code}"
-        return f"the agent on {host} {how}: {last[0].strip()}"
+        how = "does not answer" if code is None else f"ended with code {code}"
+        return f"{host}: its agent {how}: {last[0].strip()}"

@@ -20,7 +20,7 @@ from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import choose_route
 from ddlcore.types import Member
 
-__all__ = ["all_facts", "framework_facts", "machine_facts"]
+__all__ = ["FRAMEWORKS", "all_facts", "framework_facts", "machine_facts"]
 
 Row = dict[str, str]
 
@@ -117,12 +117,12 @@ def _launcher_facts(registry: Registry) -> list[Row]:
 
 def _route_facts(registry: Registry, backend: str) -> list[Row]:
     rows = []
-    for where, size in (("one rank", 1), ("one host", 2)):
-        members = [Member(rank, 0) for rank in range(size)]
+    for where, hosts in (("one rank", (0,)), ("one host", (0, 0)), ("two hosts", (0, 0, 1, 1))):
+        members = [Member(rank, host) for rank, host in enumerate(hosts)]
         try:
-            route = choose_route(backend, members, registry.transports, registry.missing)
-            rows.append({"where": where, "transport": route.provider.name, "why": route.reason})
-        except RuntimeError as error:
+            route = choose_route(backend, members, registry)
+            rows.append({"where": where, "transport": route.name, "why": route.reason})
+        except (RuntimeError, ValueError) as error:
             rows.append({"where": where, "transport": "none", "why": str(error)})
     return rows
 

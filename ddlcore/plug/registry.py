@@ -123,6 +123,10 @@ class Registry:
         """Name and version of the distribution that offers ``provider``, which this registry holds."""
         return self._origins[provider]
 
+    def distributions(self) -> set[str]:
+        """The names of all distributions that offer anything, in their own spelling."""
+        return {origin.name for origin in self._origins.values()}
+
     def missing(self, provider: Provider) -> str:
         """What keeps ``provider`` from being used here, with the line that helps; empty where nothing does.
 
