@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from ddlcore.hooks import AdapterProvider, CompressorProvider, FusionProvider, TransportProvider, hookimpl
+from ddlcore.config import Setting
+from ddlcore.hooks import (
+    AdapterProvider,
+    CompressorProvider,
+    FusionProvider,
+    LauncherProvider,
+    TransportProvider,
+    hookimpl,
+)
 
-__all__ = ["ddl_adapters", "ddl_compressors", "ddl_fusion_policies", "ddl_transports"]
+__all__ = ["ddl_adapters", "ddl_compressors", "ddl_fusion_policies", "ddl_launchers", "ddl_transports"]
+
+
+HIERARCHICAL_SETTINGS = (
+    Setting(
+        "hierarchical_chunk_bytes",
+        int,
+        1 << 20,
+        "across hosts: how much is reduced within a host, crosses, and is spread at a time, in bytes",
+        minimum=4096,
+    ),
+    Setting(
+        "hierarchical_shares",
+        int,
+        2,
+        "across hosts: how many ranks of each host send and receive, each a share; 0: as many as every host has",
+        minimum=0,
+    ),
+)
 
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """A world of one, a world of threads, and the processes of one host."""
+    """A world of one, a world of threads, the processes of one host, and these composed with what spans hosts."""
     return [
         TransportProvider(
             name="solo",
@@ -33,6 +59,14 @@ def ddl_transports() -> list[TransportProvider]:
             priority=50,
             one_host=True,
             sizes=(2, None),
+        ),
+        TransportProvider(
+            name="hierarchical",
+            target="ddlcore.builtin.hierarchical.transport:HierarchicalTransport",
+            doc="one transport within the hosts, another across them: LOCAL+CROSS",
+            composes=True,
+            sizes=(2, None),
+            settings=HIERARCHICAL_SETTINGS,
         ),
     ]
 
@@ -70,4 +104,20 @@ def ddl_compressors() -> list[CompressorProvider]:
         CompressorProvider("none", "ddlcore.builtin.compressors:NoCompression", doc="values travel as they are"),
         CompressorProvider("fp16", "ddlcore.builtin.compressors:Fp16Compression", doc="floats travel as float16"),
         CompressorProvider("bf16", "ddlcore.builtin.compressors:Bf16Compression", doc="floats travel as bfloat16"),
+    ]
+
+
+@hookimpl
+def ddl_launchers() -> list[LauncherProvider]:
+    """ssh, for hosts that the user names."""
+    return [
+        LauncherProvider(
+            name="ssh",
+            target="ddlcore.builtin.ssh:SshLauncher",
+            doc="ssh, or the remote shell that OMPI_MCA_plm_rsh_agent names",
+            settings=(
+                Setting("ssh_port", int, 0, "port of every host's sshd; 0: as ssh is configured", minimum=0),
+                Setting("ssh_identity_file", str, "", "private key for ssh; empty: as ssh is configured"),
+            ),
+        )
     ]
