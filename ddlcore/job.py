@@ -197,6 +197,7 @@ class Job:
             self._meter,
             name.format("engine"),
         )
+        self.at_once = self._engine.at_once  # the same, for those who wait for it; see Engine.at_once
         self._link = Link(
             channel,
             self.inbox,
