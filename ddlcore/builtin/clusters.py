@@ -26,6 +26,7 @@ __all__ = [
     "Slurm",
     "SlurmShell",
     "Torchrun",
+    "in_step",
 ]
 
 _Names = tuple[str, ...]  # of one thing, the first that is set counts
@@ -278,7 +279,7 @@ class Slurm(_ByVariables):
         return _slurm_step(around.variables)
 
     def _started(self, variables: Mapping[str, str]) -> bool:
-        return _in_step(variables)
+        return in_step(variables)
 
 
 class SlurmShell(Cluster):
@@ -288,7 +289,7 @@ class SlurmShell(Cluster):
         """A world of one, with a warning where more tasks were asked for."""
         variables = around.variables
         tasks = variables.get("SLURM_NTASKS", "")
-        if "SLURM_JOB_ID" not in variables or _in_step(variables) or not tasks.isdigit() or int(tasks) < 2:
+        if "SLURM_JOB_ID" not in variables or in_step(variables) or not tasks.isdigit() or int(tasks) < 2:
             return None
         return Seat(
             0,
@@ -315,16 +316,17 @@ def _tasks_here(variables: Mapping[str, str]) -> int | None:
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch, extern and interactive steps count down from the top
 
 
-def _in_step(variables: Mapping[str, str]) -> bool:
+def in_step(variables: Mapping[str, str]) -> bool:
+    """Whether a process with these variables is a task of a step: not a batch script, nor a shell that somebody types in."""
     step = _first(variables, Slurm.signs)
     if step.isdigit() and int(step) >= _FIRST_SPECIAL_STEP:
         return False
-    return bool(step) and "SLURM_PTY_PORT" not in variables  # srun --pty: somebody types there
+    return bool(step) and "SLURM_PTY_PORT" not in variables
 
 
 def _slurm_step(variables: Mapping[str, str]) -> str:
     """Job, step and requeues; "" outside of a step."""
-    if not _in_step(variables):
+    if not in_step(variables):
         return ""
     step = f"{_first(variables, ('SLURM_JOB_ID', 'SLURM_JOBID'))}.{_first(variables, Slurm.signs)}"
     cluster = variables.get("SLURM_CLUSTER_NAME", "")
