@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from ddlcore.builtin.slurm_text import tasks_per_node
+from ddlcore.contracts.allocation import in_step, tasks_per_node
 from ddlcore.contracts.cluster import Cluster, Seat, Surroundings
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "Slurm",
     "SlurmShell",
     "Torchrun",
-    "in_step",
 ]
 
 _Names = tuple[str, ...]  # of one thing, the first that is set counts
@@ -311,17 +310,6 @@ def _tasks_here(variables: Mapping[str, str]) -> int | None:
             f"SLURM_STEP_TASKS_PER_NODE={text} has no entry for SLURM_NODEID={node}; srun sets both: "
             "start the script by one srun alone"
         ) from None
-
-
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch, extern and interactive steps count down from the top
-
-
-def in_step(variables: Mapping[str, str]) -> bool:
-    """Whether a process with these variables is a task of a step: not a batch script, nor a shell that somebody types in."""
-    step = _first(variables, Slurm.signs)
-    if step.isdigit() and int(step) >= _FIRST_SPECIAL_STEP:
-        return False
-    return bool(step) and "SLURM_PTY_PORT" not in variables
 
 
 def _slurm_step(variables: Mapping[str, str]) -> str:

@@ -142,10 +142,10 @@ def ddl_clusters() -> list[ClusterProvider]:
 def ddl_launchers() -> list[LauncherProvider]:
     """ssh, for hosts that the user names or a batch system grants; srun within an allocation of Slurm's."""
     by_ssh = (
-        ("lsf", "LsfLauncher", "LSB_JOBID", "ssh to the hosts of an LSF job"),
-        ("pbs", "PbsLauncher", "PBS_NODEFILE", "ssh to the hosts of a PBS job"),
-        ("gridengine", "GridEngineLauncher", "PE_HOSTFILE", "ssh to the hosts of a Grid Engine job"),
-        ("cobalt", "CobaltLauncher", "COBALT_NODEFILE", "ssh to the hosts of a Cobalt job"),
+        ("lsf", "LSB_JOBID", "ssh to the hosts of an LSF job"),
+        ("pbs", "PBS_NODEFILE", "ssh to the hosts of a PBS job"),
+        ("gridengine", "PE_HOSTFILE", "ssh to the hosts of a Grid Engine job"),
+        ("cobalt", "COBALT_NODEFILE", "ssh to the hosts of a Cobalt job"),
     )
     return [
         LauncherProvider(
@@ -168,11 +168,11 @@ def ddl_launchers() -> list[LauncherProvider]:
         *(
             LauncherProvider(
                 name=name,
-                target=f"ddlcore.builtin.allocations:{target}",
+                target="ddlcore.builtin.allocations:GrantedLauncher",
                 doc=doc,
                 priority=10,
                 variables=(variable,),
             )
-            for name, target, variable, doc in by_ssh
+            for name, variable, doc in by_ssh
         ),
     ]

@@ -280,7 +280,7 @@ def test_the_contract_is_kept() -> None:
         registry.offer(provider, Distribution("ddlcore", "0"))
     assert registry.problems == []
     named = {provider.target.rpartition(":")[2] for provider in registry.clusters.values()}
-    assert named == set(clusters.__all__) - {"in_step"}
+    assert named == set(clusters.__all__)
     wrong = plugin.ddl_clusters()[0].__class__("wrong", "ddlcore.builtin.clusters:Seat")
     registry.offer(wrong, Distribution("ddlcore", "0"))
     with pytest.raises(PluginError, match="is no Cluster"):
