@@ -46,7 +46,7 @@ def measure_all(job: Job, plan: BenchPlan, peers: Mapping[str, BenchPeer], tell:
     """
     communicator = job.sets.communicator(0)
     together = Together(communicator.transport)
-    tell({"transport": communicator.route.provider.name})
+    tell({"transport": communicator.route.name})
 
     def replayed() -> int:
         return job.stats()["batches_replayed"]
