@@ -120,6 +120,15 @@ SETTINGS: tuple[Setting, ...] = (
         "network interface that ranks talk over, or this host's own address: the first of these, separated by commas, "
         "that the host has; empty: the one on the route to the launcher",
     ),
+    Setting("launcher", str, "auto", "what starts ranks on other hosts: auto, or a name that `ddl info` lists"),
+    Setting("launcher_args", str, "", "more arguments for the program that starts ranks on other hosts"),
+    Setting(
+        "silence_s",
+        float,
+        3.0,
+        "how long another host may be silent, in seconds, before its ranks are taken for lost",
+        minimum=1.5,
+    ),
     Setting("fusion_policy", str, "threshold", "which policy lays tensors out in batches"),
     Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
     Setting("open_timeout_s", float, 60.0, "how long opening a transport may take, in seconds", minimum=0.1),
@@ -262,8 +271,8 @@ class Environment:
             raise ValueError(f"{', '.join(missing)} not set although DDL_JOB_FILE is; start the script by `ddl run`")
         hosts = tuple(int(host) for host in environ["DDL_HOST_INDEXES"].split(","))
         placement = Placement(int(environ["DDL_RANK"]), hosts)
-        given = {name: environ.get(name, "") for name in ("DDL_ADDRESS", "DDL_LAUNCHER")}
-        return cls(placement, environ["DDL_JOB_FILE"], given["DDL_ADDRESS"], given["DDL_LAUNCHER"])
+        given = {name: environ.get(name, "") for name in ("DDL_ADDRESS", "DDL_LAUNCHED_BY")}
+        return cls(placement, environ["DDL_JOB_FILE"], given["DDL_ADDRESS"], given["DDL_LAUNCHED_BY"])
 
     @staticmethod
     def child_of() -> str:
@@ -287,5 +296,5 @@ class Environment:
             "DDL_HOST_INDEXES": hosts,
             "DDL_JOB_FILE": self.job_file,
             "DDL_ADDRESS": self.address,  # these also where they are empty: a job started by a rank must not inherit that one's
-            "DDL_LAUNCHER": self.launcher,
+            "DDL_LAUNCHED_BY": self.launcher,
         }

@@ -21,6 +21,7 @@ __all__ = [
     "CompressorProvider",
     "FusionProvider",
     "Hooks",
+    "LauncherProvider",
     "Provider",
     "TransportProvider",
     "hookimpl",
@@ -83,6 +84,17 @@ class CompressorProvider(Provider):
 
 
 @dataclass(frozen=True)
+class LauncherProvider(Provider):
+    """A way to start agents on hosts; the target is a Launcher."""
+
+    priority: int = 0  # `auto` takes the highest that applies
+    variables: tuple[str, ...] = ()  # `auto` takes it only where the environment has all of these
+    optional: bool = False  # `auto` never takes it: the user or a transport asks for it by name
+    whole: bool = False  # starts all ranks, those of the launching process's own host too
+    per_rank: bool = False  # an agent for each rank, not for each host
+
+
+@dataclass(frozen=True)
 class BenchPeerProvider(Provider):
     """Another library to measure against; the target is a BenchPeer."""
 
@@ -115,6 +127,11 @@ class Hooks:
     @hookspec
     def ddl_compressors(self) -> Sequence[CompressorProvider]:
         """Ways to send fewer bytes."""
+        return ()
+
+    @hookspec
+    def ddl_launchers(self) -> Sequence[LauncherProvider]:
+        """Ways to start agents on hosts."""
         return ()
 
     @hookspec

@@ -196,6 +196,7 @@ class Job:
             self._meter,
             name.format("engine"),
         )
+        self.at_once = self._engine.at_once  # the same, for those who wait for it; see Engine.at_once
         self._link = Link(
             channel,
             self.inbox,
@@ -420,7 +421,13 @@ def settings_of(
     """The settings and the plugins that hold here. Plugins bring rows of their own, so they are loaded in between."""
     registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))
     rows: list[Setting] = list(SETTINGS)
-    for door in (registry.transports, registry.adapters, registry.fusion_policies, registry.compressors):
+    for door in (
+        registry.transports,
+        registry.adapters,
+        registry.fusion_policies,
+        registry.compressors,
+        registry.launchers,
+    ):
         for provider in door.values():
             rows += provider.settings
     return load_settings(environ, file, flags, rows), registry

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own p
 from ddlcore.launch.bench.pipe import told
 from ddlcore.launch.bench.plan import SIZES, BenchPlan, parse_sizes, size_text
 from ddlcore.launch.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
+from ddlcore.launch.bench.timing import Together
 from tools.bench_verdicts import Judged, machine_words, markdown, missed, put, table
 from tools.mpi_world import run_under_mpiexec, what_is_missing
 
@@ -115,7 +116,6 @@ def whole_call(rounds: int) -> dict[str, Any]:
     import torch
 
     from ddlcore.api import current_job
-    from ddlcore.launch.bench.timing import Together
 
     job = current_job()
     together = Together(job.sets.communicator(0).transport)
@@ -127,10 +127,11 @@ def whole_call(rounds: int) -> dict[str, Any]:
     for _ in range(WHOLE_CALLS):
         call()
     before = job.stats()["batches_replayed"]
-    back = [seconds(call, WHOLE_CALLS, together.barrier) for _ in range(rounds)]
-    idle = [statistics.median(after_idling(call, together.barrier) for _ in range(IDLE_CALLS)) for _ in range(rounds)]
+    back = together.slowest([seconds(call, WHOLE_CALLS, together.barrier) for _ in range(rounds)])
+    idle = [after_idling(call, together) for _ in range(rounds)]
     replayed = (job.stats()["batches_replayed"] - before) / (rounds * (WHOLE_CALLS + IDLE_CALLS))
-    return {"back": together.slowest(back), "idle": together.slowest(idle), "replayed": replayed}
+    torch_alone = [after_idling(lambda: x.add_(0), together) for _ in range(rounds)]
+    return {"back": back, "idle": idle, "replayed": replayed, "torch": torch_alone}
 
 
 def seconds(call: Callable[[], None], repeat: int, barrier: Callable[[], None]) -> float:
@@ -142,10 +143,19 @@ def seconds(call: Callable[[], None], repeat: int, barrier: Callable[[], None]) 
     return (time.perf_counter() - begun_s) / repeat
 
 
-def after_idling(call: Callable[[], None], barrier: Callable[[], None]) -> float:
-    """Of one call that follows a pause. The barrier makes the ranks begin together; ddl's own threads sleep through it."""
-    time.sleep(IDLE_S)
-    return seconds(call, 1, barrier)
+def after_idling(call: Callable[[], object], together: Together) -> float:
+    """Seconds of a call that follows a pause, from when the last rank calls to when the last returns; the median of some.
+
+    A barrier lets the ranks begin together, but who waits in it is woken about 0.1 ms later than who comes last.
+    """
+    begun, ended = [], []
+    for _ in range(IDLE_CALLS):
+        time.sleep(IDLE_S)
+        together.barrier()
+        begun.append(time.monotonic())
+        call()
+        ended.append(time.monotonic())
+    return statistics.median(e - b for b, e in zip(together.slowest(begun), together.slowest(ended)))
 
 
 # --- what follows
@@ -180,12 +190,18 @@ def _judged(row: Row, peer: str, what: str, target: float | None, binding: bool 
 def judged_whole(times: Mapping[str, Any]) -> list[Judged]:
     """The rows of the whole call, in µs."""
     rows = []
-    for name, what, most_us in (("back", "back to back", 60.0), ("idle", f"after {IDLE_S * 1000:g} ms idle", 120.0)):
+    idle = f"after {IDLE_S * 1000:g} ms idle"
+    for name, what, most_us in (
+        ("back", "ddl.allreduce_, back to back", 60.0),
+        ("idle", f"ddl.allreduce_, {idle}", 120.0),
+        ("torch", f"torch's x.add_(0) alone, {idle}", None),
+    ):
         values = [value * 1e6 for value in times[name]]
         measured = Ratio(statistics.median(values), *median_interval(values))
-        rows.append(
-            Judged(f"ddl.allreduce_, {what}", "4 B", f"{measured.middle:.1f} µs", "–", measured, most_us, "µs", False)
-        )
+        ddl, peer = f"{measured.middle:.1f} µs", "–"
+        if name == "torch":  # what one small operation of the framework costs then
+            ddl, peer = peer, ddl
+        rows.append(Judged(what, "4 B", ddl, peer, measured, most_us, "µs", False))
     return rows
 
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from ddlcore.config import Setting
-from ddlcore.hooks import AdapterProvider, CompressorProvider, FusionProvider, TransportProvider, hookimpl
+from ddlcore.hooks import (
+    AdapterProvider,
+    CompressorProvider,
+    FusionProvider,
+    LauncherProvider,
+    TransportProvider,
+    hookimpl,
+)
 
-__all__ = ["ddl_adapters", "ddl_compressors", "ddl_fusion_policies", "ddl_transports"]
+__all__ = ["ddl_adapters", "ddl_compressors", "ddl_fusion_policies", "ddl_launchers", "ddl_transports"]
 
 
 HIERARCHICAL_SETTINGS = (
@@ -97,4 +104,20 @@ def ddl_compressors() -> list[CompressorProvider]:
         CompressorProvider("none", "ddlcore.builtin.compressors:NoCompression", doc="values travel as they are"),
         CompressorProvider("fp16", "ddlcore.builtin.compressors:Fp16Compression", doc="floats travel as float16"),
         CompressorProvider("bf16", "ddlcore.builtin.compressors:Bf16Compression", doc="floats travel as bfloat16"),
+    ]
+
+
+@hookimpl
+def ddl_launchers() -> list[LauncherProvider]:
+    """ssh, for hosts that the user names."""
+    return [
+        LauncherProvider(
+            name="ssh",
+            target="ddlcore.builtin.ssh:SshLauncher",
+            doc="ssh, or the remote shell that OMPI_MCA_plm_rsh_agent names",
+            settings=(
+                Setting("ssh_port", int, 0, "port of every host's sshd; 0: as ssh is configured", minimum=0),
+                Setting("ssh_identity_file", str, "", "private key for ssh; empty: as ssh is configured"),
+            ),
+        )
     ]

@@ -20,7 +20,7 @@ from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import choose_route
 from ddlcore.types import Member
 
-__all__ = ["all_facts", "framework_facts", "machine_facts"]
+__all__ = ["FRAMEWORKS", "all_facts", "framework_facts", "machine_facts"]
 
 Row = dict[str, str]
 
@@ -99,7 +99,8 @@ def _provider_facts(registry: Registry, providers: Mapping[str, Provider], door:
     return rows
 
 
-def _launcher_facts() -> list[Row]:
+def _launcher_facts(registry: Registry) -> list[Row]:
+    """What starts ranks: on this host we ourselves, on others what the registry has."""
     origin = f"ddlcore {VERSION}"
     return [
         {"name": "ddl run", "from": origin, "state": "ready", "missing": "", "what": "processes of this host"},
@@ -110,6 +111,7 @@ def _launcher_facts() -> list[Row]:
             "missing": "",
             "what": "a function on processes of this host",
         },
+        *_provider_facts(registry, registry.launchers, "launcher"),
     ]
 
 
@@ -146,7 +148,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "machine": machine_facts(),
         "frameworks": framework_facts(),
         **{name: _provider_facts(registry, providers, words[name]) for name, providers in doors.items()},
-        "launchers": _launcher_facts(),
+        "launchers": _launcher_facts(registry),
         "route": _route_facts(registry, settings.text("backend")),
         "problems": list(registry.problems),
     }

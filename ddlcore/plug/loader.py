@@ -24,6 +24,7 @@ from ddlcore.hooks import (
     CompressorProvider,
     FusionProvider,
     Hooks,
+    LauncherProvider,
     Provider,
     TransportProvider,
 )
@@ -38,6 +39,7 @@ _HOOKS: dict[str, type[Provider]] = {
     "ddl_adapters": AdapterProvider,
     "ddl_fusion_policies": FusionProvider,
     "ddl_compressors": CompressorProvider,
+    "ddl_launchers": LauncherProvider,
     "ddl_bench_peers": BenchPeerProvider,
     "ddl_cli": CommandProvider,
 }

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
-from ddlcore.contracts import API_VERSION, Adapter, BenchPeer, Compressor, FusionPolicy, Transport
+from ddlcore.contracts import API_VERSION, Adapter, BenchPeer, Compressor, FusionPolicy, Launcher, Transport
 from ddlcore.errors import PluginError
 from ddlcore.hooks import (
     AdapterProvider,
@@ -18,6 +18,7 @@ from ddlcore.hooks import (
     CommandProvider,
     CompressorProvider,
     FusionProvider,
+    LauncherProvider,
     Provider,
     TransportProvider,
 )
@@ -54,6 +55,7 @@ class Registry:
         self.adapters: dict[str, AdapterProvider] = {}
         self.fusion_policies: dict[str, FusionProvider] = {}
         self.compressors: dict[str, CompressorProvider] = {}
+        self.launchers: dict[str, LauncherProvider] = {}
         self.bench_peers: dict[str, BenchPeerProvider] = {}
         self.commands: dict[str, CommandProvider] = {}
         self.problems: list[str] = []
@@ -80,6 +82,10 @@ class Registry:
         """The compressor that is called ``name``."""
         return self._named("compressor", self.compressors, name)
 
+    def launcher(self, name: str) -> LauncherProvider:
+        """The way of starting agents that is called ``name``."""
+        return self._named("launcher", self.launchers, name)
+
     def bench_peer(self, name: str) -> BenchPeerProvider:
         """The library to measure against that is called ``name``."""
         return self._named("bench peer", self.bench_peers, name)
@@ -97,6 +103,10 @@ class Registry:
     def distribution(self, provider: Provider) -> Distribution:
         """Name and version of the distribution that offers ``provider``, which this registry holds."""
         return self._origins[provider]
+
+    def distributions(self) -> set[str]:
+        """The names of all distributions that offer anything, in their own spelling."""
+        return {origin.name for origin in self._origins.values()}
 
     def missing(self, provider: Provider) -> str:
         """What keeps ``provider`` from being used here, with the line that helps; empty where nothing does.
@@ -119,6 +129,8 @@ class Registry:
     def load(self, provider: FusionProvider) -> Callable[[], FusionPolicy]: ...
     @overload
     def load(self, provider: CompressorProvider) -> type[Compressor]: ...
+    @overload
+    def load(self, provider: LauncherProvider) -> Callable[[], Launcher]: ...
     @overload
     def load(self, provider: BenchPeerProvider) -> type[BenchPeer]: ...
     @overload
@@ -189,6 +201,7 @@ _DOORS: Mapping[type[Provider], _Door] = {
     AdapterProvider: _Door("adapter", "adapters", Adapter),
     FusionProvider: _Door("fusion policy", "fusion_policies"),
     CompressorProvider: _Door("compressor", "compressors", Compressor),
+    LauncherProvider: _Door("launcher", "launchers", Launcher),
     BenchPeerProvider: _Door("bench peer", "bench_peers", BenchPeer),
     CommandProvider: _Door("command", "commands"),
 }

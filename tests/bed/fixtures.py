@@ -1,4 +1,4 @@
-"""Fixtures of every room: ``bed`` and ``new_bed``. They skip, with the reason, where this machine cannot have one."""
+"""Fixtures of every room: ``bed``, ``new_bed`` and ``slurm``. They skip, with the reason, where this machine cannot have one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tools.bed import Bed, why_no_bed
+from tools.bed import Bed, Slurm, why_no_bed, why_no_slurm
 
-__all__ = ["bed", "new_bed"]
+__all__ = ["bed", "new_bed", "slurm"]
 
 
 @pytest.fixture
@@ -31,3 +31,13 @@ def new_bed() -> Iterator[Callable[..., Bed]]:
 def bed(new_bed: Callable[..., Bed]) -> Bed:
     """Two hosts, server1 and server2, without a limit of rate."""
     return new_bed()
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    """A cluster of two nodes, server1 and server2, for all tests of a module: it takes a few seconds to come up."""
+    why = why_no_slurm()
+    if why:
+        pytest.skip(why)
+    with Slurm(2) as cluster:
+        yield cluster

@@ -31,6 +31,13 @@ def test_addresses_of_both_families_lead_there(bed: Bed, family: int) -> None:
     assert answer.stdout == "server2\n", answer.stderr
 
 
+def test_a_login_is_bare(bed: Bed) -> None:
+    """What this user's shells do here at their start is not done there."""
+    there = bed.run("server1", ["ssh", "server2", "wc -c ~/.bashrc; env"])
+    assert "SSH_CONNECTION=" in there.stdout
+    assert "0 /" in there.stdout or "No such file" in there.stderr
+
+
 def test_names_resolve_to_the_addresses(new_bed: NewBed) -> None:
     """A bed of IPv6 alone has nothing else in its hosts file."""
     six = new_bed(families=(6,))

@@ -82,9 +82,10 @@ def test_the_other_parts() -> None:
 
 def test_the_whole_call_is_judged_in_microseconds() -> None:
     """At most 60 back to back, at most 120 after idling."""
-    back, idle = judged_whole({"back": [50e-6] * 9, "idle": [130e-6] * 9})
+    back, idle, alone = judged_whole({"back": [50e-6] * 9, "idle": [130e-6] * 9, "torch": [70e-6] * 9})
     assert (back.target, back.verdict) == (60.0, "holds")
     assert (idle.target, idle.verdict) == (120.0, "MISSES")
+    assert (alone.target, alone.verdict) == (None, "")
 
 
 ROWS = [

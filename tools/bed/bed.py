@@ -21,6 +21,8 @@ from tools.bed.possible import as_root, in_sbin, why_no_bed
 __all__ = ["Bed", "Host"]
 
 _NOT_ON_A_BED = ("SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_CLIENT", "DISPLAY", "XDG_RUNTIME_DIR")
+# A host is bare. And what a shell starts from its files may hold a lock of this machine when a power cut kills it.
+_OF_SHELLS = (".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshenv", ".zshrc", ".zprofile")
 Stream = int | IO[Any] | None
 
 
@@ -31,7 +33,8 @@ class Host:
     ssh_port: int = ssh.SSH_PORT
     sshd: bool = True  # False: nothing listens there
     accepts_key: bool = True  # False: sshd refuses the bed's key
-    binds: Mapping[str, str] = field(default_factory=dict)  # a path → what stands there, on this host alone
+    # A path → what stands there on this host alone; a relative one is of the bed's directory.
+    binds: Mapping[str, str] = field(default_factory=dict)
 
 
 class Bed:
@@ -40,7 +43,8 @@ class Bed:
     A host has its own hostname, network, processes (pids from 1), /dev/shm, /run and sshd. It shares all other files,
     the user and the boot id with this machine. ``rate_mbit`` limits what each host sends and what it receives.
     ``ssh_config`` goes before the bed's own client configuration; with ``offer_key=False`` ssh must be given the key
-    in ``identity``. ``networks`` interfaces (eth0, …) a host, each on a network of its own; names resolve to the first.
+    in ``identity``. ``files`` are written into its ``directory``. A host has ``networks`` interfaces (eth0, …), each
+    on a network of its own; names resolve to the first.
     Raises ``RuntimeError`` where ``why_no_bed()`` has a reason. For one thread.
     """
 
@@ -53,6 +57,7 @@ class Bed:
         networks: int = 1,
         ssh_config: str = "",
         offer_key: bool = True,
+        files: Mapping[str, str] | None = None,
     ) -> None:
         self._hosts = [Host()] * hosts if isinstance(hosts, int) else list(hosts)
         self.names = [f"server{i + 1}" for i in range(len(self._hosts))]
@@ -61,6 +66,8 @@ class Bed:
         self._networks = networks
         self._ssh_config = ssh_config
         self._offer_key = offer_key
+        self._files = files or {}
+        self._disregarded: dict[str, set[int]] = {}
         self._holders: dict[str, subprocess.Popen[str]] = {}
         self._pids: dict[str, int] = {}  # of the process that holds a host's namespaces, as this machine numbers it
         self._started: list[subprocess.Popen[str]] = []
@@ -68,6 +75,8 @@ class Bed:
     # -- up and down --------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Bed:
+        if self._holders:  # a fixture has entered it already
+            return self
         why = why_no_bed()
         if why:
             raise RuntimeError(why)
@@ -95,10 +104,10 @@ class Bed:
 
     def close(self) -> None:
         """Ends every process of every host and removes the network and all files. May be called twice."""
-        for name, holder in reversed(self._holders.items()):  # the switch, which removes the directory, comes last
-            if name == SWITCH:
-                self._await_ends(self._started)
-            holding.end(holder)
+        hosts = [holder for name, holder in self._holders.items() if name != SWITCH]
+        for ending in (hosts, [self._holders[SWITCH]] if SWITCH in self._holders else []):  # it removes the directory
+            holding.end(ending)
+        self._await_ends(self._started)
         self._holders.clear()
         self._pids.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -129,6 +138,9 @@ class Bed:
         ssh.known_hosts(self.directory / "known_hosts", known)
         identity = self.identity if self._offer_key else None
         ssh.client_config(self.directory / "ssh_config", self.directory / "known_hosts", identity, self._ssh_config)
+        for path, content in self._files.items():
+            (self.directory / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.directory / path).write_text(content)
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for name in self.names:
             lines += [f"{self.address(name, family)} {name}" for family in self._families]
@@ -152,13 +164,14 @@ class Bed:
             "/etc/hostname": self.directory / f"{name}.hostname",
             "/etc/ssh/ssh_config": self.directory / "ssh_config",
             str(Path("~/.ssh").expanduser()): self.directory / "dot_ssh",  # what stands in there is not for the bed
+            **{str(Path("~", name).expanduser()): Path("/dev/null") for name in _OF_SHELLS},
         }
         binds = {target: str(source) for target, source in ours.items() if Path(target).exists()}
         sshd = [in_sbin("sshd"), "-D", "-f", str(self.directory / f"{name}.sshd_config")]
         sshd += ["-E", str(self.directory / f"{name}.sshd_log")]
         return {
             "name": name,
-            "binds": {**binds, **host.binds},
+            "binds": {**binds, **{target: str(self.directory / source) for target, source in host.binds.items()}},
             "scratch": str(self.directory / f"{name}.groups"),
             "sshd": sshd if host.sshd else [],
             "port": host.ssh_port,
@@ -204,6 +217,7 @@ class Bed:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
+        as_root: bool = False,
         stdin: Stream = subprocess.DEVNULL,
         stdout: Stream = subprocess.PIPE,
         stderr: Stream = subprocess.PIPE,
@@ -218,8 +232,8 @@ class Bed:
             "pid": self._pids[name],
             "argv": [str(part) for part in argv],
             "env": {**self.environment(), **(env or {})},
-            "cwd": str(cwd or os.getcwd()),
-            "uid": os.getuid(),
+            "cwd": os.path.abspath(cwd or os.getcwd()),
+            "uid": 0 if as_root else os.getuid(),
         }
         process = subprocess.Popen(
             self._command("enter", spec),
@@ -243,6 +257,7 @@ class Bed:
         timeout_s: float = 50.0,
         told: str | None = None,
         check: bool = False,
+        as_root: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command on a host to its end, with ``told`` as its standard input.
 
@@ -250,7 +265,7 @@ class Bed:
         it wrote, where it did not end with 0.
         """
         stdin = subprocess.DEVNULL if told is None else subprocess.PIPE
-        process = self.popen(name, argv, env=env, cwd=cwd, stdin=stdin)
+        process = self.popen(name, argv, env=env, cwd=cwd, as_root=as_root, stdin=stdin)
         try:
             stdout, stderr = process.communicate(told, timeout_s)
         except BaseException:
@@ -265,7 +280,12 @@ class Bed:
     def processes(self, name: str) -> dict[int, str]:
         """The command of each process that runs on a host, by the pid that it has there; not those of the bed."""
         listed = self.run(name, [sys.executable, "-I", "-S", "-c", _LIST_PROCESSES], check=True).stdout
-        return {int(pid): command for pid, command in json.loads(listed).items()}
+        found = {int(pid): command for pid, command in json.loads(listed).items()}
+        return {pid: command for pid, command in found.items() if pid not in self._disregarded.get(name, ())}
+
+    def disregard(self, name: str) -> None:
+        """What runs on a host now belongs to the bed: ``processes`` and ``leftovers`` do not name it any more."""
+        self._disregarded[name] = {*self.processes(name), *self._disregarded.get(name, ())}
 
     def segments(self, name: str) -> list[str]:
         """What lies in a host's /dev/shm."""

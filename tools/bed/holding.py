@@ -54,21 +54,26 @@ def pid_when_ready(name: str, holder: subprocess.Popen[str], deadline_s: float) 
         if select.select([holder.stdout], [], [], left_s)[0]:
             heard = os.read(holder.stdout.fileno(), 4096)
         if not heard:
-            raise RuntimeError(f"{name} did not come up: {said.strip() or f'no word within {STARTING_S:g} s'}")
+            why = "; ".join(line for line in said.splitlines() if not line.startswith("pid "))
+            raise RuntimeError(f"{name} did not come up: {why or f'no word within {STARTING_S:g} s'}")
         said += heard.decode(errors="replace")
     return int(next(line.split()[1] for line in said.splitlines() if line.startswith("pid ")))
 
 
-def end(holder: subprocess.Popen[str]) -> None:
-    """Tells it to end, and waits until it has."""
-    assert holder.stdin is not None and holder.stdout is not None
-    holder.stdin.close()
-    try:
-        holder.wait(ENDING_S)
-    except subprocess.TimeoutExpired:
-        holder.kill()
-        holder.wait()
-    holder.stdout.close()
+def end(holders: Sequence[subprocess.Popen[str]]) -> None:
+    """Tells them to end, and waits until they have."""
+    for holder in holders:
+        assert holder.stdin is not None
+        holder.stdin.close()
+    deadline_s = time.monotonic() + ENDING_S
+    for holder in holders:
+        try:
+            holder.wait(max(0.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            holder.kill()
+            holder.wait()
+        assert holder.stdout is not None
+        holder.stdout.close()
 
 
 def locked_directory() -> tuple[Path, int]:
