@@ -34,3 +34,15 @@ def test_a_killed_peer(tmp_path: Path, first: str, end: str) -> None:
             assert found is not None and float(found[1]) < 2.0, job.told()
     finally:
         job.close()
+
+
+@pytest.mark.parametrize(("end", "code"), [("raise", 1), ("exit", 3)])
+@pytest.mark.parametrize("first", ["ddl", "program"])
+def test_a_rank_that_leaves(tmp_path: Path, first: str, end: str, code: int) -> None:
+    """It does not wait in MPI for those whom it has left; they get PeerLost, and end with 1."""
+    job = Job(tmp_path, 3, PROGRAMS / "leave.py", first, end)
+    try:
+        assert [job.await_end(rank, 15.0) for rank in range(3)] == [1, code, 1], job.told()
+        assert "PeerLost" in job.output(0), job.told()
+    finally:
+        job.close()
