@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddlcore.config import Setting
 from ddlcore.hooks import (
     AdapterProvider,
+    ClusterProvider,
     CompressorProvider,
     FusionProvider,
     LauncherProvider,
@@ -12,7 +13,14 @@ from ddlcore.hooks import (
     hookimpl,
 )
 
-__all__ = ["ddl_adapters", "ddl_compressors", "ddl_fusion_policies", "ddl_launchers", "ddl_transports"]
+__all__ = [
+    "ddl_adapters",
+    "ddl_clusters",
+    "ddl_compressors",
+    "ddl_fusion_policies",
+    "ddl_launchers",
+    "ddl_transports",
+]
 
 
 HIERARCHICAL_SETTINGS = (
@@ -104,6 +112,29 @@ def ddl_compressors() -> list[CompressorProvider]:
         CompressorProvider("none", "ddlcore.builtin.compressors:NoCompression", doc="values travel as they are"),
         CompressorProvider("fp16", "ddlcore.builtin.compressors:Fp16Compression", doc="floats travel as float16"),
         CompressorProvider("bf16", "ddlcore.builtin.compressors:Bf16Compression", doc="floats travel as bfloat16"),
+    ]
+
+
+@hookimpl
+def ddl_clusters() -> list[ClusterProvider]:
+    """The launchers of others, each before those whose variables it may have inherited or sets as well."""
+    known = (
+        ("horovodrun", "Horovod", "Horovod's launcher"),
+        ("torchrun", "Torchrun", "PyTorch's launcher"),
+        ("openmpi", "OpenMpi", "mpirun of PRRTE and before it of ORTE"),
+        ("pmix", "Pmix", "srun, prun and others that speak PMIx"),
+        ("hydra", "Hydra", "MPICH's mpiexec and its kin, and others that speak PMI"),
+        ("mvapich", "Mvapich", "mpirun_rsh of MVAPICH2"),
+        ("flux", "Flux", "flux run"),
+        ("pals", "Pals", "mpiexec of HPE Cray"),
+        ("jsrun", "Jsrun", "jsrun of LSF"),
+        ("slurm", "Slurm", "srun"),
+        ("plain", "Plain", "RANK and WORLD_SIZE, by whoever sets them"),
+        ("slurm-shell", "SlurmShell", "a batch script, which is no rank"),
+    )
+    return [
+        ClusterProvider(name, f"ddlcore.builtin.clusters:{target}", doc=doc, priority=-10 * place)
+        for place, (name, target, doc) in enumerate(known)
     ]
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ddlcore.testing.adapters import AdapterSuite
     from ddlcore.testing.compressors import CompressorSuite
     from ddlcore.testing.fusion import FusionSuite
+    from ddlcore.testing.processes import ProcessSuite
     from ddlcore.testing.ranks import DeadlinePassed
     from ddlcore.testing.transports import TransportSuite
     from ddlcore.testing.world import World, run_world
@@ -31,6 +32,7 @@ __all__ = [
     "CompressorSuite",
     "DeadlinePassed",
     "FusionSuite",
+    "ProcessSuite",
     "TransportSuite",
     "World",
     "run_world",
@@ -41,6 +43,7 @@ _HOME = {
     "CompressorSuite": "compressors",
     "DeadlinePassed": "ranks",
     "FusionSuite": "fusion",
+    "ProcessSuite": "processes",
     "TransportSuite": "transports",
     "World": "world",
     "run_world": "world",
