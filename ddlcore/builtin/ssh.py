@@ -1,10 +1,13 @@
-"""Agents started by ssh, one a host, or by another remote shell that is called as ssh is; it opens no connection."""
+"""Agents started by ssh, one a host, or by another remote shell that is called as ssh is; it opens none itself."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
-from collections.abc import Sequence
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
 
 from ddlcore.contracts.launcher import Launcher, StartCommand, StartPlan
 
@@ -60,6 +63,20 @@ class SshLauncher(Launcher):
         self._shell = shell[0]
         start = shlex.join((*plan.program, *plan.public, str(index)))
         return StartCommand((*shell, host, f"exec {start}"), (index,), task="public")
+
+    def address(self, host: str, environ: Mapping[str, str]) -> str:
+        """Its name; where that is a nickname from ssh's own configuration, what stands there for it."""
+        name = super().address(host, environ)
+        if environ.get(REMOTE_SHELL):
+            return name
+        try:
+            socket.getaddrinfo(name, None)
+        except (OSError, UnicodeError):
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                shown = subprocess.run(["ssh", "-G", name], capture_output=True, text=True, timeout=5.0).stdout
+                found = re.search(r"^hostname (\S+)$", shown, re.MULTILINE)
+                return found[1] if found else name
+        return name
 
     def explain(self, host: str, code: int | None, text: str) -> str:
         """Known words of ssh in plainer ones; else its own last line."""

@@ -31,7 +31,9 @@ _MOST_AT_ONCE = 1024  # frames from one side before the other gets its turn
 
 
 class Relay:
-    """Agent number ``index``. ``heard`` gets what the launcher says to the agent, ``gone`` (once) why it is no more.
+    """Agent number ``index``. ``patient``: its key may not be known yet, so it tries again until it is heard.
+
+    ``heard`` gets what the launcher says to the agent, ``gone`` (once) why it is no more.
 
     Both are called in the relay's thread. Built, started and closed by one thread; ``say`` may come from any.
     """
@@ -44,6 +46,7 @@ class Relay:
         heard: Callable[[bytes], None],
         gone: Callable[[str], None],
         silence_s: float,
+        patient: bool = False,
     ) -> None:
         self._heard = heard
         self._gone = gone
@@ -51,6 +54,7 @@ class Relay:
         self._said: deque[bytes] = deque()
         self._stopping = False
         self._over = False
+        self._patient = patient  # until the launcher was heard
         self._wake = Wake()
         self._entrance = Entrance()
         endpoint = self._entrance.bind_within()
@@ -117,12 +121,15 @@ class Relay:
             for _ in range(_MOST_AT_ONCE):
                 frames = self._upstream.recv_multipart(zmq.NOBLOCK)
                 self._beats.heard("launcher", time.monotonic())
+                self._patient = False
                 if frames[0] != OWN:
                     self._entrance.send(frames)
                 elif frames[-1]:
                     self._heard(frames[-1])
         with contextlib.suppress(zmq.Again):
             head, where = self._events.recv_multipart(zmq.NOBLOCK)
+            if self._patient:
+                return
             event = int.from_bytes(head[:2], sys.byteorder)
             closed = event == zmq.EVENT_DISCONNECTED
             self._end(f"it {'closed the connection' if closed else 'does not admit this agent'} at {where.decode()}")

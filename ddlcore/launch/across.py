@@ -66,8 +66,8 @@ class Reach:
         return next(iter(self.routes.values()), "")
 
 
-def find_reach(settings: Settings, hosts: Sequence[str]) -> Reach:
-    """``hosts``: those other than this one that run agents.
+def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
+    """``hosts``: those other than this one that run agents; by the name of each, what the network calls it.
 
     The setting control_address decides, else network_interface, else the route to each host.
     Raises ValueError in one line where no address can be told.
@@ -77,7 +77,7 @@ def find_reach(settings: Settings, hosts: Sequence[str]) -> Reach:
     wanted, interface = settings.text("control_address"), settings.text("network_interface")
     if wanted and endpoint_host(wanted) not in _WILDCARDS:
         return Reach(wanted, dict.fromkeys(hosts, endpoint_host(wanted)))
-    routes = {host: _own_address(host.rpartition("@")[2].strip("[]"), interface) for host in hosts}
+    routes = {host: _own_address(known, interface) for host, known in hosts.items()}
     distinct = set(routes.values())
     if wanted:
         return Reach(wanted, routes)
@@ -126,13 +126,15 @@ class Across:
     ) -> Across:
         """Raises ValueError in one line where hosts cannot be reached from here by any address."""
         provider, build = chosen
+        launcher = build()
         hosts = range(len(layout.hosts)) if provider.whole else layout.elsewhere
         groups = [(host, layout.ranks_of(host)) for host in hosts]
         if provider.per_rank:
             groups = [(layout.ranks[rank], (rank,)) for rank in sorted(rank for _, ranks in groups for rank in ranks)]
         places = tuple(AgentPlace(index, layout.hosts[host], ranks) for index, (host, ranks) in enumerate(groups))
-        reach = find_reach(settings, [layout.hosts[host] for host in layout.elsewhere])
-        return cls(layout, provider, build(), places, reach, environ, directory, settings)
+        others = [layout.hosts[host] for host in layout.elsewhere]
+        reach = find_reach(settings, {host: launcher.address(host, environ) for host in others})
+        return cls(layout, provider, launcher, places, reach, environ, directory, settings)
 
     @property
     def local_ranks(self) -> tuple[int, ...]:

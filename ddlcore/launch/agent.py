@@ -84,7 +84,14 @@ class _Agent:
         self._files: dict[int, int] = {}  # by rank: where a function's result comes
         self._task_fd = -1
         self._gone = ""
-        self._relay = Relay(task.access, index, heard=self._hear, gone=self._part, silence_s=task.silence_s)
+        self._relay = Relay(
+            task.access,
+            index,
+            heard=self._hear,
+            gone=self._part,
+            silence_s=task.silence_s,
+            patient=task.answers,
+        )
         self._credit = Credit(self._relay.say)
         self._forward = Forward(self._credit)
 

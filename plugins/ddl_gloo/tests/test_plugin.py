@@ -33,4 +33,4 @@ def test_where_it_is_chosen(backend: str, hosts: tuple[int, ...], name: str) -> 
     _, registry = settings_of({})
     assert registry.transports["gloo"].target == ddl_transports()[0].target
     members = [Member(rank, host) for rank, host in enumerate(hosts)]
-    assert choose_route(backend, members, registry.transports, registry.missing).provider.name == name
+    assert choose_route(backend, members, registry).provider.name == name

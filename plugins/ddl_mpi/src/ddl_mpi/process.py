@@ -9,7 +9,7 @@ import os
 import sys
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from ddlcore.errors import TransportError
 
@@ -24,8 +24,9 @@ class _Process:
 
     def __init__(self) -> None:
         self.forsaken: list[object] = []  # what MPI may still write to, or be called back with
-        self.pid = 0
-        self.ends = False  # whether ending MPI is ours to do
+        self.pid = 0  # of who has loaded it; a forked child ends nothing
+        self.ours = False  # whether MPI_Finalize is ours to call, and not mpi4py's
+        self.status = 0  # what sys.exit was given
 
 
 _process = _Process()
@@ -56,9 +57,11 @@ def load() -> ModuleType:
         raise TransportError("mpi: this process has ended MPI (MPI.Finalize) already, and cannot begin it again")
     if not MPI.Is_initialized():
         _initialize(MPI, level if ours else "multiple")
-        if rc.finalize is None or rc.finalize:
-            _process.ends, _process.pid = True, os.getpid()
-            atexit.register(_finalize)
+        _process.ours = rc.finalize is None or bool(rc.finalize)
+    if _process.pid != os.getpid():
+        _process.pid = os.getpid()
+        _note_exits()
+        atexit.register(_at_exit)
     return MPI
 
 
@@ -102,14 +105,7 @@ def cuda_aware() -> bool:
 
 
 def forsake(*things: object) -> None:
-    """A collective was given up, which cannot be undone: MPI keeps ``things``, and MPI_Finalize is not called.
-
-    It would wait for peers that are gone or busy elsewhere, for ever.
-    """
-    if not _process.forsaken:
-        _process.pid = os.getpid()
-        if not _process.ends:
-            _leave_past_mpi4py()
+    """A collective was given up, which cannot be undone: MPI keeps ``things``, and MPI_Finalize is not called."""
     _process.forsaken.append(things)
 
 
@@ -118,55 +114,56 @@ def forsaken() -> bool:
     return bool(_process.forsaken)
 
 
-def _finalize() -> None:
-    """At exit, after the job has been shut down."""
-    if _process.forsaken or os.getpid() != _process.pid:
+# --- the end
+#
+# MPI_Finalize waits for all processes that MPI has started: for ever, where one is gone, and where this one
+# ends early because of an error that the others do not share. Then the process ends without it.
+
+
+def _at_exit() -> None:
+    """After the job was shut down, which is registered later."""
+    if os.getpid() != _process.pid:
         return
+    failed = getattr(sys, "last_value", None) is not None
+    code = 1 if failed else _process.status
+    if not (_process.forsaken or code):
+        if _process.ours:
+            _finalize()
+    elif not _process.ours:
+        global _last_word
+        _last_word = _LastWord(code)
+
+
+def _finalize() -> None:
     from mpi4py import MPI
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.Finalize()
 
 
-# --- where mpi4py ends MPI, because the program imported it first
+def _note_exits() -> None:
+    """The interpreter tells nobody the exit code that it has in mind; a bare ``raise SystemExit(code)`` is not seen."""
+    exit_as_before = sys.exit
+
+    def note_exit(status: Any = None, /) -> NoReturn:
+        _process.status = 0 if status is None else status & 0xFF if isinstance(status, int) else 1
+        exit_as_before(status)
+
+    sys.exit = note_exit
 
 
 class _LastWord:
-    """Ends the process when the interpreter clears its modules: after all of atexit, before mpi4py's finalizer in C."""
+    """Ends the process when the interpreter clears its modules: after all of atexit, before mpi4py's finalizer.
 
-    def __init__(self) -> None:
-        self.code = 1
-        self.pid = os.getpid()
-        self.exit = os._exit  # the module os may be gone by then
-        self.getpid = os.getpid
+    The program has imported mpi4py.MPI first, whose finalizer, in C, cannot be taken back.
+    """
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+        self._exit = os._exit  # the module os may be gone by then
 
     def __del__(self) -> None:
-        if self.getpid() == self.pid:
-            self.exit(self.code)
+        self._exit(self._code)
 
 
 _last_word: _LastWord | None = None
-
-
-def _leave_past_mpi4py() -> None:
-    """mpi4py's finalizer cannot be taken back, so the process ends before it.
-
-    The interpreter tells nobody the exit code that it has in mind. It is 1 after an exception that
-    nobody caught, and what sys.exit was given; 0 of a program that lost its peers and came to its end
-    all the same. A bare ``raise SystemExit(code)`` is not seen.
-    """
-    global _last_word
-    _last_word = word = _LastWord()
-    word.code = 0
-    exit_as_before = sys.exit
-
-    def note_exit(status: Any = None, /) -> Any:
-        word.code = 0 if status is None else status & 0xFF if isinstance(status, int) else 1
-        exit_as_before(status)
-
-    def note_error() -> None:
-        if getattr(sys, "last_value", None) is not None:
-            word.code = 1
-
-    sys.exit = note_exit
-    atexit.register(note_error)
