@@ -101,9 +101,9 @@ def rank_main(part: str, pipe: str, sizes: tuple[int, ...], rounds: int) -> None
 
 
 def peer_of(name: str, part: Part, registry: Any) -> Any:
-    """MPI, which comes from this directory, or a peer of a plugin."""
+    """A peer of a plugin; MPI's is told how many threads to ask for."""
     if name == "mpi":
-        from tools.mpi_peer import MpiPeer
+        from ddl_mpi.peer import MpiPeer
 
         return MpiPeer(part.mpi_threads)
     return registry.load(registry.bench_peer(name))()
