@@ -19,8 +19,9 @@ def built(transport: str) -> bool:
 
 
 def enabled(transport: str) -> bool:
-    """Whether the present world's global process set uses it. Raises NotInitialized before ``init``."""
-    return current_job().sets.communicator(0).route.provider.name == transport
+    """Whether the present world's global process set uses it, alone or among others. Raises NotInitialized before ``init``."""
+    route = current_job().sets.communicator(0).route
+    return any(provider.name == transport for provider in route.providers())
 
 
 def threads_supported(library: str) -> bool:

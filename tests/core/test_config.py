@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddlcore.config import SETTINGS, Environment, Setting, load_settings, read_toml
+from ddlcore.control.local import LocalNetwork
+from ddlcore.job import Job, build_sessions, settings_of
 from ddlcore.types import Placement
 
 SWITCH = Setting("switch", bool, True, "a switch")
@@ -82,8 +84,12 @@ def test_config_files(tmp_path: Path) -> None:
 
 def test_what_the_launcher_tells_a_rank_comes_back() -> None:
     """The variables are read as they were written; a part of them is an error that says how to start."""
-    told = Environment(Placement(2, (0, 0, 1)), "/proc/1/fd/3")
+    told = Environment(Placement(2, (0, 0, 1)), "/proc/1/fd/3", "10.0.0.2", "ssh")
     assert Environment.read(told.variables()) == told
+    lone = Environment(Placement(0, (0,)), "/proc/1/fd/3")
+    assert Environment.read({"DDL_ADDRESS": "10.9.9.9", **lone.variables()}) == lone, "a job within a job"
+    del (bare := lone.variables())["DDL_ADDRESS"]
+    assert Environment.read(bare) == lone
     assert Environment.read({}) is None
     with pytest.raises(ValueError, match="ddl run"):
         Environment.read({"DDL_JOB_FILE": "x"})
@@ -100,3 +106,16 @@ def test_placement_follows_from_the_hosts() -> None:
     assert not Placement(0, hosts).is_homogeneous
     assert Placement(3, hosts).among((3, 1)).rank == 0
     assert Placement(0, (0, 0, 1, 1)).is_homogeneous
+
+
+def test_a_transport_is_told_its_hosts_address() -> None:
+    """What the launcher said of the route reaches the context that a transport opens with."""
+    settings, registry = settings_of({})
+    network = LocalNetwork(1, build_sessions(1, settings, registry))
+    meet = lambda: (network.channel(0), network.store(0))  # noqa: E731
+    job = Job(Placement(0, (0,)), (0,), 1, meet, registry, settings, "10.0.0.2")
+    job.start()
+    try:
+        assert job.context("part").address == "10.0.0.2"
+    finally:
+        job.shutdown()

@@ -1,0 +1,143 @@
+"""This host's network interfaces and its own addresses: what a name, or a route to another host, stands for.
+
+For whoever listens or connects: a transport, the control server, a launcher. Of IPv4 and IPv6 alike.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import socket
+import sys
+from collections.abc import Iterator
+
+__all__ = ["chosen_address", "interface_addresses", "route_address"]
+
+_PROBE_PORT = 9  # "discard"; connecting a datagram socket sends nothing
+
+
+class _SockAddr(ctypes.Structure):
+    _fields_ = (("family", ctypes.c_uint16), ("data", ctypes.c_ubyte * 26))  # as long as sockaddr_in6
+
+
+class _IfAddrs(ctypes.Structure):
+    pass
+
+
+_IfAddrs._fields_ = (
+    ("next", ctypes.POINTER(_IfAddrs)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.POINTER(_SockAddr)),
+    ("netmask", ctypes.c_void_p),
+    ("destination", ctypes.c_void_p),
+    ("data", ctypes.c_void_p),
+)
+
+
+def interface_addresses() -> dict[str, tuple[str, ...]]:
+    """By name, the addresses of every interface of this host: IPv4 first, link-local IPv6 (``fe80::1%eth0``) last.
+
+    An interface without an address has an empty tuple. Raises OSError where the system does not tell.
+    """
+    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    for name, address in _listed():
+        found.setdefault(name, []).append(address)
+    return {name: tuple(sorted(addresses, key=_preference)) for name, addresses in found.items()}
+
+
+def chosen_address(wanted: str, toward: str = "") -> str:
+    """This host's own address that ``wanted`` stands for: names of interfaces, or addresses of this host.
+
+    Of several, separated by commas, the first that this host has. An interface's address is of the
+    family (IPv4 or IPv6) of ``toward``, an address or "", if it has one of that.
+
+    Raises ValueError in one line, which lists what there is, where this host has none of them.
+    """
+    have = interface_addresses()
+    family = _family(toward)
+    for name in (part.strip() for part in wanted.split(",")):
+        if have.get(name):
+            return next((a for a in have[name] if _family(a) == family), have[name][0])
+        if any(_same(name, address) for addresses in have.values() for address in addresses):
+            return name
+    there = ", ".join(f"{name} ({addresses[0]})" for name, addresses in have.items() if addresses)
+    bare = [name for name in wanted.split(",") if name.strip() in have]
+    what = f"network interface {bare[0].strip()} has no address" if bare else f"no network interface is called {wanted}"
+    raise ValueError(f"{what} on {socket.gethostname()}; there are {there} (--network-interface)")
+
+
+def route_address(host: str) -> str:
+    """This host's own address on the route to ``host``, a name or an address. Sends nothing.
+
+    Raises ValueError in one line where ``host`` has no address, or no route leads to it.
+    """
+    failure: OSError | None = None
+    try:
+        for family, _, _, _, place in socket.getaddrinfo(host, _PROBE_PORT, type=socket.SOCK_DGRAM):
+            try:
+                with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                    probe.connect(place)
+                    return _text(probe.getsockname())
+            except OSError as error:  # a name may have an address of a family that this host lacks
+                failure = failure or error
+    except OSError as error:
+        failure = error
+    raise ValueError(f"no route from {socket.gethostname()} to {host}: {failure.strerror if failure else 'no address'}")
+
+
+def _text(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    address = name[0]
+    scope = name[3] if len(name) == 4 else 0
+    return f"{address}%{socket.if_indextoname(scope)}" if scope and "%" not in address else address
+
+
+def _listed() -> Iterator[tuple[str, str]]:
+    """Names and addresses, as getifaddrs(3) has them."""
+    library = ctypes.CDLL(None, use_errno=True)
+    first = ctypes.POINTER(_IfAddrs)()
+    if library.getifaddrs(ctypes.byref(first)) != 0:
+        raise OSError(ctypes.get_errno(), "getifaddrs failed")
+    try:
+        at = first
+        while at:
+            entry = at.contents
+            if entry.address:
+                address = _decoded(entry.address.contents)
+                if address:
+                    yield entry.name.decode(), address
+            at = entry.next
+    finally:
+        library.freeifaddrs(first)
+
+
+def _decoded(found: _SockAddr) -> str:
+    """An address as text; empty for one of another family."""
+    # Elsewhere the first byte is the length, and the second the family.
+    family = found.family if sys.platform == "linux" else found.family >> 8
+    raw = bytes(found.data)
+    if family == socket.AF_INET:
+        return socket.inet_ntop(family, raw[2:6])  # behind the port
+    if family == socket.AF_INET6:
+        scope = int.from_bytes(raw[22:26], sys.byteorder)
+        return _text((socket.inet_ntop(family, raw[6:22]), 0, 0, scope))
+    return ""
+
+
+def _family(address: str) -> int:
+    """4, 6, or 0 for what is no address."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).version
+    except ValueError:
+        return 0
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return ipaddress.ip_address(one) == ipaddress.ip_address(other)
+    except ValueError:
+        return False
+
+
+def _preference(address: str) -> tuple[int, bool]:
+    return _family(address), "%" in address

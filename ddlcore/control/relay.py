@@ -1,0 +1,150 @@
+"""An agent's end of the control network: passes frames between the ranks of its host and the launcher, unread.
+
+Its ranks find here what they would find at the launcher: a job file, keys, an ipc socket, a process whose end is
+theirs. To the launcher there is one connection, which also carries what the agent itself has to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from ddlcore.control.beats import Beats
+from ddlcore.control.credentials import Access, JobFile
+from ddlcore.control.entrance import Entrance
+from ddlcore.control.line import BROKEN, open_dealer
+from ddlcore.control.server import OWN, agent_name
+from ddlcore.control.wake import Wake
+
+__all__ = ["Relay"]
+
+_LINGER_MS = 1000  # for last words to the launcher
+_MOST_AT_ONCE = 1024  # frames from one side before the other gets its turn
+
+
+class Relay:
+    """Agent number ``index``. ``heard`` gets what the launcher says to the agent, ``gone`` (once) why it is no more.
+
+    Both are called in the relay's thread. Built, started and closed by one thread; ``say`` may come from any.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        index: int,
+        *,
+        heard: Callable[[bytes], None],
+        gone: Callable[[str], None],
+        silence_s: float,
+    ) -> None:
+        self._heard = heard
+        self._gone = gone
+        self._beats: Beats[str] = Beats(silence_s)
+        self._said: deque[bytes] = deque()
+        self._stopping = False
+        self._over = False
+        self._wake = Wake()
+        self._entrance = Entrance()
+        endpoint = self._entrance.bind_within()
+        self._job_file = JobFile(self._entrance.access(endpoint))
+        self.job_file = self._job_file.path
+        token = secrets.token_hex(4)
+        context = self._entrance.context
+        self._upstream = open_dealer(context, access, agent_name(index, token), beats=False)
+        self._upstream.linger = _LINGER_MS
+        self._upstream.monitor(f"inproc://{token}", BROKEN)
+        self._events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self._events.linger = 0
+        self._events.connect(f"inproc://{token}")
+        self._upstream.connect(access.endpoint)
+        self._thread = threading.Thread(target=self._run, name="ddl-relay", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread; once."""
+        self._thread.start()
+
+    def say(self, data: bytes) -> None:
+        """Tells the launcher. Any thread; returns at once."""
+        self._said.append(data)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Ends it when all that was said has gone out, or after a second; ranks see their launcher as gone."""
+        self._job_file.close()
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(5.0)
+        if not self._thread.is_alive():
+            self._entrance.release()
+            self._wake.close()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        self._entrance.register(poller)
+        for source in (self._upstream, self._events, self._wake.fileno()):
+            poller.register(source, zmq.POLLIN)
+        try:
+            while not self._stopping:
+                poller.poll(self._patience_ms())
+                self._wake.clear()
+                self._entrance.let_in()
+                self._downward()
+                self._upward()
+                self._keep_beat(time.monotonic())
+            self._upward()
+        finally:
+            self._upstream.disable_monitor()
+            self._events.close()
+            self._upstream.close()
+            self._entrance.close_sockets()
+
+    def _patience_ms(self) -> int:
+        deadline_s = self._beats.deadline_s()
+        return 1000 if deadline_s is None else max(math.ceil((deadline_s - time.monotonic()) * 1000), 0)
+
+    def _downward(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_MOST_AT_ONCE):
+                frames = self._upstream.recv_multipart(zmq.NOBLOCK)
+                self._beats.heard("launcher", time.monotonic())
+                if frames[0] != OWN:
+                    self._entrance.send(frames)
+                elif frames[-1]:
+                    self._heard(frames[-1])
+        with contextlib.suppress(zmq.Again):
+            head, where = self._events.recv_multipart(zmq.NOBLOCK)
+            event = int.from_bytes(head[:2], sys.byteorder)
+            closed = event == zmq.EVENT_DISCONNECTED
+            self._end(f"it {'closed the connection' if closed else 'does not admit this agent'} at {where.decode()}")
+
+    def _upward(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_MOST_AT_ONCE):
+                self._pass_on(self._entrance.receive())
+        while self._said:
+            self._pass_on([OWN, self._said.popleft()])
+
+    def _pass_on(self, frames: list[bytes]) -> None:
+        if not self._over:
+            self._upstream.send_multipart(frames, zmq.NOBLOCK)
+
+    def _keep_beat(self, now_s: float) -> None:
+        for _ in self._beats.due(now_s):
+            self._pass_on([OWN, b""])
+        for _ in self._beats.silent(now_s):
+            self._end(f"nothing was heard of it for {self._beats.silence_s:g} s")
+
+    def _end(self, reason: str) -> None:
+        if not self._over:
+            self._over = True
+            self._gone(reason)

@@ -1,0 +1,91 @@
+"""One thread that carries out a transport's longer calls, one after the other, so that their callers need not wait."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from ddlcore.contracts.transport import Work
+
+__all__ = ["Courier", "Errand"]
+
+
+class Errand(Work):
+    """A call under way, complete or failed."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+        self._error: BaseException | None = None
+        self._over = False
+        self._gate = threading.Lock()  # held until it is over: cheaper to wait for than an Event
+        self._gate.acquire()
+        self._once = threading.Lock()
+
+    def run(self) -> None:
+        """On the courier's thread."""
+        call, self._call = self._call, None
+        assert call is not None
+        try:
+            call()
+        except BaseException as error:  # raised again by who waits
+            self.end(error)
+        else:
+            self.end(None)
+
+    def end(self, error: BaseException | None) -> None:
+        """It is over, whatever its call still does. The first end stands. Any thread."""
+        with self._once:
+            if not self._over:
+                self._over, self._error = True, error
+                self._gate.release()
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    def wait(self, timeout_s: float) -> bool:
+        if not self._over:
+            if not self._gate.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)):
+                return False
+            self._gate.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+
+class Courier:
+    """Begins with the first errand, ends with ``close``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: Errand | None = None
+
+    @property
+    def idle(self) -> bool:
+        return self._last is None or self._last.over
+
+    def give(self, call: Callable[[], None]) -> Errand:
+        """``call`` is made when those before are over."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            self._thread.start()
+        self._last = errand = Errand(call)
+        self._queue.put(errand)
+        return errand
+
+    def close(self, timeout_s: float) -> bool:
+        """Whether its thread has ended; no errand is under way, or it fails soon."""
+        thread, self._thread, self._last = self._thread, None, None
+        if thread is None:
+            return True
+        self._queue.put(None)
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _serve(self) -> None:
+        while (errand := self._queue.get()) is not None:
+            errand.run()
+            del errand  # its call may hold the group

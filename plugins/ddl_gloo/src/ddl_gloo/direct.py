@@ -1,0 +1,119 @@
+"""Collectives as messages between every two ranks, and the reductions that Gloo itself does not do.
+
+Each rank sends to every other at once and reduces what it gets in the order of ranks, by ddl's own kernels: 16-bit
+floats are added in float32 and rounded once, and every type that ddl has is served.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from ddl_gloo.shim import Group, Message
+from ddlcore.contracts.transport import Context, Memory
+from ddlcore.types import Buffer, DType, ReduceOp
+
+__all__ = ["Direct", "copy"]
+
+Piece = tuple[int, int, int]  # a rank, and the address and bytes of what it gets or gives
+
+
+class Direct:
+    """Belongs to one communicator; all methods return when this rank's part is complete, and raise RuntimeError."""
+
+    def __init__(self, group: Group, context: Context) -> None:
+        self._group = group
+        self._kernels = context.kernels
+        self._rank = context.rank
+        self._size = context.size
+        self._scratch = Memory(4096)
+        later = [(context.rank + i) % context.size for i in range(1, context.size)]
+        self._to, self._from = later, later[::-1]  # so that not all begin with the same one
+
+    def allreduce_whole(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
+        """Everybody sends everything to all, and reduces it all: one way through the network, many bytes."""
+        slots = self._slots(source.nbytes, source.address)
+        everything = [(rank, source.address, source.nbytes) for rank in self._to]
+        self._swap(everything, [(rank, slots[rank], source.nbytes) for rank in self._from])
+        self._kernels.reduce(slots, target.address, source.count, source.dtype, op)
+
+    def allreduce_shards(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
+        """Each rank reduces a shard and sends it to all: as many bytes as a ring, two ways through the network."""
+        least, more = divmod(source.count, self._size)
+        counts = [least + (rank < more) for rank in range(self._size)]
+        at = target.address + sum(counts[: self._rank]) * source.dtype.itemsize
+        mine = Buffer(at, counts[self._rank], source.dtype, (counts[self._rank],), owner=target.owner)
+        self.reducescatterv(source, mine, counts, op)
+        self.allgatherv(mine, target, counts)
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
+        """Each rank sends to every other what that is to reduce."""
+        at = _addresses(source.address, counts, source.dtype)
+        slots = self._slots(target.nbytes, at[self._rank])
+        outgoing = [(rank, at[rank], counts[rank] * source.dtype.itemsize) for rank in self._to]
+        self._swap(outgoing, [(rank, slots[rank], target.nbytes) for rank in self._from])
+        if target.count:
+            self._kernels.reduce(slots, target.address, target.count, source.dtype, op)
+
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> None:
+        """Each rank sends its part to every other; ``source`` may lie at its place in ``target``."""
+        at = _addresses(target.address, counts, source.dtype)
+        incoming = [(rank, at[rank], counts[rank] * source.dtype.itemsize) for rank in self._from]
+        self._swap([(rank, source.address, source.nbytes) for rank in self._to], incoming)
+        copy(source.address, at[self._rank], source.nbytes)
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
+        """Each rank sends to every other what is that one's."""
+        me, size = self._rank, source.dtype.itemsize
+        sent, got = counts[me], [row[me] for row in counts]
+        out, into = _addresses(source.address, sent, source.dtype), _addresses(target.address, got, source.dtype)
+        outgoing = [(rank, out[rank], sent[rank] * size) for rank in self._to]
+        self._swap(outgoing, [(rank, into[rank], got[rank] * size) for rank in self._from])
+        copy(out[me], into[me], sent[me] * size)
+
+    def broadcast(self, buffer: Buffer, root: int) -> None:
+        """The root sends to every other."""
+        piece = (buffer.address, buffer.nbytes)
+        if self._rank == root:
+            self._swap([(rank, *piece) for rank in self._to], ())
+        else:
+            self._swap((), [(root, *piece)])
+
+    def barrier(self) -> None:
+        """A byte from each rank to every other."""
+        slots = self._slots(1, self._scratch.address)
+        self._swap(
+            [(rank, self._scratch.address, 1) for rank in self._to], [(rank, slots[rank], 1) for rank in self._from]
+        )
+
+    def _slots(self, nbytes: int, own: int) -> list[int]:
+        """An address for each rank's ``nbytes``: ``own`` for this one's, scratch memory for the others'."""
+        step = (nbytes + 63) & ~63
+        if self._scratch.nbytes < self._size * step:
+            self._scratch = Memory(self._size * step)
+        slots = [self._scratch.address + rank * step for rank in range(self._size)]
+        slots[self._rank] = own
+        return slots
+
+    def _swap(self, outgoing: Iterable[Piece], incoming: Iterable[Piece]) -> None:
+        """Sends and receives all of it at once; nothing is posted for zero bytes, on either side."""
+        messages: list[Message] = []
+        try:
+            messages += [self._group.recv(at, nbytes, rank) for rank, at, nbytes in incoming if nbytes]
+            messages += [self._group.send(at, nbytes, rank) for rank, at, nbytes in outgoing if nbytes]
+            while messages:
+                messages.pop().wait()
+        finally:
+            messages.clear()  # an error's traceback would hold them, and they the group's connections
+
+
+def copy(source: int, target: int, nbytes: int) -> None:
+    """What stays on this rank; the two are one memory or disjoint."""
+    if source != target and nbytes:
+        ctypes.memmove(target, source, nbytes)
+
+
+def _addresses(address: int, counts: Sequence[int], dtype: DType) -> list[int]:
+    """Where each rank's part begins."""
+    return [address + before * dtype.itemsize for before in accumulate(counts[:-1], initial=0)]

@@ -1,0 +1,279 @@
+"""The transport over Gloo: decides by which way a collective goes, and maps what Gloo raises."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+from ddl_gloo.courier import Courier, Errand
+from ddl_gloo.direct import Direct, copy
+from ddl_gloo.shim import NATIVE, Group, Pending
+from ddl_gloo.store import Meeting
+from ddl_gloo.wires import Wires
+from ddlcore.contracts.interfaces import chosen_address
+from ddlcore.contracts.store import PrefixStore
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Transport, Work
+from ddlcore.errors import DdlInternalError, DeadlineExceeded, TransportError
+from ddlcore.types import Buffer, ReduceOp
+
+__all__ = ["GlooTransport"]
+
+log = logging.getLogger("ddl")
+
+LOOPBACK = "127.0.0.1"
+# Up to so many bytes leave a rank where everybody sends everything to all. Between hosts the link is what counts.
+WHOLE_BYTES, WHOLE_BYTES_ACROSS = 768 << 10, 64 << 10
+INLINE_BYTES = 256 << 10  # a call that moves no more is done by its caller: handing it over takes 30 µs
+DIRECT_BARRIER = 8  # ranks; a message to each of more is slower than Gloo's rounds
+LATE_S = 0.3  # how long after its deadline the opening may tell why it failed
+CLOSE_S = 2.0
+
+
+class GlooTransport(Transport):
+    """2 or more ranks, over TCP, on any hosts: torch's ProcessGroupGloo without torch's default group."""
+
+    capabilities = Capabilities()
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # abort() against open() and close()
+        self._aborted = False
+        self._opening: Errand | None = None
+        self._group: Group | None = None
+        self._direct: Direct | None = None
+        self._wires: Wires | None = None
+        self._courier = Courier("ddl-gloo")
+        self._broken: TransportError | None = None
+        self._whole_bytes = 0
+
+    # --- life
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        if sys.platform != "linux":
+            raise TransportError(f"gloo: its connections cannot be cut on {sys.platform}; use another --backend")
+        hosts = {member.host for member in context.members}
+        self._whole_bytes = (WHOLE_BYTES if len(hosts) == 1 else WHOLE_BYTES_ACROSS) // max(1, context.size - 1)
+        address = self._address()
+        meeting = Meeting(PrefixStore("gloo/", context.store), time.monotonic() + context.timeout_s)
+        made: list[Group] = []
+
+        def meet() -> None:
+            made.append(Group(meeting, context.rank, context.size, address, context.timeout_s))
+
+        # On the courier's thread, which may be left behind: who waits in Gloo for a peer cannot be called away.
+        self._opening = opening = self._courier.give(meet)
+        if self._aborted:
+            opening.end(self._failure("open"))
+        try:
+            if not opening.wait(context.timeout_s + LATE_S):
+                raise DeadlineExceeded("Gloo did not connect")
+        except Exception as error:
+            raise self._not_opened(error, address) from error
+        wires = Wires(meeting.said, meeting.heard)
+        if len(wires) < context.size - 1:
+            log.warning("gloo: %d of %d connections found: abort may not end a call", len(wires), context.size - 1)
+        with self._lock:
+            self._opening = None
+            self._wires, self._group = wires, made.pop()
+            self._direct = Direct(self._group, context)
+            _open.add(self)
+        if self._aborted:
+            raise self._failure("open")
+
+    def _address(self) -> str:
+        """This host's own, that the others reach it by."""
+        wanted = str(self.context.settings.get("network_interface", ""))
+        if not wanted:
+            return self.context.address or LOOPBACK
+        try:
+            return chosen_address(wanted, self.context.address)
+        except ValueError as error:
+            raise TransportError(f"gloo: {error}") from None
+
+    def _not_opened(self, error: Exception, address: str) -> Exception:
+        context = self.context
+        if isinstance(error, DdlInternalError) and not isinstance(error, DeadlineExceeded):
+            return error  # PeerLost, or the abort
+        if isinstance(error, DeadlineExceeded) or _is_timeout(error):
+            return DeadlineExceeded(
+                f"gloo: not all {context.size} ranks of {context.name or 'the communicator'} met within "
+                f"{context.timeout_s:g} s; this one listens at {address} (DDL_NETWORK_INTERFACE names another interface)"
+            )
+        return TransportError(f"gloo: no connection from {address}: {_told(error)}")
+
+    def close(self) -> None:
+        with self._lock:
+            _open.discard(self)
+            self._wires = None
+            opening, self._opening = self._opening, None
+            self._direct = None
+        if opening is not None:
+            opening.end(self._failure("open"))
+        if not self._courier.close(CLOSE_S):
+            log.debug("gloo: a thread still waits for a peer to connect")
+        self._group = None  # Gloo joins its threads
+
+    def abort(self) -> None:
+        self._aborted = True
+        with self._lock:
+            if self._opening is not None:
+                self._opening.end(self._failure("open"))
+            if self._wires is not None:
+                self._wires.cut()
+
+    def disown(self) -> None:
+        """In a forked process: it has none of Gloo's threads, and keeps no connection of the parent's open."""
+        self._lock = threading.Lock()  # another thread may have held it
+        if self._group is not None:
+            self._group.leak()
+        if self._wires is not None:
+            self._wires.drop()
+        self._group = self._direct = self._wires = self._opening = None
+        self._courier = Courier("ddl-gloo")
+
+    # --- collectives
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        direct = self._ready("allreduce")
+        _fits("allreduce", target.count, source.count)
+        if source.count == 0:
+            return DONE
+        if source.nbytes <= self._whole_bytes:
+            return self._run("allreduce", source.nbytes, lambda: direct.allreduce_whole(source, target, op))
+        if (source.dtype, op) not in NATIVE:
+            return self._run("allreduce", source.nbytes, lambda: direct.allreduce_shards(source, target, op))
+        copy(source.address, target.address, source.nbytes)
+        return self._start("allreduce", lambda g: g.allreduce(target, op), target)
+
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        direct = self._ready("allgather")
+        _fits("allgather", source.count, counts[self.context.rank])
+        _fits("allgather", target.count, sum(counts))
+        return self._run("allgather", target.nbytes, lambda: direct.allgatherv(source, target, counts))
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        direct = self._ready("broadcast")
+        if buffer.count == 0:
+            return DONE
+        if buffer.nbytes <= self._whole_bytes:
+            return self._run("broadcast", buffer.nbytes, lambda: direct.broadcast(buffer, root))
+        return self._start("broadcast", lambda g: g.broadcast(buffer, root), buffer)
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        direct = self._ready("reducescatter")
+        _fits("reducescatter", source.count, sum(counts))
+        _fits("reducescatter", target.count, counts[self.context.rank])
+        return self._run("reducescatter", source.nbytes, lambda: direct.reducescatterv(source, target, counts, op))
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        direct = self._ready("alltoall")
+        _fits("alltoall", source.count, sum(counts[self.context.rank]))
+        _fits("alltoall", target.count, sum(row[self.context.rank] for row in counts))
+        moved = max(source.nbytes, target.nbytes)
+        return self._run("alltoall", moved, lambda: direct.alltoallv(source, target, counts))
+
+    def barrier(self) -> Work:
+        direct = self._ready("barrier")
+        if self.context.size <= DIRECT_BARRIER:
+            return self._run("barrier", 1, direct.barrier)
+        return self._start("barrier", Group.barrier)
+
+    # --- how they are carried out
+
+    def _ready(self, what: str) -> Direct:
+        if self._aborted:
+            raise self._failure(what)
+        if self._broken is not None:
+            raise self._broken
+        if self._direct is None:
+            raise TransportError(f"gloo: {self._name()} is not open")
+        return self._direct
+
+    def _run(self, what: str, nbytes: int, call: Callable[[], None]) -> Work:
+        """A call that returns when it is complete; by the caller's thread where it is short and nothing is before it."""
+
+        def guarded() -> None:
+            try:
+                call()
+            except Exception as error:
+                raise self.broke(what, error) from error
+
+        if nbytes <= INLINE_BYTES and self._courier.idle:
+            guarded()
+            return DONE
+        return self._courier.give(guarded)
+
+    def _start(self, what: str, call: Callable[[Group], Pending], memory: Buffer | None = None) -> Work:
+        """A call that Gloo's own thread carries out."""
+        assert self._group is not None
+        try:
+            return _Started(self, what, call(self._group), memory)
+        except Exception as error:
+            raise self.broke(what, error) from error
+
+    def broke(self, what: str, error: Exception) -> TransportError:
+        """What to raise where Gloo raised ``error``. The others hear of it too: no call of theirs can end well."""
+        if self._broken is None:
+            self._broken = TransportError(f"gloo: {what} on {self._name()} failed: {_told(error)}")
+        with self._lock:
+            if self._wires is not None:
+                self._wires.cut()
+        return self._failure(what) if self._aborted else self._broken
+
+    def _failure(self, what: str) -> TransportError:
+        return TransportError(f"gloo: {self._name()} was aborted here during {what}")
+
+    def _name(self) -> str:
+        context = getattr(self, "context", None)
+        return f"communicator {context.name or '(unnamed)'}" if context else "the communicator"
+
+
+class _Started(Work):
+    """A collective under way in Gloo, with its errors mapped."""
+
+    __slots__ = ("_memory", "_pending", "_transport", "_what")
+
+    def __init__(self, transport: GlooTransport, what: str, pending: Pending, memory: Buffer | None) -> None:
+        self._memory = memory  # Gloo knows only where it is
+        self._transport = transport
+        self._what = what
+        self._pending = pending
+
+    def wait(self, timeout_s: float) -> bool:
+        try:
+            return self._pending.wait(timeout_s)
+        except Exception as error:
+            raise self._transport.broke(self._what, error) from error
+
+
+def _fits(what: str, count: int, expected: int) -> None:
+    """Ranks whose sizes differ would not get an error from Gloo, but be killed by it."""
+    if count != expected:
+        raise ValueError(f"gloo: {what} of {count} elements where {expected} are told; please report this")
+
+
+def _told(error: BaseException) -> str:
+    """What Gloo says, without where in its source, and without its advice."""
+    first = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().partition("\n")[0])
+    return first.partition(". This is typically")[0] or type(error).__name__
+
+
+def _is_timeout(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and bool(re.search("time[d ]*out", str(error), re.IGNORECASE))
+
+
+_open: weakref.WeakSet[GlooTransport] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for transport in list(_open):
+        transport.disown()
+
+
+os.register_at_fork(after_in_child=_after_fork)

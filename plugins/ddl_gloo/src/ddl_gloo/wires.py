@@ -1,0 +1,104 @@
+"""The connections of one group, found among the process's descriptors: so they can be cut, which Gloo cannot do.
+
+Gloo's ``abort`` does nothing, and a thread that waits in it hears of no signal; but its sockets are the process's,
+and what is shut down wakes who reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+__all__ = ["Wires"]
+
+_DESCRIPTORS = "/proc/self/fd"
+
+
+class Wires:
+    """Knows Gloo's sockets by number and inode. Holds none of them, so that whoever closes one has closed it."""
+
+    def __init__(self, said: Sequence[bytes], heard: Sequence[bytes]) -> None:
+        """``said`` is what this rank has published for the others, ``heard`` what the ranks have.
+
+        Gloo publishes where a rank listens, as the system writes addresses. A connection of this rank's has
+        its listener at the near end, or another's at the far end.
+        """
+        mine, others = b"".join(said), b"\0".join(heard)
+        self._wires: dict[int, int] = {}  # Gloo's descriptor, and the inode that it stands for
+        for number in map(int, os.listdir(_DESCRIPTORS)):
+            with _taken(number) as wire:
+                if wire is not None and (_raw(wire.getsockname()) in mine or _raw(wire.getpeername()) in others):
+                    self._wires[number] = os.fstat(wire.fileno()).st_ino
+                    with contextlib.suppress(OSError):
+                        os.set_inheritable(number, False)  # what is started meanwhile needs none of them
+
+    def __len__(self) -> int:
+        return len(self._wires)
+
+    def names(self) -> list[tuple[Any, Any]]:
+        """The near and the far end of those that are still open."""
+        found = []
+        for number, inode in self._wires.items():
+            with _taken(number, inode) as wire:
+                if wire is not None:
+                    found.append((wire.getsockname(), wire.getpeername()))
+        return found
+
+    def cut(self) -> None:
+        """Ends every connection, at both ends, at once. From any thread."""
+        for number, inode in self._wires.items():
+            with _taken(number, inode) as wire, contextlib.suppress(OSError):
+                if wire is not None:
+                    wire.shutdown(socket.SHUT_RDWR)
+
+    def drop(self) -> None:
+        """In a forked process, where no other thread runs: closes its copies, which leaves the parent's as they are."""
+        for number, inode in self._wires.items():
+            with contextlib.suppress(OSError):
+                if os.fstat(number).st_ino == inode:
+                    os.close(number)
+
+
+@contextlib.contextmanager
+def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
+    """A connected TCP socket by a descriptor of our own, for the moment; None for anything else.
+
+    ``inode``: only if it is that one. Gloo may have closed its descriptor, and the number be another's by now.
+    """
+    try:
+        own = os.dup(number)
+    except OSError:  # closed meanwhile
+        yield None
+        return
+    status = os.fstat(own)
+    if not stat.S_ISSOCK(status.st_mode) or inode not in (0, status.st_ino):
+        os.close(own)
+        yield None
+        return
+    with socket.socket(fileno=own) as found:
+        yield found if _is_connected_tcp(found) else None
+
+
+def _is_connected_tcp(found: socket.socket) -> bool:
+    if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type != socket.SOCK_STREAM:
+        return False
+    try:
+        found.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def _raw(name: Any) -> bytes:
+    """A socket's name as sockaddr_in(6) has it, up to the scope."""
+    if len(name) == 2:
+        return (
+            struct.pack("=H", socket.AF_INET) + struct.pack(">H", name[1]) + socket.inet_pton(socket.AF_INET, name[0])
+        )
+    address = socket.inet_pton(socket.AF_INET6, name[0].partition("%")[0])
+    return struct.pack("=H", socket.AF_INET6) + struct.pack(">HI", name[1], name[2]) + address
