@@ -19,6 +19,8 @@ from hypothesis import settings
 
 __all__: list[str] = []
 
+pytest_plugins = ("tests.bed.fixtures",)
+
 _MARK = "PYTEST_LEAK_MARK"  # inherited by every process that the session starts, however far down
 _GRACE_S = 2.0  # for what is ending by itself
 _SERVANTS = (

@@ -6,9 +6,10 @@ the environment, that over the file, that over the default.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +78,13 @@ class Setting:
 
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("backend", str, "auto", "transport: auto, or the name of one (`ddl info` lists them)"),
+    Setting(
+        "backend",
+        str,
+        "auto",
+        "transport: auto; the name of one (`ddl info` lists them); shm+NAME, one within and one across hosts; "
+        "and behind any of these, what serves some operations instead, such as auto,allgather=NAME",
+    ),
     Setting(
         "fusion_bytes", int, 8 << 20, "largest batch that tensors are fused into, in bytes; 0 fuses nothing", minimum=0
     ),
@@ -113,6 +120,22 @@ SETTINGS: tuple[Setting, ...] = (
         "",
         "network interface that ranks talk over, or this host's own address: the first of these, separated by commas, "
         "that the host has; empty: the one on the route to the launcher",
+    ),
+    Setting(
+        "rendezvous_dir",
+        str,
+        "",
+        "where ranks that another launcher has started find each other: a directory that their hosts share; "
+        "empty: SLURM_SUBMIT_DIR, else ~/.ddl",
+    ),
+    Setting("launcher", str, "auto", "what starts ranks on other hosts: auto, or a name that `ddl info` lists"),
+    Setting("launcher_args", str, "", "more arguments for the program that starts ranks on other hosts"),
+    Setting(
+        "silence_s",
+        float,
+        3.0,
+        "how long another host may be silent, in seconds, before its ranks are taken for lost",
+        minimum=1.5,
     ),
     Setting("fusion_policy", str, "threshold", "which policy lays tensors out in batches"),
     Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
@@ -242,6 +265,7 @@ class Environment:
     placement: Placement
     job_file: str
     address: str = ""
+    launcher: str = ""  # what started this process, by its name behind the launchers' door
 
     VARIABLES = ("DDL_RANK", "DDL_HOST_INDEXES", "DDL_JOB_FILE")
 
@@ -255,7 +279,8 @@ class Environment:
             raise ValueError(f"{', '.join(missing)} not set although DDL_JOB_FILE is; start the script by `ddl run`")
         hosts = tuple(int(host) for host in environ["DDL_HOST_INDEXES"].split(","))
         placement = Placement(int(environ["DDL_RANK"]), hosts)
-        return cls(placement, environ["DDL_JOB_FILE"], environ.get("DDL_ADDRESS", ""))
+        given = {name: environ.get(name, "") for name in ("DDL_ADDRESS", "DDL_LAUNCHED_BY")}
+        return cls(placement, environ["DDL_JOB_FILE"], given["DDL_ADDRESS"], given["DDL_LAUNCHED_BY"])
 
     @staticmethod
     def child_of() -> str:
@@ -264,9 +289,39 @@ class Environment:
         return "" if mark == str(os.getpid()) else mark
 
     @staticmethod
-    def mark_children(on: bool) -> None:
-        """From now on (or no longer), what this rank starts is told by its environment that it is no rank."""
-        if on and "DDL_JOB_FILE" in os.environ:
+    def announce(placement: Placement, ports: Sequence[Sequence[int]], addresses: Sequence[str]) -> None:
+        """Sets what scripts of other libraries expect, as `ddl run` would, where the launcher has not.
+
+        ``ports``, ``addresses``: (size,), of each rank two free ports and its host's address.
+        """
+        if not all(len(two) == 2 for two in ports):
+            return  # a host without free ports: nothing that is said here would be right
+        rank = placement.rank
+        own = {
+            "RANK": rank,
+            "WORLD_SIZE": placement.size,
+            "LOCAL_RANK": placement.local_rank,
+            "LOCAL_WORLD_SIZE": placement.local_size,
+            "GROUP_RANK": placement.hosts[rank],
+        }
+        workers = [
+            f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+            for address, (port, _) in zip(addresses, ports)
+        ]
+        tf_config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+        for name, value in own.items():
+            os.environ.setdefault(name, str(value))
+        if not os.environ.keys() & {"MASTER_ADDR", "MASTER_PORT"}:  # half of it would be neither's
+            os.environ.update({"MASTER_ADDR": addresses[0], "MASTER_PORT": str(ports[0][1])})
+        os.environ.setdefault("TF_CONFIG", json.dumps(tf_config))
+
+    @staticmethod
+    def mark_children(on: bool, adopted: bool = False) -> None:
+        """From now on (or no longer), what this rank starts is told by its environment that it is no rank.
+
+        ``adopted``: another launcher has started this rank.
+        """
+        if on and (adopted or "DDL_JOB_FILE" in os.environ):
             os.environ[CHILD_MARK] = str(os.getpid())
         elif not on and os.environ.get(CHILD_MARK) == str(os.getpid()):
             del os.environ[CHILD_MARK]
@@ -278,5 +333,6 @@ class Environment:
             "DDL_RANK": str(self.placement.rank),
             "DDL_HOST_INDEXES": hosts,
             "DDL_JOB_FILE": self.job_file,
-            "DDL_ADDRESS": self.address,  # also where it is empty: a job started by a rank must not inherit that one's
+            "DDL_ADDRESS": self.address,  # these also where they are empty: a job started by a rank must not inherit that one's
+            "DDL_LAUNCHED_BY": self.launcher,
         }

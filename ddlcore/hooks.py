@@ -17,10 +17,13 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "AdapterProvider",
     "BenchPeerProvider",
+    "ClusterProvider",
     "CommandProvider",
+    "CommunicatorsProvider",
     "CompressorProvider",
     "FusionProvider",
     "Hooks",
+    "LauncherProvider",
     "Provider",
     "TransportProvider",
     "hookimpl",
@@ -48,12 +51,19 @@ class Provider:
 
 @dataclass(frozen=True)
 class TransportProvider(Provider):
-    """A way to move bytes between ranks; the target is a Transport."""
+    """A way to move bytes between ranks; the target is a Transport, which is built without arguments.
+
+    One that ``composes`` is built from a transport for the ranks of one host and from a function that
+    makes the one across hosts, which it calls where it needs one; nobody asks for it by its own name.
+    """
 
     devices: tuple[str, ...] = ("cpu",)
     priority: int = 0  # `auto` takes the highest that can serve
     one_host: bool = False
     in_process: bool = False  # its ranks are threads of one process
+    spans_devices: bool = False  # knows by itself which ranks share a host: nothing is composed around it
+    launcher: str = ""  # what its ranks must be started by, a name behind the launchers' door; empty: anything
+    composes: bool = False
     sizes: tuple[int, int | None] = (1, None)  # least and greatest number of members
 
 
@@ -73,6 +83,32 @@ class FusionProvider(Provider):
 @dataclass(frozen=True)
 class CompressorProvider(Provider):
     """A way to send fewer bytes; the target is a Compressor."""
+
+
+@dataclass(frozen=True)
+class ClusterProvider(Provider):
+    """A launcher of others that ranks recognise by what it sets; the target is a Cluster."""
+
+    priority: int = 0  # asked in falling order; the first that has started the process says who it is
+
+
+@dataclass(frozen=True)
+class LauncherProvider(Provider):
+    """A way to start agents on hosts; the target is a Launcher."""
+
+    priority: int = 0  # `auto` takes the highest that applies
+    variables: tuple[str, ...] = ()  # `auto` takes it only where the environment has all of these
+    optional: bool = False  # `auto` never takes it: the user or a transport asks for it by name
+    whole: bool = False  # starts all ranks, those of the launching process's own host too
+    per_rank: bool = False  # an agent for each rank, not for each host
+    clusters: tuple[str, ...] = ()  # names of clusters whose ranks are as good as started by it
+
+
+@dataclass(frozen=True)
+class CommunicatorsProvider(Provider):
+    """A library whose communicators ``init`` takes; the target is a Communicators."""
+
+    module: str = ""  # top-level module of their types
 
 
 @dataclass(frozen=True)
@@ -108,6 +144,21 @@ class Hooks:
     @hookspec
     def ddl_compressors(self) -> Sequence[CompressorProvider]:
         """Ways to send fewer bytes."""
+        return ()
+
+    @hookspec
+    def ddl_clusters(self) -> Sequence[ClusterProvider]:
+        """Launchers of others, whose ranks are recognised."""
+        return ()
+
+    @hookspec
+    def ddl_launchers(self) -> Sequence[LauncherProvider]:
+        """Ways to start agents on hosts."""
+        return ()
+
+    @hookspec
+    def ddl_communicators(self) -> Sequence[CommunicatorsProvider]:
+        """Libraries whose communicators ``init`` takes."""
         return ()
 
     @hookspec

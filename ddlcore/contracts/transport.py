@@ -47,7 +47,7 @@ class Capabilities:
     """What a transport can do, as data: checked once, when a route is chosen, and logged with the reason."""
 
     devices: frozenset[str] = frozenset({"cpu"})
-    dtypes: frozenset[DType] = ALL_DTYPES  # that it reduces; 16-bit floats: in float32, rounded once
+    dtypes: frozenset[DType] = ALL_DTYPES  # that it reduces; 16-bit floats: in float32, rounded once (by_host: twice)
     ops: frozenset[ReduceOp] = ALL_OPS
     one_host: bool = False  # serves only members that share a host
     vectored: bool = False  # prepare() takes a batch as a table of pointers, no fusion copy needed
@@ -55,6 +55,7 @@ class Capabilities:
     entry: bool = False  # vectored plans can be entered all or nothing, see Prepared.enter
     resumable: bool = False  # and in several tries, so that a user's own thread may do it, see Prepared.try_enter
     order_fixed: bool = False  # addition is in rank order, whatever the batch: the same bits every time
+    by_host: bool = False  # adds within each host first, then the hosts' sums in order of their first ranks
     thread_bound: bool = False
     abort: bool = True  # False: a pending call cannot be ended from outside; the job exits past it
 
@@ -171,6 +172,10 @@ class Transport(ABC):
     """To write: ``open``, ``close``, ``allreduce``, ``allgatherv``, ``broadcast``; the rest is derived from them."""
 
     capabilities: Capabilities = Capabilities()
+
+    def capabilities_for(self, kind: Kind) -> Capabilities:
+        """Of one kind of operation, where kinds differ; known from the beginning."""
+        return self.capabilities
 
     @abstractmethod
     def open(self, context: Context) -> None:

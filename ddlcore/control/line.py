@@ -17,14 +17,14 @@ from ddlcore.control.liveness import open_pidfd
 from ddlcore.control.wake import Wake
 from ddlcore.errors import Closed, DdlInternalError
 
-__all__ = ["FLUSHED", "HEARTBEAT_MS", "HEARTBEAT_TIMEOUT_MS", "Connection", "Line"]
+__all__ = ["BROKEN", "FLUSHED", "HEARTBEAT_MS", "HEARTBEAT_TIMEOUT_MS", "Connection", "Line", "open_dealer"]
 
 FLUSHED = b""  # sent as the last frame of a line and sent back by the server: all before it has arrived
 HEARTBEAT_MS = 1000  # tcp only: inside a host the kernel tells at once
-HEARTBEAT_TIMEOUT_MS = 10_000
+HEARTBEAT_TIMEOUT_MS = 2500  # after a ping: silence of about 3 s ends a connection
 
 _FLUSH_S = 0.2
-_BROKEN = (
+BROKEN = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -78,6 +78,24 @@ def _watch(access: Access) -> int:
         raise DdlInternalError(f"the launcher is gone: there is no process {access.launcher_pid} any more") from None
 
 
+def open_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], access: Access, name: bytes, *, beats: bool = True
+) -> zmq.Socket[bytes]:
+    """A socket under ``name`` with the keys of ``access``, not yet connected. ``beats``: ZeroMQ's own, over TCP."""
+    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = 0
+    socket.setsockopt(zmq.ROUTING_ID, name)
+    socket.curve_serverkey = access.server_public.encode()
+    socket.curve_publickey = access.client_public.encode()
+    socket.curve_secretkey = access.client_secret.encode()
+    if access.endpoint.startswith("tcp:"):
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS if beats else 0)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        socket.setsockopt(zmq.IPV6, 1 if "[" in access.endpoint else 0)
+    return socket
+
+
 class Line:
     """One DEALER socket. One thread at a time; not usable in forked children, whose calls raise or do nothing."""
 
@@ -89,18 +107,8 @@ class Line:
         access, context = connection.access, connection.context
         # A name of its own for each connection: a router ignores a second one under a name still in use.
         name = f"{kind}{connection.rank}.{secrets.token_hex(4)}"
-        self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.sndhwm = self._socket.rcvhwm = 0
-        self._socket.setsockopt(zmq.ROUTING_ID, name.encode())
-        self._socket.curve_serverkey = access.server_public.encode()
-        self._socket.curve_publickey = access.client_public.encode()
-        self._socket.curve_secretkey = access.client_secret.encode()
-        if access.endpoint.startswith("tcp:"):
-            self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-            self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-            self._socket.setsockopt(zmq.IPV6, 1 if "[" in access.endpoint else 0)
-        self._socket.monitor(f"inproc://{name}", _BROKEN)
+        self._socket = open_dealer(context, access, name.encode())
+        self._socket.monitor(f"inproc://{name}", BROKEN)
         self._events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self._events.linger = 0
         self._events.connect(f"inproc://{name}")

@@ -1,42 +1,58 @@
-"""The launcher's end of the control network: one thread that moves messages between ranks, brain and store."""
+"""The launcher's end of the control network: one thread that moves messages between ranks, brain and store.
+
+A rank speaks by a connection of its own, or through the agent of its host, which passes its frames on.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
-import os
 import re
-import secrets
-import shutil
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 import zmq
-from zmq.utils import z85
 
+from ddlcore.control.beats import Beats
 from ddlcore.control.brain import Brain, Outgoing
-from ddlcore.control.credentials import Access, JobFile, KeyPair
+from ddlcore.control.credentials import Access, JobFile
+from ddlcore.control.entrance import Entrance
 from ddlcore.control.files import allow_files
-from ddlcore.control.line import FLUSHED, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+from ddlcore.control.line import FLUSHED
 from ddlcore.control.post import packed
 from ddlcore.control.store import Shelf
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Hello, StoreReply, decode_store_request, decode_to_coordinator, encode
 
-__all__ = ["Server"]
+__all__ = ["OWN", "Agents", "Server", "agent_name"]
 
+OWN = b""  # where an agent's frames name a rank's connection: what follows is the agent's own word
 _TICK_S = 1.0  # how often the brain is asked what is overdue
-_LINGER_MS = 200  # for last words to ranks when the server closes
-_LARGEST_BYTES = 64 << 20  # a stranger's announcement of more ends its connection; ours stay far below
 _NAME = re.compile(rb"([cs])(0|[1-9][0-9]{0,8})\.[0-9a-f]{8}")  # see Line: c to the coordinator, s to the store
+_AGENT = re.compile(rb"a(0|[1-9][0-9]{0,8})\.[0-9a-f]{8}")
+_Route = tuple[bytes, ...]  # the name of a rank's connection, behind that of its agent if it has one
+
+
+def agent_name(index: int, token: str) -> bytes:
+    """What agent ``index`` calls its connection; ``token``: eight hexadecimal digits by chance."""
+    return f"a{index}.{token}".encode()
+
+
+class Agents(Protocol):
+    """Who hears the agents. Called in the server's thread, and returns at once."""
+
+    def heard(self, agent: int, data: bytes) -> None:
+        """Agent number ``agent`` says ``data``."""
+
+    def silent(self, agent: int, silence_s: float) -> None:
+        """Nothing was heard of it for so long, and nothing will be."""
 
 
 def _to_stderr(text: str) -> None:
@@ -47,39 +63,63 @@ class Server:
     """Serves the ranks 0 … ``size`` - 1 of one launch: admits who has the job's key, and nobody else.
 
     ``address`` "" is an ipc socket that leaves no file; "tcp://IP:PORT" (port 0: any) listens there.
+    With ``agents``, ranks of this host come by ipc in any case, and ``address`` is for the agents, which
+    are heard and told once a second that both are there.
+    ``by_line``: nobody watches the ranks' processes, so a connection that ends without a goodbye is a rank's end.
     ``report`` gets lines for the user, in the server's thread. Raises ValueError for an address that
     is none, DdlInternalError when it is in use, or when this process may not open a file for each rank.
     """
 
-    def __init__(self, size: int, brain: Brain, address: str = "", report: Callable[[str], None] = _to_stderr) -> None:
+    def __init__(
+        self,
+        size: int,
+        brain: Brain,
+        address: str = "",
+        report: Callable[[str], None] = _to_stderr,
+        *,
+        agents: Agents | None = None,
+        silence_s: float = 3.0,
+        by_line: bool = False,
+    ) -> None:
         allow_files(size)
         self.size = size
         self.dropped = 0  # messages that made no sense or came from no rank
         self._brain = brain
         self._report = report
-        self._shelf: Shelf[bytes] = Shelf()
-        self._lines: dict[int, bytes] = {}  # by rank: the name of the connection it last spoke from
+        self._agents = agents
+        self._beats: Beats[int] = Beats(silence_s)
+        self._agent_names: dict[int, bytes] = {}
+        self._shelf: Shelf[_Route] = Shelf()
+        self._lines: dict[int, _Route] = {}  # by rank: the connection it last spoke from
         self._said: Outgoing = []  # by the brain in this turn
         self._ended: deque[tuple[int, str]] = deque()
+        self._for_agents: deque[tuple[int, bytes]] = deque()
         self._stopping = False
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._directory = "" if address or sys.platform == "linux" else tempfile.mkdtemp(prefix="ddl-")  # 0700
-        keys, clients = KeyPair(), KeyPair()
-        self._admitted = z85.decode(clients.public)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._doorman = self._context.socket(zmq.REP)
-        self._doorman.linger = 0
-        self._doorman.bind("inproc://zeromq.zap.01")
-        self._router = self._open_router(keys)
+        self._entrance = Entrance(parts=by_line)
         self._wake = Wake()
         try:
-            self.endpoint = self._bind(address or self._ipc_address())
+            within = agents is not None or not address
+            self.endpoint = self._entrance.bind_within() if within else self._entrance.bind(address)
+            self.agents_endpoint = self._bind_for_agents(address) if agents is not None else ""
         except Exception:
-            self._release()
+            self._entrance.release()
+            self._wake.close()
             raise
-        self._job_file = JobFile(Access(self.endpoint, os.getpid(), keys.public, clients.public, clients.secret))
+        self._job_file = JobFile(self._entrance.access(self.endpoint))
         self.job_file = self._job_file.path
+
+    def _bind_for_agents(self, address: str) -> str:
+        return self._entrance.bind(address, beats=False) if address else self.endpoint
+
+    def agent_access(self, endpoint: str) -> Access:
+        """What an agent that reaches this server at ``endpoint`` needs to be let in: to be kept secret."""
+        return self._entrance.access(endpoint)
+
+    def admit(self, public: str) -> None:
+        """Lets in, too, who has this key. Any thread."""
+        self._entrance.admit(public)
 
     def start(self) -> None:
         """Starts the thread; once."""
@@ -90,6 +130,15 @@ class Server:
         """The process of ``rank`` has ended, cleanly or not. Any thread; returns at once."""
         self._ended.append((rank, reason))
         self._wake.set()
+
+    def tell(self, agent: int, data: bytes) -> None:
+        """Says ``data`` to an agent that was heard. Any thread; returns at once."""
+        self._for_agents.append((agent, data))
+        self._wake.set()
+
+    def dismiss(self, agent: int) -> None:
+        """The agent has done its work, or is known to be gone: its silence means nothing. The server's thread."""
+        self._beats.forget(agent)
 
     def close(self) -> None:
         """Ends the network and takes the job file away; ranks that are still there see the launcher as gone.
@@ -105,56 +154,8 @@ class Server:
         if self._thread is not None:
             self._thread.join(5.0)
         if self._thread is None or not self._thread.is_alive():
-            self._release()
-
-    # --- opening and closing
-
-    def _open_router(self, keys: KeyPair) -> zmq.Socket[bytes]:
-        router = self._context.socket(zmq.ROUTER)
-        router.curve_server = True
-        router.setsockopt(zmq.ZAP_DOMAIN, b"ddl")
-        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a doorman nobody gets in, rather than anybody
-        router.curve_secretkey = keys.secret.encode()
-        router.sndhwm = router.rcvhwm = 0  # a rank that does not read must not hold up the others
-        router.linger = _LINGER_MS
-        router.setsockopt(zmq.BACKLOG, 4096)
-        router.setsockopt(zmq.MAXMSGSIZE, _LARGEST_BYTES)
-        return router
-
-    def _ipc_address(self) -> str:
-        if self._directory:
-            return f"ipc://{self._directory}/control"
-        return f"ipc://@ddl-{secrets.token_hex(8)}"  # abstract: a name without a file, gone with the process
-
-    def _bind(self, address: str) -> str:
-        if address.startswith("tcp:"):
-            self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-            self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-            self._router.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
-        elif not address.startswith("ipc:"):
-            raise ValueError(f"control network: {address!r} is neither tcp://IP:PORT nor an ipc address")
-        try:
-            self._router.bind(address)
-        except zmq.ZMQError as error:
-            if error.errno == errno.EADDRINUSE:
-                text = f"control network: {address} is in use; choose another port, or 0 for any free one"
-                raise DdlInternalError(text) from None
-            raise ValueError(f"control network: cannot listen at {address!r}: {error.strerror}") from None
-        bound = self._router.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(bound, bytes)
-        return bound.rstrip(b"\0").decode()
-
-    def _release(self) -> None:
-        self._close_sockets()
-        self._context.term()
-        self._wake.close()
-        if self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _close_sockets(self) -> None:
-        """Both: a router whose doorman no longer answers does not let go of its connections."""
-        self._router.close()
-        self._doorman.close()
+            self._entrance.release()
+            self._wake.close()
 
     # --- the server's thread
 
@@ -164,72 +165,113 @@ class Server:
         except Exception:  # nothing can be answered rightly any more: the ranks must see an end, not a silence
             self._report(f"the coordinator failed, the job ends\n{traceback.format_exc()}")
         finally:
-            self._close_sockets()
+            self._entrance.close_sockets()
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for source in (self._router, self._doorman, self._wake.fileno()):
-            poller.register(source, zmq.POLLIN)
+        self._entrance.register(poller)
+        poller.register(self._wake.fileno(), zmq.POLLIN)
         tick_s = time.monotonic() + _TICK_S
         while not self._stopping:
-            until_s = min(tick_s, self._shelf.deadline_s() or tick_s)
+            until_s = min(tick_s, self._shelf.deadline_s() or tick_s, self._beats.deadline_s() or tick_s)
             poller.poll(max(math.ceil((until_s - time.monotonic()) * 1000), 0))
             self._wake.clear()
-            self._admit()
+            self._entrance.let_in()
             self._read()
+            for name in self._entrance.parted():
+                self._part(name)
             while self._ended:
                 self._said += self._brain.rank_ended(*self._ended.popleft())
                 self._lose()
             self._tell()
+            self._keep_beat(time.monotonic())
             now_s = time.monotonic()
             self._reply(self._shelf.expire(now_s))
             if now_s >= tick_s:
                 tick_s = now_s + _TICK_S
                 for text in self._brain.overdue(now_s):
                     self._report(text)
-
-    def _admit(self) -> None:
-        """The ZAP protocol (ZeroMQ RFC 27): who asks with the clients' key gets in."""
-        with contextlib.suppress(zmq.Again):
-            while True:
-                version, request, _domain, _address, _name, *credentials = self._doorman.recv_multipart(zmq.NOBLOCK)
-                known = credentials == [b"CURVE", self._admitted]
-                code, text = (b"200", b"OK") if known else (b"400", b"no key of this job")
-                self._doorman.send_multipart([version, request, code, text, b"", b""])
+        self._tell_agents()
 
     def _read(self) -> None:
         """All that has arrived, but not for ever: the rest of the loop gets its turn."""
         with contextlib.suppress(zmq.Again):
             for _ in range(4 * self.size + 16):
-                self._take(self._router.recv_multipart(zmq.NOBLOCK))
+                self._take(self._entrance.receive())
 
     def _take(self, frames: list[bytes]) -> None:
-        name, data = frames[0], frames[-1]
-        match = _NAME.fullmatch(name)
+        *route, data = frames
+        agent = self._agent_of(route[0]) if self._agents is not None and len(route) == 2 else -1
+        if agent >= 0:
+            self._beats.heard(agent, time.monotonic())
+            if route[1] == OWN:
+                self._hear_agent(agent, data)
+                return
+        match = _NAME.fullmatch(route[-1])
         rank = int(match[2]) if match else -1
-        if match is None or rank >= self.size or len(frames) != 2:
+        if match is None or rank >= self.size or len(route) != (1 if agent < 0 else 2):
             self._drop("from a connection that is no rank's")
         elif data == FLUSHED:
-            self._send(name, FLUSHED)
+            self._send(tuple(route), FLUSHED)
         else:
-            try:
-                if match[1] == b"c":
-                    self._to_brain(rank, name, data)
-                else:
-                    request = decode_store_request(data)
-                    self._reply(self._shelf.handle(name, rank, request, time.monotonic()))
-            except msgspec.DecodeError as error:
-                self._drop(f"from rank {rank} that cannot be read ({error})")
-            except DdlInternalError as error:
-                self._drop(f"from rank {rank} that is out of place ({error})")
+            self._take_from_rank(match[1], rank, tuple(route), data)
 
-    def _to_brain(self, rank: int, name: bytes, data: bytes) -> None:
+    def _take_from_rank(self, kind: bytes, rank: int, route: _Route, data: bytes) -> None:
+        try:
+            if kind == b"c":
+                self._to_brain(rank, route, data)
+            else:
+                request = decode_store_request(data)
+                self._reply(self._shelf.handle(route, rank, request, time.monotonic()))
+        except msgspec.DecodeError as error:
+            self._drop(f"from rank {rank} that cannot be read ({error})")
+        except DdlInternalError as error:
+            self._drop(f"from rank {rank} that is out of place ({error})")
+
+    def _to_brain(self, rank: int, route: _Route, data: bytes) -> None:
         message = decode_to_coordinator(data)
-        self._lines[rank] = name
+        self._lines[rank] = route
         if isinstance(message, Hello):
             self._shelf.hello(rank)
         self._said += self._brain.handle(rank, message)
         self._lose()
+
+    def _part(self, name: bytes) -> None:
+        """A rank's line to the coordinator broke, and nobody else would notice its end."""
+        match = _NAME.fullmatch(name)
+        if match is not None and match[1] == b"c" and self._lines.get(int(match[2])) == (name,):
+            self._said += self._brain.rank_ended(int(match[2]), "its connection to the coordinator ended")
+            self._lose()
+
+    # --- agents
+
+    def _agent_of(self, name: bytes) -> int:
+        """Its number; -1 for a name that is no agent's, or a second one under a number that is taken."""
+        match = _AGENT.fullmatch(name)
+        if match is None or self._agent_names.setdefault(int(match[1]), name) != name:
+            return -1
+        return int(match[1])
+
+    def _hear_agent(self, agent: int, data: bytes) -> None:
+        if data and self._agents is not None:  # without data it is a beat
+            self._agents.heard(agent, data)
+
+    def _keep_beat(self, now_s: float) -> None:
+        if self._agents is None:
+            return
+        self._tell_agents()
+        for agent in self._beats.due(now_s):
+            self._send((self._agent_names[agent], OWN), b"")
+        for agent in self._beats.silent(now_s):
+            self._agents.silent(agent, self._beats.silence_s)
+
+    def _tell_agents(self) -> None:
+        while self._for_agents:
+            agent, data = self._for_agents.popleft()
+            if agent in self._agent_names:
+                self._send((self._agent_names[agent], OWN), data)
+
+    # --- sending
 
     def _tell(self) -> None:
         said, self._said = self._said, []
@@ -240,13 +282,12 @@ class Server:
     def _lose(self) -> None:
         self._reply(self._shelf.lose(self._brain.lost()))
 
-    def _reply(self, replies: list[tuple[bytes, StoreReply]]) -> None:
-        for name, reply in replies:
-            self._send(name, encode(reply))
+    def _reply(self, replies: list[tuple[_Route, StoreReply]]) -> None:
+        for route, reply in replies:
+            self._send(route, encode(reply))
 
-    def _send(self, name: bytes, data: bytes) -> None:
-        with contextlib.suppress(zmq.Again, zmq.ZMQError):  # a rank that is gone hears nothing
-            self._router.send_multipart([name, data], zmq.NOBLOCK)
+    def _send(self, route: _Route, data: bytes) -> None:
+        self._entrance.send([*route, data])
 
     def _drop(self, what: str) -> None:
         self.dropped += 1

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-__all__ = ["may_run_python", "own_python", "ranks_path", "resolve_command"]
+__all__ = ["may_run_python", "own_python", "own_script", "ranks_path", "resolve_command"]
 
 _PYTHON = re.compile(r"python(w|\d+(\.\d+)?t?)?")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish", "env")
@@ -54,6 +54,15 @@ def resolve_command(command: Sequence[str], *, path: str, interpreter: str = sys
         if script is not None:
             _require_script(script)
     return [program, *command[1:]]
+
+
+def own_script(command: Sequence[str]) -> tuple[str, ...]:
+    """The files that ``command`` needs wherever it runs: the script of a Python interpreter, as far as that shows."""
+    first = command[0] if command else ""
+    if first.endswith(".py"):
+        return (first,)
+    script = _script_of(command[1:]) if _is_python(first) else None
+    return () if script is None else (script,)
 
 
 def own_python(program: str, *arguments: str) -> list[str]:

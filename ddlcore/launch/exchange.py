@@ -6,8 +6,10 @@ import os
 import tempfile
 from dataclasses import dataclass
 
-__all__ = ["Outcome", "Task", "nameless_file", "read_all", "write_all"]
+__all__ = ["FUNCTION_PROGRAM", "Outcome", "Task", "nameless_file", "read_all", "write_all"]
 
+# What a rank of a function executes, by `own_python`, with TASK_FD, RESULT_FD and the number of its parent.
+FUNCTION_PROGRAM = "from ddlcore.launch.child import main; sys.exit(main(sys.argv[1:]))"
 _CHUNK_BYTES = 1 << 24
 
 

@@ -20,7 +20,7 @@ from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import choose_route
 from ddlcore.types import Member
 
-__all__ = ["all_facts", "framework_facts", "machine_facts"]
+__all__ = ["FRAMEWORKS", "all_facts", "framework_facts", "machine_facts"]
 
 Row = dict[str, str]
 
@@ -99,7 +99,8 @@ def _provider_facts(registry: Registry, providers: Mapping[str, Provider], door:
     return rows
 
 
-def _launcher_facts() -> list[Row]:
+def _launcher_facts(registry: Registry) -> list[Row]:
+    """What starts ranks: on this host we ourselves, on others what the registry has."""
     origin = f"ddlcore {VERSION}"
     return [
         {"name": "ddl run", "from": origin, "state": "ready", "missing": "", "what": "processes of this host"},
@@ -110,17 +111,18 @@ def _launcher_facts() -> list[Row]:
             "missing": "",
             "what": "a function on processes of this host",
         },
+        *_provider_facts(registry, registry.launchers, "launcher"),
     ]
 
 
 def _route_facts(registry: Registry, backend: str) -> list[Row]:
     rows = []
-    for where, size in (("one rank", 1), ("one host", 2)):
-        members = [Member(rank, 0) for rank in range(size)]
+    for where, hosts in (("one rank", (0,)), ("one host", (0, 0)), ("two hosts", (0, 0, 1, 1))):
+        members = [Member(rank, host) for rank, host in enumerate(hosts)]
         try:
-            route = choose_route(backend, members, registry.transports, registry.missing)
-            rows.append({"where": where, "transport": route.provider.name, "why": route.reason})
-        except RuntimeError as error:
+            route = choose_route(backend, members, registry)
+            rows.append({"where": where, "transport": route.name, "why": route.reason})
+        except (RuntimeError, ValueError) as error:
             rows.append({"where": where, "transport": "none", "why": str(error)})
     return rows
 
@@ -132,6 +134,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "adapters": registry.adapters,
         "fusion policies": registry.fusion_policies,
         "compressors": registry.compressors,
+        "communicators": registry.communicators,
         "bench peers": registry.bench_peers,
     }
     words = {
@@ -139,6 +142,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "adapters": "adapter",
         "fusion policies": "fusion policy",
         "compressors": "compressor",
+        "communicators": "library of communicators",
         "bench peers": "bench peer",
     }
     return {
@@ -146,7 +150,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "machine": machine_facts(),
         "frameworks": framework_facts(),
         **{name: _provider_facts(registry, providers, words[name]) for name, providers in doors.items()},
-        "launchers": _launcher_facts(),
+        "launchers": _launcher_facts(registry),
         "route": _route_facts(registry, settings.text("backend")),
         "problems": list(registry.problems),
     }

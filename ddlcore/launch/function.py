@@ -1,4 +1,4 @@
-"""``ddlcore.run``: one function on many processes of this host, its results in rank order."""
+"""``ddlcore.run``: one function on many processes, of this host or of several, its results in rank order."""
 
 from __future__ import annotations
 
@@ -8,38 +8,46 @@ import pickle
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from ddlcore.config import Settings
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
-from ddlcore.errors import RankFailed
+from ddlcore.errors import DdlInternalError, RankFailed
 from ddlcore.job import settings_of
 from ddlcore.launch.command import own_python
 from ddlcore.launch.environment import (
+    HostPlace,
     master_port,
-    rank_environments,
+    own_environments,
     setting_variables,
+    shared_environment,
     thread_variables,
     usable_cores,
+    wanted_port,
 )
-from ddlcore.launch.exchange import Outcome, Task, nameless_file, read_all, write_all
-from ddlcore.launch.hosts import place
+from ddlcore.launch.exchange import FUNCTION_PROGRAM, Outcome, Task, nameless_file, read_all, write_all
+from ddlcore.launch.hosts import Layout
 from ddlcore.launch.launcher import check_route
 from ddlcore.launch.network import open_network
 from ddlcore.launch.output import Output
+from ddlcore.launch.placing import Placed, place
 from ddlcore.launch.process import RankProcess
 from ddlcore.launch.screen import Screen, coloured, stream_writer
 from ddlcore.launch.supervisor import Supervisor
-from ddlcore.launch.verdict import End, first_failure, ranks_text
+from ddlcore.launch.verdict import End, NotStarted, first_failure, ranks_text
 from ddlcore.launch.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
 
+if TYPE_CHECKING:
+    from ddlcore.launch.across import Across
+    from ddlcore.launch.elsewhere import Elsewhere
+
 __all__ = ["run"]
 
-_PROGRAM = "from ddlcore.launch.child import main; sys.exit(main(sys.argv[1:]))"
+_TASK = -1  # among the files of ranks: the one that holds the function
 
 
 def run(
@@ -61,46 +69,117 @@ def run(
     also at a prompt or in a notebook. ``env`` is added to the ranks' environment; ``hosts`` is as ``-H``.
     What the ranks print comes out here, with their rank. Blocks until all have ended; nothing stays.
 
-    Raises ValueError for bad arguments; RankFailed, with the rank and (as its cause) what was raised
-    there, when a rank raises or dies: the others then get the setting ``grace_s`` to leave.
+    Raises ValueError for bad arguments; DdlInternalError where a host cannot take part; RankFailed, with
+    the rank and (as its cause) what was raised there, when a rank raises or dies: the others then get the
+    setting ``grace_s`` to leave.
     """
     environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
     flags = {"backend": backend, "start_timeout_s": start_timeout_s}
-    size, settings, registry = _checked(fn, args, kwargs, num_proc, np, hosts, environ, flags)
-    task = Task(tuple(sys.path), _pickled(fn, args, kwargs))
+    placed, settings, registry = _checked(fn, args, kwargs, num_proc, np, hosts, environ, flags)
+    size = placed.layout.size
+    task = pickle.dumps(Task(tuple(sys.path), _pickled(fn, args, kwargs)))
     screens = _screens(environ)
     if size > 1:
         compile_kernels(lambda text: _show(screens[1], text), settings.text("cache_dir"))
     output = Output(screens, size)
+
+    def say(text: str) -> None:
+        output.say(f"ddlcore.run: {text}")
+
     with contextlib.ExitStack() as stack:
-        server, witness = open_network(size, settings, registry, lambda text: output.say(f"ddlcore.run: {text}"))
+        elsewhere = None if placed.across is None else _elsewhere(placed.across, say)
+        server, witness = open_network(size, settings, registry, say, elsewhere)
         stack.callback(server.close)
-        threads = thread_variables(environ, usable_cores(), size)
+        if elsewhere is not None:
+            stack.callback(elsewhere.crew.close)
+            _prepare(elsewhere, server, registry, environ, task, lambda text: _show(screens[1], text))
+        local = placed.layout.ranks_of(0) if placed.across is None else placed.across.local_ranks
+        threads = thread_variables(environ, usable_cores(), max(1, len(local)))
         if verbose:
-            output.say(f"ddlcore.run: {size} ranks; {', '.join(f'{name}={value}' for name, value in threads.items())}")
-        added = {**threads, **setting_variables(settings)}
-        environments = rank_environments(environ, (0,) * size, server.job_file, added, master_port(environ))
-        files = [nameless_file() for _ in range(size + 1)]
-        for fd in files:
+            say(f"{size} ranks; {', '.join(f'{name}={value}' for name, value in threads.items())}")
+        shared = shared_environment(environ, {**threads, **setting_variables(settings)})
+        owns = _own_environments(placed.layout, elsewhere, server.job_file, environ)
+        environments = {rank: {**shared, **owns[rank]} for rank in local}
+        files = {rank: nameless_file() for rank in (*local, _TASK)}
+        for fd in files.values():
             stack.callback(os.close, fd)
-        write_all(files[size], pickle.dumps(task))
-        ends = _supervised(_begin(environments, files[size], files[:size], output), settings, server, output)
-        outcomes = [_outcome(fd) for fd in files[:size]]
+        write_all(files[_TASK], task)
+        if elsewhere is not None:
+            elsewhere.crew.join(output)
+        processes = _begin(environments, files, output)
+        ends = _supervised(processes, settings, server, output, elsewhere, environ)
+        outcomes = _outcomes(size, files, elsewhere)
     return _results(ends, outcomes, witness.raised, output)
 
 
-def _supervised(processes: list[RankProcess], settings: Settings, server: Server, output: Output) -> list[End]:
+def _elsewhere(across: Across, say: Callable[[str], None]) -> Elsewhere:
+    from ddlcore.launch.elsewhere import Elsewhere
+
+    return Elsewhere(across, say)
+
+
+def _prepare(
+    elsewhere: Elsewhere,
+    server: Server,
+    registry: Registry,
+    environ: Mapping[str, str],
+    task: bytes,
+    show: Callable[[str], None],
+) -> None:
+    """Calls the agents and gives them the function. Raises DdlInternalError where a host cannot take part."""
+    server.start()
+    layout = elsewhere.across.layout
+    port = wanted_port(environ) if layout.ranks[0] in layout.elsewhere else 0
+    try:
+        elsewhere.prepare(server, elsewhere.look(registry, sys.executable, (), port), registry, lambda: False, show)
+    except NotStarted as error:
+        raise DdlInternalError(f"run: {error}") from None
+    elsewhere.crew.send_task(task)
+
+
+def _own_environments(
+    layout: Layout, elsewhere: Elsewhere | None, job_file: str, environ: Mapping[str, str]
+) -> list[dict[str, str]]:
+    port = master_port(environ) if layout.ranks[0] == layout.here else wanted_port(environ)
+    if elsewhere is not None:
+        return elsewhere.environments(job_file, port)
+    return own_environments(layout.ranks, (HostPlace(job_file),), port)
+
+
+def _outcomes(size: int, files: Mapping[int, int], elsewhere: Elsewhere | None) -> list[Outcome | None]:
+    """What each rank left, here or by its agent."""
+    remote = {} if elsewhere is None else elsewhere.crew.results()
+    return [_outcome(read_all(files[rank]) if rank in files else remote.get(rank, b"")) for rank in range(size)]
+
+
+def _supervised(
+    processes: list[RankProcess],
+    settings: Settings,
+    server: Server,
+    output: Output,
+    elsewhere: Elsewhere | None,
+    environ: Mapping[str, str],
+) -> list[End]:
     """How the ranks ended. Whatever interrupts the caller meanwhile, none of them is left."""
     supervisor = Supervisor(
-        processes,
+        [*processes, *(elsewhere.crew.ranks() if elsewhere is not None else [])],
         grace_s=settings.number("grace_s"),
-        ended=server.rank_ended,
+        ended=lambda end: server.rank_ended(end.rank, end.reason),
         say=lambda text: output.say(f"ddlcore.run: {text}"),
     )
     try:
-        server.start()
         output.start()
-        return supervisor.run()
+        if elsewhere is None:
+            server.start()
+        else:
+            elsewhere.crew.attach(supervisor)
+            problems = elsewhere.begin((), environ, settings, lambda: False)
+            if problems:
+                raise DdlInternalError(f"run: {'; '.join(problems)}")
+        ends = supervisor.run()
+        if elsewhere is not None:
+            elsewhere.crew.finish(lambda: False)
+        return ends
     except BaseException:  # Ctrl-C, or an exception that a signal handler of the caller's raised
         supervisor.stop()
         raise
@@ -121,7 +200,7 @@ def _checked(
     hosts: str | None,
     environ: Mapping[str, str],
     flags: Mapping[str, object],
-) -> tuple[int, Settings, Registry]:
+) -> tuple[Placed, Settings, Registry]:
     if not callable(fn):
         raise ValueError(f"run: fn is of type {type(fn).__name__}; pass a function")
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
@@ -137,10 +216,10 @@ def _checked(
         num_proc = 2
     if num_proc is not None and (isinstance(num_proc, bool) or not isinstance(num_proc, int)):
         raise ValueError(f"run: num_proc is of type {type(num_proc).__name__}; pass a whole number")
-    placed = place(num_proc, hosts)
     settings, registry = settings_of(environ, flags)
-    check_route(settings.text("backend"), placed, registry)
-    return len(placed), settings, registry
+    placed = place(num_proc, hosts, None, settings, registry, environ)
+    check_route(settings.text("backend"), placed.layout.ranks, registry, placed.launcher)
+    return placed, settings, registry
 
 
 def _pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
@@ -152,14 +231,15 @@ def _pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) 
 
 
 def _begin(
-    environments: Sequence[Mapping[str, str]], task: int, results: Sequence[int], output: Output
+    environments: Mapping[int, Mapping[str, str]], files: Mapping[int, int], output: Output
 ) -> list[RankProcess]:
-    """All ranks, or none. What ties them to this process they do themselves: no code of ours runs between fork and exec."""
+    """All ranks of this host, or none. What ties them to this process they do themselves: no code of ours runs between fork and exec."""
     processes: list[RankProcess] = []
     try:
-        for rank, environment in enumerate(environments):
-            command = own_python(_PROGRAM, str(task), str(results[rank]), str(os.getpid()))
-            processes.append(RankProcess.begin(rank, command, environment, pass_fds=(task, results[rank])))
+        for rank, environment in environments.items():
+            fds = (files[_TASK], files[rank])
+            command = own_python(FUNCTION_PROGRAM, *map(str, (*fds, os.getpid())))
+            processes.append(RankProcess.begin(rank, command, environment, pass_fds=fds))
         for process in processes:
             output.add(process.rank, process.stdout, process.stderr)
     except BaseException:
@@ -179,13 +259,12 @@ def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
     return screen(sys.stdout), screen(sys.stderr)
 
 
-def _outcome(fd: int) -> Outcome | None:
+def _outcome(data: bytes) -> Outcome | None:
     """None where the rank ended before it could say anything."""
-    data = read_all(fd)
     if not data:
         return None
     try:
-        outcome: Outcome = pickle.loads(data)  # from our own child, through a file that nobody else can open
+        outcome: Outcome = pickle.loads(data)  # from a rank of ours, by a file or an agent that nobody else can be
     except Exception:  # it was killed while it wrote
         return None
     return outcome

@@ -1,66 +1,148 @@
-"""Decides how many ranks run where, from ``-np`` and ``-H``; it starts nothing and resolves no name by network."""
+"""Decides how many ranks run where, from ``-np``, ``-H`` and host files; it starts nothing and speaks to no host."""
 
 from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["HostSlots", "is_this_host", "parse_hosts", "place"]
+from ddlcore.contracts.interfaces import interface_addresses
+from ddlcore.contracts.launcher import HostSlots
 
-_ENTRY = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[\w.-]+)(:(?P<slots>\d+))?")
-_LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
+__all__ = ["HostSlots", "Layout", "is_this_host", "lay_out", "parse_hosts", "read_hostfile"]
+
+_HOST = r"(?P<host>([\w.-]+@)?(\[[0-9a-fA-F:.]+(%\w+)?\]|[\w.-]+))"
+_ENTRY = re.compile(_HOST + r"(:(?P<slots>.*))?")
+_LINE = re.compile(_HOST + r"(\s*:\s*(?P<colon>\S+)|(\s+slots\s*=\s*(?P<slots>\S+))?(\s+max[-_]slots\s*=\s*\S+)?)")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
-class HostSlots:
-    """A host, and how many ranks it takes."""
+class Layout:
+    """Which hosts run which ranks. A host is known by its index, its place in the order of the user's list."""
 
-    host: str
-    slots: int
+    hosts: tuple[str, ...]  # names, as the user wrote them; only those that run ranks
+    ranks: tuple[int, ...]  # (size,) host index of each rank
+    here: int = 0  # index of the launching process's own host; -1 where it runs no rank
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def elsewhere(self) -> tuple[int, ...]:
+        """Indexes of the other hosts."""
+        return tuple(index for index in range(len(self.hosts)) if index != self.here)
+
+    def ranks_of(self, host: int) -> tuple[int, ...]:
+        """The ranks of one host, ascending."""
+        return tuple(rank for rank, theirs in enumerate(self.ranks) if theirs == host)
 
 
 def parse_hosts(text: str) -> list[HostSlots]:
     """``host:slots,host:slots``. Raises ValueError in one line for anything else."""
     entries = []
-    for part in text.split(","):
-        found = _ENTRY.fullmatch(part.strip())
+    for part in map(str.strip, text.split(",")):
+        found = _ENTRY.fullmatch(part)
         if found is None:
-            raise ValueError(f"-H {text}: '{part.strip()}' is not of the form HOST:SLOTS, such as localhost:4")
+            raise ValueError(f"-H {text}: '{part}' is not of the form HOST:SLOTS, such as localhost:4")
         if found["slots"] is None:
             raise ValueError(f"-H {text}: say how many ranks {found['host']} takes, such as {found['host']}:4")
-        if int(found["slots"]) < 1:
-            raise ValueError(f"-H {text}: {found['host']} must take at least one rank")
-        entries.append(HostSlots(found["host"], int(found["slots"])))
+        entries.append(HostSlots(found["host"], _slots(found["slots"], found["host"], f"-H {text}")))
     return entries
 
 
-def is_this_host(host: str) -> bool:
-    """Whether ``host`` is a name of this machine that needs no look-up."""
+def read_hostfile(path: str) -> list[HostSlots]:
+    """One host a line, ``host slots=4`` or ``host:4``; ``#`` begins a comment, a host alone takes one rank.
+
+    Raises ValueError in one line, with the line's number, for anything else.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--hostfile {path}: {getattr(error, 'strerror', None) or error}") from None
+    entries = []
+    for number, line in enumerate(text.splitlines(), 1):
+        content = line.partition("#")[0].strip()
+        if not content:
+            continue
+        where = f"--hostfile {path}, line {number}"
+        found = _LINE.fullmatch(content)
+        if found is None:
+            raise ValueError(f"{where}: '{content}' is not of the form HOST slots=N")
+        entries.append(HostSlots(found["host"], _slots(found["colon"] or found["slots"] or "1", found["host"], where)))
+    if not entries:
+        raise ValueError(f"--hostfile {path}: it names no host; write one a line, such as: node1 slots=4")
+    return entries
+
+
+def _slots(text: str, host: str, where: str) -> int:
+    if not re.fullmatch(r"-?\d+", text):
+        raise ValueError(f"{where}: '{text}', the number of ranks that {host} takes, is no number")
+    if int(text) < 1:
+        raise ValueError(f"{where}: {host} must take at least one rank, not {text}")
+    return int(text)
+
+
+def is_this_host(host: str, resolve: bool = False) -> bool:
+    """Whether ``host`` is this machine, by a name or an address of its own.
+
+    ``resolve``: also where only a look-up tells, which may ask the network.
+    """
+    host = host.rpartition("@")[2].strip("[]").lower()
     own = socket.gethostname().lower()
-    return host.lower() in (*_LOOPBACK, own, own.partition(".")[0])
+    if host in (*_LOOPBACK, own, own.partition(".")[0]):
+        return True
+    mine = {address for addresses in interface_addresses().values() for address in addresses}
+    if host in mine:
+        return True
+    if not resolve:
+        return False
+    try:
+        return any(place[4][0] in mine for place in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError):
+        return False
 
 
-def place(ranks: int | None, hosts: str | None) -> tuple[int, ...]:
-    """The host index of each rank, (size,). Raises ValueError where that cannot be met.
+def lay_out(
+    ranks: int | None, entries: Sequence[HostSlots] | None, *, what: str = "-H", resolve: bool = True
+) -> Layout:
+    """Fills the hosts in their order. ``entries`` None: all ranks here, however many.
 
-    ``ranks`` None: as many as ``hosts`` takes. ``hosts`` None: all of them here, however many.
+    ``ranks`` None: as many as ``entries`` take, which ``what`` names in messages. ``resolve``: see ``is_this_host``.
+    Raises ValueError, in one line, where that cannot be met, or a host comes twice.
     """
     if ranks is not None and ranks < 1:
         raise ValueError(f"-np {ranks}: at least one rank is needed")
-    if hosts is None:
+    if entries is None:
         if ranks is None:
             raise ValueError("say how many ranks to start, such as -np 4")
-        return (0,) * ranks
-    entries = parse_hosts(hosts)
-    for entry in entries:
-        if not is_this_host(entry.host):
-            raise ValueError(
-                f"-H {hosts}: {entry.host} is not this machine, and this release starts ranks on one host only; "
-                "use -H localhost:N (launching across hosts comes with the multi-host release)"
-            )
+        return Layout((socket.gethostname(),), (0,) * ranks)
     slots = sum(entry.slots for entry in entries)
     if ranks is not None and ranks > slots:
-        what = f"{slots} rank{'' if slots == 1 else 's'}"
-        raise ValueError(f"-np {ranks}: too few slots, -H {hosts} takes {what}; raise the slots or lower -np")
-    return (0,) * (slots if ranks is None else ranks)
+        takes = f"{slots} rank{'' if slots == 1 else 's'}"
+        raise ValueError(f"-np {ranks}: too few slots, {what} takes {takes}; raise the slots or lower -np")
+    here = _own(entries, what, lambda host: is_this_host(host, resolve))
+    wanted = slots if ranks is None else ranks
+    placed = [index for index, entry in enumerate(entries) for _ in range(entry.slots)][:wanted]
+    used = placed[-1] + 1
+    return Layout(tuple(entry.host for entry in entries[:used]), tuple(placed), here if here < used else -1)
+
+
+def _own(entries: Sequence[HostSlots], what: str, is_own: Callable[[str], bool]) -> int:
+    """The index of this host among ``entries``, -1 where it is none. Raises ValueError where a host comes twice."""
+    seen: dict[str, str] = {}
+    here = -1
+    for index, entry in enumerate(entries):
+        own = is_own(entry.host)
+        name = "this machine" if own else entry.host.lower()
+        if name in seen:
+            both = f"{entry.host} stands there twice"
+            if seen[name] != entry.host:
+                both = f"{seen[name]} and {entry.host} are both {name if own else 'the same host'}"
+            raise ValueError(f"{what}: {both}; name each host once, with all its slots")
+        seen[name] = entry.host
+        here = index if own else here
+    return here

@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddlcore.config import Settings
 from ddlcore.control.server import Server
 from ddlcore.launch.command import may_run_python
-from ddlcore.launch.environment import rank_environments, setting_variables, thread_variables, usable_cores
+from ddlcore.launch.environment import (
+    HostPlace,
+    master_port,
+    own_environments,
+    setting_variables,
+    shared_environment,
+    thread_variables,
+    usable_cores,
+)
+from ddlcore.launch.hosts import Layout
 from ddlcore.launch.network import Witness, open_network
 from ddlcore.launch.output import Output, rank_directory
 from ddlcore.launch.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.screen import Screen, coloured, file_writer
 from ddlcore.launch.signals import SignalTrap
 from ddlcore.launch.supervisor import Supervisor
-from ddlcore.launch.verdict import End, exit_code, first_failure, summary
+from ddlcore.launch.verdict import End, NotStarted, exit_code, first_failure, summary
 from ddlcore.launch.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.types import Member
 
-__all__ = ["Launch", "NotStarted", "check_route", "prepare_directory", "run_job"]
+if TYPE_CHECKING:
+    from ddlcore.launch.across import Across
+    from ddlcore.launch.elsewhere import Elsewhere
 
-
-class NotStarted(Exception):
-    """No rank runs, for the reason that its one line gives."""
+__all__ = ["Launch", "check_route", "gives_input", "prepare_directory", "run_job"]
 
 
 @dataclass(frozen=True)
@@ -39,36 +50,41 @@ class Launch:
     """What was asked for, already checked."""
 
     command: tuple[str, ...]  # resolved
-    hosts: tuple[int, ...]  # (size,) host index of each rank
+    layout: Layout
     settings: Settings
     registry: Registry
     environ: Mapping[str, str]
-    port: int  # MASTER_PORT
+    port: int  # MASTER_PORT; 0: one that is free on rank 0's host
+    across: Across | None = None  # where agents start ranks
+    needs: tuple[str, ...] = ()  # files that every host must have
     output_dir: Path | None = None
     stamped: bool = False
     verbose: bool = False
 
     @property
     def size(self) -> int:
-        return len(self.hosts)
+        return self.layout.size
 
 
-def check_route(backend: str, hosts: Sequence[int], registry: Registry) -> Route | None:
+def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher: str = "") -> Route | None:
     """The transport that the ranks will take; None where `auto` finds none, which only matters to who calls init.
 
-    Raises PluginError or TransportError, in one line, for a backend that cannot serve them.
+    ``launcher``: what starts them. Raises ValueError, PluginError or TransportError, in one line, for a
+    backend that makes no sense or cannot serve them.
     """
     members = [Member(rank, host) for rank, host in enumerate(hosts)]
     if backend == "auto":
         with contextlib.suppress(RuntimeError):
-            return choose_route(backend, members, registry.transports, registry.missing)
+            return choose_route(backend, members, registry, launcher)
         return None
-    provider = registry.transport(backend)
-    if provider.in_process and len(hosts) > 1:
+    route = choose_route(backend, members, registry, launcher)
+    inside = sorted({provider.name for provider in route.providers() if provider.in_process})
+    if inside and len(hosts) > 1:
         raise ValueError(
-            f"--backend {backend}: its ranks are threads of one process, not processes; use --backend auto"
+            f"--backend {backend}: the ranks of {inside[0]} are threads of one process, not processes; "
+            "use --backend auto"
         )
-    return choose_route(backend, members, registry.transports, registry.missing)
+    return route
 
 
 def prepare_directory(directory: Path, size: int) -> None:
@@ -81,7 +97,10 @@ def prepare_directory(directory: Path, size: int) -> None:
 
 
 def run_job(launch: Launch) -> int:
-    """The exit code: that of the first rank that failed, 0 where none did. Call it in the main thread."""
+    """The exit code: that of the first rank that failed, 0 where none did. Call it in the main thread.
+
+    Raises NotStarted where no rank was started.
+    """
     if launch.output_dir is not None:
         prepare_directory(launch.output_dir, launch.size)
     screens = _screens(launch.environ)
@@ -93,37 +112,96 @@ def run_job(launch: Launch) -> int:
     if launch.size > 1 and may_run_python(launch.command):
         compile_kernels(lambda text: _show(screens[1], text), launch.settings.text("cache_dir"))
     adopt_orphans()
-    server, witness = open_network(launch.size, launch.settings, launch.registry, say)
-    begun_s = time.monotonic()
-    try:
-        with SignalTrap() as trap:
-            processes = _begin(launch, server, output, say)
-            supervisor = Supervisor(
-                processes, grace_s=launch.settings.number("grace_s"), ended=server.rank_ended, say=say
-            )
-            trap.forward(supervisor.deliver)
-            ends = supervisor.run()
-            interrupts = trap.interrupts
-            output.drain(give_up=lambda: trap.interrupts > interrupts)
-    finally:
-        server.close()
+    with contextlib.ExitStack() as stack:
+        elsewhere: Elsewhere | None = None
+        if launch.across is not None:
+            from ddlcore.launch.elsewhere import Elsewhere
+
+            elsewhere = Elsewhere(launch.across, say)
+        server, witness = open_network(launch.size, launch.settings, launch.registry, say, elsewhere)
+        stack.callback(server.close)
+        trap = stack.enter_context(SignalTrap())
+        if elsewhere is not None:
+            stack.callback(elsewhere.crew.close)
+            _prepare(launch, elsewhere, server, trap, lambda text: _show(screens[1], text))
+        begun_s = time.monotonic()
+        processes = _begin(launch, server, output, say, elsewhere)
+        if elsewhere is not None:
+            _begin_elsewhere(launch, elsewhere, output, processes, trap)
+        supervisor = Supervisor(
+            [*processes, *(elsewhere.crew.ranks() if elsewhere is not None else [])],
+            grace_s=launch.settings.number("grace_s"),
+            ended=lambda end: server.rank_ended(end.rank, end.reason),
+            say=say,
+        )
+        if elsewhere is not None:
+            elsewhere.crew.attach(supervisor)
+        trap.forward(supervisor.deliver)
+        ends = supervisor.run()
+        interrupts = trap.interrupts
+        if elsewhere is not None:
+            elsewhere.crew.finish(lambda: trap.interrupts > interrupts)
+        output.drain(give_up=lambda: trap.interrupts > interrupts)
     _conclude(launch, ends, witness, output, screens[1], supervisor.interrupted, begun_s)
     return exit_code(ends, witness.raised, killed=supervisor.killed)
 
 
-def _begin(launch: Launch, server: Server, output: Output, say: Callable[[str], None]) -> list[RankProcess]:
-    """Starts all ranks, or none: where one does not start, those before it are killed."""
-    threads = thread_variables(launch.environ, usable_cores(), launch.hosts.count(0))
-    if threads:
+def _prepare(
+    launch: Launch, elsewhere: Elsewhere, server: Server, trap: SignalTrap, show: Callable[[str], None]
+) -> None:
+    server.start()
+    away = launch.layout.ranks[0] in launch.layout.elsewhere
+    look = elsewhere.look(launch.registry, launch.command[0], launch.needs, launch.port if away else 0)
+    try:
+        elsewhere.prepare(server, look, launch.registry, trap.came, show, launch.verbose, os.isatty(2))
+    except NotStarted:
+        _stop_if_asked(trap)
+        raise
+    _stop_if_asked(trap)
+
+
+def _begin_elsewhere(
+    launch: Launch, elsewhere: Elsewhere, output: Output, local: Sequence[RankProcess], trap: SignalTrap
+) -> None:
+    """Has the agents start their ranks. Raises NotStarted where one cannot; then none runs anywhere."""
+    problems = elsewhere.begin(launch.command, launch.environ, launch.settings, trap.came, gives_input())
+    if problems or trap.came():
+        for process in local:
+            process.signal_group(signal.SIGKILL)
+            process.process.wait(5.0)
+        output.drain()
+        _stop_if_asked(trap)
+        raise NotStarted("; ".join(problems))
+
+
+def _stop_if_asked(trap: SignalTrap) -> None:
+    number = trap.came()
+    if number:
+        raise NotStarted(f"interrupted by signal {number} before the ranks had started", 128 + number)
+
+
+def _begin(
+    launch: Launch, server: Server, output: Output, say: Callable[[str], None], elsewhere: Elsewhere | None
+) -> list[RankProcess]:
+    """Starts all ranks of this host, or none: where one does not start, those before it are killed."""
+    local = launch.layout.ranks_of(0) if launch.across is None else launch.across.local_ranks
+    cores = usable_cores()
+    threads = thread_variables(launch.environ, cores, max(1, len(local)))
+    if threads and local:
         share = next(iter(threads.values()))
-        say(f"{', '.join(threads)} set to {share} ({usable_cores()} cores over {launch.size}); set them to change that")
-    added = {**threads, **setting_variables(launch.settings)}
-    environments = rank_environments(launch.environ, launch.hosts, server.job_file, added, launch.port)
+        say(f"{', '.join(threads)} set to {share} ({cores} cores over {len(local)}); set them to change that")
+    shared = shared_environment(launch.environ, {**threads, **setting_variables(launch.settings)})
+    if elsewhere is None:
+        owns = own_environments(launch.layout.ranks, (HostPlace(server.job_file),), launch.port or master_port({}))
+    else:
+        owns = elsewhere.environments(server.job_file, launch.port)
+        elsewhere.crew.join(output)
     tie = die_with_launcher(os.getpid())
     processes: list[RankProcess] = []
     try:
-        for rank, environment in enumerate(environments):
-            stdin = None if rank == 0 and _gives_input() else subprocess.DEVNULL
+        for rank in local:
+            stdin = None if rank == 0 and gives_input() else subprocess.DEVNULL
+            environment = {**shared, **owns[rank]}
             processes.append(RankProcess.begin(rank, launch.command, environment, stdin=stdin, in_child=tie))
         for process in processes:
             output.add(process.rank, process.stdout, process.stderr)
@@ -136,18 +214,16 @@ def _begin(launch: Launch, server: Server, output: Output, say: Callable[[str], 
     if launch.verbose:
         _say_placement(launch, processes, say)
     output.start()
-    server.start()
+    if elsewhere is None:
+        server.start()
     return processes
 
 
 def _say_placement(launch: Launch, processes: Sequence[RankProcess], say: Callable[[str], None]) -> None:
     say(f"each of {launch.size} ranks runs: {' '.join(launch.command)}")
-    route = check_route(launch.settings.text("backend"), launch.hosts, launch.registry)
-    say(
-        f"transport {route.provider.name} ({route.reason})"
-        if route
-        else "no transport serves these ranks; see `ddl info`"
-    )
+    launcher = "" if launch.across is None else launch.across.provider.name
+    route = check_route(launch.settings.text("backend"), launch.layout.ranks, launch.registry, launcher)
+    say(f"transport {route.name} ({route.reason})" if route else "no transport serves these ranks; see `ddl info`")
     for name in launch.settings:
         if launch.settings.source(name) != "default":
             say(f"setting {name} = {launch.settings[name]} (from {launch.settings.source(name)})")
@@ -155,7 +231,7 @@ def _say_placement(launch: Launch, processes: Sequence[RankProcess], say: Callab
         say(f"rank {process.rank} is process {process.process.pid} on {socket.gethostname()}")
 
 
-def _gives_input() -> bool:
+def gives_input() -> bool:
     """Whether stdin is something that rank 0 can read: a terminal is not, its group stands in the background."""
     try:
         return not os.isatty(0)
@@ -188,7 +264,8 @@ def _conclude(
     if first is None:
         return
     lines = [] if interrupted else output.last_lines(first.rank)
-    text = summary(ends, first, socket.gethostname(), lines, first.at_s - begun_s)
+    host = launch.layout.hosts[launch.layout.ranks[first.rank]] if launch.across else socket.gethostname()
+    text = summary(ends, first, host, lines, first.at_s - begun_s)
     if launch.output_dir is not None:
         text += f"\n  all that it wrote is in {rank_directory(launch.output_dir, first.rank, launch.size)}"
     _show(screen, text)

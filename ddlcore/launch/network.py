@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ddlcore.config import Settings
 from ddlcore.control.brain import Brain, Outgoing
@@ -10,6 +11,9 @@ from ddlcore.control.server import Server
 from ddlcore.job import build_sessions
 from ddlcore.messages import Bye, ToCoordinator
 from ddlcore.plug.registry import Registry
+
+if TYPE_CHECKING:
+    from ddlcore.launch.elsewhere import Elsewhere
 
 __all__ = ["Witness", "open_network"]
 
@@ -41,11 +45,18 @@ class Witness:
 
 
 def open_network(
-    size: int, settings: Settings, registry: Registry, say: Callable[[str], None]
+    size: int,
+    settings: Settings,
+    registry: Registry,
+    say: Callable[[str], None],
+    elsewhere: Elsewhere | None = None,
 ) -> tuple[Server, Witness]:
-    """A server that is not yet started: its job file stands, its thread does not run.
+    """A server that is not yet started: its job file stands, its thread does not run. ``elsewhere``: it has agents.
 
     Raises ValueError for a ``control_address`` that is none, DdlInternalError where it is in use.
     """
     witness = Witness(build_sessions(size, settings, registry))
-    return Server(size, witness, settings.text("control_address"), report=say), witness
+    if elsewhere is None:
+        return Server(size, witness, settings.text("control_address"), report=say), witness
+    address, silence_s = elsewhere.across.reach.bind, settings.number("silence_s")
+    return Server(size, witness, address, say, agents=elsewhere.crew, silence_s=silence_s), witness

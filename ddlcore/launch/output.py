@@ -39,7 +39,7 @@ class _Stream:
     rank: int
     name: str
     screen: Screen
-    fd: int
+    fd: int  # below 0: it is fed by the agent of its host
     file: int = -1  # descriptor of this stream's own file
     lines: Lines = field(default_factory=Lines)
     since_s: float = 0.0  # when the line that has not ended was begun
@@ -59,6 +59,8 @@ class Output:
         self._selector = selectors.DefaultSelector()
         self._wake = Wake()
         self._said: deque[str] = deque()
+        self._fed: deque[tuple[int, str, bytes, Callable[[], None]]] = deque()
+        self._elsewhere: dict[tuple[int, str], _Stream] = {}
         self._last: list[deque[str]] = [deque(maxlen=LAST_LINES) for _ in range(size)]
         self._streams: list[_Stream] = []
         self._ending = False
@@ -66,15 +68,31 @@ class Output:
 
     def add(self, rank: int, stdout: int, stderr: int) -> None:
         """Takes over the reading ends of a rank's pipes. Before ``start``."""
-        for name, fd, screen in zip(_STREAMS, (stdout, stderr), (self._out, self._err), strict=True):
+        for name, fd in zip(_STREAMS, (stdout, stderr), strict=True):
             os.set_blocking(fd, False)
-            file = -1
-            if self._directory is not None:
-                path = rank_directory(self._directory, rank, self._size) / name
-                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            stream = _Stream(rank, name, screen, fd, file)
-            self._streams.append(stream)
-            self._selector.register(fd, selectors.EVENT_READ, stream)
+            self._selector.register(fd, selectors.EVENT_READ, self._begun(rank, name, fd))
+
+    def add_fed(self, rank: int) -> None:
+        """A rank whose output will come by ``feed``. Before ``start``."""
+        for name in _STREAMS:
+            self._elsewhere[rank, name] = self._begun(rank, name, -2 * rank - 1 - _STREAMS.index(name))
+
+    def feed(self, rank: int, name: str, data: bytes, shown: Callable[[], None]) -> None:
+        """What a rank of another host wrote; b"": its stream has ended. Never waits. Any thread.
+
+        ``shown`` is called, in the thread that shows, when ``data`` needs no memory any more.
+        """
+        self._fed.append((rank, name, data, shown))
+        self._wake.set()
+
+    def _begun(self, rank: int, name: str, fd: int) -> _Stream:
+        file = -1
+        if self._directory is not None:
+            path = rank_directory(self._directory, rank, self._size) / name
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        stream = _Stream(rank, name, self._out if name == _STREAMS[0] else self._err, fd, file)
+        self._streams.append(stream)
+        return stream
 
     def start(self) -> None:
         self._selector.register(self._wake.fileno(), selectors.EVENT_READ)
@@ -109,10 +127,12 @@ class Output:
                     self._wake.clear()
                 else:
                     self._read(key.data)
+            self._take_fed()
             self._show_partial()
             self._show_said()
+        self._take_fed()
         for stream in list(self._streams):
-            left = _LEFT_BYTES
+            left = _LEFT_BYTES if stream.fd >= 0 else 0
             while left > 0 and (got := self._read(stream)):
                 left -= got
             if stream in self._streams:
@@ -131,9 +151,21 @@ class Output:
             data = os.read(stream.fd, _READ_BYTES)
         except BlockingIOError:
             return 0
+        self._take(stream, data)
+        return len(data)
+
+    def _take_fed(self) -> None:
+        while self._fed:
+            rank, name, data, shown = self._fed.popleft()
+            stream = self._elsewhere.get((rank, name))
+            if stream is not None and stream in self._streams:
+                self._take(stream, data)
+            shown()
+
+    def _take(self, stream: _Stream, data: bytes) -> None:
         if not data:
             self._close(stream)
-            return 0
+            return
         if stream.file >= 0:
             self._keep(stream, data)
         began = not stream.lines.pending
@@ -141,7 +173,6 @@ class Output:
         if began or pieces:
             stream.since_s = time.monotonic()
         self._show(stream, pieces)
-        return len(data)
 
     def _keep(self, stream: _Stream, data: bytes) -> None:
         view = memoryview(data)
@@ -186,8 +217,9 @@ class Output:
         self._show(stream, stream.lines.rest())
         stream.screen.end_line(stream.fd)
         self._remember(stream)
-        self._selector.unregister(stream.fd)
-        os.close(stream.fd)
+        if stream.fd >= 0:
+            self._selector.unregister(stream.fd)
+            os.close(stream.fd)
         if stream.file >= 0:
             os.close(stream.file)
             stream.file = -1

@@ -16,6 +16,8 @@ _FORWARDED = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
 )
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
+
 
 def _leave_to_the_reader(number: int, frame: FrameType | None) -> None:
     """Python writes the number to the wake-up descriptor before it would come here."""
@@ -42,6 +44,14 @@ class SignalTrap:
                 continue  # nohup: the job outlives its terminal
             self._previous[number] = signal.signal(number, _leave_to_the_reader)
         return self
+
+    def came(self) -> int:
+        """The first signal that asks for an end, of those that came before ``forward`` was called; 0: none did."""
+        try:
+            numbers = self._reader.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        return next((number for number in numbers if number in _ENDING), 0)
 
     def forward(self, deliver: Callable[[int], None]) -> None:
         """From now on ``deliver(number)`` is told, also of what came since the trap was opened. Once."""

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from ddlcore.control.liveness import Watcher, describe_exit
-from ddlcore.launch.process import RankProcess
+from ddlcore.control.liveness import Watcher
 from ddlcore.launch.verdict import End, ranks_text
 
-__all__ = ["Supervisor"]
+__all__ = ["LOST", "Supervisor", "Watched"]
 
 KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
 LEFT_BEHIND_S = 1.0  # what a rank began may outlive it by so much, SIGTERM included
 _DEAD_AFTER_S = 5.0  # a process that SIGKILL does not end within it hangs in the kernel
 _GROUP_POLL_S = 0.02  # nothing tells when the last of a group has ended
 _IDLE_S = 3600.0
+LOST = 255  # stands for the exit code of a rank that was lost with its host
+
+
+class Watched(Protocol):
+    """A rank as it is watched over: of this host, or of another by its agent."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        """None for a rank of another host, whose agent tells of its end and of what it left behind."""
+
+    def signal(self, number: int) -> None:
+        """To the rank alone."""
+
+    def signal_group(self, number: int) -> None:
+        """To the rank and all that it began."""
+
+    def leaves_group(self) -> bool:
+        """Whether anything that it began is still there."""
 
 
 class Supervisor:
@@ -25,20 +47,23 @@ class Supervisor:
 
     def __init__(
         self,
-        processes: Sequence[RankProcess],
+        processes: Sequence[Watched],
         *,
         grace_s: float,
-        ended: Callable[[int, str], None],
+        ended: Callable[[End], None],
         say: Callable[[str], None],
     ) -> None:
-        """``ended(rank, reason)`` is told of every end at once; ``say`` shows a line to the user."""
+        """``ended`` is told of every end at once; ``say`` shows a line to the user."""
         self._running = {process.rank: process for process in processes}
         self._grace_s = grace_s
         self._tell = ended
         self._say = say
         self._watcher = Watcher()
         self._signals: deque[int] = deque()
-        self._left_behind: dict[RankProcess, float] = {}  # ended ranks with something still in their group; since when
+        self._orders: deque[tuple[int, int, bool]] = deque()  # rank, signal, whether to its whole group
+        self._elsewhere: deque[tuple[int, int, str]] = deque()  # rank, return code, why it is lost
+        self._abandoned = False
+        self._left_behind: dict[Watched, float] = {}  # ended ranks with something still in their group; since when
         self._ends: list[End] = []
         self._stopped: set[int] = set()
         self._terminate_at_s: float | None = None
@@ -47,11 +72,27 @@ class Supervisor:
         self.interrupted = False
         self.killed = False  # by the user's second Ctrl-C
         for process in processes:
-            self._watcher.add(process.rank, process.process)
+            if process.process is not None:
+                self._watcher.add(process.rank, process.process)
 
     def deliver(self, number: int) -> None:
         """A signal came for the job."""
         self._signals.append(number)
+        self._watcher.wake()
+
+    def order(self, rank: int, number: int, group: bool) -> None:
+        """A signal for one rank, or for all that it began too. Any thread."""
+        self._orders.append((rank, number, group))
+        self._watcher.wake()
+
+    def ended_elsewhere(self, rank: int, returncode: int, lost: str = "") -> None:
+        """The rank, of another host, has ended; ``lost``: or so it must be taken. Only the first word counts. Any thread."""
+        self._elsewhere.append((rank, returncode, lost))
+        self._watcher.wake()
+
+    def abandon(self) -> None:
+        """Kills every rank, without a word to anybody: there is nobody left to say it to. Any thread."""
+        self._abandoned = True
         self._watcher.wake()
 
     def run(self) -> list[End]:
@@ -60,6 +101,12 @@ class Supervisor:
             while self._running or self._left_behind:
                 for rank, returncode in self._watcher.wait(self._patience_s()):
                     self._note(rank, returncode)
+                while self._elsewhere:
+                    rank, returncode, lost = self._elsewhere.popleft()
+                    if rank in self._running:
+                        self._note(rank, returncode, lost)
+                while self._orders:
+                    self._follow(*self._orders.popleft())
                 while self._signals:
                     self._obey(self._signals.popleft())
                 self._escalate(time.monotonic())
@@ -76,9 +123,10 @@ class Supervisor:
         watcher, self._watcher = self._watcher, Watcher()
         watcher.close()
         for process in list(self._running.values()):
-            returncode = (
-                process.process.poll()
-            )  # the caller may have been interrupted between its end and our note of it
+            if process.process is None:
+                continue
+            # The caller may have been interrupted between its end and our note of it.
+            returncode = process.process.poll()
             if returncode is None:
                 self._watcher.add(process.rank, process.process)
             else:
@@ -87,11 +135,11 @@ class Supervisor:
 
     # --- what happened
 
-    def _note(self, rank: int, returncode: int) -> None:
+    def _note(self, rank: int, returncode: int, lost: str = "") -> None:
         now_s = time.monotonic()
         process = self._running.pop(rank)
-        end = End(rank, returncode, now_s, rank in self._stopped)
-        self._tell(rank, describe_exit(returncode))
+        end = End(rank, returncode, now_s, rank in self._stopped, lost)
+        self._tell(end)
         self._ends.append(end)
         if end.failed and self._terminate_at_s is None:
             self._terminate_at_s = now_s + self._grace_s
@@ -112,6 +160,13 @@ class Supervisor:
             self._say("killing the ranks")
             self._kill()
 
+    def _follow(self, rank: int, number: int, group: bool) -> None:
+        process = self._running.get(rank)
+        if process is not None and group:
+            process.signal_group(number)
+        elif process is not None:
+            process.signal(number)
+
     # --- what follows
 
     def _patience_s(self) -> float:
@@ -121,6 +176,9 @@ class Supervisor:
         return max(0.0, min([_IDLE_S, *(at - time.monotonic() for at in deadlines)]))
 
     def _escalate(self, now_s: float) -> None:
+        if self._abandoned and not self.killed:
+            self.killed = True
+            self._kill()
         if self._terminate_at_s is not None and now_s >= self._terminate_at_s:
             self._terminate_at_s = float("inf")  # once
             if self._running and self._kill_at_s is None and self._lost_at_s is None:

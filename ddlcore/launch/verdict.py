@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from ddlcore.control.liveness import describe_exit
 
-__all__ = ["End", "exit_code", "first_failure", "ranks_text", "shell_code", "summary"]
+__all__ = ["End", "NotStarted", "exit_code", "first_failure", "ranks_text", "shell_code", "summary"]
+
+
+class NotStarted(Exception):
+    """No rank runs, for the reason that its one line gives."""
+
+    def __init__(self, text: str, code: int = 2) -> None:
+        self.code = code
+        super().__init__(text)
 
 
 @dataclass(frozen=True)
@@ -19,10 +27,16 @@ class End:
     returncode: int  # as subprocess gives it: minus the signal's number where one ended it
     at_s: float  # monotonic
     stopped: bool = False  # we had told it to end: its code says nothing about the job
+    lost: str = ""  # why nothing is known of its end but that it is gone
 
     @property
     def failed(self) -> bool:
         return self.returncode != 0 and not self.stopped
+
+    @property
+    def reason(self) -> str:
+        """In words: "exited with code 3"."""
+        return self.lost or describe_exit(self.returncode)
 
 
 def first_failure(ends: Sequence[End], raised: Sequence[int] = ()) -> End | None:
@@ -70,6 +84,8 @@ def summary(ends: Sequence[End], first: End, host: str, last_lines: Sequence[str
 
 
 def _described(end: End) -> str:
+    if end.lost:
+        return f"was lost: {end.lost}"
     how = describe_exit(end.returncode)
     return f"was {how}" if how.startswith("killed") else how
 

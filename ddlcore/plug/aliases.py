@@ -18,6 +18,12 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # door -> name -> the line that in
         "keras": "pip install ddl-tf",
         "mxnet": "pip install ddl-mxnet",
     },
+    "launcher": {
+        "mpi": "pip install ddl-mpi",
+    },
+    "library of communicators": {
+        "mpi4py": "pip install ddl-mpi",
+    },
     "bench peer": {
         "gloo": "pip install ddl-torch",
         "mpi": "pip install ddl-mpi",

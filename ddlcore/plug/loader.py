@@ -20,10 +20,13 @@ from ddlcore.hooks import (
     ENTRY_POINT_GROUP,
     AdapterProvider,
     BenchPeerProvider,
+    ClusterProvider,
     CommandProvider,
+    CommunicatorsProvider,
     CompressorProvider,
     FusionProvider,
     Hooks,
+    LauncherProvider,
     Provider,
     TransportProvider,
 )
@@ -38,6 +41,9 @@ _HOOKS: dict[str, type[Provider]] = {
     "ddl_adapters": AdapterProvider,
     "ddl_fusion_policies": FusionProvider,
     "ddl_compressors": CompressorProvider,
+    "ddl_clusters": ClusterProvider,
+    "ddl_launchers": LauncherProvider,
+    "ddl_communicators": CommunicatorsProvider,
     "ddl_bench_peers": BenchPeerProvider,
     "ddl_cli": CommandProvider,
 }

@@ -104,7 +104,8 @@ class Executor:
         if planned.kind is Kind.ALLREDUCE:
             prepared = self._enterable(communicator, specs)
             if prepared is not None:
-                return Entered(prepared, len(specs), communicator.transport.capabilities.resumable)
+                resumable = communicator.transport.capabilities_for(planned.kind).resumable
+                return Entered(prepared, len(specs), resumable)
         return partial(self._run_packed, communicator, specs)
 
     def _run_hole(self, communicator: Communicator, launch: Launch[Entry], use: str) -> Deliver:
@@ -142,12 +143,12 @@ class Executor:
         spec = specs[0]
         op, postscale = _reduction(spec, len(communicator.ranks))
         counts = tuple(prod(one.shape) for one in specs)
-        capabilities = communicator.transport.capabilities
+        capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
         scaled = spec.prescale != 1.0 or postscale != 1.0
         plain = self._compressor(spec.compressor).wire_dtype(spec.dtype) is spec.dtype
         if not (capabilities.entry and plain and any(counts) and (capabilities.scales or not scaled)):
             return None
-        _require(communicator, spec.dtype, op)
+        _require(communicator, Kind.ALLREDUCE, spec.dtype, op)
         return self._prepare(communicator, Plan(counts, spec.dtype, op, spec.prescale, postscale))
 
     def _replay_allreduce(
@@ -156,9 +157,9 @@ class Executor:
         op, postscale = _reduction(specs[0], len(communicator.ranks))
         compressor = self._compressor(specs[0].compressor)
         wire = compressor.wire_dtype(specs[0].dtype)
-        _require(communicator, wire, op)
+        _require(communicator, Kind.ALLREDUCE, wire, op)
         pairs = [self._pair(entry, spec, op) for entry, spec in zip(entries, specs)]
-        capabilities = communicator.transport.capabilities
+        capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
         scaled = wire is specs[0].dtype and capabilities.vectored and capabilities.scales
         # A transport that scales does so before it rounds: 16-bit sums must not overflow on the way.
         scales = (specs[0].prescale, postscale) if scaled else None
@@ -207,9 +208,9 @@ class Executor:
         op, postscale = _reduction(spec, len(communicator.ranks))
         compressor = self._compressor(spec.compressor)
         wire = compressor.wire_dtype(spec.dtype)
-        _require(communicator, wire, op)
+        _require(communicator, Kind.ALLREDUCE, wire, op)
         pairs = [self._pair(entry, s, op) for entry, s in zip(entries, specs)]
-        capabilities = communicator.transport.capabilities
+        capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
         plain = spec.prescale == 1.0 and postscale == 1.0
         # A rank that has joined brings the identity, which a prescale would spoil: packed, it is put in after scaling.
         if capabilities.vectored and wire is spec.dtype and (plain or (capabilities.scales and not batch.specs)):
@@ -338,7 +339,7 @@ class Executor:
             op, postscale = _reduction(spec, len(communicator.ranks))
             compressor = self._compressor(spec.compressor)
             wire = compressor.wire_dtype(spec.dtype)
-            _require(communicator, wire, op)
+            _require(communicator, Kind.REDUCESCATTER, wire, op)
             row = prod(spec.shape[1:])
             counts = [rows * row for rows in reducescatter_rows(spec.shape[0], len(communicator.ranks))]
             source, _ = self._pair(entry, spec, op) if entry is None else (entry.source, None)
@@ -370,10 +371,10 @@ def _reduction(spec: Spec, size: int) -> tuple[ReduceOp, float]:
     return spec.op, spec.postscale
 
 
-def _require(communicator: Communicator, dtype: DType, op: ReduceOp) -> None:
-    capabilities = communicator.transport.capabilities
+def _require(communicator: Communicator, kind: Kind, dtype: DType, op: ReduceOp) -> None:
+    capabilities = communicator.transport.capabilities_for(kind)
     if dtype not in capabilities.dtypes or op not in capabilities.ops:
-        name = communicator.route.provider.name
+        name = communicator.route.serving(kind).name
         raise Unserved(f"transport {name} does not reduce {dtype.label} by {op.name.lower()}; use another --backend")
 
 
@@ -408,11 +409,11 @@ def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) ->
 class Entered:
     """The way of a gradient's batch in the steady state: all or nothing, in place."""
 
-    __slots__ = ("_done", "_prepared", "resumable")
+    __slots__ = ("_prepared", "done", "resumable")
 
     def __init__(self, prepared: Prepared, tensors: int, resumable: bool) -> None:
         self._prepared = prepared
-        self._done: Deliver = partial(_same, [None] * tensors)
+        self.done: Deliver = partial(_same, [None] * tensors)
         self.resumable = resumable  # by a user's thread, which Ctrl-C may call away
 
     def __call__(self, launch: Launch[Entry], use: str) -> Deliver:
@@ -420,7 +421,7 @@ class Entered:
             self._prepared.enter((), (), False)
             return _void
         sources, targets = _addresses(launch.entries)
-        return self._done if self._prepared.enter(sources, targets, True) else _void
+        return self.done if self._prepared.enter(sources, targets, True) else _void
 
     def resume(self, launch: Launch[Entry], operation: Waited | None = None) -> Deliver | None:
         """The same, in tries; may be called again for the same launch, by another thread too.
@@ -434,7 +435,7 @@ class Entered:
             entered = self._prepared.try_enter(sources, targets, launch.number)
             if entered is None and operation is not None and not operation.pending:
                 return None
-        return self._done if entered else _void
+        return self.done if entered else _void
 
 
 def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:

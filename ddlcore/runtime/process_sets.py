@@ -59,9 +59,7 @@ class Opener:
             transport.close()
             raise
         if self.rank == ranks[0]:
-            log.info(
-                "process set %d of %d ranks: transport %s (%s)", set_id, len(ranks), route.provider.name, route.reason
-            )
+            log.info("process set %d of %d ranks: transport %s (%s)", set_id, len(ranks), route.name, route.reason)
         return Communicator(set_id, ranks, context.rank, transport, FusionBuffers(transport), route)
 
     def context(self, ranks: tuple[int, ...], part: str, name: str) -> Context:
@@ -125,9 +123,7 @@ class ProcessSets:
     def routes(self) -> dict[int, str]:
         """By set that this rank is a member of: its transport, and why that one. Any thread."""
         with self._lock:
-            return {
-                set_id: f"{one.route.provider.name} ({one.route.reason})" for set_id, one in sorted(self._open.items())
-            }
+            return {set_id: f"{one.route.name} ({one.route.reason})" for set_id, one in sorted(self._open.items())}
 
     def communicator(self, set_id: int) -> Communicator:
         communicator = self._open.get(set_id)

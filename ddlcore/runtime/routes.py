@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from ddlcore.errors import TransportError
 from ddlcore.hooks import TransportProvider
-from ddlcore.types import Member
+from ddlcore.runtime.backend import AUTO, Choice, parse_backend
+from ddlcore.types import Kind, Member
 
-__all__ = ["Route", "choose_route"]
+__all__ = ["Offers", "Route", "choose_route"]
+
+
+class Offers(Protocol):
+    """The transports that are installed; plug's registry is one."""
+
+    @property
+    def transports(self) -> Mapping[str, TransportProvider]:
+        """By name."""
+
+    def transport(self, name: str) -> TransportProvider:
+        """The one of that name. Raises PluginError, with the line that installs it where one is known."""
+
+    def missing(self, provider: TransportProvider) -> str:
+        """What keeps it from being used here; empty where nothing does."""
 
 
 @dataclass(frozen=True)
@@ -18,45 +35,151 @@ class Route:
 
     provider: TransportProvider
     reason: str
+    parts: tuple[Route, ...] = ()  # of a composed one: within the hosts, across them
+    kinds: Mapping[Kind, Route] = field(default_factory=dict)  # what serves some kinds in its place
+
+    @property
+    def name(self) -> str:
+        """As ``--backend`` would say it."""
+        own = "+".join(part.name for part in self.parts) or self.provider.name
+        return ",".join([own, *(f"{kind.name.lower()}={route.name}" for kind, route in self.kinds.items())])
+
+    def serving(self, kind: Kind) -> Route:
+        """What serves operations of that kind."""
+        return self.kinds.get(kind, self)
+
+    def providers(self) -> Iterator[TransportProvider]:
+        """Of every transport that is part of it, at any depth."""
+        yield self.provider
+        for route in (*self.parts, *self.kinds.values()):
+            yield from route.providers()
+
+    @property
+    def launcher(self) -> str:
+        """The launcher that its ranks must be started by; empty: any. Raises ValueError where that is two."""
+        names = sorted({provider.launcher for provider in self.providers() if provider.launcher})
+        if len(names) > 1:
+            raise ValueError(
+                f"backend {self.name}: its transports want ranks started by {' and by '.join(names)}; choose one"
+            )
+        return "".join(names)
 
 
-def choose_route(
-    backend: str,
-    members: Sequence[Member],
-    providers: Mapping[str, TransportProvider],
-    missing: Callable[[TransportProvider], str],
-) -> Route:
-    """The transport for ``members``. ``backend`` is "auto" or a provider's name.
+def choose_route(backend: str, members: Sequence[Member], offers: Offers, launcher: str = "") -> Route:
+    """The transport for ``members``. ``backend`` is as ``parse_backend`` takes it.
 
-    Raises TransportError in one line where none can serve them.
+    ``launcher``: what started the ranks; ``auto`` passes over transports that want another one.
+    Raises ValueError, PluginError or TransportError, each in one line, where that makes no sense, names
+    what is not installed, or cannot serve them.
     """
-    if backend != "auto" and len(members) > 1:
-        provider = providers.get(backend)
-        if provider is None:
-            raise TransportError(f"no transport is called {backend!r}; there are {', '.join(sorted(providers))}")
-        objection = _objection(provider, members) or missing(provider)
-        if objection:
-            raise TransportError(f"transport {backend} cannot be used: {objection}")
+    wanted = parse_backend(backend)
+    for choice in (wanted.default, *wanted.kinds.values()):
+        for name in choice.names:
+            if name != AUTO:
+                offers.transport(name)  # a wrong name is told before all else
+    chooser = _Chooser(members, offers, launcher)
+    default = chooser.choose(wanted.default)
+    routes = {choice: chooser.choose(choice) for choice in wanted.kinds.values()}
+    kinds = {kind: routes[choice] for kind, choice in wanted.kinds.items() if routes[choice].name != default.name}
+    return Route(default.provider, default.reason, default.parts, kinds)
+
+
+class _Chooser:
+    def __init__(self, members: Sequence[Member], offers: Offers, launcher: str) -> None:
+        self._size = len(members)
+        self._ranks = Counter(member.host for member in members)  # on each host
+        self._offers = offers
+        self._launcher = launcher
+
+    def choose(self, choice: Choice) -> Route:
+        named = [self._offers.transport(name) for name in choice.names if name != AUTO]
+        if not named or self._size == 1:
+            return self._auto()
+        return self._composed(choice, *named) if len(named) == 2 else self._flat(named[0])
+
+    def _flat(self, provider: TransportProvider) -> Route:
+        if provider.composes:
+            raise TransportError(f"transport {provider.name} is made of two others; name these, as LOCAL+CROSS")
+        self._require(provider)
         return Route(provider, "asked for")
-    fitting = [p for p in providers.values() if not p.in_process and not _objection(p, members)]
-    usable = [p for p in fitting if not missing(p)]
-    if usable:
-        hosts = len({member.host for member in members})
-        where = (
-            "a world of one" if len(members) == 1 else f"{len(members)} ranks on {hosts} host{'s' if hosts > 1 else ''}"
-        )
-        return Route(max(usable, key=lambda p: (p.priority, p.name)), f"auto: {where}")
-    wanted = "; ".join(f"{p.name}: {missing(p)}" for p in fitting)
-    raise TransportError(
-        "no installed transport serves these ranks"
-        + (f" ({wanted})" if wanted else "; across hosts install one that spans them (`ddl info` lists them)")
-    )
+
+    def _composed(self, choice: Choice, local: TransportProvider, cross: TransportProvider) -> Route:
+        for provider in (local, cross):
+            if provider.spans_devices:
+                raise TransportError(
+                    f"backend {choice}: {provider.name} spans hosts and devices by itself; "
+                    f"use --backend {provider.name}"
+                )
+        if not (local.one_host or local.in_process):
+            raise TransportError(
+                f"backend {choice}: {local.name} is no transport within a host, which stands first; "
+                f"use --backend {local.name} alone, or one like shm before the +"
+            )
+        if cross.one_host or cross.composes or cross.sizes[1] is not None:
+            raise TransportError(f"backend {choice}: {cross.name} does not span hosts, which the second one must")
+        if len(self._ranks) == 1:
+            self._require(local)
+            return Route(local, f"asked for {choice}; all ranks are on one host")
+        if self._one_a_host:
+            self._require(cross)
+            return Route(cross, f"asked for {choice}; each rank is alone on its host")
+        for provider in (local, cross):
+            missing = self._offers.missing(provider)
+            if missing:
+                raise TransportError(f"transport {provider.name} cannot be used: {missing}")
+        return self._compose(local, cross, "asked for")
+
+    def _auto(self) -> Route:
+        fitting = [
+            p for p in self._offers.transports.values() if not (p.in_process or p.composes or self._objection(p))
+        ]
+        fitting = [p for p in fitting if p.launcher in ("", self._launcher) and "cpu" in p.devices]
+        usable = [p for p in fitting if not self._offers.missing(p)]
+        if not usable:
+            wanted = "; ".join(f"{p.name}: {self._offers.missing(p)}" for p in fitting)
+            raise TransportError(
+                "no installed transport serves these ranks"
+                + (f" ({wanted})" if wanted else "; across hosts install one that spans them (`ddl info` lists them)")
+            )
+        best = max(usable, key=_preference)
+        local = self._best_local()
+        if len(self._ranks) == 1 or self._one_a_host or best.spans_devices or local is None:
+            return Route(best, self._where())
+        return self._compose(local, best, self._where())
+
+    def _best_local(self) -> TransportProvider | None:
+        local = [p for p in self._offers.transports.values() if p.one_host and "cpu" in p.devices]
+        return max((p for p in local if not self._offers.missing(p)), key=_preference, default=None)
+
+    def _compose(self, local: TransportProvider, cross: TransportProvider, reason: str) -> Route:
+        composers = [p for p in self._offers.transports.values() if p.composes and not self._offers.missing(p)]
+        if not composers:
+            raise TransportError(f"nothing installed composes {local.name} with {cross.name}; use one of them")
+        return Route(max(composers, key=_preference), reason, (Route(local, reason), Route(cross, reason)))
+
+    @property
+    def _one_a_host(self) -> bool:
+        return max(self._ranks.values()) == 1
+
+    def _where(self) -> str:
+        hosts = len(self._ranks)
+        if self._size == 1:
+            return "auto: a world of one"
+        return f"auto: {self._size} ranks on {hosts} host{'s' if hosts > 1 else ''}"
+
+    def _require(self, provider: TransportProvider) -> None:
+        objection = self._objection(provider) or self._offers.missing(provider)
+        if objection:
+            raise TransportError(f"transport {provider.name} cannot be used: {objection}")
+
+    def _objection(self, provider: TransportProvider) -> str:
+        least, greatest = provider.sizes
+        if self._size < least or (greatest is not None and self._size > greatest):
+            return f"it serves {least} to {greatest or 'any number of'} ranks, not {self._size}"
+        if provider.one_host and len(self._ranks) > 1:
+            return "it serves the ranks of one host only, and these are on several"
+        return ""
 
 
-def _objection(provider: TransportProvider, members: Sequence[Member]) -> str:
-    least, greatest = provider.sizes
-    if len(members) < least or (greatest is not None and len(members) > greatest):
-        return f"it serves {least} to {greatest or 'any number of'} ranks, not {len(members)}"
-    if provider.one_host and len({member.host for member in members}) > 1:
-        return "it serves the ranks of one host only, and these are on several"
-    return ""
+def _preference(provider: TransportProvider) -> tuple[int, str]:
+    return provider.priority, provider.name

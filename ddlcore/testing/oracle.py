@@ -50,11 +50,21 @@ def values(dtype: DType, count: int, rank: int, *, seed: int = 0) -> Array:
     return random.integers(low, 4, count).astype(numpy_dtype(dtype))
 
 
-def reduce(sources: Sequence[Array], op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> Array:
+def reduce(
+    sources: Sequence[Array],
+    op: ReduceOp,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    hosts: Sequence[int] | None = None,
+) -> Array:
     """postscale * (s0*prescale op s1*prescale op …), added in rank order; 16-bit floats in float32, rounded once.
 
-    Integers are scaled in float64 and truncated, on the way in and on the way out.
+    Integers are scaled in float64 and truncated, on the way in and on the way out. ``hosts``, where each
+    host's sum is made and rounded first: the host of each rank; those sums follow in order of first ranks.
     """
+    if hosts is not None:
+        on_each = [[s for s, h in zip(sources, hosts) if h == host] for host in dict.fromkeys(hosts)]
+        return reduce([reduce(each, op, prescale) for each in on_each], op, postscale=postscale)
     dtype = sources[0].dtype
     wide = np.dtype(np.float32) if dtype.itemsize == 2 and DType.of(dtype.name).is_float else dtype
     parts = [_scaled(source.astype(wide), prescale) for source in sources]
@@ -78,10 +88,12 @@ def allgatherv(sources: Sequence[Array]) -> Array:
     return np.concatenate(list(sources))
 
 
-def reducescatterv(sources: Sequence[Array], counts: Sequence[int], op: ReduceOp, rank: int) -> Array:
+def reducescatterv(
+    sources: Sequence[Array], counts: Sequence[int], op: ReduceOp, rank: int, hosts: Sequence[int] | None = None
+) -> Array:
     """Rank ``rank``'s part of the reduction."""
     begin = sum(counts[:rank])
-    return reduce(sources, op)[begin : begin + counts[rank]]
+    return reduce(sources, op, hosts=hosts)[begin : begin + counts[rank]]
 
 
 def alltoallv(sources: Sequence[Array], counts: Sequence[Sequence[int]], rank: int) -> Array:

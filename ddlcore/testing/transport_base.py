@@ -47,7 +47,11 @@ class TransportBase(StandardSuite):
 
     def members(self, size: int) -> Sequence[Member]:
         """Who they are in the world; not 0, 1, 2, …, so that nobody takes a world rank for a group's."""
-        return [Member(rank=2 * rank + 1, host=0) for rank in range(size)]
+        return [Member(rank=2 * rank + 1, host=host) for rank, host in enumerate(self.hosts(size))]
+
+    def hosts(self, size: int) -> Sequence[int]:
+        """The host that each rank is said to be on; all are threads of one process all the same."""
+        return [0] * size
 
     # --- used by the standard tests
 
@@ -125,6 +129,10 @@ class TransportBase(StandardSuite):
         self.play(size, all_of_them)
         for case in cases:
             case.check()
+
+    def adding(self, size: int) -> Sequence[int] | None:
+        """The hosts whose sums are made first; None where all ranks are added in one go. For the oracle."""
+        return self.hosts(size) if self.capabilities().by_host else None
 
     def needs(self, dtype: DType, op: ReduceOp = ReduceOp.Sum) -> None:
         """Skips where the capabilities say that it does not reduce so."""

@@ -55,7 +55,7 @@ class TransportCases(TransportBase):
         return [oracle.values(dtype, count, rank, seed=seed) for rank in range(size)]
 
     def summing(self, label: str, sources: Sequence[oracle.Array], expected: oracle.Array) -> Case:
-        """allreduce of these arrays, whose sum does not depend on the order or is to be in rank order."""
+        """allreduce of these arrays, whose sum does not depend on the order or is in the transport's own."""
         return Case.of(label, _allreduce(ReduceOp.Sum), sources, [expected] * len(sources))
 
     def reducing(
@@ -70,7 +70,7 @@ class TransportCases(TransportBase):
     ) -> Case:
         """allreduce; ``offsets`` (elements) move sources and targets off the cache line."""
         sources = self.inputs(size, dtype, count, seed)
-        expected = [oracle.reduce(sources, op)] * size
+        expected = [oracle.reduce(sources, op, hosts=self.adding(size))] * size
         label = f"allreduce {op.name.lower()} of {count} {dtype.label}"
         exact = self.capabilities().order_fixed
         return Case.of(label, _allreduce(op), sources, expected, in_place=in_place, exact=exact, offsets=offsets)
@@ -90,7 +90,7 @@ class TransportCases(TransportBase):
     def scattering(self, size: int, dtype: DType, counts: Sequence[int], op: ReduceOp, seed: int = 0) -> Case:
         """reducescatterv."""
         sources = self.inputs(size, dtype, sum(counts), seed)
-        expected = [oracle.reducescatterv(sources, counts, op, rank) for rank in range(size)]
+        expected = [oracle.reducescatterv(sources, counts, op, rank, self.adding(size)) for rank in range(size)]
         label = f"reducescatterv {op.name.lower()} to {list(counts)} {dtype.label}"
         exact = self.capabilities().order_fixed
         return Case.of(label, _reducescatterv(counts, op), sources, expected, exact=exact)
@@ -104,7 +104,7 @@ class TransportCases(TransportBase):
     def batch(self, size: int, plan: Plan, in_place: bool = False, seed: int = 0) -> Case:
         """A prepared allreduce of the plan's tensors, lying one behind the other."""
         sources = self.inputs(size, plan.dtype, sum(plan.counts), seed)
-        expected = [oracle.reduce(sources, plan.op, plan.prescale, plan.postscale)] * size
+        expected = [oracle.reduce(sources, plan.op, plan.prescale, plan.postscale, self.adding(size))] * size
         exact = self.capabilities().order_fixed and plan.prescale == plan.postscale == 1.0
         label = f"prepared {plan.op.name.lower()} of {list(plan.counts)} {plan.dtype.label}"
         return Case.of(label, _planned(plan), sources, expected, in_place=in_place, exact=exact)

@@ -68,6 +68,8 @@ class TransportValues(TransportCases):
         for size in self.sizes:
             sources = [np.full(5, large if rank == 0 else 1).astype(native) for rank in range(size)]
             expected = np.full(5, large + size - 1, np.float32).astype(native)
+            if self.adding(size) is not None:  # once on each host, and once over the hosts
+                expected = oracle.reduce(sources, ReduceOp.Sum, hosts=self.adding(size))
             self.check(size, [self.summing(f"{large} and ones, {dtype.label}", sources, expected)])
 
     def test_a_late_rank_is_waited_for(self) -> None:
@@ -245,7 +247,7 @@ class TransportValues(TransportCases):
 
     @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.BF16], ids=lambda dtype: dtype.label)
     def test_bits_do_not_depend_on_the_batch(self, dtype: DType) -> None:
-        """Whole, in pieces, and as a batch: always the bits of addition in rank order."""
+        """Whole, in pieces, and as a batch: always the bits of addition in rank order, or by host."""
         self.needs(dtype)
         if not self.capabilities().order_fixed:
             pytest.skip("capabilities: the order of addition is not fixed")
@@ -258,7 +260,7 @@ class TransportValues(TransportCases):
             sources = self.inputs(size, dtype, whole)
             for i, count in enumerate(counts):
                 piece = slice(sum(counts[:i]), sum(counts[:i]) + count)
-                expected = oracle.reduce(sources, ReduceOp.Sum)[piece]
+                expected = oracle.reduce(sources, ReduceOp.Sum, hosts=self.adding(size))[piece]
                 label = f"elements {piece.start} to {piece.stop} of the same tensors"
                 cases.append(self.summing(label, [source[piece] for source in sources], expected))
             self.check(size, cases)

@@ -16,7 +16,7 @@ LIST_PLUGINS = """
 from ddlcore.config import load_settings
 from ddlcore.plug import load_plugins
 r = load_plugins(load_settings({}))
-for table in (r.transports, r.adapters, r.fusion_policies, r.compressors, r.bench_peers, r.commands):
+for table in (r.transports, r.adapters, r.fusion_policies, r.compressors, r.launchers, r.bench_peers, r.commands):
     for provider in table.values():
         r.missing(provider)
 """

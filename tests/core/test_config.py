@@ -84,7 +84,7 @@ def test_config_files(tmp_path: Path) -> None:
 
 def test_what_the_launcher_tells_a_rank_comes_back() -> None:
     """The variables are read as they were written; a part of them is an error that says how to start."""
-    told = Environment(Placement(2, (0, 0, 1)), "/proc/1/fd/3", "10.0.0.2")
+    told = Environment(Placement(2, (0, 0, 1)), "/proc/1/fd/3", "10.0.0.2", "ssh")
     assert Environment.read(told.variables()) == told
     lone = Environment(Placement(0, (0,)), "/proc/1/fd/3")
     assert Environment.read({"DDL_ADDRESS": "10.9.9.9", **lone.variables()}) == lone, "a job within a job"

@@ -202,3 +202,12 @@ def test_bench_peers_are_offered_through_their_hook(site: Site) -> None:
     registry = site.load()
     assert registry.problems == []
     assert str(registry.distribution(registry.bench_peer("pigeon"))) == "pigeon 1.0"
+
+
+def test_launchers_are_offered_through_their_hook(site: Site) -> None:
+    """A plugin may bring a way of starting agents; ssh is built in and has settings of its own."""
+    site.install("pigeon", "@hookimpl\ndef ddl_launchers(): return [LauncherProvider('pigeon', 'coop:Pigeon')]")
+    registry = site.load()
+    assert registry.problems == []
+    assert set(registry.launchers) == {"ssh", "pigeon"}
+    assert [row.env for row in registry.launcher("ssh").settings] == ["DDL_SSH_PORT", "DDL_SSH_IDENTITY_FILE"]

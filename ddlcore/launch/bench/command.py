@@ -29,7 +29,6 @@ from ddlcore.launch.bench.results import TRANSPORT, WHOLE, Row, ratio
 from ddlcore.launch.bench.tables import closing, heading, line
 from ddlcore.launch.environment import setting_variables
 from ddlcore.launch.facts import machine_facts
-from ddlcore.launch.hosts import place
 from ddlcore.launch.launcher import check_route
 from ddlcore.launch.options import setting_options
 
@@ -100,7 +99,7 @@ def _checked(plan: BenchPlan, num_proc: int, flags: Mapping[str, object]) -> Set
     settings, registry = settings_of(os.environ, flags)
     for name in plan.peers:
         registry.load(registry.bench_peer(name))
-    check_route(settings.text("backend"), place(num_proc, None), registry)
+    check_route(settings.text("backend"), (0,) * num_proc, registry)
     return settings
 
 

@@ -1,0 +1,83 @@
+"""Hands each kind of operation to the transport that serves it; each has a communicator of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ddlcore.contracts.store import PrefixStore
+from ddlcore.contracts.transport import Capabilities, Context, Memory, Plan, Prepared, Transport, Work
+from ddlcore.errors import TransportError
+from ddlcore.types import Buffer, Kind, ReduceOp
+
+__all__ = ["ByKindTransport"]
+
+
+class ByKindTransport(Transport):
+    """``default`` serves what ``kinds`` does not; one transport may serve several kinds.
+
+    ``capabilities`` are those of allreduce, but for what holds of all: who may call, and whether
+    everything can be aborted. ``capabilities_for`` says those of each kind.
+    """
+
+    def __init__(self, default: Transport, kinds: Mapping[Kind, Transport]) -> None:
+        self._default = default
+        self._kinds = dict(kinds)
+        self._all = list(dict.fromkeys([default, *kinds.values()]))
+        self._begun: list[Transport] = []
+        self._aborted = False
+        every = [part.capabilities for part in self._all]
+        self.capabilities = replace(
+            self._of(Kind.ALLREDUCE).capabilities,
+            one_host=any(one.one_host for one in every),
+            thread_bound=any(one.thread_bound for one in every),
+            abort=all(one.abort for one in every),
+        )
+
+    def capabilities_for(self, kind: Kind) -> Capabilities:
+        return self._of(kind).capabilities
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        for i, part in enumerate(self._all):
+            if self._aborted:
+                raise TransportError(f"{context.name} was aborted while it was opened")
+            self._begun.append(part)
+            part.open(replace(context, store=PrefixStore(f"kind{i}/", context.store)))
+
+    def close(self) -> None:
+        for part in self._begun:
+            part.close()
+        self._begun.clear()
+
+    def abort(self) -> None:
+        self._aborted = True
+        for part in self._all:
+            part.abort()
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        return self._of(Kind.ALLREDUCE).allreduce(source, target, op)
+
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        return self._of(Kind.ALLGATHER).allgatherv(source, target, counts)
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        return self._of(Kind.BROADCAST).broadcast(buffer, root)
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        return self._of(Kind.REDUCESCATTER).reducescatterv(source, target, counts, op)
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        return self._of(Kind.ALLTOALL).alltoallv(source, target, counts)
+
+    def barrier(self) -> Work:
+        return self._of(Kind.BARRIER).barrier()
+
+    def allocate(self, nbytes: int) -> Memory:
+        return self._of(Kind.ALLREDUCE).allocate(nbytes)
+
+    def prepare(self, plan: Plan) -> Prepared:
+        return self._of(plan.kind).prepare(plan)
+
+    def _of(self, kind: Kind) -> Transport:
+        return self._kinds.get(kind, self._default)

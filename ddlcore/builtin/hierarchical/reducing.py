@@ -1,0 +1,126 @@
+"""Sums: each host's own first, in rank order, then those of the hosts, in their order; the same bits every time.
+
+16-bit floats are added in float32 both times, and rounded each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddlcore.builtin.hierarchical.layout import part, split
+from ddlcore.builtin.hierarchical.pipeline import Pipeline, at
+from ddlcore.contracts.transport import DONE, Transport, Work
+from ddlcore.types import Buffer, DType, ReduceOp
+
+__all__ = ["allreduce", "reducescatterv"]
+
+SMALL_BYTES = 16 << 10  # up to here every host gets every other's sum whole, one step across instead of two
+
+
+def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> None:
+    """As Transport.allreduce. Across hosts 2 (H - 1) / H of the bytes leave each of H, as in a ring."""
+    layout, dtype = pipe.layout, source.dtype
+    rounds = pipe.rounds(source.nbytes)
+    hosts = len(layout.hosts)
+
+    def size(i: int) -> tuple[int, int, list[int]]:
+        begin, count = part(source.count, i, rounds)
+        return begin, count, layout.shared_out(count)
+
+    def before(i: int) -> None:
+        begin, count, shares = size(i)
+        mine = pipe.staging("sum", i, shares[layout.local], dtype)
+        pipe.here(pipe.local.reducescatterv(at(source, begin, count), mine, shares, op))
+
+    def others(i: int, count: int) -> Buffer:
+        """Where the other hosts' sums come to; among more than two, this host's, too."""
+        return pipe.staging("sums", i, (hosts if hosts > 2 else 1) * count, dtype)
+
+    def exchange(transport: Transport, i: int) -> Work:
+        """Two hosts, or few bytes: everybody gets everybody's sum."""
+        count = size(i)[2][layout.local]
+        mine, sums = _bytes(pipe.staging("sum", i, count, dtype)), _bytes(others(i, count))
+        if hosts > 2:
+            return transport.allgatherv(mine, sums, [mine.count] * hosts)
+        return transport.alltoallv(mine, sums, [[0, mine.count], [mine.count, 0]])
+
+    def by_shards(transport: Transport, i: int) -> Work:
+        """Everybody adds up one shard for all: half the bytes, or less."""
+        count = size(i)[2][layout.local]
+        mine, total = pipe.staging("sum", i, count, dtype), pipe.staging("total", i, count, dtype)
+        shards = split(count, hosts)
+        shard = shards[layout.host]
+        gathered, added = pipe.staging("sums", i, hosts * shard, dtype), pipe.staging("shard", i, shard, dtype)
+        nbytes = [n * dtype.itemsize for n in shards]
+        _finish(pipe, transport.alltoallv(_bytes(mine), _bytes(gathered), [nbytes] * hosts))
+        _reduce(pipe, [at(gathered, h * shard, shard) for h in range(hosts)], added, op)
+        return transport.allgatherv(_bytes(added), _bytes(total), nbytes)
+
+    directly = hosts == 2 or source.nbytes <= SMALL_BYTES
+
+    def after(i: int) -> None:
+        begin, count, shares = size(i)
+        own = shares[layout.local]
+        total = pipe.staging("total", i, own, dtype)
+        if directly and layout.crosses:
+            sums = others(i, own)
+            parts = [at(sums, h * own, own) for h in range(hosts)] if hosts > 2 else [sums, sums]
+            parts[layout.host] = pipe.staging("sum", i, own, dtype)
+            _reduce(pipe, parts, total, op)
+        pipe.here(pipe.local.allgatherv(total, at(target, begin, count), shares))
+
+    pipe.stream(rounds, before, (exchange if directly else by_shards) if layout.crosses else None, after)
+
+
+def reducescatterv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
+    """As Transport.reducescatterv. A host's sums go to its first rank, and from there each part to its host."""
+    layout, dtype = pipe.layout, source.dtype
+    rounds = pipe.rounds(source.nbytes)
+    ordered = [rank for ranks in layout.hosts for rank in ranks]
+    begins = [sum(counts[:rank]) for rank in range(len(counts))]
+
+    def sizes(i: int) -> list[list[int]]:
+        return [[part(counts[rank], i, rounds)[1] for rank in ranks] for ranks in layout.hosts]
+
+    def before(i: int) -> None:
+        parts = [part(counts[rank], i, rounds) for rank in ordered]
+        addresses = [source.address + (begins[r] + begin) * dtype.itemsize for r, (begin, _) in zip(ordered, parts)]
+        lengths = [length for _, length in parts]
+        packed = pipe.staging("packed", i, sum(lengths), dtype)
+        pipe.kernels.pack(addresses, lengths, dtype, packed.address, dtype)
+        to_first = [packed.count] + [0] * (len(layout.mates) - 1)
+        mine = pipe.staging("sum", i, to_first[layout.local], dtype)
+        pipe.here(pipe.local.reducescatterv(packed, mine, to_first, op))
+
+    def cross(transport: Transport, i: int) -> Work:
+        each = [sum(lengths) for lengths in sizes(i)]
+        own = each[layout.host]
+        mine, sums = pipe.staging("sum", i, sum(each), dtype), pipe.staging("sums", i, len(each) * own, dtype)
+        return transport.alltoallv(_bytes(mine), _bytes(sums), [[n * dtype.itemsize for n in each]] * len(each))
+
+    def after(i: int) -> None:
+        lengths = sizes(i)[layout.host]
+        own, hosts = sum(lengths), len(layout.hosts)
+        total = pipe.staging("total", i, own if pipe.leads else 0, dtype)
+        if pipe.leads:
+            sums = pipe.staging("sums", i, hosts * own, dtype)
+            _reduce(pipe, [at(sums, h * own, own) for h in range(hosts)], total, op)
+        rank = layout.mates[layout.local]
+        from_first = [lengths] + [[0] * len(lengths)] * (len(lengths) - 1)
+        pipe.here(pipe.local.alltoallv(total, at(target, *part(counts[rank], i, rounds)), from_first))
+
+    pipe.stream(rounds, before, cross if pipe.leads else None, after)
+
+
+def _reduce(pipe: Pipeline, sources: Sequence[Buffer], target: Buffer, op: ReduceOp) -> None:
+    pipe.kernels.reduce([one.address for one in sources], target.address, target.count, target.dtype, op)
+
+
+def _bytes(buffer: Buffer) -> Buffer:
+    """The same memory as bytes: what crosses need not be of a type that the other transport knows."""
+    return Buffer(buffer.address, buffer.nbytes, DType.U8, (buffer.nbytes,), owner=buffer.owner)
+
+
+def _finish(pipe: Pipeline, work: Work) -> None:
+    if work is not DONE:
+        pipe.here(work)

@@ -1,0 +1,129 @@
+"""The transport made of two: opens both parts, ends both, and hands each collective to its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ddlcore.builtin.hierarchical import moving, reducing
+from ddlcore.builtin.hierarchical.crossing import Crossing
+from ddlcore.builtin.hierarchical.layout import Layout
+from ddlcore.builtin.hierarchical.pipeline import Pipeline
+from ddlcore.builtin.solo import SoloTransport
+from ddlcore.contracts.store import PrefixStore
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Transport, Work
+from ddlcore.errors import TransportError
+from ddlcore.types import Buffer, ReduceOp
+
+__all__ = ["HierarchicalTransport"]
+
+CHUNK_BYTES = 1 << 20
+SHARES = 2
+
+
+class HierarchicalTransport(Transport):
+    """Ranks on two hosts or more, however many on each and in whatever order.
+
+    ``local`` serves the ranks of one host, on hosts that have several; ``make_cross`` makes what serves
+    one rank of each host, on the ranks that cross. Not order of ranks, but of hosts and of ranks on them
+    is the order of addition.
+    """
+
+    def __init__(self, local: Transport, make_cross: Callable[[], Transport]) -> None:
+        self._local = local
+        self._make_cross = make_cross
+        self._crossing: Crossing | None = None
+        self._pipeline: Pipeline | None = None
+        self._opened: Transport | None = None  # what serves this host, from when it begins to open
+        self._aborted = False
+        able = local.capabilities
+        self.capabilities = Capabilities(
+            devices=able.devices,
+            dtypes=able.dtypes,
+            ops=able.ops,
+            order_fixed=able.order_fixed,
+            by_host=True,
+            thread_bound=able.thread_bound,
+            abort=able.abort,
+        )
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        shares = int(context.settings.get("hierarchical_shares", SHARES))
+        layout = Layout.of(context.members, context.rank, shares)
+        if layout.crosses:
+            self._crossing = Crossing(self._make_cross)
+        self._opened = self._local if len(layout.mates) > 1 else SoloTransport()
+        self._check()  # whoever aborts from here on ends both
+        try:
+            self._open_parts(layout, self._opened, self._crossing)
+        except BaseException:
+            self.abort()  # what is still opening must not keep close() waiting
+            raise
+        chunk_bytes = int(context.settings.get("hierarchical_chunk_bytes", CHUNK_BYTES))
+        self._pipeline = Pipeline(layout, self._opened, self._crossing, context.kernels, chunk_bytes, self._check)
+
+    def _open_parts(self, layout: Layout, local: Transport, crossing: Crossing | None) -> None:
+        """Both at once: who is late for one, is late for both."""
+        context = self.context
+        if crossing is not None:
+            name = f"{context.name} across hosts"
+            crossing.begin(_part(context, layout.crossing, layout.host, f"share{layout.local}/", name))
+        name = f"{context.name} on host {layout.host}"
+        local.open(_part(context, layout.mates, layout.local, f"host{layout.host}/", name))
+        if crossing is not None:
+            crossing.opened(context.timeout_s)
+
+    def close(self) -> None:
+        self._pipeline = None
+        crossing, self._crossing = self._crossing, None
+        opened, self._opened = self._opened, None
+        if crossing is not None:
+            crossing.close()
+        if opened is not None:
+            opened.close()
+
+    def abort(self) -> None:
+        self._aborted = True
+        for part in (self._opened, self._crossing):
+            if part is not None:
+                part.abort()
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        reducing.allreduce(self._ready(), source, target, op)
+        return DONE
+
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        moving.allgatherv(self._ready(), source, target, counts)
+        return DONE
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        moving.broadcast(self._ready(), buffer, root)
+        return DONE
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        reducing.reducescatterv(self._ready(), source, target, counts, op)
+        return DONE
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        moving.alltoallv(self._ready(), source, target, counts)
+        return DONE
+
+    def barrier(self) -> Work:
+        moving.barrier(self._ready())
+        return DONE
+
+    def _ready(self) -> Pipeline:
+        if self._pipeline is None:
+            raise TransportError("hierarchical: the communicator is not open")
+        self._check()
+        return self._pipeline
+
+    def _check(self) -> None:
+        if self._aborted:
+            raise TransportError(f"hierarchical: {self.context.name} was aborted here")
+
+
+def _part(context: Context, ranks: Sequence[int], rank: int, prefix: str, name: str) -> Context:
+    members = tuple(context.members[r] for r in ranks)
+    return replace(context, rank=rank, members=members, store=PrefixStore(prefix, context.store), name=name)

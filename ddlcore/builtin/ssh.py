@@ -1,0 +1,91 @@
+"""Agents started by ssh, one a host, or by another remote shell that is called as ssh is; it opens none itself."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from ddlcore.contracts.launcher import Launcher, StartCommand, StartPlan
+
+__all__ = ["REMOTE_SHELL", "SshLauncher"]
+
+REMOTE_SHELL = "OMPI_MCA_plm_rsh_agent"  # Kubeflow's launcher pods name the script that reaches their workers here
+_OPTIONS = (
+    "-T",  # no terminal: what is written arrives as it is
+    "-oBatchMode=yes",  # never a question: nobody is there to answer it
+    "-oStrictHostKeyChecking=accept-new",  # a host that is new is believed, one whose key has changed is not
+    "-oConnectTimeout=10",
+    "-oControlPath=none",  # a connection of its own: it ends with the job, and a shared one may not end at all
+    "-oLogLevel=ERROR",
+)
+_REASONS = (  # what ssh or the remote shell says, and what to say instead
+    (
+        r"Permission denied \(|Permission denied, please",
+        "it does not accept our key; try `{ssh} {host} true`, and name the key by --ssh-identity-file",
+    ),
+    (
+        r"Host key verification failed|IDENTIFICATION HAS CHANGED",
+        "its host key is not the known one; see `ssh-keygen -R {host}`",
+    ),
+    (r"Could not resolve hostname|Name or service not known", "no such host; is its name spelled right?"),
+    (r"Connection timed out|timed out", "it does not answer; is it up, and is the port right (--ssh-port)?"),
+    (r"Connection refused", "nothing listens for ssh there; is sshd running, and is the port right (--ssh-port)?"),
+    (r"No route to host|Network is unreachable", "no route leads to it"),
+    (r"No module named '?ddlcore", "ddlcore is not installed there; install the same version as here"),
+)
+
+
+class SshLauncher(Launcher):
+    """``ssh HOST exec PYTHON …`` for each host; the job's key goes in by standard input."""
+
+    def __init__(self) -> None:
+        self._shell = "ssh"
+
+    def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
+        shell = plan.environ.get(REMOTE_SHELL, "")
+        if shell:
+            return [self._by_shell(shlex.split(shell), plan, place.index, place.host) for place in plan.agents]
+        argv = ["ssh", *_OPTIONS]
+        if plan.settings["ssh_port"]:
+            argv += ["-p", str(plan.settings["ssh_port"])]
+        if plan.settings["ssh_identity_file"]:
+            argv += ["-i", str(plan.settings["ssh_identity_file"])]
+        argv += shlex.split(str(plan.settings["launcher_args"]))
+        self._shell = shlex.join(arg for arg in argv if arg not in _OPTIONS)
+        start = f"exec {shlex.join(plan.program)}"
+        return [StartCommand((*argv, place.host.strip("[]"), start), (place.index,)) for place in plan.agents]
+
+    def _by_shell(self, shell: list[str], plan: StartPlan, index: int, host: str) -> StartCommand:
+        """No secret goes in: such a script may pass no standard input on (`kubectl exec` without -i does not)."""
+        self._shell = shell[0]
+        start = shlex.join((*plan.program, *plan.public, str(index)))
+        return StartCommand((*shell, host, f"exec {start}"), (index,), task="public")
+
+    def address(self, host: str, environ: Mapping[str, str]) -> str:
+        """Its name; where that is a nickname from ssh's own configuration, what stands there for it."""
+        name = super().address(host, environ)
+        if environ.get(REMOTE_SHELL):
+            return name
+        try:
+            socket.getaddrinfo(name, None)
+        except (OSError, UnicodeError):
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                shown = subprocess.run(["ssh", "-G", name], capture_output=True, text=True, timeout=5.0).stdout
+                found = re.search(r"^hostname (\S+)$", shown, re.MULTILINE)
+                return found[1] if found else name
+        return name
+
+    def explain(self, host: str, code: int | None, text: str) -> str:
+        """Known words of ssh in plainer ones; else its own last line."""
+        for pattern, what in _REASONS:
+            if re.search(pattern, text, re.IGNORECASE):
+                return f"{host}: {what.format(host=host, ssh=self._shell)}"
+        missing = re.search(r"(/\S*python\S*): (?:No such file|not found|Permission denied|cannot execute)", text)
+        if missing or code in (126, 127):
+            what = missing[1] if missing else "the Python of this environment"
+            return f"{host}: there is no {what} to run; every host needs the same environment at the same path"
+        return super().explain(host, code, text)

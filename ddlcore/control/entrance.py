@@ -1,0 +1,174 @@
+"""The listening end of the control network: lets in who has a key of the job, and moves frames; it reads none."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections import deque
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from ddlcore.control.credentials import Access, KeyPair
+from ddlcore.control.line import FLUSHED, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+from ddlcore.errors import DdlInternalError
+
+__all__ = ["Entrance"]
+
+_LINGER_MS = 200  # for last words to those connected when it closes
+_LARGEST_BYTES = 64 << 20  # a stranger's announcement of more ends its connection; ours stay far below
+
+
+class Entrance:
+    """A ROUTER socket and the doorman before it. Built and bound by one thread, then used by one other.
+
+    Only ``admit`` may be called by any. ``parts``: tells of TCP connections that ended without a goodbye.
+    """
+
+    def __init__(self, *, parts: bool = False) -> None:
+        keys, clients = KeyPair(), KeyPair()
+        self._access = Access("ipc://nowhere", os.getpid(), keys.public, clients.public, clients.secret)
+        self._admitted = {z85.decode(clients.public)}
+        self._directory = ""
+        self._parts = parts
+        self._names: dict[int, bytes] = {}  # by descriptor: whose TCP connection it is
+        self._parted: deque[bytes] = deque()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._doorman = self.context.socket(zmq.REP)
+        self._doorman.linger = 0
+        self._doorman.bind("inproc://zeromq.zap.01")
+        self._router = self._open_router(keys)
+        if parts:
+            self._router.monitor("inproc://ddl-parted", zmq.EVENT_DISCONNECTED)
+            self._events = self.context.socket(zmq.PAIR)
+            self._events.linger = 0
+            self._events.connect("inproc://ddl-parted")
+
+    def _open_router(self, keys: KeyPair) -> zmq.Socket[bytes]:
+        router = self.context.socket(zmq.ROUTER)
+        router.curve_server = True
+        router.setsockopt(zmq.ZAP_DOMAIN, b"ddl")
+        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a doorman nobody gets in, rather than anybody
+        router.curve_secretkey = keys.secret.encode()
+        router.sndhwm = router.rcvhwm = 0  # a rank that does not read must not hold up the others
+        router.linger = _LINGER_MS
+        router.setsockopt(zmq.BACKLOG, 4096)
+        router.setsockopt(zmq.MAXMSGSIZE, _LARGEST_BYTES)
+        return router
+
+    # --- opening and closing
+
+    def bind_within(self) -> str:
+        """Listens to this host's processes, by an ipc socket that leaves no file; returns its endpoint."""
+        self._directory = "" if sys.platform == "linux" else tempfile.mkdtemp(prefix="ddl-")  # 0700
+        if self._directory:
+            return self._bind(f"ipc://{self._directory}/control")
+        return self._bind(f"ipc://@ddl-{secrets.token_hex(8)}")  # abstract: a name without a file, gone with us
+
+    def bind(self, address: str, *, beats: bool = True) -> str:
+        """Listens at ``address``, and returns the endpoint (with the port that 0 stood for).
+
+        ``beats``: TCP connections bear ZeroMQ's own heartbeats. Raises ValueError for what is no address
+        of this host, DdlInternalError where it is in use.
+        """
+        if not address.startswith(("tcp:", "ipc:")):
+            raise ValueError(f"control network: {address!r} is neither tcp://IP:PORT nor an ipc address")
+        if address.startswith("tcp:"):
+            self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS if beats else 0)
+            self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+            self._router.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
+        return self._bind(address)
+
+    def _bind(self, address: str) -> str:
+        try:
+            self._router.bind(address)
+        except zmq.ZMQError as error:
+            if error.errno == errno.EADDRINUSE:
+                text = f"control network: {address} is in use; choose another port, or 0 for any free one"
+                raise DdlInternalError(text) from None
+            raise ValueError(f"control network: cannot listen at {address!r}: {error.strerror}") from None
+        bound = self._router.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(bound, bytes)
+        return bound.rstrip(b"\0").decode()
+
+    def close_sockets(self) -> None:
+        """All of them: a router whose doorman no longer answers does not let go of its connections."""
+        if self._parts and not self._router.closed:
+            self._router.disable_monitor()
+            self._events.close()
+        self._router.close()
+        self._doorman.close()
+
+    def release(self) -> None:
+        """Lets go of everything, when the thread that used it has ended."""
+        self.close_sockets()
+        self.context.term()
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = ""
+
+    # --- serving
+
+    def access(self, endpoint: str) -> Access:
+        """What a client that reaches this at ``endpoint`` needs to be let in."""
+        return msgspec.structs.replace(self._access, endpoint=endpoint)
+
+    def admit(self, public: str) -> None:
+        """From now on who has this key (Z85) gets in, too. Any thread."""
+        self._admitted.add(z85.decode(public))
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Makes ``poller`` wake when there is something for ``let_in``, ``receive`` or ``parted``."""
+        for source in (self._router, self._doorman, *([self._events] if self._parts else [])):
+            poller.register(source, zmq.POLLIN)
+
+    def let_in(self) -> None:
+        """The ZAP protocol (ZeroMQ RFC 27): who asks with an admitted key gets in. Call it first in each turn."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                version, request, _domain, _address, _name, *credentials = self._doorman.recv_multipart(zmq.NOBLOCK)
+                known = len(credentials) == 2 and credentials[0] == b"CURVE" and credentials[1] in self._admitted
+                code, text = (b"200", b"OK") if known else (b"400", b"no key of this job")
+                self._doorman.send_multipart([version, request, code, text, b"", b""])
+        if self._parts:
+            self._note_parted()
+
+    def receive(self) -> list[bytes]:
+        """The frames of one message, first the name of the connection. Raises zmq.Again where there is none."""
+        if not self._parts:
+            return self._router.recv_multipart(zmq.NOBLOCK)
+        frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+        data = [frame.bytes for frame in frames]
+        fd = frames[-1].get(zmq.SRCFD)
+        if isinstance(fd, int) and fd >= 0:
+            if data[-1] == FLUSHED:
+                self._names.pop(fd, None)  # it says goodbye
+            else:
+                self._names[fd] = data[0]
+        return data
+
+    def parted(self) -> list[bytes]:
+        """Names of connections that ended without a goodbye. Ask when all that arrived has been received."""
+        names = list(self._parted)
+        self._parted.clear()
+        return names
+
+    def send(self, frames: list[bytes]) -> None:
+        """Never waits; who is gone hears nothing."""
+        with contextlib.suppress(zmq.Again, zmq.ZMQError):
+            self._router.send_multipart(frames, zmq.NOBLOCK)
+
+    def _note_parted(self) -> None:
+        # Before messages are read: a new connection may have the descriptor of an old one, but gets in only by us.
+        with contextlib.suppress(zmq.Again):
+            while True:
+                head, _ = self._events.recv_multipart(zmq.NOBLOCK)
+                name = self._names.pop(int.from_bytes(head[2:6], sys.byteorder), None)
+                if name is not None:
+                    self._parted.append(name)

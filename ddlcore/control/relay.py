@@ -1,0 +1,183 @@
+"""An agent's end of the control network: passes frames between the ranks of its host and the launcher, unread.
+
+Its ranks find here what they would find at the launcher: a job file, keys, an ipc socket, a process whose end is
+theirs. To the launcher there is one connection, which also carries what the agent itself has to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from ddlcore.control.beats import Beats
+from ddlcore.control.credentials import Access, JobFile
+from ddlcore.control.entrance import Entrance
+from ddlcore.control.line import BROKEN, open_dealer
+from ddlcore.control.server import OWN, agent_name
+from ddlcore.control.wake import Wake
+
+__all__ = ["Relay"]
+
+_LINGER_MS = 1000  # for last words to the launcher
+_AGAIN_S = 0.05
+_MOST_AT_ONCE = 1024  # frames from one side before the other gets its turn
+
+
+class Relay:
+    """Agent number ``index``. ``patient``: its key may not be known yet, so it tries again until it is heard.
+
+    ``heard`` gets what the launcher says to the agent, ``gone`` (once) why it is no more.
+
+    Both are called in the relay's thread. Built, started and closed by one thread; ``say`` may come from any.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        index: int,
+        *,
+        heard: Callable[[bytes], None],
+        gone: Callable[[str], None],
+        silence_s: float,
+        patient: bool = False,
+    ) -> None:
+        self._heard = heard
+        self._gone = gone
+        self._beats: Beats[str] = Beats(silence_s)
+        self._said: deque[bytes] = deque()
+        self._stopping = False
+        self._over = False
+        self._patient = patient  # until the launcher was heard
+        self._wake = Wake()
+        self._entrance = Entrance()
+        endpoint = self._entrance.bind_within()
+        self._job_file = JobFile(self._entrance.access(endpoint))
+        self.job_file = self._job_file.path
+        self._unheard: list[bytes] = []  # what was said while there may be nobody to hear it
+        self._access, self._index = access, index
+        self._poller = zmq.Poller()
+        self._entrance.register(self._poller)
+        self._poller.register(self._wake.fileno(), zmq.POLLIN)
+        self._connect()
+        self._thread = threading.Thread(target=self._run, name="ddl-relay", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread; once."""
+        self._thread.start()
+
+    def say(self, data: bytes) -> None:
+        """Tells the launcher. Any thread; returns at once."""
+        self._said.append(data)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Ends it when all that was said has gone out, or after a second; ranks see their launcher as gone."""
+        self._job_file.close()
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(5.0)
+        if not self._thread.is_alive():
+            self._entrance.release()
+            self._wake.close()
+
+    # --- the connection to the launcher
+
+    def _connect(self) -> None:
+        token = secrets.token_hex(4)
+        context = self._entrance.context
+        self._upstream = open_dealer(context, self._access, agent_name(self._index, token), beats=False)
+        self._upstream.linger = _LINGER_MS
+        self._upstream.monitor(f"inproc://{token}", BROKEN)
+        self._events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self._events.linger = 0
+        self._events.connect(f"inproc://{token}")
+        self._upstream.connect(self._access.endpoint)
+        for source in (self._upstream, self._events):
+            self._poller.register(source, zmq.POLLIN)
+
+    def _disconnect(self) -> None:
+        for source in (self._upstream, self._events):
+            self._poller.unregister(source)
+        self._upstream.disable_monitor()
+        self._events.close()
+        self._upstream.close()
+
+    def _try_again(self) -> None:
+        """A connection that was refused stays so: another one says what it had said."""
+        self._disconnect()
+        time.sleep(_AGAIN_S)  # nothing else goes on yet
+        self._connect()
+        self._said.extendleft(reversed(self._unheard))
+        self._unheard.clear()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._poller.poll(self._patience_ms())
+                self._wake.clear()
+                self._entrance.let_in()
+                self._downward()
+                self._upward()
+                self._keep_beat(time.monotonic())
+            self._upward()
+        finally:
+            self._disconnect()
+            self._entrance.close_sockets()
+
+    def _patience_ms(self) -> int:
+        deadline_s = self._beats.deadline_s()
+        return 1000 if deadline_s is None else max(math.ceil((deadline_s - time.monotonic()) * 1000), 0)
+
+    def _downward(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_MOST_AT_ONCE):
+                frames = self._upstream.recv_multipart(zmq.NOBLOCK)
+                self._beats.heard("launcher", time.monotonic())
+                self._patient = False
+                if frames[0] != OWN:
+                    self._entrance.send(frames)
+                elif frames[-1]:
+                    self._heard(frames[-1])
+        with contextlib.suppress(zmq.Again):
+            head, where = self._events.recv_multipart(zmq.NOBLOCK)
+            if self._patient:
+                self._try_again()
+                return
+            event = int.from_bytes(head[:2], sys.byteorder)
+            closed = event == zmq.EVENT_DISCONNECTED
+            self._end(f"it {'closed the connection' if closed else 'does not admit this agent'} at {where.decode()}")
+
+    def _upward(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_MOST_AT_ONCE):
+                self._pass_on(self._entrance.receive())
+        while self._said:
+            said = self._said.popleft()
+            if self._patient:
+                self._unheard.append(said)
+            self._pass_on([OWN, said])
+
+    def _pass_on(self, frames: list[bytes]) -> None:
+        if not self._over:
+            self._upstream.send_multipart(frames, zmq.NOBLOCK)
+
+    def _keep_beat(self, now_s: float) -> None:
+        for _ in self._beats.due(now_s):
+            self._pass_on([OWN, b""])
+        for _ in self._beats.silent(now_s):
+            self._end(f"nothing was heard of it for {self._beats.silence_s:g} s")
+
+    def _end(self, reason: str) -> None:
+        if not self._over:
+            self._over = True
+            self._gone(reason)

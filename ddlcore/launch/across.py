@@ -1,0 +1,162 @@
+"""Plans a job whose ranks agents start: by which launcher, with which agents, reached at which addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddlcore.config import Settings
+from ddlcore.contracts.interfaces import chosen_address, route_address
+from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand, StartPlan
+from ddlcore.control.credentials import Access
+from ddlcore.hooks import LauncherProvider
+from ddlcore.launch.bootstrap import agent_program, public_arguments
+from ddlcore.launch.hosts import Layout
+from ddlcore.launch.survey import endpoint_host
+from ddlcore.plug.registry import Registry
+
+__all__ = ["Across", "Reach", "choose_launcher", "find_reach"]
+
+_WILDCARDS = ("0.0.0.0", "::", "*")
+_ANYWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: the route to them is that to anywhere
+
+
+def choose_launcher(
+    wanted: str, needed: str, registry: Registry, environ: Mapping[str, str]
+) -> tuple[LauncherProvider, Callable[[], Launcher]]:
+    """Who starts agents: ``wanted`` by the user ("auto": nobody in particular), else ``needed`` by the transport.
+
+    Raises PluginError in one line where it is not installed or cannot be used.
+    """
+    name = needed if wanted in ("", "auto") else wanted
+    if name:
+        provider = registry.launcher(name)
+    else:
+        provider = max(
+            (
+                one
+                for one in registry.launchers.values()
+                if not one.optional and all(name in environ for name in one.variables) and not registry.missing(one)
+            ),
+            key=lambda one: one.priority,
+        )
+    return provider, registry.load(provider)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Where the control server listens for agents, and how each host gets there."""
+
+    bind: str  # as for Entrance.bind; "": agents are on this host alone
+    routes: Mapping[str, str]  # by host: this host's address as seen from there
+
+    def endpoint_of(self, bound: str) -> Callable[[str], str]:
+        """``bound``: what the server really listens at. The function gives the endpoint for a host."""
+        port = bound.rpartition(":")[2]
+
+        def endpoint(host: str) -> str:
+            address = self.routes.get(host, "")
+            return f"tcp://{_bracketed(address)}:{port}" if address else bound
+
+        return endpoint
+
+    @property
+    def own(self) -> str:
+        """This host's address for its own ranks to be met at; "" where all are here."""
+        return next(iter(self.routes.values()), "")
+
+
+def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
+    """``hosts``: those other than this one that run agents; by the name of each, what the network calls it.
+
+    The setting control_address decides, else network_interface, else the route to each host.
+    Raises ValueError in one line where no address can be told.
+    """
+    if not hosts:
+        return Reach("", {})
+    wanted, interface = settings.text("control_address"), settings.text("network_interface")
+    if wanted and endpoint_host(wanted) not in _WILDCARDS:
+        return Reach(wanted, dict.fromkeys(hosts, endpoint_host(wanted)))
+    routes = _routes(hosts, interface)
+    distinct = set(routes.values())
+    if wanted:
+        return Reach(wanted, routes)
+    if len(distinct) == 1:
+        return Reach(f"tcp://{_bracketed(distinct.pop())}:0", routes)
+    return Reach("tcp://[::]:0" if any(":" in address for address in distinct) else "tcp://0.0.0.0:0", routes)
+
+
+def _routes(hosts: Mapping[str, str], interface: str) -> dict[str, str]:
+    """This host's own address for each. One that has none may be known to its remote shell alone, or not at all."""
+    if interface:
+        return {host: chosen_address(interface, known) for host, known in hosts.items()}
+    found: dict[str, str] = {}
+    failure = ""
+    for toward in (*hosts.values(), *_ANYWHERE):
+        try:
+            found[toward] = route_address(toward)
+        except ValueError as error:
+            failure = failure or str(error)
+    if not found:
+        raise ValueError(f"{failure}; say by --network-interface or --control-address where hosts find this one")
+    otherwise = next(iter(found.values()))
+    return {host: found.get(known, otherwise) for host, known in hosts.items()}
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+@dataclass(frozen=True)
+class Across:
+    """A job with agents."""
+
+    layout: Layout
+    provider: LauncherProvider
+    launcher: Launcher
+    places: tuple[AgentPlace, ...]
+    reach: Reach
+    environ: Mapping[str, str]  # the launching process's own
+    directory: str
+    settings: Settings
+
+    @classmethod
+    def plan(
+        cls,
+        layout: Layout,
+        chosen: tuple[LauncherProvider, Callable[[], Launcher]],
+        settings: Settings,
+        environ: Mapping[str, str],
+        directory: str,
+    ) -> Across:
+        """Raises ValueError in one line where hosts cannot be reached from here by any address."""
+        provider, build = chosen
+        launcher = build()
+        hosts = range(len(layout.hosts)) if provider.whole else layout.elsewhere
+        groups = [(host, layout.ranks_of(host)) for host in hosts]
+        if provider.per_rank:
+            groups = [(layout.ranks[rank], (rank,)) for rank in sorted(rank for _, ranks in groups for rank in ranks)]
+        places = tuple(AgentPlace(index, layout.hosts[host], ranks) for index, (host, ranks) in enumerate(groups))
+        others = [layout.hosts[host] for host in layout.elsewhere]
+        reach = find_reach(settings, {host: launcher.address(host, environ) for host in others})
+        return cls(layout, provider, launcher, places, reach, environ, directory, settings)
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks that the launching process starts itself."""
+        return () if self.provider.whole or self.layout.here < 0 else self.layout.ranks_of(self.layout.here)
+
+    def commands(self, access: Access | None = None) -> Sequence[StartCommand]:
+        """What to execute. ``access``: where agents get in; None: it is only to be shown, with words instead."""
+        if access is None:
+            address = self.reach.bind.replace(":0", ":PORT") or "ipc://NAME"
+            public: tuple[str, ...] = ("public", address, "PUBLIC-KEY", self.settings.text("silence_s"))
+        else:
+            public = public_arguments(access, self.settings.number("silence_s"))
+        program = agent_program(self.environ)
+        plan = StartPlan(self.places, program, public, self.directory, self.environ, self.settings)
+        commands = self.launcher.commands(plan)
+        called = sorted(index for command in commands for index in command.agents)
+        if called != list(range(len(self.places))):
+            raise ValueError(f"launcher {self.provider.name} would start agents {called} of {len(self.places)}")
+        return commands

@@ -1,0 +1,91 @@
+"""How an agent is called into being and learns where its launcher is; both ends of that, so that they agree."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from ddlcore.control.credentials import Access, KeyPair
+from ddlcore.errors import DdlInternalError
+from ddlcore.job import VERSION
+
+__all__ = ["ANSWER", "VARIABLE", "AgentTask", "agent_program", "public_arguments", "read_task", "task_text"]
+
+VARIABLE = "DDL_AGENT"  # holds the task where it comes by the environment
+ANSWER = "ddl-agent-key "  # begins the line by which an agent that was told no secret tells its public key
+_PUBLIC = "public"
+_LARGEST_BYTES = 1 << 16
+_PROGRAM = (
+    "import sys; sys.version_info[:2] == ({major}, {minor}) or "
+    'sys.exit("Python %d.%d runs there and {major}.{minor} here" % sys.version_info[:2]); '
+    'sys.path[:1] = sys.argv.pop(1).split(":"); sys.path.append(sys.argv.pop(1)); '
+    "from ddlcore.launch.agent import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
+class AgentTask(msgspec.Struct, frozen=True):
+    """What an agent needs to begin. Where one command starts several, each finds its number by a variable."""
+
+    access: Access
+    silence_s: float
+    agents: tuple[int, ...]  # the indexes of those that the command starts
+    number: tuple[str, ...] = ()  # variables, the first of which that is set says which of ``agents`` this is
+    answers: bool = False  # its keys are its own, and the launcher has yet to be told
+
+    def index(self, environ: Mapping[str, str]) -> int:
+        """This agent's. Raises DdlInternalError in one line where the environment does not tell."""
+        if len(self.agents) == 1:
+            return self.agents[0]
+        value = next((environ[name] for name in self.number if name in environ), "")
+        if not value.isdigit() or int(value) >= len(self.agents):
+            names = " or ".join(self.number)
+            raise DdlInternalError(f"{names} does not say which of {len(self.agents)} agents this is ({value!r})")
+        return self.agents[int(value)]
+
+
+def agent_program(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The command that is one agent: this interpreter, with the ddlcore that is loaded here, at the same paths."""
+    root = str(Path(__file__).resolve().parents[2])
+    text = _PROGRAM.format(major=sys.version_info[0], minor=sys.version_info[1])
+    paths = [os.path.abspath(path) for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return (sys.executable, "-c", text, os.pathsep.join(paths) or root, root, VERSION)
+
+
+def public_arguments(access: Access, silence_s: float) -> tuple[str, ...]:
+    """What goes behind ``agent_program``, and behind that the agent's index, for one that is told no secret."""
+    return (_PUBLIC, access.endpoint, access.server_public, str(silence_s))
+
+
+def task_text(task: AgentTask) -> bytes:
+    """One line, to be kept secret."""
+    return msgspec.json.encode(task) + b"\n"
+
+
+def read_task(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentTask:
+    """In an agent: its task, from wherever it comes. Raises DdlInternalError in one line where there is none."""
+    version, *rest = arguments
+    if version != VERSION:
+        raise DdlInternalError(f"ddlcore {VERSION} is installed there and {version} here")
+    if rest and rest[0] == _PUBLIC:
+        _, endpoint, server_public, silence_s, index = rest
+        keys = KeyPair()
+        access = Access(endpoint, 0, server_public, keys.public, keys.secret)
+        return AgentTask(access, float(silence_s), (int(index),), answers=True)
+    text = environ[VARIABLE].encode() if VARIABLE in environ else _line(0)
+    try:
+        return msgspec.json.decode(text, type=AgentTask)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # raised below, outside: the cause would carry pieces of keys into a traceback
+    raise DdlInternalError("the agent was told nothing: its standard input did not come through")
+
+
+def _line(fd: int) -> bytes:
+    """The first line of a file, byte by byte: the rest is somebody else's."""
+    line = bytearray()
+    while len(line) < _LARGEST_BYTES and (byte := os.read(fd, 1)) not in (b"", b"\n"):
+        line += byte
+    return bytes(line)

@@ -1,0 +1,329 @@
+"""The agents of one job, seen from `ddl run`: called, asked, told what to start, heard, and let go."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand
+from ddlcore.control.server import Server
+from ddlcore.errors import DdlInternalError
+from ddlcore.launch.bootstrap import AgentTask, task_text
+from ddlcore.launch.output import Output
+from ddlcore.launch.started import Started
+from ddlcore.launch.supervisor import LOST, Supervisor
+from ddlcore.launch.wire import (
+    Ack,
+    Begin,
+    Begun,
+    Credit,
+    Data,
+    Ended,
+    Finished,
+    Here,
+    Look,
+    Quit,
+    Report,
+    Said,
+    Signal,
+    ToAgent,
+    decode_from_agent,
+    encode,
+)
+
+__all__ = ["Crew", "CrewMember", "RemoteRank"]
+
+_SLICE_S = 0.1
+_CLEARED_S = 4.0  # from the end of an agent's ranks to its last word: what they left behind gets 2 s
+_LET_GO_S = 2.0  # from Quit to the end of an agent's command
+
+
+@dataclass
+class CrewMember:
+    """One agent, and what is known of it."""
+
+    place: AgentPlace
+    here: bool = False
+    report: Report | None = None
+    begun: Begun | None = None
+    finished: bool = False
+    gone: str = ""  # why nothing more will be heard of it
+    results: dict[int, bytearray] = field(default_factory=dict)  # by rank
+    credit: Credit | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.finished or bool(self.gone)
+
+
+class RemoteRank:
+    """A rank of another host, as its supervisor sees it."""
+
+    process = None
+
+    def __init__(self, rank: int, tell: Callable[[ToAgent], None]) -> None:
+        self.rank = rank
+        self._tell = tell
+
+    def signal(self, number: int) -> None:
+        """To the rank alone."""
+        self._tell(Signal(self.rank, number, False))
+
+    def signal_group(self, number: int) -> None:
+        """To the rank and all that it began."""
+        self._tell(Signal(self.rank, number, True))
+
+    def leaves_group(self) -> bool:
+        """No: the agent clears up after its ranks, and says Finished when that is done."""
+        return False
+
+
+class Crew:
+    """All agents of a job. The main thread calls; ``heard`` and ``silent`` come from the control server's."""
+
+    def __init__(self, places: Sequence[AgentPlace], launcher: Launcher, say: Callable[[str], None]) -> None:
+        self.members = [CrewMember(place) for place in places]
+        self._launcher = launcher
+        self._say = say
+        self._started: list[Started] = []
+        self._changed = threading.Condition()
+        self._supervisor: Supervisor | None = None
+        self._output: Output | None = None
+        self._server: Server | None = None
+        self._look: Look | None = None
+        self._early: list[tuple[int, int, str]] = []  # ends that nobody could be told of yet
+        self._feeding = 0  # pieces of output that wait to be shown
+
+    # --- the beginning
+
+    def call(
+        self,
+        commands: Sequence[StartCommand],
+        server: Server,
+        endpoint_of: Callable[[str], str],
+        environ: Mapping[str, str],
+        silence_s: float,
+        look: Look,
+    ) -> None:
+        """Starts the commands, whose agents will answer to ``look``. In the main thread.
+
+        ``endpoint_of(host)`` is where an agent there reaches ``server``. Raises OSError where a command cannot be run.
+        """
+        self._server, self._look = server, look
+        for member in self.members:
+            member.credit = Credit(self._sender(member.place.index))
+        for command in commands:
+            hosts = {self.members[index].place.host for index in command.agents}
+            endpoint = endpoint_of(min(hosts))
+            task = AgentTask(server.agent_access(endpoint), silence_s, command.agents, command.number)
+            self._started.append(
+                Started(command, task_text(task), environ, ended=self._command_ended, answered=server.admit)
+            )
+
+    def gather(self, timeout_s: float, interrupted: Callable[[], object]) -> bool:
+        """Waits until every agent has reported or is known to be gone; False when ``interrupted`` first.
+
+        Who is silent until then is taken for gone.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        done = self._wait(lambda m: m.report is not None or bool(m.gone), deadline_s, interrupted)
+        if not done and not interrupted():
+            for member in self.members:
+                if member.report is None and not member.gone:
+                    started = next(s for s in self._started if member.place.index in s.command.agents)
+                    self._lose(member, self._explain(member, started, None))
+        return done or not interrupted()
+
+    def send_task(self, data: bytes) -> None:
+        """Gives every agent the function that its ranks are to call."""
+        for member in self.members:
+            assert member.credit is not None
+            member.credit.send(-1, "task", data)
+
+    def begin(self, begins: Sequence[Begin], timeout_s: float, interrupted: Callable[[], object]) -> list[str]:
+        """Has every agent start its ranks, and waits until they did; why some did not, one line each."""
+        for member, begin in zip(self.members, begins):
+            self._tell(member.place.index, begin)
+        done = self._wait(lambda m: m.begun is not None or bool(m.gone), time.monotonic() + timeout_s, interrupted)
+        problems = []
+        for member in self.members:
+            if member.gone or member.begun is None:
+                problems.append(f"{member.place.host}: {member.gone or 'its agent does not answer any more'}")
+            elif member.begun.error:
+                problems.append(f"{member.place.host}: the ranks cannot be started: {member.begun.error}")
+        return problems if not done or problems else []
+
+    # --- while ranks run
+
+    def ranks(self) -> list[RemoteRank]:
+        """All ranks that agents run, for a supervisor."""
+        return [
+            RemoteRank(rank, self._teller(member.place.index)) for member in self.members for rank in member.place.ranks
+        ]
+
+    def join(self, output: Output) -> None:
+        """Announces the output of all ranks that agents run. Before ``output`` starts, and before ``begin``."""
+        for member in self.members:
+            for rank in member.place.ranks:
+                output.add_fed(rank)
+        self._output = output
+
+    def attach(self, supervisor: Supervisor) -> None:
+        """From now on ``supervisor`` is told of the ends of ranks, also of those that were heard of before."""
+        with self._changed:
+            self._supervisor = supervisor
+            early, self._early = self._early, []
+        for rank, returncode, lost in early:
+            supervisor.ended_elsewhere(rank, returncode, lost)
+
+    def credit_of(self, rank: int) -> Credit:
+        """For streams to ``rank``."""
+        credit = next(member.credit for member in self.members if rank in member.place.ranks)
+        assert credit is not None
+        return credit
+
+    def results(self) -> dict[int, bytes]:
+        """By rank, what the function left; nothing of a rank that ended before."""
+        return {rank: bytes(data) for member in self.members for rank, data in member.results.items()}
+
+    def host_of(self, rank: int) -> str:
+        """As the user wrote it; "" for a rank that no agent runs."""
+        return next((member.place.host for member in self.members if rank in member.place.ranks), "")
+
+    # --- the end
+
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        """All ranks have ended: waits for the agents' last words, and for a screen that is slow to show their output."""
+        while not self._wait(lambda m: m.over, time.monotonic() + _CLEARED_S, give_up):
+            if give_up() or not self._feeding:
+                return
+
+    def close(self) -> None:
+        """Lets every agent go, killing what still runs, and ends the commands that started them."""
+        for member in self.members:
+            if member.credit is not None:
+                member.credit.close()
+            if member.here:
+                self._tell(member.place.index, Quit())
+        until_s = time.monotonic() + _LET_GO_S
+        for started in self._started:
+            called = any(self.members[index].here for index in started.command.agents)
+            started.close(max(0.0, until_s - time.monotonic()) if called else 0.0)
+
+    # --- in the server's thread
+
+    def heard(self, agent: int, data: bytes) -> None:
+        """See control.server.Agents."""
+        if agent >= len(self.members):
+            return
+        member = self.members[agent]
+        try:
+            message = decode_from_agent(data)
+        except DdlInternalError as error:
+            self._lose(member, str(error))
+            return
+        if isinstance(message, Data):
+            self._take(agent, member, message)
+        elif isinstance(message, Ended):
+            self._end(message.rank, message.returncode, "")
+        elif isinstance(message, Ack):
+            assert member.credit is not None
+            member.credit.give(message.nbytes)
+        elif isinstance(message, Said):
+            self._say(f"{member.place.host}: {message.text}")
+        else:
+            self._note(agent, member, message)
+
+    def silent(self, agent: int, silence_s: float) -> None:
+        """See control.server.Agents."""
+        self._lose(self.members[agent], f"nothing was heard of it for {silence_s:g} s")
+
+    def _note(self, agent: int, member: CrewMember, message: Here | Report | Begun | Finished) -> None:
+        with self._changed:
+            if isinstance(message, Here):
+                member.here = True
+                assert self._look is not None
+                self._tell(agent, self._look)
+            elif isinstance(message, Report):
+                member.report = message
+            elif isinstance(message, Begun):
+                member.begun = message
+            else:
+                member.finished = True
+                assert self._server is not None
+                self._server.dismiss(agent)
+            self._changed.notify_all()
+
+    def _take(self, agent: int, member: CrewMember, piece: Data) -> None:
+        nbytes = len(piece.data)
+        if piece.stream == "result":
+            member.results.setdefault(piece.rank, bytearray()).extend(piece.data)
+            self._tell(agent, Ack(nbytes))
+        elif self._output is not None:
+            with self._changed:
+                self._feeding += 1
+            self._output.feed(piece.rank, piece.stream, piece.data, lambda: self._shown(agent, nbytes))
+
+    def _shown(self, agent: int, nbytes: int) -> None:
+        with self._changed:
+            self._feeding -= 1
+        self._tell(agent, Ack(nbytes))
+
+    # --- in any thread
+
+    def _command_ended(self, started: Started, code: int) -> None:
+        for index in started.command.agents:
+            member = self.members[index]
+            if not member.over:
+                self._lose(member, self._explain(member, started, code))
+
+    def _explain(self, member: CrewMember, started: Started, code: int | None) -> str:
+        if member.here:
+            last = started.text.strip().splitlines()[-1:]
+            return f"its agent ended{f': {last[0]}' if last else ''}"
+        return self._launcher.explain(member.place.host, code, started.text)
+
+    def _lose(self, member: CrewMember, reason: str) -> None:
+        with self._changed:
+            if member.over:
+                return
+            member.gone = reason
+            self._changed.notify_all()
+        if member.credit is not None:
+            member.credit.close()
+        for rank in member.place.ranks:
+            self._end(rank, LOST, f"its host {member.place.host} is gone: {reason}")
+
+    def _end(self, rank: int, returncode: int, lost: str) -> None:
+        with self._changed:
+            if self._supervisor is None:
+                self._early.append((rank, returncode, lost))
+                return
+        self._supervisor.ended_elsewhere(rank, returncode, lost)
+
+    def _tell(self, agent: int, message: ToAgent) -> None:
+        assert self._server is not None
+        self._server.tell(agent, encode(message))
+
+    def _teller(self, agent: int) -> Callable[[ToAgent], None]:
+        return lambda message: self._tell(agent, message)
+
+    def _sender(self, agent: int) -> Callable[[bytes], None]:
+        assert self._server is not None
+        server = self._server
+        return lambda data: server.tell(agent, data)
+
+    def _wait(
+        self,
+        condition: Callable[[CrewMember], bool],
+        deadline_s: float,
+        give_up: Callable[[], object],
+    ) -> bool:
+        with self._changed:
+            while not all(condition(member) for member in self.members):
+                if give_up() or time.monotonic() >= deadline_s:
+                    return False
+                self._changed.wait(_SLICE_S)
+        return True

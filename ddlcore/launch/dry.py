@@ -1,0 +1,90 @@
+"""``ddl run --dry-run``: what would be started, in words; it opens nothing, asks no host and makes no key."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from ddlcore.launch.environment import (
+    HostPlace,
+    own_environments,
+    setting_variables,
+    thread_variables,
+    usable_cores,
+)
+from ddlcore.launch.info import table
+from ddlcore.launch.launcher import Launch
+from ddlcore.launch.verdict import ranks_text
+from ddlcore.types import Placement
+
+__all__ = ["describe"]
+
+_AT_START = "<made at the start>"
+
+
+def describe(launch: Launch) -> list[str]:
+    """The lines: ranks, environment, commands. What only the start can tell stands in angle brackets."""
+    lines = ["ranks", *_indented(table(_rank_rows(launch)))]
+    lines += ["", "environment of every rank, over that of this shell", *_indented(_shared(launch))]
+    owns = _own_environments(launch)
+    for rank, own in enumerate(owns):
+        lines += ["", f"environment of rank {rank}", *_indented(f"{name}={value}" for name, value in own.items())]
+    lines += ["", "commands"]
+    if launch.across is not None:
+        for command in launch.across.commands():
+            lines += _indented([shlex.join(command.argv)])
+            lines += [f"    its task, with the job's key: {_task(command.task)}"]
+        if launch.across.local_ranks:
+            ranks = ranks_text(launch.across.local_ranks)
+            lines += _indented([f"here, for {ranks}: {shlex.join(launch.command)}"])
+        lines += _indented([f"by each agent, for each of its ranks: {shlex.join(launch.command)}"])
+    else:
+        lines += _indented([f"{launch.size} times: {shlex.join(launch.command)}"])
+    return lines
+
+
+def _rank_rows(launch: Launch) -> list[dict[str, str]]:
+    layout = launch.layout
+    rows = []
+    for rank, host in enumerate(layout.ranks):
+        placement = Placement(rank, layout.ranks)
+        rows.append(
+            {
+                "rank": str(rank),
+                "host": layout.hosts[host],
+                "local rank": f"{placement.local_rank} of {placement.local_size}",
+                "cross rank": f"{placement.cross_rank} of {placement.cross_size}",
+            }
+        )
+    return rows
+
+
+def _shared(launch: Launch) -> list[str]:
+    layout = launch.layout
+    variables = setting_variables(launch.settings)
+    if layout.here >= 0:
+        variables |= thread_variables(launch.environ, usable_cores(), layout.ranks.count(layout.here))
+    variables |= {name: value for name, value in launch.environ.items() if name.startswith("DDL_")}
+    return [f"{name}={value}" for name, value in sorted(variables.items())] or ["nothing"]
+
+
+def _own_environments(launch: Launch) -> Sequence[dict[str, str]]:
+    layout, reach = launch.layout, launch.across.reach.own if launch.across is not None else ""
+    places = []
+    for index, name in enumerate(layout.hosts):
+        address = reach if index == layout.here else f"<address of {name}>"
+        ports = (f"<free port of {name}>",) * layout.ranks.count(index)
+        places.append(HostPlace(_AT_START, address, ports))
+    return own_environments(layout.ranks, places, launch.port or f"<free port of {layout.hosts[layout.ranks[0]]}>")
+
+
+def _task(way: str) -> str:
+    return {
+        "stdin": "by standard input",
+        "environment": "by the environment",
+        "public": "none; the agent makes keys of its own",
+    }[way]
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

@@ -1,0 +1,192 @@
+"""What `ddl run` does beyond its own host: calls agents by the plan, and tells each what to start."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddlcore.config import Settings
+from ddlcore.control.server import Server
+from ddlcore.launch.across import Across
+from ddlcore.launch.crew import Crew
+from ddlcore.launch.environment import (
+    HostPlace,
+    carried,
+    own_environments,
+    setting_variables,
+    shared_environment,
+    thread_variables,
+    usable_cores,
+)
+from ddlcore.launch.ports import free_ports
+from ddlcore.launch.preflight import HostCheck, compared_packages, judge
+from ddlcore.launch.preflight import show as table_of
+from ddlcore.launch.verdict import NotStarted
+from ddlcore.launch.wire import CHUNK_BYTES, Begin, Credit, Look, RankTask
+from ddlcore.plug.registry import Registry
+
+__all__ = ["Elsewhere"]
+
+_BEGIN_S = 30.0  # how long agents may take to start their ranks
+
+
+@dataclass
+class _Job:
+    """What the ranks are to run."""
+
+    command: Sequence[str]  # () for a function
+    environ: Mapping[str, str]
+    settings: Settings
+    gives_input: bool
+
+
+@dataclass
+class Elsewhere:
+    """The agents' part of one job, in the main thread."""
+
+    across: Across
+    say: Callable[[str], None]
+    crew: Crew = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.crew = Crew(self.across.places, self.across.launcher, self.say)
+        self._owns: list[dict[str, str]] = []
+        self._places: list[HostPlace] = []
+        self._own: set[str] = set()
+        self._descriptors: set[str] = set()
+
+    # --- before
+
+    def look(self, registry: Registry, program: str, files: Sequence[str], port: int) -> Look:
+        """What agents are to find out. ``port``: MASTER_PORT where the user chose one, else 0."""
+        most = max(self.across.layout.ranks.count(host) for host in set(self.across.layout.ranks))
+        return Look(
+            directory=self.across.directory,
+            files=tuple(files),
+            program=program,
+            packages=tuple(compared_packages(registry)),
+            network_interface=self.across.settings.text("network_interface"),
+            ports=2 * most + 2,  # agents of one host choose without each other, and may choose the same
+            port=port,
+        )
+
+    def prepare(
+        self,
+        server: Server,
+        look: Look,
+        registry: Registry,
+        interrupted: Callable[[], object],
+        show: Callable[[str], None],
+        verbose: bool = False,
+        on_terminal: bool = False,
+    ) -> None:
+        """Calls the agents and has them look around; ``server`` runs. Says nothing where all is well, unless ``verbose``.
+
+        Raises NotStarted where something is not as it must be, after ``show`` was given a table of all hosts.
+        """
+        try:
+            self._call(server, look)
+        except (OSError, ValueError) as error:
+            raise NotStarted(f"the agents cannot be started: {error}") from None
+        if not self.crew.gather(self.across.settings.number("start_timeout_s"), interrupted):
+            return
+        checks = self._checks(registry)
+        wrong = [check for check in checks if check.problems]
+        if len(wrong) == 1 and len(wrong[0].problems) == 1 and not verbose:
+            raise NotStarted(f"nothing was started: {wrong[0].host}: {wrong[0].problems[0]}")
+        if wrong or verbose:
+            for line in table_of(checks, on_terminal=on_terminal):
+                show(line)
+        if wrong:
+            hosts = ", ".join(check.host for check in wrong)
+            raise NotStarted(f"nothing was started: {hosts} cannot take part")
+        for check in checks:
+            if check.remarks and not verbose:
+                show(f"{check.host}: {'; '.join(check.remarks)}")
+
+    def _call(self, server: Server, look: Look) -> None:
+        """Starts the agents. Raises OSError or ValueError where that cannot be."""
+        endpoint_of = self.across.reach.endpoint_of(server.agents_endpoint)
+        access = server.agent_access(endpoint_of(self.across.places[0].host))
+        commands = self.across.commands(access)
+        settings = self.across.settings
+        self.crew.call(commands, server, endpoint_of, self.across.environ, settings.number("silence_s"), look)
+        self._own = {prefix for command in commands for prefix in command.own}
+        self._descriptors = {name for command in commands for name in command.descriptors}
+
+    def _checks(self, registry: Registry) -> list[HostCheck]:
+        """What came out for each host, in their order."""
+        packages = compared_packages(registry)
+        found: dict[str, HostCheck] = {}
+        for member in self.crew.members:
+            check = judge(member.place.host, member.report, member.gone, packages)
+            if member.place.host not in found or check.problems:
+                found[member.place.host] = check
+        return list(found.values())
+
+    # --- the beginning
+
+    def environments(self, job_file: str, port: int) -> list[dict[str, str]]:
+        """What is each rank's own, of this host (by ``job_file``) and of others. All agents have reported."""
+        layout = self.across.layout
+        names = {name: host for host, name in enumerate(layout.hosts)}
+        places = [
+            HostPlace(job_file, self.across.reach.own, (), usable_cores(), self.across.provider.name)
+            if host == layout.here
+            else HostPlace()
+            for host in range(len(layout.hosts))
+        ]
+        for member in self.crew.members:
+            host, report = names[member.place.host], member.report
+            assert report is not None
+            ports = tuple(dict.fromkeys((*places[host].ports, *report.ports)))
+            places[host] = HostPlace("", report.address, ports, report.cores, self.across.provider.name)
+        first = layout.ranks[0]
+        spare = places[first].ports[-1:] or tuple(free_ports(1))
+        self._places = places
+        self._owns = own_environments(layout.ranks, places, port or spare[0])
+        return self._owns
+
+    def begin(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        settings: Settings,
+        interrupted: Callable[[], object],
+        gives_input: bool = False,
+    ) -> list[str]:
+        """Has all agents start their ranks; why some did not, one line each. ``command`` (): the function sent before."""
+        job = _Job(command, environ, settings, gives_input)
+        begins = [self._begin(member.place.host, member.place.ranks, job) for member in self.crew.members]
+        problems = self.crew.begin(begins, _BEGIN_S, interrupted)
+        if not problems and any(one.stdin_rank >= 0 for one in begins):
+            credit = self.crew.credit_of(0)
+            threading.Thread(target=_feed, args=(credit,), name="ddl-feed", daemon=True).start()
+        return problems
+
+    def _begin(self, name: str, ranks: Sequence[int], job: _Job) -> Begin:
+        layout = self.across.layout
+        host = layout.hosts.index(name)
+        threads = thread_variables(job.environ, self._places[host].cores, layout.ranks.count(host))
+        shared = shared_environment(carried(job.environ), {**threads, **setting_variables(job.settings)})
+        return Begin(
+            command=tuple(job.command),
+            environ=shared,
+            own=tuple(sorted(self._own)),
+            descriptors=tuple(sorted(self._descriptors)),
+            ranks=tuple(RankTask(rank, self._owns[rank]) for rank in ranks),
+            stdin_rank=0 if job.gives_input and 0 in ranks else -1,
+        )
+
+
+def _feed(credit: Credit) -> None:
+    """Reads this process's standard input for a rank 0 that runs elsewhere, as far ahead as the credit goes."""
+    more = True
+    while more:
+        try:
+            data = os.read(0, CHUNK_BYTES)
+        except OSError:
+            data = b""
+        more = credit.send(0, "stdin", data) and bool(data)

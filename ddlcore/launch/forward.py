@@ -1,0 +1,108 @@
+"""Moves what an agent's ranks write to the launcher, and what comes for a rank's standard input to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import threading
+from collections.abc import Callable
+
+from ddlcore.control.wake import Wake
+from ddlcore.launch.wire import CHUNK_BYTES, Credit
+
+__all__ = ["Forward", "Input"]
+
+_LEFT_BYTES = 4 << 20  # more than a pipe holds: a stranger that goes on writing is not waited for
+_STREAMS = ("stdout", "stderr")
+
+
+class Forward:
+    """Reads the pipes of all ranks in one thread; where the launcher has no room, the ranks wait as at a full pipe."""
+
+    def __init__(self, credit: Credit) -> None:
+        self._credit = credit
+        self._selector = selectors.DefaultSelector()
+        self._wake = Wake()
+        self._selector.register(self._wake.fileno(), selectors.EVENT_READ)
+        self._open: dict[int, tuple[int, str]] = {}
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="ddl-forward", daemon=True)
+
+    def add(self, rank: int, stdout: int, stderr: int) -> None:
+        """Takes over the reading ends of a rank's pipes. Before ``start``."""
+        for name, fd in zip(_STREAMS, (stdout, stderr)):
+            os.set_blocking(fd, False)
+            self._open[fd] = (rank, name)
+            self._selector.register(fd, selectors.EVENT_READ)
+
+    def start(self) -> None:
+        """Starts the thread; once."""
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Sends what is left in the pipes of ranks that have ended; waits for room as long as the launcher is there."""
+        self._ending = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ending:
+            for key, _ in self._selector.select():
+                if key.fd == self._wake.fileno():
+                    self._wake.clear()
+                elif key.fd in self._open:
+                    self._read(key.fd)
+        for fd in list(self._open):
+            left = _LEFT_BYTES
+            while left > 0 and fd in self._open and (got := self._read(fd)):
+                left -= got
+            if fd in self._open:
+                self._close(fd)
+        self._selector.close()
+        self._wake.close()
+
+    def _read(self, fd: int) -> int:
+        """Bytes that were there; 0 at the end, or when there are none now."""
+        try:
+            data = os.read(fd, CHUNK_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data or not self._credit.send(*self._open[fd], data):
+            self._close(fd)
+        return len(data)
+
+    def _close(self, fd: int) -> None:
+        self._credit.send(*self._open.pop(fd), b"")
+        self._selector.unregister(fd)
+        os.close(fd)
+
+
+class Input:
+    """The standard input of one rank: a pipe that it reads, written by a thread at the rank's own pace."""
+
+    def __init__(self, used: Callable[[int], None]) -> None:
+        """``used(nbytes)`` is told, in that thread, of what needs no memory any more."""
+        self.reader, self._writer = os.pipe()
+        self._used = used
+        self._pieces: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ddl-input", daemon=True)
+        self._thread.start()
+
+    def put(self, data: bytes) -> None:
+        """Takes a piece; b"" is the end. Never waits."""
+        self._pieces.put(data)
+
+    def _run(self) -> None:
+        gone = False
+        while data := self._pieces.get():
+            view = memoryview(data)
+            while view and not gone:
+                try:
+                    view = view[os.write(self._writer, view) :]
+                except OSError:  # it reads no more
+                    gone = True
+            self._used(len(data))
+        with contextlib.suppress(OSError):
+            os.close(self._writer)

@@ -1,0 +1,332 @@
+"""The one table of horovodrun's flags and HOROVOD_* variables: what each becomes here, or the line that answers it.
+
+It changes nothing by itself: `ddl run` asks it about its command line and its environment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+__all__ = [
+    "FLAGS",
+    "NATIVE",
+    "VARIABLES",
+    "Answers",
+    "Foreign",
+    "answers_of",
+    "horovod_options",
+    "log_level",
+    "read_variables",
+]
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A flag or variable of Horovod. Exactly one of ``setting``, ``environ``, ``note`` and ``later`` says what it does."""
+
+    names: tuple[str, ...]
+    values: int = 1  # how many words follow the flag
+    setting: str = ""  # of ours, to which its value goes
+    convert: Callable[[str], object] = str  # ValueError for what it does not take
+    environ: str = ""  # NAME=VALUE, added to the ranks' environment
+    note: str = ""  # said, and the job goes on
+    later: str = ""  # said, and with a flag nothing is started
+
+    def answer(self, name: str, value: str, given: Answers) -> None:
+        """Notes what follows from ``value``. Raises ValueError in one line for a value that cannot be."""
+        if self.later and _off(value):
+            return
+        if self.later:
+            given.refusals.append(f"{name}: {self.later}")
+        elif self.note:
+            given.notes.append(f"{name}: {self.note}")
+        elif self.environ:
+            variable, _, to = self.environ.partition("=")
+            given.environ[variable] = to
+        elif self.setting:
+            try:
+                converted = self.convert(value)
+            except ValueError as error:
+                raise ValueError(f"{name} {value}: {error}") from None
+            if self.setting == "launcher_args" and self.setting in given.settings:
+                converted = f"{given.settings[self.setting]} {converted}"
+            given.settings[self.setting] = converted
+
+
+@dataclass
+class Answers:
+    """What the flags or variables that were given come to."""
+
+    settings: dict[str, object] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+
+def _off(value: str) -> bool:
+    return value.strip().lower() in ("", "0", "false", "no", "off")
+
+
+def _number(text: str) -> float:
+    value = float(text) if text.replace(".", "", 1).lstrip("+-").isdigit() else math.nan
+    if not value >= 0:
+        raise ValueError("must be a number >= 0")
+    return value
+
+
+def _mebibytes(text: str) -> int:
+    return int(_number(text) * (1 << 20))
+
+
+def _whole(text: str) -> int:
+    return int(_number(text))
+
+
+def log_level(text: str) -> str:
+    """Our level for one of Horovod's. ValueError where it is none."""
+    level = text.strip().upper()
+    names = {"TRACE": "DEBUG", "FATAL": "ERROR", "0": "DEBUG", "1": "DEBUG", "2": "INFO", "3": "WARNING", "4": "ERROR"}
+    level = names.get(level, level)
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ValueError("is none of TRACE, DEBUG, INFO, WARNING, ERROR, FATAL")
+    return level
+
+
+def _warning(text: str) -> float:
+    return 60.0 if _off(text) else 0.0
+
+
+def _name(text: str) -> str:
+    return text.strip().lower()
+
+
+_PLACE = "ddl.horovod"  # in click's context
+_TUNING = "there is no tuning yet; it will come as `ddl tune`. Leave it out, or set --fusion-bytes yourself"
+_ELASTIC = "jobs that grow and shrink are not there yet. Leave it out, and say -np N and -H or --hostfile"
+_TIMELINE = "there is no timeline yet; it will come as `ddl timeline`. Leave it out; ddl.stats() counts what happens"
+_ROUTE = "the route decides, not a switch: --backend auto goes by shared memory within a host, --backend NAME does not"
+_STALL_END = "a stall is reported and ends no job; leave it out, and end such a job by a time limit of the script"
+_CYCLE = "nothing is done in cycles here, so there is none to time"
+_CACHE = "steps that repeat run from memory, however many tensors they have; --no-replay turns that off"
+_THREADS = "one thread of a rank speaks MPI, whatever this says"
+_STREAMS = "one stream is used; there is nothing to set"
+_AFFINITY = "no thread of ours is bound to a core; taskset or numactl before the command binds a rank"
+_STAMPS = "log lines have the form that logging is configured for; --prefix-output-with-timestamp stamps all output"
+_BUILD = "nothing is compiled here, so it means nothing; `ddl info` lists what is installed"
+_LAUNCHED = "it is for the ranks of Horovod's own launcher, and means nothing here"
+_KNOB = "there is nothing here that it would change"
+
+NATIVE: Mapping[str, str] = {  # horovodrun's flag: ours, which does the same
+    "-v": "--version",
+    "--version": "--version",
+    "-cb": "--check-build",
+    "--check-build": "--check-build",
+    "-np": "-np",
+    "--num-proc": "-np",
+    "--network-interfaces": "--network-interface",
+    "--network-interface": "--network-interface",
+    "--output-filename": "--output-dir",
+    "--verbose": "--verbose",
+    "--config-file": "--config",
+    "-p": "--ssh-port",
+    "--ssh-port": "--ssh-port",
+    "-i": "--ssh-identity-file",
+    "--ssh-identity-file": "--ssh-identity-file",
+    "-prefix-timestamp": "--prefix-output-with-timestamp",
+    "--prefix-output-with-timestamp": "--prefix-output-with-timestamp",
+    "--log-level": "--log-level",
+    "-H": "-H",
+    "--hosts": "-H",
+    "-hostfile": "--hostfile",
+    "--hostfile": "--hostfile",
+}
+
+FLAGS: tuple[Foreign, ...] = (
+    Foreign(("--gloo",), 0, setting="backend", convert=lambda _: "gloo"),
+    Foreign(("--mpi",), 0, setting="backend", convert=lambda _: "mpi"),
+    Foreign(("--jsrun",), 0, later="start the script by jsrun itself, its ranks are recognised; or use -H"),
+    Foreign(("--start-timeout",), setting="start_timeout_s", convert=_number),
+    Foreign(("--disable-cache",), 0, note="nothing is cached from one start to the next"),
+    Foreign(("--fusion-threshold-mb",), setting="fusion_bytes", convert=_mebibytes),
+    Foreign(("--cycle-time-ms",), note=_CYCLE),
+    Foreign(("--cache-capacity",), note=_CACHE),
+    Foreign(("--hierarchical-allreduce", "--no-hierarchical-allreduce"), 0, note=_ROUTE),
+    Foreign(("--hierarchical-allgather", "--no-hierarchical-allgather"), 0, note=_ROUTE),
+    Foreign(("--torus-allreduce", "--no-torus-allreduce"), 0, note=_ROUTE),
+    Foreign(("--autotune",), 0, later=_TUNING),
+    Foreign(("--no-autotune",), 0, note="nothing is tuned"),
+    Foreign(("--autotune-log-file",), later=_TUNING),
+    Foreign(("--autotune-warmup-samples",), later=_TUNING),
+    Foreign(("--autotune-steps-per-sample",), later=_TUNING),
+    Foreign(("--autotune-bayes-opt-max-samples",), later=_TUNING),
+    Foreign(("--autotune-gaussian-process-noise",), later=_TUNING),
+    Foreign(("--min-np", "--min-num-proc"), later=_ELASTIC),
+    Foreign(("--max-np", "--max-num-proc"), later=_ELASTIC),
+    Foreign(("--slots-per-host",), later=_ELASTIC),
+    Foreign(("--elastic-timeout",), later=_ELASTIC),
+    Foreign(("--reset-limit",), later=_ELASTIC),
+    Foreign(("--blacklist-cooldown-range",), 2, later=_ELASTIC),
+    Foreign(("--host-discovery-script",), later=_ELASTIC),
+    Foreign(("--timeline-filename",), later=_TIMELINE),
+    Foreign(("--timeline-mark-cycles",), 0, later=_TIMELINE),
+    Foreign(("--no-timeline-mark-cycles",), 0, note="there are no cycles to mark"),
+    Foreign(("--no-stall-check",), 0, setting="stall_warning_s", convert=lambda _: 0.0),
+    Foreign(("--stall-check",), 0, setting="stall_warning_s", convert=lambda _: 60.0),
+    Foreign(("--stall-check-warning-time-seconds",), setting="stall_warning_s", convert=_number),
+    Foreign(("--stall-check-shutdown-time-seconds",), later=_STALL_END),
+    Foreign(("--mpi-threads-disable", "--no-mpi-threads-disable"), 0, note=_THREADS),
+    Foreign(("--mpi-args",), setting="launcher_args"),
+    Foreign(("--binding-args",), setting="launcher_args"),
+    Foreign(("--tcp",), 0, environ="NCCL_IB_DISABLE=1"),
+    Foreign(("--num-nccl-streams",), note=_STREAMS),
+    Foreign(("--thread-affinity",), note=_AFFINITY),
+    Foreign(("--gloo-timeout-seconds",), setting="open_timeout_s", convert=_number),
+    Foreign(("--log-with-timestamp", "--log-without-timestamp"), 0, note=_STAMPS),
+    Foreign(("--log-hide-timestamp", "--no-log-hide-timestamp"), 0, note=_STAMPS),
+)
+
+VARIABLES: tuple[Foreign, ...] = (
+    Foreign(("HOROVOD_START_TIMEOUT",), setting="start_timeout_s", convert=_number),
+    Foreign(("HOROVOD_FUSION_THRESHOLD",), setting="fusion_bytes", convert=_whole),
+    Foreign(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"), setting="backend", convert=_name),
+    Foreign(("HOROVOD_GLOO_IFACE",), setting="network_interface"),
+    Foreign(("HOROVOD_GLOO_TIMEOUT_SECONDS",), setting="open_timeout_s", convert=_number),
+    Foreign(("HOROVOD_STALL_CHECK_DISABLE",), setting="stall_warning_s", convert=_warning),
+    Foreign(("HOROVOD_STALL_CHECK_TIME_SECONDS",), setting="stall_warning_s", convert=_number),
+    Foreign(("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",), later=_STALL_END),
+    Foreign(("HOROVOD_LOG_LEVEL",), setting="log_level", convert=log_level),
+    Foreign(("HOROVOD_LOG_HIDE_TIME",), note=_STAMPS),
+    Foreign(("HOROVOD_CYCLE_TIME",), note=_CYCLE),
+    Foreign(("HOROVOD_CACHE_CAPACITY",), note=_CACHE),
+    Foreign(
+        ("HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLGATHER", "HOROVOD_TORUS_ALLREDUCE"), note=_ROUTE
+    ),
+    Foreign(
+        (
+            "HOROVOD_AUTOTUNE",
+            "HOROVOD_AUTOTUNE_LOG",
+            "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+            "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+            "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+            "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        ),
+        later=_TUNING,
+    ),
+    Foreign(("HOROVOD_ELASTIC", "HOROVOD_ELASTIC_TIMEOUT"), later=_ELASTIC),
+    Foreign(("HOROVOD_TIMELINE", "HOROVOD_TIMELINE_MARK_CYCLES"), later=_TIMELINE),
+    Foreign(("HOROVOD_MPI_THREADS_DISABLE",), note=_THREADS),
+    Foreign(("HOROVOD_NUM_NCCL_STREAMS",), note=_STREAMS),
+    Foreign(("HOROVOD_THREAD_AFFINITY",), note=_AFFINITY),
+    Foreign(
+        (
+            "HOROVOD_HOSTNAME",
+            "HOROVOD_RANK",
+            "HOROVOD_SIZE",
+            "HOROVOD_LOCAL_RANK",
+            "HOROVOD_LOCAL_SIZE",
+            "HOROVOD_CROSS_RANK",
+            "HOROVOD_CROSS_SIZE",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT",
+        ),
+        note=_LAUNCHED,
+    ),
+    Foreign(
+        (
+            "HOROVOD_BATCH_D2D_MEMCOPIES",
+            "HOROVOD_CCL_CACHE",
+            "HOROVOD_ADASUM_MPI_CHUNK_SIZE",
+            "HOROVOD_DISABLE_GROUP_FUSION",
+            "HOROVOD_DISABLE_NVTX_RANGES",
+            "HOROVOD_ENABLE_ASYNC_COMPLETION",
+            "HOROVOD_DYNAMIC_PROCESS_SETS",
+            "HOROVOD_ENABLE_XLA_OPS",
+            "HOROVOD_SPARK_START_TIMEOUT",
+            "HOROVOD_SPARK_WORK_DIR",
+            "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX",
+        ),
+        note=_KNOB,
+    ),
+    Foreign(
+        (
+            *(
+                f"HOROVOD_{way}_{what}"
+                for way in ("WITH", "WITHOUT")
+                for what in ("TENSORFLOW", "PYTORCH", "MXNET", "MPI", "GLOO")
+            ),
+            *(
+                f"HOROVOD_GPU_{what}"
+                for what in ("OPERATIONS", "ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
+            ),
+            "HOROVOD_GPU",
+            *(f"HOROVOD_{what}_HOME" for what in ("CUDA", "ROCM", "NCCL")),
+            *(f"HOROVOD_NCCL_{what}" for what in ("INCLUDE", "LIB", "LINK")),
+            "HOROVOD_ALLOW_MIXED_GPU_IMPL",
+            "HOROVOD_BUILD_ARCH_FLAGS",
+            "HOROVOD_BUILD_CUDA_CC_LIST",
+            "HOROVOD_CMAKE",
+            "HOROVOD_DEBUG",
+        ),
+        note=_BUILD,
+    ),
+)
+_BY_VARIABLE = {name: row for row in VARIABLES for name in row.names}
+
+
+def read_variables(environ: Mapping[str, str]) -> Answers:
+    """What the HOROVOD_* variables in ``environ`` come to; ``refusals`` are for saying, too: a variable stops nothing.
+
+    Raises ValueError in one line for a value that cannot be.
+    """
+    given = Answers()
+    for name in sorted(name for name in environ if name.startswith("HOROVOD_")):
+        row = _BY_VARIABLE.get(name)
+        if row is None:
+            given.notes.append(f"{name}: Horovod is not known to have such a variable; it is left alone")
+        else:
+            row.answer(name, environ[name], given)
+    return given
+
+
+def answers_of(ctx: click.Context) -> Answers:
+    """What the flags of ``horovod_options`` that stood on this command line come to."""
+    given = ctx.meta.setdefault(_PLACE, Answers())
+    assert isinstance(given, Answers)
+    return given
+
+
+def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds an option for each row of ``FLAGS``; ``answers_of`` tells which were given. They are hidden in the help."""
+    for row in reversed(FLAGS):
+        for name in reversed(row.names):
+            function = _option(row, name)(function)
+    return function
+
+
+def _option(row: Foreign, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def note(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value is None or value is False:
+            return
+        given = answers_of(ctx)
+        try:
+            row.answer(name, "1" if row.values == 0 else str(value), given)
+        except ValueError as error:
+            raise click.ClickException(f"ddl run: {error}") from None
+        if given.refusals:
+            raise click.ClickException(f"ddl run: {given.refusals[0]}")
+
+    return click.option(
+        name,
+        f"horovod_{name.strip('-').replace('-', '_')}",
+        is_flag=row.values == 0,
+        default=None,
+        nargs=max(row.values, 1),
+        expose_value=False,
+        callback=note,
+        hidden=True,
+    )

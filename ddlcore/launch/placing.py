@@ -1,0 +1,79 @@
+"""Decides where ranks run, and by whom they are started there, from what the user and the surroundings say."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddlcore.config import Settings
+from ddlcore.contracts.launcher import HostSlots
+from ddlcore.launch.hosts import Layout, lay_out, parse_hosts, read_hostfile
+from ddlcore.plug.registry import Registry
+
+if TYPE_CHECKING:
+    from ddlcore.launch.across import Across
+
+__all__ = ["Placed", "place"]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where the ranks are, and the plan for agents where they start some."""
+
+    layout: Layout
+    across: Across | None = None
+
+    @property
+    def launcher(self) -> str:
+        """The name of what starts agents; "" where there are none."""
+        return "" if self.across is None else self.across.provider.name
+
+
+def place(
+    ranks: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    settings: Settings,
+    registry: Registry,
+    environ: Mapping[str, str],
+) -> Placed:
+    """``ranks``, ``hosts``, ``hostfile``: -np, -H, --hostfile. Raises ValueError or PluginError in one line."""
+    if hosts is not None and hostfile is not None:
+        raise ValueError("-H and --hostfile both say where; give one of them")
+    entries: Sequence[HostSlots] | None = None
+    what = "-H"
+    if hosts is not None:
+        entries, what = parse_hosts(hosts), f"-H {hosts}"
+    elif hostfile is not None:
+        entries, what = read_hostfile(hostfile), f"--hostfile {hostfile}"
+    needed = _needed_launcher(settings.text("backend"), registry)
+    named = settings.text("launcher") not in ("", "auto")
+    if entries is None and not named and not needed and not _allocations(registry, environ):
+        return Placed(lay_out(ranks, None))
+    from ddlcore.launch.across import Across, choose_launcher
+
+    provider, build = choose_launcher(settings.text("launcher"), needed, registry, environ)
+    granted = build().hosts(environ) if entries is None else ()
+    if granted:
+        entries, what = granted, f"the allocation that {provider.name} sees"
+    layout = lay_out(ranks, entries, what=what, resolve=not provider.whole)
+    if layout.elsewhere or (provider.whole and (named or needed or granted)):
+        return Placed(layout, Across.plan(layout, (provider, build), settings, environ, os.getcwd()))
+    return Placed(layout)
+
+
+def _needed_launcher(backend: str, registry: Registry) -> str:
+    """The launcher without which a transport in ``backend`` does not work; "" for none."""
+    providers = [registry.transports[name] for name in re.findall(r"[\w-]+", backend) if name in registry.transports]
+    return next((provider.launcher for provider in providers if provider.launcher), "")
+
+
+def _allocations(registry: Registry, environ: Mapping[str, str]) -> bool:
+    """Whether a launcher that belongs to a batch system applies here."""
+    return any(
+        one.variables and not one.optional and all(name in environ for name in one.variables)
+        for one in registry.launchers.values()
+    )

@@ -1,0 +1,67 @@
+"""Reads what ``--backend`` says; which transports there are, and who can serve whom, it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ddlcore.types import Kind
+
+__all__ = ["AUTO", "ROUTED", "Backend", "Choice", "parse_backend"]
+
+AUTO = "auto"
+ROUTED = (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER)
+_KINDS = {kind.name.lower(): kind for kind in ROUTED}
+_FORMS = "auto, NAME, LOCAL+CROSS, or one of them followed by KIND=… such as auto,allgather=NAME"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``auto``, the name of one transport, or those of a local and a cross-host one."""
+
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "+".join(self.names)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What is to serve each kind of operation."""
+
+    default: Choice
+    kinds: Mapping[Kind, Choice] = field(default_factory=dict)  # what differs from it
+
+
+def parse_backend(text: str) -> Backend:
+    """Takes ``auto``, ``NAME``, ``LOCAL+CROSS``, and any of these with exceptions behind it: ``auto,allgather=NAME``.
+
+    Raises ValueError in one line for what makes no sense.
+    """
+    first, *rest = (part.strip() for part in text.split(","))
+    if "=" in first:
+        raise ValueError(f"backend {text!r}: what serves all other kinds comes first, such as auto,{first}")
+    default = _choice(first, text)
+    kinds: dict[Kind, Choice] = {}
+    for part in rest:
+        name, is_pair, value = (piece.strip() for piece in part.partition("="))
+        if not is_pair:
+            raise ValueError(f"backend {text!r}: {part!r} is not of the form KIND=NAME")
+        kind = _KINDS.get(name)
+        if kind is None:
+            raise ValueError(f"backend {text!r}: {name!r} is no kind of operation; there are {', '.join(_KINDS)}")
+        if kind in kinds:
+            raise ValueError(f"backend {text!r}: {name} is there twice")
+        kinds[kind] = _choice(value, text)
+    return Backend(default, kinds)
+
+
+def _choice(part: str, text: str) -> Choice:
+    names = tuple(name.strip() for name in part.split("+"))
+    if "" in names:
+        raise ValueError(f"backend {text!r}: a name is missing; it is {_FORMS}")
+    if len(names) > 2:
+        raise ValueError(f"backend {text!r}: {part} has {len(names)} parts; one serves within a host, one across")
+    if len(names) == 2 and AUTO in names:
+        raise ValueError(f"backend {text!r}: auto composes by itself; name both parts of {part}, or say auto alone")
+    return Choice(names)

@@ -1,0 +1,142 @@
+"""Nothing of a bed outlives it, however it ends; and two at once do not meet."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.bed import Bed, Host
+from tools.bed.holding import PREFIX
+
+pytestmark = pytest.mark.processes
+NewBed = Callable[..., Bed]
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 10.0
+
+
+def of_bed(directory: Path) -> dict[int, str]:
+    """Processes whose command names the bed's directory: holders, doors and each sshd."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(directory) in command:
+                found[int(entry.name)] = command
+    return found
+
+
+def namespaces(pids: Iterable[int]) -> set[str]:
+    """The network namespaces that they are in, ours excepted."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # ended meanwhile
+            found.add(os.readlink(f"/proc/{pid}/ns/net"))
+    return found - {os.readlink("/proc/self/ns/net")}
+
+
+def everyone() -> list[int]:
+    """All processes of this machine: other beds may be up."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def interfaces() -> set[str]:
+    """Network interfaces of this machine itself."""
+    return set(os.listdir("/sys/class/net"))
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true in time."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.fixture
+def owner(bed: Bed) -> Iterator[subprocess.Popen[str]]:
+    """A process with a bed of its own; it skips as ``bed`` does, and what it leaves would be seen."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(Path(__file__).with_name("owner.py"))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        process.kill()
+
+
+def started(owner: subprocess.Popen[str]) -> Path:
+    """The directory of its bed, which is up then."""
+    assert owner.stdout is not None
+    return Path(owner.stdout.readline().strip())
+
+
+def test_a_bed_that_is_left_is_gone(new_bed: NewBed) -> None:
+    """Namespaces, interfaces, processes and files are what they were, with a job still running on both hosts."""
+    before = interfaces()
+    with new_bed(2) as bed:
+        sleeper = bed.popen("server1", ["ssh", "server2", "sleep 60"])
+        assert until(lambda: any("sleep 60" in command for command in bed.processes("server2").values()))
+        own = namespaces(of_bed(bed.directory))
+        assert len(own) == 3  # two hosts and the switch
+    assert sleeper.returncode is not None
+    assert until(lambda: not own & namespaces(everyone())) and interfaces() == before
+    assert of_bed(bed.directory) == {} and not bed.directory.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_the_death_of_the_owner_ends_its_bed(owner: subprocess.Popen[str], number: signal.Signals) -> None:
+    """By the kernel's doing alone: no other bed has to come and clear away."""
+    directory = started(owner)
+    own = namespaces(of_bed(directory))
+    assert len(own) == 3
+    owner.send_signal(number)
+    owner.wait(PATIENCE_S)
+    assert until(lambda: not of_bed(directory) and not directory.exists()), of_bed(directory)
+    assert until(lambda: not own & namespaces(everyone()))
+
+
+def test_what_a_killed_switch_leaves_the_next_bed_removes(owner: subprocess.Popen[str], new_bed: NewBed) -> None:
+    """Only directories can be left, and only those of dead owners are touched."""
+    mine = new_bed(1)
+    directory = started(owner)
+    switch = next(pid for pid, command in of_bed(directory).items() if " switch " in command)
+    os.kill(switch, signal.SIGKILL)
+    owner.kill()
+    owner.wait(PATIENCE_S)
+    assert until(lambda: not of_bed(directory)) and directory.exists()
+    new_bed(1)
+    assert not directory.exists() and mine.directory.exists()
+    assert mine.run("server1", ["hostname"]).stdout == "server1\n"
+
+
+def test_two_beds_at_once_do_not_meet(new_bed: NewBed) -> None:
+    """The same names and addresses lead to each bed's own hosts; a power cut in one is none in the other."""
+    first, second = new_bed(2), new_bed(2)
+    assert first.address("server2") == second.address("server2")
+    first.kill_host("server2")
+    assert first.run("server1", ["ping", "-c1", "-W1", "server2"]).returncode == 1
+    assert second.run("server1", ["ping", "-c1", "-W1", "server2"]).returncode == 0
+    first.close()
+    assert second.run("server1", ["ssh", "server2", "hostname"]).stdout == "server2\n"
+
+
+def test_a_bed_that_cannot_come_up_leaves_nothing(new_bed: NewBed) -> None:
+    """The reason is in the error: here a path that is not there to be replaced."""
+    before = set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+    with pytest.raises(RuntimeError, match=re.escape("server2 did not come up: bed: ")):
+        new_bed([Host(), Host(binds={"/no/such/path": "/etc/hosts"})])
+    assert set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")) == before

@@ -1,0 +1,61 @@
+"""Decides whether this machine can have a bed, and how to become root for it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+__all__ = ["INSIDE", "as_root", "in_sbin", "why_no_bed"]
+
+INSIDE = [sys.executable, "-I", "-S", str(Path(__file__).with_name("inside.py"))]
+_TOOLS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "nsenter": "util-linux",
+}
+_PATIENCE_S = 20.0
+
+
+def in_sbin(name: str) -> str | None:
+    """Where the program is; a user's PATH often lacks the folders of root's."""
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
+
+
+@functools.cache
+def as_root() -> list[str] | None:
+    """What to put before a command that root must run; None where we are not root and sudo asks or is not there."""
+    if os.geteuid() == 0:
+        return []
+    sudo = shutil.which("sudo")
+    if sudo is None or subprocess.run([sudo, "-n", "true"], capture_output=True).returncode:
+        return None
+    return [sudo, "-n"]
+
+
+@functools.cache
+def why_no_bed() -> str:
+    """In one line why there can be no bed here; empty where there can."""
+    if not sys.platform.startswith("linux"):
+        return "a test bed is made of Linux network namespaces"
+    lacking = sorted({package for tool, package in _TOOLS.items() if in_sbin(tool) is None})
+    if lacking:
+        return f"a test bed needs {', '.join(lacking)}: apt-get install {' '.join(lacking)}"
+    root = as_root()
+    if root is None:
+        return "a test bed needs root, and there is no sudo that works without a password"
+    with tempfile.TemporaryDirectory(prefix="ddl-probe-") as directory:
+        spec = Path(directory, "probe.json")
+        spec.write_text(json.dumps({"name": "probe", "binds": {}, "scratch": f"{directory}/groups"}))
+        command = [*root, *INSIDE, "probe", str(spec)]
+        probed = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
+    if probed.returncode:
+        return f"a test bed is not permitted here: {(probed.stderr.strip().splitlines() or ['?'])[-1]}"
+    return ""

@@ -1,0 +1,1 @@
+"""What tools/bench_hierarchical.py runs on the hosts of a test bed."""
