@@ -66,6 +66,11 @@ class Courier:
         self._thread: threading.Thread | None = None
         self._given: collections.deque[Errand] = collections.deque()  # and not known to be over
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._given
+
     def give(self, call: Callable[[], None]) -> Errand:
         """``call`` is made when those before are over."""
         if self._thread is None:

@@ -27,6 +27,9 @@ __all__ = ["GlooTransport"]
 log = logging.getLogger("ddl")
 
 LOOPBACK = "127.0.0.1"
+# Messages of at most so many bytes are sent and awaited by the caller itself: handing them over takes as long as they
+# do. Gloo never ends a wait for what was half received when its connection was cut; such a message comes as a whole.
+SHORT_BYTES = 64 << 10
 # Up to so many bytes leave a rank where everybody sends everything to all. Between hosts the link is what counts.
 WHOLE_BYTES, WHOLE_BYTES_ACROSS = 768 << 10, 64 << 10
 DIRECT_BARRIER = 8  # ranks; a message to each of more is slower than Gloo's rounds
@@ -154,9 +157,10 @@ class GlooTransport(Transport):
         if source.count == 0:
             return DONE
         if source.nbytes <= self._whole_bytes:
-            return self._give("allreduce", lambda: direct.allreduce_whole(source, target, op))
+            return self._send("allreduce", source.nbytes, lambda: direct.allreduce_whole(source, target, op))
         if (source.dtype, op) not in NATIVE:
-            return self._give("allreduce", lambda: direct.allreduce_shards(source, target, op))
+            shard_bytes = source.nbytes // self.context.size
+            return self._send("allreduce", shard_bytes, lambda: direct.allreduce_shards(source, target, op))
         copy(source.address, target.address, source.nbytes)
         return self._start("allreduce", lambda g: g.allreduce(target, op), target)
 
@@ -164,32 +168,35 @@ class GlooTransport(Transport):
         direct = self._ready("allgather")
         _fits("allgather", source.count, counts[self.context.rank])
         _fits("allgather", target.count, sum(counts))
-        return self._give("allgather", lambda: direct.allgatherv(source, target, counts))
+        most_bytes = max(counts) * source.dtype.itemsize
+        return self._send("allgather", most_bytes, lambda: direct.allgatherv(source, target, counts))
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
         direct = self._ready("broadcast")
         if buffer.count == 0:
             return DONE
         if buffer.nbytes <= self._whole_bytes:
-            return self._give("broadcast", lambda: direct.broadcast(buffer, root))
+            return self._send("broadcast", buffer.nbytes, lambda: direct.broadcast(buffer, root))
         return self._start("broadcast", lambda g: g.broadcast(buffer, root), buffer)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
         direct = self._ready("reducescatter")
         _fits("reducescatter", source.count, sum(counts))
         _fits("reducescatter", target.count, counts[self.context.rank])
-        return self._give("reducescatter", lambda: direct.reducescatterv(source, target, counts, op))
+        most_bytes = max(counts) * source.dtype.itemsize
+        return self._send("reducescatter", most_bytes, lambda: direct.reducescatterv(source, target, counts, op))
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
         direct = self._ready("alltoall")
         _fits("alltoall", source.count, sum(counts[self.context.rank]))
         _fits("alltoall", target.count, sum(row[self.context.rank] for row in counts))
-        return self._give("alltoall", lambda: direct.alltoallv(source, target, counts))
+        most = max(*counts[self.context.rank], *(row[self.context.rank] for row in counts))
+        return self._send("alltoall", most * source.dtype.itemsize, lambda: direct.alltoallv(source, target, counts))
 
     def barrier(self) -> Work:
         direct = self._ready("barrier")
         if self.context.size <= DIRECT_BARRIER:
-            return self._give("barrier", direct.barrier)
+            return self._send("barrier", 1, direct.barrier)
         return self._start("barrier", Group.barrier)
 
     # --- how they are carried out
@@ -203,8 +210,8 @@ class GlooTransport(Transport):
             raise TransportError(f"gloo: {self._name()} is not open")
         return self._direct
 
-    def _give(self, what: str, call: Callable[[], None]) -> Work:
-        """A call that returns when it is complete, on the courier's thread."""
+    def _send(self, what: str, most_bytes: int, call: Callable[[], None]) -> Work:
+        """A call that returns when it is complete, none of whose messages has more than ``most_bytes``."""
 
         def guarded() -> None:
             try:
@@ -212,6 +219,9 @@ class GlooTransport(Transport):
             except Exception as error:
                 raise self.broke(what, error) from error
 
+        if most_bytes <= SHORT_BYTES and self._courier.idle:
+            guarded()
+            return DONE
         errand = self._courier.give(guarded)
         if self._aborted:  # meanwhile
             errand.end(self._failure(what))
