@@ -106,13 +106,13 @@ def rank_main(part: str, pipe: str, sizes: tuple[int, ...], rounds: int) -> None
 
 
 def peer_of(name: str, part: Part, registry: Any) -> Any:
-    """One that comes from this directory, or from a plugin."""
+    """One that comes from this directory, or from a plugin; MPI's is told how many threads to ask for."""
     if name == PASSES:
         from tools.memory_passes import MemoryPasses
 
         return MemoryPasses()
     if name == "mpi":
-        from tools.mpi_peer import MpiPeer
+        from ddl_mpi.peer import MpiPeer
 
         return MpiPeer(part.mpi_threads)
     return registry.load(registry.bench_peer(name))()

@@ -19,11 +19,12 @@ _OPTIONS = (
     "-oBatchMode=yes",  # never a question: nobody is there to answer it
     "-oStrictHostKeyChecking=accept-new",  # a host that is new is believed, one whose key has changed is not
     "-oConnectTimeout=10",
+    "-oControlPath=none",  # a connection of its own: it ends with the job, and a shared one may not end at all
     "-oLogLevel=ERROR",
 )
 _REASONS = (  # what ssh or the remote shell says, and what to say instead
     (
-        r"Permission denied",
+        r"Permission denied \(|Permission denied, please",
         "it does not accept our key; try `{ssh} {host} true`, and name the key by --ssh-identity-file",
     ),
     (
@@ -83,8 +84,8 @@ class SshLauncher(Launcher):
         for pattern, what in _REASONS:
             if re.search(pattern, text, re.IGNORECASE):
                 return f"{host}: {what.format(host=host, ssh=self._shell)}"
-        missing = re.search(r"(/\S*python\S*): (?:No such file|not found)", text)
-        if missing or code == 127:
+        missing = re.search(r"(/\S*python\S*): (?:No such file|not found|Permission denied|cannot execute)", text)
+        if missing or code in (126, 127):
             what = missing[1] if missing else "the Python of this environment"
-            return f"{host}: there is no {what}; every host needs the same environment at the same path"
+            return f"{host}: there is no {what} to run; every host needs the same environment at the same path"
         return super().explain(host, code, text)

@@ -77,7 +77,7 @@ def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
     wanted, interface = settings.text("control_address"), settings.text("network_interface")
     if wanted and endpoint_host(wanted) not in _WILDCARDS:
         return Reach(wanted, dict.fromkeys(hosts, endpoint_host(wanted)))
-    routes = {host: _own_address(known, interface) for host, known in hosts.items()}
+    routes = _routes(hosts, interface)
     distinct = set(routes.values())
     if wanted:
         return Reach(wanted, routes)
@@ -86,16 +86,21 @@ def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
     return Reach("tcp://[::]:0" if any(":" in address for address in distinct) else "tcp://0.0.0.0:0", routes)
 
 
-def _own_address(host: str, interface: str) -> str:
+def _routes(hosts: Mapping[str, str], interface: str) -> dict[str, str]:
+    """This host's own address for each. One that has none may be known to its remote shell alone, or not at all."""
     if interface:
-        return chosen_address(interface, host)
-    failure: ValueError | None = None
-    for toward in (host, *_ANYWHERE):  # a name that only the remote shell knows may lie anywhere
+        return {host: chosen_address(interface, known) for host, known in hosts.items()}
+    found: dict[str, str] = {}
+    failure = ""
+    for toward in (*hosts.values(), *_ANYWHERE):
         try:
-            return route_address(toward)
+            found[toward] = route_address(toward)
         except ValueError as error:
-            failure = failure or error
-    raise ValueError(f"{failure}; say by --network-interface or --control-address where {host} finds this host")
+            failure = failure or str(error)
+    if not found:
+        raise ValueError(f"{failure}; say by --network-interface or --control-address where hosts find this one")
+    otherwise = next(iter(found.values()))
+    return {host: found.get(known, otherwise) for host, known in hosts.items()}
 
 
 def _bracketed(address: str) -> str:

@@ -13,7 +13,7 @@ from ddl_mpi import process
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import DeadlineExceeded, TransportError
 
-__all__ = ["apart", "check_threads", "meet"]
+__all__ = ["apart", "check_threads", "meet", "objection"]
 
 SLICE_S = 0.2  # how soon an abort is noticed
 TAGS = 1 << 15  # MPI promises that many
@@ -47,9 +47,9 @@ def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
     me = [world.Get_rank(), world.Get_size(), process.library_version(), secrets.randbelow(TAGS)]
     context.store.set(f"mpi/{context.rank}", json.dumps(me).encode())
     facts = [_fact(context, rank, until_s, check) for rank in range(context.size)]
-    objection = _objection(context, facts)
-    if objection:
-        raise TransportError(f"mpi: {objection}")
+    text = objection(context, facts)
+    if text:
+        raise TransportError(f"mpi: {text}")
     comm = _create(mpi, [fact[0] for fact in facts], facts[0][3], context, until_s, check)
     if context.rank == 0:
         context.store.delete("mpi/")  # who has created it with us, has read all
@@ -71,7 +71,7 @@ def _fact(context: Context, rank: int, until_s: float, check: Callable[[], None]
                 ) from None
 
 
-def _objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:
+def objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:
     """Why these processes have no communicator; empty where they have."""
     libraries: dict[str, list[int]] = {}
     for member, fact in zip(context.members, facts):

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddl_mpi import meeting, process
 from ddl_mpi.waiting import ARRIVAL, DATA, Step, Steps
@@ -37,8 +37,16 @@ TYPES = {
 }
 MOVED = {1: "UINT8_T", 2: "UINT16_T", 4: "INT32_T", 8: "INT64_T"}  # what is not reduced, by its width
 
-# What a rank says when it meets the others. What all of them say stands.
-SEPARATE, WANTED, READY = 1, 2, 4  # source and target differ; a persistent request is worth it; is there
+# What a rank says when it meets the others, and then hears: the least that any of them said.
+SEPARATE = 0  # 1 where source and target are two
+WANTED = 1  # 1 where a persistent request is worth it
+NUMBER, NEGATIVE = 2, 3  # of the one that there is, else 0: all have the same where the least is the greatest
+WORDS = 4
+
+
+class _Persistent(NamedTuple):
+    number: int
+    request: Any
 
 
 class MpiTransport(Transport):
@@ -49,9 +57,10 @@ class MpiTransport(Transport):
     def __init__(self) -> None:
         self._mpi: Any = None
         self._comm: Any = None
-        self._word = (ctypes.c_int32 * 1)()  # what this rank says when it meets the others, then what all say
+        self._words = (ctypes.c_int32 * WORDS)()
         self._meeting: Any = None  # a persistent request
-        self._requests: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # by memory: calls so far, or the request
+        self._requests: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # by memory: calls so far, or _Persistent
+        self._made = 0  # persistent requests, on all ranks together
         self._scratch: dict[str, Memory] = {}
         self._aborted = False
         self._under_way: object = None  # what MPI would write to
@@ -62,7 +71,7 @@ class MpiTransport(Transport):
         self._mpi, self._comm = mpi, _ = meeting.meet(context, self._check)
         self._comm.Set_errhandler(mpi.ERRORS_RETURN)
         self._meeting = self._comm.Allreduce_init(
-            mpi.IN_PLACE, [mpi.buffer.fromaddress(ctypes.addressof(self._word), 4), 1, mpi.INT32_T], mpi.BAND
+            mpi.IN_PLACE, [mpi.buffer.fromaddress(ctypes.addressof(self._words), 4 * WORDS), mpi.INT32_T], mpi.MIN
         )
         devices = frozenset({"cpu", "cuda"}) if process.cuda_aware() else frozenset({"cpu"})
         bound = mpi.Query_thread() < mpi.THREAD_SERIALIZED
@@ -74,7 +83,7 @@ class MpiTransport(Transport):
         if comm is None:
             return
         if self._aborted or self._under_way is not None:
-            process.forsake(comm, self._meeting, self._word, self._requests, self._scratch, self._under_way)
+            process.forsake(comm, self._meeting, self._words, self._requests, self._scratch, self._under_way)
             return
         self._forget(0)
         self._meeting.Free()
@@ -122,19 +131,19 @@ class MpiTransport(Transport):
         return self._begin(self._moving(send, large), source, target)
 
     def barrier(self) -> Work:
-        return self._begin(self._meet(0))
+        return self._begin(self._meet())
 
     # --- as steps: each yields what is to be waited for
 
-    def _meet(self, word: int) -> Iterator[Step]:
-        """Complete when all have come; ``_word`` then is what all of them say."""
-        self._word[0] = word
+    def _meet(self, separate: bool = False, wanted: bool = False, number: int = 0) -> Iterator[Step]:
+        """Complete when all have come; ``_words`` then is the least of what they say."""
+        self._words[:] = [int(separate), int(wanted), number, -number]
         self._meeting.Start()
         yield self._meeting, ARRIVAL
 
     def _moving(self, send: Callable[[], Any], large: bool) -> Iterator[Step]:
         if large:
-            yield from self._meet(0)
+            yield from self._meet()
         yield send(), DATA if large else ARRIVAL
 
     def _small_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
@@ -143,29 +152,28 @@ class MpiTransport(Transport):
         yield self._comm.Iallreduce(self._mpi.IN_PLACE, self._reduced(target), self._op(op, source.dtype)), ARRIVAL
 
     def _large_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        """A persistent request where every rank has one for this memory, or would have one."""
+        """By a persistent request where every rank has the same one for this memory, or would have one."""
         key = (source.address, target.address, source.count, source.dtype, op)
         kept = self._requests.pop(key, 0)
-        ready = not isinstance(kept, int)
-        word = WANTED if ready or kept >= PERSIST_AFTER else 0
-        word |= (READY if ready else 0) | (SEPARATE if source.address != target.address else 0)
-        yield from self._meet(word)
-        word = self._word[0]
-        separate = bool(word & SEPARATE)
-        if not separate and source.address != target.address:
+        ready = isinstance(kept, _Persistent)
+        two = source.address != target.address
+        yield from self._meet(two, ready or kept >= PERSIST_AFTER, kept.number if ready else 0)
+        separate, wanted, least, greatest = self._words[:]
+        if two and not separate:  # in place on one is in place on all
             ctypes.memmove(target.address, source.address, source.nbytes)
         memory = (self._reduced(source) if separate else self._mpi.IN_PLACE, self._reduced(target))
-        if not word & WANTED:
+        if not wanted:
             self._requests[key] = kept if ready else kept + 1
             yield self._comm.Iallreduce(*memory, self._op(op, source.dtype)), DATA
         else:
-            if not word & READY:  # on all ranks anew, for such requests are made in one order
+            if not 0 < least == -greatest:  # made anew on all ranks, together
                 if ready:
-                    kept.Free()
-                kept = self._comm.Allreduce_init(*memory, self._op(op, source.dtype))
+                    kept.request.Free()
+                self._made += 1
+                kept = _Persistent(self._made, self._comm.Allreduce_init(*memory, self._op(op, source.dtype)))
             self._requests[key] = kept
-            kept.Start()
-            yield kept, DATA
+            kept.request.Start()
+            yield kept.request, DATA
         self._forget(REMEMBERED)
 
     def _reduce_in_float32(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
@@ -243,8 +251,8 @@ class MpiTransport(Transport):
         """Lets the oldest requests go, down to ``limit``."""
         while len(self._requests) > limit:
             _, kept = self._requests.popitem(last=False)
-            if not isinstance(kept, int):
-                kept.Free()
+            if isinstance(kept, _Persistent):
+                kept.request.Free()
 
     def _temporary_of(self, use: str, count: int, dtype: DType) -> Buffer:
         """Memory that is kept for the next time."""
