@@ -143,21 +143,25 @@ class Operations:
         """``allreduce_async(tensor, output=tensor)`` and its wait. A name that comes again is described only once."""
         job = job or current_job()
         prescale_factor, postscale_factor = float(prescale_factor), float(postscale_factor)
-        key = (self.adapter.name, name, process_set.process_set_id, op, prescale_factor, postscale_factor, compression)
-        recurring = job.recurring.get(key)
-        address = self.adapter.address(tensor, recurring.source) if recurring is not None else None
+        set_id = process_set.process_set_id
+        how = (self.adapter.name, op, prescale_factor, postscale_factor, compression)  # compared, never hashed: dear
+        recurring = job.recurring.get((name, set_id))
+        address = None
+        if recurring is not None and recurring.how == how:
+            address = self.adapter.address(tensor, recurring.source)
         if recurring is None or address is None:
             factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-            how: Any = {**factors, "op": op, "process_set": process_set, "compression": compression, "job": job}
+            kinds: Any = {**factors, "op": op, "process_set": process_set, "compression": compression, "job": job}
             if name is None:
-                self.allreduce_async(tensor, output=tensor, waits=True, **how).wait()
+                self.allreduce_async(tensor, output=tensor, waits=True, **kinds).wait()
                 return
             if len(job.recurring) >= RECURRING_LIMIT:
                 job.retire()
-            recurring = job.recurring[key] = self.recurring_allreduce(tensor, name=name, **how)
+            recurring = self.recurring_allreduce(tensor, name=name, **kinds)
+            recurring.how = how
+            job.recurring[name, set_id] = recurring
             address = recurring.source.address
-        job.again(recurring, address, tensor, True)
-        recurring.wait()
+        job.at_once(recurring, address, tensor)
 
     # --- allgather
 

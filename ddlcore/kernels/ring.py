@@ -128,48 +128,6 @@ def _all_here(frame: int, first: int, tensor: int, offset: int, sleeps: int) -> 
     return code
 
 
-@compiled("qqqqq")
-def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
-    """Every rank reads every peer's slots and reduces all: best for two ranks, and for few bytes."""
-    sources, targets = read(plan + SOURCES), read(plan + TARGETS)
-    total = read(plan + TOTAL)
-    chunks = (total + chunk - 1) // chunk
-    first, rank = read(frame + IN_USED), read(frame + RANK)
-    itemsize = ITEMSIZE[read(plan + DTYPE)]
-    out_tensor = out_offset = in_tensor = in_offset = void = code = 0
-    for i in range(chunks + 1):
-        if i < chunks:
-            n = min(chunk, total - i * chunk)
-            if i == 0 and read(frame + BEGUN) != 0:
-                out_tensor, out_offset = read(frame + BEGUN_TENSOR), read(frame + BEGUN_OFFSET)
-            else:
-                code = reserve(frame, INPUT, first + i, n * itemsize)
-                if i == 0 and code == 0:
-                    code = enter(frame, first, idle)
-                if code != 0:
-                    return code
-                if idle == 0:
-                    place = slot(frame, rank, first + i)
-                    out_tensor, out_offset = _copy_pieces(plan, sources, out_tensor, out_offset, place, n, 0)
-                publish(frame, INPUT)
-            if i == 0 and sleeps != 0:
-                code = _all_here(frame, first, out_tensor, out_offset, sleeps)
-                if code != 0:
-                    return code
-        j = i - 1
-        if 0 <= j < chunks:
-            code = wait_all(frame, INPUT, first + j + 1)
-            if code != 0:
-                return code
-            if j == 0:
-                void = anybody_idle(frame, first)
-            if void == 0:
-                n = min(chunk, total - j * chunk)
-                in_tensor, in_offset = _reduce_pieces(frame, plan, sources, targets, in_tensor, in_offset, first + j, n)
-    next_round(frame, INPUT, chunks)
-    return VOID if void != 0 else 0
-
-
 @compiled("qqq", "qq")
 def _shard(frame: int, plan: int, n: int) -> tuple[int, int]:
     """Where this rank's part of a chunk of ``n`` elements begins and ends: two ranks never write one cache line."""
@@ -190,6 +148,63 @@ def _copy_others(
     tensor, offset = _copy_pieces(plan, addresses, tensor, offset, flat, begin, outwards)
     tensor, offset = _copy_pieces(plan, addresses, tensor, offset, 0, end - begin, -1)
     return _copy_pieces(plan, addresses, tensor, offset, flat + end * size, n - end, outwards)
+
+
+@compiled("qqqqqqqqq", "qqq")
+def _publish(
+    frame: int, plan: int, i: int, n: int, tensor: int, offset: int, whole: int, idle: int, sleeps: int
+) -> tuple[int, int, int]:
+    """Shows chunk ``i`` of ``n`` elements, which begins at (tensor, offset); (code, the place behind it).
+
+    ``whole`` 0: but for this rank's own part. The first chunk is the entry: with ``sleeps`` it waits a while for all.
+    """
+    first = read(frame + IN_USED)
+    if i == 0 and read(frame + BEGUN) != 0:
+        tensor, offset = read(frame + BEGUN_TENSOR), read(frame + BEGUN_OFFSET)
+    else:
+        code = reserve(frame, INPUT, first + i, n * ITEMSIZE[read(plan + DTYPE)])
+        if i == 0 and code == 0:
+            code = enter(frame, first, idle)
+        if code != 0:
+            return code, tensor, offset
+        if idle == 0:
+            sources, place = read(plan + SOURCES), slot(frame, read(frame + RANK), first + i)
+            if whole != 0:
+                tensor, offset = _copy_pieces(plan, sources, tensor, offset, place, n, 0)
+            else:
+                tensor, offset = _copy_others(frame, plan, sources, tensor, offset, place, n, 0)
+        publish(frame, INPUT)
+    if i == 0 and sleeps != 0:
+        return _all_here(frame, first, tensor, offset, sleeps), tensor, offset
+    return 0, tensor, offset
+
+
+@compiled("qqqqq")
+def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
+    """Every rank reads every peer's slots and reduces all: best for two ranks, and for few bytes."""
+    sources, targets = read(plan + SOURCES), read(plan + TARGETS)
+    total = read(plan + TOTAL)
+    chunks = (total + chunk - 1) // chunk
+    first = read(frame + IN_USED)
+    out_tensor = out_offset = in_tensor = in_offset = void = code = 0
+    for i in range(chunks + 1):
+        if i < chunks:
+            n = min(chunk, total - i * chunk)
+            code, out_tensor, out_offset = _publish(frame, plan, i, n, out_tensor, out_offset, 1, idle, sleeps)
+            if code != 0:
+                return code
+        j = i - 1
+        if 0 <= j < chunks:
+            code = wait_all(frame, INPUT, first + j + 1)
+            if code != 0:
+                return code
+            if j == 0:
+                void = anybody_idle(frame, first)
+            if void == 0:
+                n = min(chunk, total - j * chunk)
+                in_tensor, in_offset = _reduce_pieces(frame, plan, sources, targets, in_tensor, in_offset, first + j, n)
+    next_round(frame, INPUT, chunks)
+    return VOID if void != 0 else 0
 
 
 @compiled("qqqqqqq", "qq")
@@ -223,32 +238,17 @@ def _reduce_shard(
 @compiled("qqqqq")
 def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
     """Each rank reduces its part of every chunk, then gathers the others': three steps, each a chunk behind the last."""
-    sources, targets = read(plan + SOURCES), read(plan + TARGETS)
-    total = read(plan + TOTAL)
+    targets, total = read(plan + TARGETS), read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
     first, first_result = read(frame + IN_USED), read(frame + IN_USED + 8)
-    rank = read(frame + RANK)
     itemsize = ITEMSIZE[read(plan + DTYPE)]
     out_tensor = out_offset = mid_tensor = mid_offset = in_tensor = in_offset = void = code = 0
     for i in range(chunks + 2):
         if i < chunks:
             n = min(chunk, total - i * chunk)
-            if i == 0 and read(frame + BEGUN) != 0:
-                out_tensor, out_offset = read(frame + BEGUN_TENSOR), read(frame + BEGUN_OFFSET)
-            else:
-                code = reserve(frame, INPUT, first + i, n * itemsize)
-                if i == 0 and code == 0:
-                    code = enter(frame, first, idle)
-                if code != 0:
-                    return code
-                if idle == 0:
-                    place = slot(frame, rank, first + i)
-                    out_tensor, out_offset = _copy_others(frame, plan, sources, out_tensor, out_offset, place, n, 0)
-                publish(frame, INPUT)
-            if i == 0 and sleeps != 0:
-                code = _all_here(frame, first, out_tensor, out_offset, sleeps)
-                if code != 0:
-                    return code
+            code, out_tensor, out_offset = _publish(frame, plan, i, n, out_tensor, out_offset, 0, idle, sleeps)
+            if code != 0:
+                return code
         j = i - 1
         if 0 <= j < chunks:
             n = min(chunk, total - j * chunk)

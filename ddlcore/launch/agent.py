@@ -144,7 +144,7 @@ class _Agent:
         if processes:
             self._watch(processes)
         self._say(Finished())
-        while not self._gone and self._next.get() is not None:  # until the launcher has read it and lets go
+        while not self._gone and not isinstance(self._next.get(), Quit | None):  # the launcher has read it and lets go
             pass
         return 0
 

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from msgspec import DecodeError
 
-from ddlcore.contracts.fusion import FusionPolicy, Ready
+from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.messages import (
     Answer,
     Arranged,
@@ -32,18 +32,15 @@ from ddlcore.messages import (
     Spec,
     Standing,
     Where,
-    decode_spec,
 )
-from ddlcore.runtime.checks import describe, flaw, mismatch_table
-from ddlcore.runtime.pending import Pending, bits_of, ranks_of
-from ddlcore.runtime.periods import TensorKey
-from ddlcore.runtime.rhythm import Known, Rhythm, tensor_key
+from ddlcore.runtime.checks import describe, flaw
+from ddlcore.runtime.pending import Pending
+from ddlcore.runtime.rhythm import Known, Rhythm
 from ddlcore.runtime.standing import Standings
+from ddlcore.runtime.table import Table
 from ddlcore.types import Kind
 
 __all__ = ["Coordinator"]
-
-MOST_SPECS = 16384  # that are kept decoded
 
 Item = Batch | Failure | Arranged | Resume
 Outgoing = list[tuple[int, FromCoordinator]]
@@ -66,18 +63,14 @@ class Coordinator:
         self.epoch = 0  # grows with each change between discovery and replay
         self.params: dict[str, float] = {"fusion_bytes": fusion_bytes}
         self._policy = policy
-        self._table: dict[tuple[int, str], Pending] = {}
-        self._bits: dict[int, int] = {}  # by process set: its members as bits, once they were needed
-        self._joined: dict[int, Ask] = {}  # in the order of joining
-        self._joined_bits = 0  # the same ranks
+        self.table = Table()
         self._left: dict[int, str] = {}  # ranks that said Bye, with their reason
         self._present = dict.fromkeys(range(size))  # the others, in order
-        self._specs: dict[bytes, Spec] = {}
         self._next_index = 0
         self._next_set = 1
         # what lays out a whole period
         whole = {**self.params, "first_batch_bytes": float(first_batch_bytes), "overlap": float(overlap)}
-        self.rhythm = Rhythm(policy, whole, self._spec, replay)
+        self.rhythm = Rhythm(policy, whole, self.table.spec, replay)
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
         self.standings = Standings()
@@ -106,15 +99,15 @@ class Coordinator:
             return []
         ready: list[Pending] = []
         items: list[tuple[Iterable[int], Item]] = []
-        bit = 1 << rank
+        bit, find, joined = 1 << rank, self.table.find, self.table.joined
         for ask in message.asks:
-            pending = self._table.get((ask.set_id, ask.name))
+            pending = find((ask.set_id, ask.name))
             if pending is None or ask.spec != pending.spec or self._left or not pending.members & bit:
                 pending = self._admit(rank, ask, ready, items)
                 if pending is None:
                     continue
             pending.add(rank, bit, ask)
-            if pending.asked == pending.members or (self._joined and not self._lacking(pending)):
+            if pending.asked == pending.members or (joined and not self.table.lacking(pending)):
                 ready.append(pending)
         if self.rhythm.replaying is not None:
             return self._beside_replay(ready, items, rank, message.serial)
@@ -127,14 +120,6 @@ class Coordinator:
         self._present.pop(rank, None)
         lost = Lost((rank,), reason)
         return [(other, lost) for other in self._present]
-
-    def waiting(self) -> list[Pending]:
-        """What some ranks have ready and others lack, see ``missing``."""
-        return list(self._table.values())
-
-    def missing(self, pending: Pending) -> list[int]:
-        """The ranks that ``pending`` waits for."""
-        return ranks_of(self._lacking(pending))
 
     # --- asking
 
@@ -152,7 +137,7 @@ class Coordinator:
             items.append(((rank,), self._gone(ask.set_id, (ask.name,), gone)))
             return None
         try:
-            spec = self._spec(ask.spec)
+            spec = self.table.spec(ask.spec)
             text = flaw(ask, spec, members, self.size)
         except DecodeError as error:
             text = f"its request cannot be read: {error}"
@@ -161,33 +146,19 @@ class Coordinator:
             items.append(((rank,), Failure(ask.set_id, (ask.name,), "mismatch", text)))
             return None
         if spec.kind is Kind.JOIN:
-            self._joined.setdefault(rank, ask)
-            self._joined_bits |= 1 << rank
             self.rhythm.disturbed()
-            ready += [pending for pending in self._table.values() if not self._lacking(pending)]
-            if len(self._joined) == self.size:
+            ready += self.table.join(rank, ask)
+            if len(self.table.joined) == self.size:
                 items += [(p_members, item) for p_members, item in self._decide(ready)]
                 ready.clear()
                 items += self._all_joined()
             return None
-        pending = self._table.get((ask.set_id, ask.name))
-        if pending is None:
-            bits = self._bits.get(ask.set_id) or self._bits.setdefault(ask.set_id, bits_of(members))
-            pending = self._table[ask.set_id, ask.name] = Pending(ask, bits)
-        return pending
-
-    def _lacking(self, pending: Pending) -> int:
-        """The members that neither have it ready nor have joined, as bits."""
-        return pending.members & ~pending.asked & ~self._joined_bits
-
-    def _none_joined(self) -> None:
-        self._joined.clear()
-        self._joined_bits = 0
+        return self.table.open(ask, members)
 
     def _all_joined(self) -> list[tuple[Iterable[int], Item]]:
-        last = list(self._joined)[-1]
-        names = {rank: ask.name for rank, ask in self._joined.items()}
-        self._none_joined()
+        last = list(self.table.joined)[-1]
+        names = {rank: ask.name for rank, ask in self.table.joined.items()}
+        self.table.none_joined()
         index = self._take_index()
         return [((rank,), Batch(index, 0, Kind.JOIN, (name,), result=last)) for rank, name in names.items()]
 
@@ -198,26 +169,23 @@ class Coordinator:
         items: list[tuple[Iterable[int], Item]] = []
         ready = list(dict.fromkeys(ready))  # a join may find again what has just become ready
         for pending in ready:
-            text = self._objection(pending) if self._is_pending(pending) else ""
+            text = self.table.objection(pending) if self.table.holds(pending) else ""
             if text:
                 items += self._fail(pending, "mismatch", text)
                 self.rhythm.disturbed()
         runnable: list[Pending] = []
         taken: set[Pending] = set()
         for pending in ready:
-            if not self._is_pending(pending) or pending in taken:
+            if not self.table.holds(pending) or pending in taken:
                 continue  # failed, or found with its group, a moment ago
-            known = None if self._joined else self.rhythm.waiting_for(self._key(pending))
+            known = None if self.table.joined else self.rhythm.waiting_for(self.table.key(pending))
             if known is not None:
                 items += self._decided(runnable)
                 return items if self.rhythm.replaying is not None else items + self._resume(known)
-            mates = self._complete_group(pending)
+            mates = self.table.complete_group(pending)
             taken.update(mates)
             runnable += mates
         return items + self._decided(runnable)
-
-    def _is_pending(self, pending: Pending) -> bool:
-        return self._table.get((pending.set_id, pending.name)) is pending
 
     def _decided(self, runnable: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
         """Lays out what may run, and goes over to replay where that completes a period that is proven."""
@@ -227,7 +195,7 @@ class Coordinator:
             batches = self._arrange(rest)
             count, known = self._observe(rest, batches)
             for batch in batches if count == len(rest) else self._arrange(rest[:count]):
-                if self._is_pending(batch[0]):  # a set that was removed a moment ago has taken it with it
+                if self.table.holds(batch[0]):  # a set that was removed a moment ago has taken it with it
                     items += self._start(batch)
             if known is not None:
                 return items + self._resume(known)  # the rest is of the next period: it is offered to the schedule
@@ -236,38 +204,38 @@ class Coordinator:
 
     def _observe(self, runnable: Sequence[Pending], batches: Sequence[Sequence[Pending]]) -> tuple[int, Known | None]:
         """How many of ``runnable`` come before the end of a period that is proven by it, and its schedule."""
-        if self._joined:
-            self.rhythm.touched(self._key(pending) for pending in runnable)
+        if self.table.joined:
+            self.rhythm.touched(self.table.key(pending) for pending in runnable)
             return len(runnable), None
         numbers = {pending: self._next_index + i for i, batch in enumerate(batches) for pending in batch}
-        tensors = [(self._key(pending), numbers[pending], pending.stamp) for pending in runnable]
-        return self.rhythm.decided(tensors, lambda i: not self._are_mates(runnable[i], runnable[i + 1]))
+        tensors = [(self.table.key(pending), numbers[pending], pending.stamp) for pending in runnable]
+        return self.rhythm.decided(tensors, lambda i: not self.table.are_mates(runnable[i], runnable[i + 1]))
 
     def _start(self, batch: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
         for pending in batch:
-            del self._table[pending.set_id, pending.name]
-        spec = self._first_spec(batch[0])
+            self.table.take(pending)
+        spec = self.table.spec_of(batch[0])
         if spec.kind is Kind.REMOVE_SET and spec.ranks is not None and spec.ranks[0] not in self.sets:
             text = f"process set {spec.ranks[0]} is not there (any more)"
             return [(batch[0].ranks(), Failure(0, (batch[0].name,), "mismatch", text))]
         return [self._run(batch), *self._orphans(batch[0])]
 
-    def _are_mates(self, one: Pending, other: Pending) -> bool:
-        """Whether both belong to one grouped call."""
-        same = one.set_id == other.set_id and _group(one.name) == _group(other.name)
-        return same and all(self._first_spec(pending).group for pending in (one, other))
+    def _fail(
+        self, pending: Pending, error: str, text: str, gone: tuple[int, ...] = ()
+    ) -> list[tuple[Iterable[int], Item]]:
+        """Ends ``pending``, and the rest of the grouped call it belongs to, on those who asked."""
+        doomed = self.table.doom(pending)
+        return [(one.ranks(), Failure(one.set_id, (one.name,), error, text, gone)) for one in doomed]
 
     def _orphans(self, removal: Pending) -> list[tuple[Iterable[int], Item]]:
         """What waited in a process set that has just been removed fails on those who asked."""
-        spec = self._first_spec(removal)
-        if spec.kind is not Kind.REMOVE_SET:
+        spec = self.table.spec_of(removal)
+        if spec.kind is not Kind.REMOVE_SET or spec.ranks is None:
             return []
         items: list[tuple[Iterable[int], Item]] = []
-        for pending in [pending for pending in self._table.values() if pending.set_id not in self.sets]:
-            del self._table[pending.set_id, pending.name]
-            text = (
-                f"{describe([pending.name], pending.set_id)}: the process set was removed before all members had asked"
-            )
+        for pending in self.table.removed(spec.ranks[0]):
+            where = describe([pending.name], pending.set_id)
+            text = f"{where}: the process set was removed before all members had asked"
             items.append((pending.ranks(), Failure(pending.set_id, (pending.name,), "mismatch", text)))
         return items
 
@@ -283,7 +251,7 @@ class Coordinator:
     def _clear(self) -> None:
         """A new epoch: the ranks resend what is pending."""
         self.epoch += 1
-        self._table.clear()
+        self.table.clear()
 
     # --- beside and after replay
 
@@ -291,26 +259,19 @@ class Coordinator:
         self, ready: Sequence[Pending], items: list[tuple[Iterable[int], Item]], rank: int, serial: int
     ) -> Outgoing:
         """Holes are filled; a tensor outside the schedule that all members have ready is inserted by one freeze."""
-        insert = bool(self._joined)
+        insert = bool(self.table.joined)
         for pending in dict.fromkeys(ready):
-            text = self._objection(pending)
-            if self._is_torn(pending):
+            text = self.table.objection(pending)
+            if self.table.is_torn(pending):
                 self._diverged = insert = True
             elif text:
                 items += self._fail(pending, "mismatch", text)
-            elif self.rhythm.is_hole(self._key(pending)) and not self._joined:
-                del self._table[pending.set_id, pending.name]
+            elif self.rhythm.is_hole(self.table.key(pending)) and not self.table.joined:
+                self.table.take(pending)
                 items.append(self._run([pending]))
-            elif self._complete_group(pending):
+            elif self.table.complete_group(pending):
                 insert = True
         return self._answers(items, rank, serial) + (self._freeze() if insert else [])
-
-    def _is_torn(self, pending: Pending) -> bool:
-        """Whether parts of its grouped call stand in slots: they are decided together, in discovery."""
-        if not pending.is_grouped(self._spec):
-            return False
-        mates = sum(set_id == pending.set_id and _group(name) == _group(pending.name) for set_id, name in self._table)
-        return mates < max(self._spec(pending.ask_of(rank).spec).group for rank in pending.ranks())
 
     def _freeze(self) -> Outgoing:
         if self.rhythm.replaying is None or self.rhythm.freezing:
@@ -325,15 +286,16 @@ class Coordinator:
         diverged, slow, self._diverged, self._slow = self._diverged, self._slow, False, False
         # After a divergence all is asked for anew: what belongs together may have been torn apart.
         anew = diverged or slow
-        complete = [pending for pending in self._table.values() if not anew and not self._lacking(pending)]
-        known = self.rhythm.left(diverged, [self._key(pending) for pending in complete], slow)
+        complete = [] if anew else self.table.complete()
+        known = self.rhythm.left(diverged, [self.table.key(pending) for pending in complete], slow)
         self.epoch += 1
         items = self._decide(complete)
-        if self.rhythm.replaying is None and known is not None and known.whole and not self._joined and not self._byes:
+        stays = known is not None and known.whole and not self.table.joined and not self._byes
+        if self.rhythm.replaying is None and known is not None and stays:
             items += self._resume(known)
         elif self.rhythm.replaying is None:
-            self._table.clear()
-            self._none_joined()  # they say so again, with all that is pending
+            self.table.clear()
+            self.table.none_joined()  # they say so again, with all that is pending
         outgoing: Outgoing = []
         for ranks, told in _shared(items, self._present):
             one = Drain(drain.epoch, drain.highest, drain.lowest, told)
@@ -343,81 +305,25 @@ class Coordinator:
             outgoing += self._bye(rank, bye)
         return outgoing
 
-    def _key(self, pending: Pending) -> TensorKey:
-        return tensor_key(pending.set_id, pending.name, pending.spec)
-
-    def _objection(self, pending: Pending) -> str:
-        """Why this cannot run, or ""."""
-        if not pending.uniform:
-            specs = {rank: self._spec(pending.ask_of(rank).spec) for rank in pending.ranks()}
-            return mismatch_table(pending.name, pending.set_id, specs)
-        spec = self._first_spec(pending)
-        if spec.kind is Kind.BROADCAST and spec.root in self._joined and not pending.asked >> spec.root & 1:
-            return f"broadcast {describe([pending.name], pending.set_id)}: its root, rank {spec.root}, has joined; choose another root"
-        return ""
-
-    def _complete_group(self, pending: Pending) -> list[Pending]:
-        """The tensors that may run now that ``pending`` is complete: a grouped one waits for its whole group.
-
-        A rank asks for all that is left of a grouped call in one request, so no counting is needed.
-        """
-        if not self._first_spec(pending).group:
-            return [pending]
-        key = (pending.set_id, _group(pending.name))
-        mates = [
-            other
-            for other in self._table.values()
-            if (other.set_id, _group(other.name)) == key and self._first_spec(other).group
-        ]
-        return [] if any(self._lacking(mate) for mate in mates) else mates
-
-    def _fail(
-        self, pending: Pending, error: str, text: str, gone: tuple[int, ...] = ()
-    ) -> list[tuple[Iterable[int], Item]]:
-        """Takes ``pending``, and the rest of the grouped call it belongs to, out of the table."""
-        doomed = [pending]
-        if pending.is_grouped(self._spec):
-            key = (pending.set_id, _group(pending.name))
-            doomed += [
-                other
-                for other in self._table.values()
-                if other is not pending and (other.set_id, _group(other.name)) == key and other.is_grouped(self._spec)
-            ]
-        items: list[tuple[Iterable[int], Item]] = []
-        for one in doomed:
-            if self._table.pop((one.set_id, one.name), None) is not None:
-                items.append((one.ranks(), Failure(one.set_id, (one.name,), error, text, gone)))
-        return items
-
     def _arrange(self, runnable: Sequence[Pending]) -> list[list[Pending]]:
         """Batches in order of their first tensor; what the fusion policy may share comes from the policy."""
-        fusable = [i for i, p in enumerate(runnable) if self._first_spec(p).kind is Kind.ALLREDUCE]
+        fusable = [i for i, p in enumerate(runnable) if self.table.spec_of(p).kind is Kind.ALLREDUCE]
         batches = [[i] for i in sorted(set(range(len(runnable))).difference(fusable))]
         if fusable:
-            described = [self._describe(runnable[i]) for i in fusable]
+            described = [self.table.describe(runnable[i]) for i in fusable]
             for positions in self._policy.arrange(described, self.params):
                 batches.append([fusable[p] for p in positions])
         batches.sort(key=lambda batch: batch[0])
         return [[runnable[i] for i in batch] for batch in batches]
 
-    def _describe(self, pending: Pending) -> Ready:
-        spec = self._first_spec(pending)
-        count = 1
-        for extent in spec.shape:
-            count *= extent
-        key = (pending.set_id, spec.dtype, spec.op, spec.prescale, spec.postscale, spec.device, spec.compressor)
-        group = f"{pending.set_id}.{_group(pending.name)}" if spec.group else None
-        return Ready(pending.name, key, count * spec.dtype.itemsize, group=group)
-
     def _run(self, batch: Sequence[Pending]) -> tuple[Iterable[int], Item]:
-        spec = self._first_spec(batch[0])
+        spec = self.table.spec_of(batch[0])
         members = self.sets[batch[0].set_id]
         if spec.kind is Kind.ADD_SET:
             return self._add_set(batch[0], spec)
         if spec.kind is Kind.REMOVE_SET:
             assert spec.ranks is not None
             del self.sets[spec.ranks[0]]
-            self._bits.pop(spec.ranks[0], None)
             self.rhythm.removed(spec.ranks[0])
             return members, Batch(self._take_index(), 0, spec.kind, (batch[0].name,), result=spec.ranks[0])
         short = any(pending.asked != pending.members for pending in batch)
@@ -427,19 +333,10 @@ class Coordinator:
             batch[0].set_id,
             spec.kind,
             tuple(pending.name for pending in batch),
-            rows=tuple(self._rows(pending, members) for pending in batch) if ragged else (),
-            digests=tuple(self._digests(pending, members) for pending in batch) if ragged else (),
+            rows=tuple(self.table.rows(pending, members) for pending in batch) if ragged else (),
+            digests=tuple(self.table.digests(pending, members) for pending in batch) if ragged else (),
             specs=tuple(pending.spec for pending in batch) if short else (),
         )
-
-    def _rows(self, pending: Pending, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        nothing = (0,) * len(pending.first.rows)  # what a rank that has joined contributes
-        asked = set(pending.ranks())
-        return tuple(pending.ask_of(m).rows if m in asked else nothing for m in members)
-
-    def _digests(self, pending: Pending, members: Sequence[int]) -> tuple[bytes, ...]:
-        asked = set(pending.ranks())
-        return tuple(pending.ask_of(m).digest if m in asked else b"" for m in members)
 
     def _add_set(self, pending: Pending, spec: Spec) -> tuple[Iterable[int], Item]:
         assert spec.ranks is not None
@@ -461,13 +358,13 @@ class Coordinator:
         self._left[rank] = bye.reason
         del self._present[rank]
         items: list[tuple[Iterable[int], Item]] = []
-        for pending in list(self._table.values()):
+        for pending in self.table.all():
             if rank in self.sets[pending.set_id]:
                 failure = self._gone(pending.set_id, (pending.name,), [rank])
                 items += self._fail(pending, "lost", failure.text, (rank,))
-        for other, ask in self._joined.items():  # they wait for a join that cannot be; the leaver is told nothing
+        for other, ask in self.table.joined.items():  # they wait for a join that cannot be; the leaver is told nothing
             items.append(((other,), self._gone(0, (ask.name,), [rank])))
-        self._none_joined()
+        self.table.none_joined()
         return [*self._answers(items, None, 0), (rank, Farewell())]
 
     def _gone(self, set_id: int, names: tuple[str, ...], gone: Sequence[int]) -> Failure:
@@ -491,17 +388,6 @@ class Coordinator:
         self._next_index += 1
         return self._next_index - 1
 
-    def _spec(self, data: bytes) -> Spec:
-        spec = self._specs.get(data)
-        if spec is None:
-            if len(self._specs) > MOST_SPECS:  # shapes that never come back must not fill the memory
-                self._specs.clear()
-            spec = self._specs[data] = decode_spec(data)
-        return spec
-
-    def _first_spec(self, pending: Pending) -> Spec:
-        return self._spec(pending.spec)
-
 
 def _shared(
     items: Iterable[tuple[Iterable[int], Item]], always: Iterable[int]
@@ -516,8 +402,3 @@ def _shared(
     for rank, numbers in heard.items():
         ranks.setdefault(numbers, []).append(rank)
     return [(same, tuple(item for n in numbers for _, item in runs[n])) for numbers, same in ranks.items()]
-
-
-def _group(name: str) -> str:
-    """The grouped call that a tensor called ``<call>[<i>]`` belongs to."""
-    return name.rpartition("[")[0]

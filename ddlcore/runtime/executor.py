@@ -409,11 +409,11 @@ def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) ->
 class Entered:
     """The way of a gradient's batch in the steady state: all or nothing, in place."""
 
-    __slots__ = ("_done", "_prepared", "resumable")
+    __slots__ = ("_prepared", "done", "resumable")
 
     def __init__(self, prepared: Prepared, tensors: int, resumable: bool) -> None:
         self._prepared = prepared
-        self._done: Deliver = partial(_same, [None] * tensors)
+        self.done: Deliver = partial(_same, [None] * tensors)
         self.resumable = resumable  # by a user's thread, which Ctrl-C may call away
 
     def __call__(self, launch: Launch[Entry], use: str) -> Deliver:
@@ -421,7 +421,7 @@ class Entered:
             self._prepared.enter((), (), False)
             return _void
         sources, targets = _addresses(launch.entries)
-        return self._done if self._prepared.enter(sources, targets, True) else _void
+        return self.done if self._prepared.enter(sources, targets, True) else _void
 
     def resume(self, launch: Launch[Entry], operation: Waited | None = None) -> Deliver | None:
         """The same, in tries; may be called again for the same launch, by another thread too.
@@ -435,7 +435,7 @@ class Entered:
             entered = self._prepared.try_enter(sources, targets, launch.number)
             if entered is None and operation is not None and not operation.pending:
                 return None
-        return self._done if entered else _void
+        return self.done if entered else _void
 
 
 def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:

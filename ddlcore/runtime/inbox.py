@@ -113,6 +113,44 @@ class Inbox:
         if wake:
             self._wake()
 
+    def launch_alone(self, entry: Recurring, address: int, owner: object) -> Launch[Entry] | None:
+        """``again`` and ``launch`` in one, for an entry that is the next batch all by itself. The caller holds the lock.
+
+        None, and nothing has changed, where it is not, or where that batch cannot be run by the caller.
+        """
+        replay, position = self._open, entry.position
+        if (
+            entry.replay is not replay
+            or position is not replay.current
+            or entry.state != IDLE
+            or position.missing != 1
+            or len(position.entries) != 1
+            or not getattr(position.run, "resumable", False)
+        ):
+            return None
+        entry.stamp = self._completion.observed
+        entry.state = PENDING
+        entry.error = None
+        entry.source.address = address
+        entry.source.owner = owner
+        replay.put(position, 0, entry)
+        self._launched += 1
+        launch: Launch[Entry] = replay.launch(self._launched)
+        self._launches.append(launch)
+        if self._waits_since_s is not None:  # others stand behind it: their time begins anew, as with any launch
+            self._waits_since_s = time.monotonic() if replay.waits() else None
+        return launch
+
+    def land_alone(self, launch: Launch[Entry], entry: Recurring) -> bool:
+        """As ``delivered`` for what ``launch_alone`` gave; False, where a verdict must come first. Lock held."""
+        if self._moving:
+            return False
+        self._launches.remove(launch)
+        entry.index = -1
+        entry.source.owner = None
+        entry.state = IDLE
+        return True
+
     def retire(self, entries: Iterable[Recurring]) -> None:
         """Forgets those that are idle; they may be started again all the same."""
         with self.lock:

@@ -81,7 +81,7 @@ class Recurring(Entry):
     the tensor lies this time.
     """
 
-    __slots__ = ("completion", "error", "index", "position", "replay", "seat", "state")
+    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "state")
 
     source: Buffer
     target: Buffer
@@ -93,6 +93,7 @@ class Recurring(Entry):
         self.completion = completion
         self.state = IDLE
         self.error: BaseException | None = None
+        self.how: Any = None  # whoever keeps it may say what it was made from
         self.index = -1  # of the batch it was part of last, as the coordinator counts
         self.replay: Any = self  # whose slot it has: position and seat hold for no other
         self.position: Any = None

@@ -135,9 +135,9 @@ class Position(Generic[T]):
         self.entries: list[T | None] = [None] * self.missing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # one a batch: a frozen one takes three times as long to make
 class Launch(Generic[T]):
-    """A batch at its place. ``entries`` is None where this rank takes part with dummy memory.
+    """A batch at its place; never changed. ``entries`` is None where this rank takes part with dummy memory.
 
     A hole is drained with the real entries: its sizes were agreed upon, and all of it is void anyway.
     """

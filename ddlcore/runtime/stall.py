@@ -14,11 +14,11 @@ def stall_reports(coordinator: Coordinator, now_s: float, warning_s: float) -> l
     if warning_s <= 0:
         return []
     late: dict[tuple[int, ...], list[Pending]] = {}
-    for pending in coordinator.waiting():
+    for pending in coordinator.table.all():
         if pending.first_seen_s is None:
             pending.first_seen_s = now_s
         elif 0 <= pending.first_seen_s <= now_s - warning_s:
-            late.setdefault(tuple(coordinator.missing(pending)), []).append(pending)
+            late.setdefault(tuple(coordinator.table.missing(pending)), []).append(pending)
             pending.first_seen_s = float("inf")  # said
     lines = []
     for ranks, tensors in late.items():

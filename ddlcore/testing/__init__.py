@@ -20,17 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddlcore.testing.adapters import AdapterSuite
+    from ddlcore.testing.composed import ComposedSuite
     from ddlcore.testing.compressors import CompressorSuite
     from ddlcore.testing.fusion import FusionSuite
+    from ddlcore.testing.processes import ProcessSuite
     from ddlcore.testing.ranks import DeadlinePassed
     from ddlcore.testing.transports import TransportSuite
     from ddlcore.testing.world import World, run_world
 
 __all__ = [
     "AdapterSuite",
+    "ComposedSuite",
     "CompressorSuite",
     "DeadlinePassed",
     "FusionSuite",
+    "ProcessSuite",
     "TransportSuite",
     "World",
     "run_world",
@@ -38,9 +42,11 @@ __all__ = [
 
 _HOME = {
     "AdapterSuite": "adapters",
+    "ComposedSuite": "composed",
     "CompressorSuite": "compressors",
     "DeadlinePassed": "ranks",
     "FusionSuite": "fusion",
+    "ProcessSuite": "processes",
     "TransportSuite": "transports",
     "World": "world",
     "run_world": "world",

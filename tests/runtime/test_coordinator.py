@@ -146,7 +146,7 @@ def test_random_programs_end_in_one_order(
         for index, set_id, names in simulation.ran[rank]:
             assert batches.setdefault(index, (set_id, names)) == (set_id, names)
             assert rank in sets[set_id]
-    assert not one.waiting()
+    assert not one.table.all()
 
 
 @examples(200)
@@ -252,7 +252,7 @@ def test_a_group_runs_when_all_of_it_is_ready_everywhere() -> None:
     told = ask(one, 1, group[0], Ask(0, "g[1]", spec(group=2, shape=(9,))))
     assert sorted(name for item in told[0] for name in item.names) == ["g[0]", "g[1]"]  # type: ignore[attr-defined]
     assert all(isinstance(item, Failure) for items in told.values() for item in items)
-    assert not one.waiting()
+    assert not one.table.all()
 
 
 def test_process_sets_are_entries_of_the_order() -> None:
@@ -334,7 +334,7 @@ def test_nothing_that_a_rank_says_breaks_the_coordinator(size: int, seed: int) -
         assert one.epoch >= epoch
         epoch = one.epoch
         assert 0 in one.sets
-        assert all(rank < size for pending in one.waiting() for rank in one.missing(pending))
+        assert all(rank < size for pending in one.table.all() for rank in one.table.missing(pending))
 
 
 def test_an_ask_that_cannot_be_read_fails_on_who_asked() -> None:

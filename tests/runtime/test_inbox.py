@@ -6,7 +6,8 @@ from ddlcore.errors import MismatchError
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
-from ddlcore.runtime.request import IDLE, Recurring
+from ddlcore.runtime.request import IDLE, PENDING, Entry, Recurring
+from ddlcore.runtime.schedule import Launch
 from ddlcore.types import Buffer, DType, Kind
 
 SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
@@ -50,3 +51,60 @@ def test_the_engine_is_woken_for_a_batch_whose_thread_was_called_away() -> None:
     inbox.work.notify = lambda n=1: woken.append(n)  # type: ignore[method-assign]  # what is counted
     assert inbox.stuck() is None
     assert woken
+
+
+def seated() -> tuple[Inbox, Recurring, Launch[Entry]]:
+    """The same after the first call, which gave the tensor its seat; and its launch."""
+    inbox, entry = replaying()
+    inbox.again(entry, 64, None, waits=True)
+    launch = inbox.launch()
+    assert launch is not None
+    inbox.delivered(launch)
+    entry.complete(0, None, -1)
+    return inbox, entry, launch
+
+
+class Here:
+    """Stands for a way to run a batch that the caller may take."""
+
+    resumable = True
+
+
+def test_a_call_that_is_a_batch_by_itself_is_launched_and_landed_at_once() -> None:
+    inbox, entry, launch = seated()
+    launch.position.run = Here()
+    with inbox.lock:
+        again = inbox.launch_alone(entry, 128, "owner")
+        assert again is not None
+        assert (again.place, again.number, list(again.entries or ())) == (1, 2, [entry])
+        assert (entry.source.address, entry.source.owner, entry.pending) == (128, "owner", True)
+        assert inbox.land_alone(again, entry)
+    assert (entry.source.owner, entry.pending) == (None, False)
+
+
+def test_a_call_is_not_launched_alone_where_another_must_run_it() -> None:
+    inbox, entry, launch = seated()
+    stranger = Recurring(Completion(), 0, "y", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    with inbox.lock:
+        assert inbox.launch_alone(stranger, 64, None) is None  # it has no seat
+        assert inbox.launch_alone(entry, 64, None) is None  # nobody has found out how it is run
+        launch.position.run = Here()
+        entry.state = PENDING
+        assert inbox.launch_alone(entry, 64, None) is None  # it is under way
+        entry.state = IDLE
+    assert inbox.freeze(1) is not None
+    with inbox.lock:
+        assert inbox.launch_alone(entry, 64, None) is None  # nothing is launched any more
+    assert not inbox.is_ready()
+
+
+def test_what_was_launched_alone_waits_for_the_verdict_of_a_freeze() -> None:
+    inbox, entry, launch = seated()
+    launch.position.run = Here()
+    with inbox.lock:
+        again = inbox.launch_alone(entry, 64, None)
+    assert again is not None
+    inbox.freeze(1)
+    with inbox.lock:
+        assert not inbox.land_alone(again, entry)
+    assert entry.pending

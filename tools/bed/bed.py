@@ -232,7 +232,7 @@ class Bed:
             "pid": self._pids[name],
             "argv": [str(part) for part in argv],
             "env": {**self.environment(), **(env or {})},
-            "cwd": str(cwd or os.getcwd()),
+            "cwd": os.path.abspath(cwd or os.getcwd()),
             "uid": 0 if as_root else os.getuid(),
         }
         process = subprocess.Popen(

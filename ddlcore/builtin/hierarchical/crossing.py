@@ -17,7 +17,7 @@ Task = Callable[[Transport], Work]
 
 SLICE_S = 0.1  # how soon a wait notices that it is to stop, where nobody says so
 LATE_S = 5.0  # how long past its deadline an opening may go on
-END_S = 5.0  # how long closing may take
+END_S = 2.0  # how long closing may take
 
 
 class Crossing:

@@ -102,10 +102,10 @@ class Direct:
         try:
             messages += [self._group.recv(at, nbytes, rank) for rank, at, nbytes in incoming if nbytes]
             messages += [self._group.send(at, nbytes, rank) for rank, at, nbytes in outgoing if nbytes]
-            for message in messages:
-                message.wait()
+            while messages:
+                messages.pop().wait()
         finally:
-            messages.clear()  # an error's traceback would keep them, and with them the group's connections
+            messages.clear()  # an error's traceback would hold them, and they the group's connections
 
 
 def copy(source: int, target: int, nbytes: int) -> None:

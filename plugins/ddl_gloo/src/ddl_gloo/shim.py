@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddlcore.types import DType, ReduceOp
+from ddlcore.types import Buffer, DType, ReduceOp
 
 __all__ = ["NATIVE", "Group", "Message", "Pending", "tensor"]
 
@@ -74,17 +74,17 @@ class Group:
         options.timeout = _FOREVER
         return options
 
-    def allreduce(self, address: int, count: int, dtype: DType, op: ReduceOp) -> Pending:
+    def allreduce(self, memory: Buffer, op: ReduceOp) -> Pending:
         """In place, of a type and op of NATIVE, and at least one element."""
-        name = (_OF_BOOL if dtype is DType.BOOL else _OPS)[op]
-        return Pending(self._group.allreduce([tensor(address, count, dtype)], self._reductions[name]))
+        options = self._reductions[(_OF_BOOL if memory.dtype is DType.BOOL else _OPS)[op]]
+        return Pending(self._group.allreduce([tensor(memory.address, memory.count, memory.dtype)], options))
 
-    def broadcast(self, address: int, nbytes: int, root: int) -> Pending:
+    def broadcast(self, memory: Buffer, root: int) -> Pending:
         """In place, of at least one byte."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         options.timeout = _FOREVER
-        return Pending(self._group.broadcast([tensor(address, nbytes)], options))
+        return Pending(self._group.broadcast([tensor(memory.address, memory.nbytes)], options))
 
     def barrier(self) -> Pending:
         """Complete on no rank before all have come."""
@@ -120,8 +120,11 @@ class Pending:
         except RuntimeError:
             if not self._work.is_completed():
                 return False
-            work, self._work = self._work, None  # it holds the group's sockets
-            work.wait()  # at once: it has failed, or was complete a moment too late
+            work, self._work = self._work, None
+            try:
+                work.wait()  # at once: it has failed, or was complete a moment too late
+            finally:
+                del work  # it holds the group's connections, and an error's traceback would hold it
         self._work = None
         return True
 
@@ -135,6 +138,10 @@ class Message:
         self._work = work
 
     def wait(self) -> None:
-        """Until it is gone, or here. Raises RuntimeError where it was lost."""
-        if not self._work.wait(_FOREVER):
-            raise RuntimeError("a message was given up")
+        """Once, until it is gone, or here. Raises RuntimeError where it was lost."""
+        work, self._work = self._work, None
+        try:
+            if not work.wait(_FOREVER):
+                raise RuntimeError("a message was given up")
+        finally:
+            del work  # as above

@@ -110,7 +110,7 @@ class GlooTransport(Transport):
     def close(self) -> None:
         with self._lock:
             _open.discard(self)
-            wires, self._wires = self._wires, None
+            self._wires = None
             opening, self._opening = self._opening, None
             self._direct = None
         if opening is not None:
@@ -118,8 +118,6 @@ class GlooTransport(Transport):
         if not self._courier.close(CLOSE_S):
             log.debug("gloo: a thread still waits for a peer to connect")
         self._group = None  # Gloo joins its threads
-        if wires is not None:
-            wires.close()
 
     def abort(self) -> None:
         self._aborted = True
@@ -151,7 +149,7 @@ class GlooTransport(Transport):
         if (source.dtype, op) not in NATIVE:
             return self._run("allreduce", source.nbytes, lambda: direct.allreduce_shards(source, target, op))
         copy(source.address, target.address, source.nbytes)
-        return self._start("allreduce", lambda g: g.allreduce(target.address, target.count, target.dtype, op))
+        return self._start("allreduce", lambda g: g.allreduce(target, op), target)
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
         direct = self._ready("allgather")
@@ -165,7 +163,7 @@ class GlooTransport(Transport):
             return DONE
         if buffer.nbytes <= self._whole_bytes:
             return self._run("broadcast", buffer.nbytes, lambda: direct.broadcast(buffer, root))
-        return self._start("broadcast", lambda g: g.broadcast(buffer.address, buffer.nbytes, root))
+        return self._start("broadcast", lambda g: g.broadcast(buffer, root), buffer)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
         direct = self._ready("reducescatter")
@@ -184,7 +182,7 @@ class GlooTransport(Transport):
         direct = self._ready("barrier")
         if self.context.size <= DIRECT_BARRIER:
             return self._run("barrier", 1, direct.barrier)
-        return self._start("barrier", lambda g: g.barrier())
+        return self._start("barrier", Group.barrier)
 
     # --- how they are carried out
 
@@ -211,11 +209,11 @@ class GlooTransport(Transport):
             return DONE
         return self._courier.give(guarded)
 
-    def _start(self, what: str, call: Callable[[Group], Pending]) -> Work:
+    def _start(self, what: str, call: Callable[[Group], Pending], memory: Buffer | None = None) -> Work:
         """A call that Gloo's own thread carries out."""
         assert self._group is not None
         try:
-            return _Started(self, what, call(self._group))
+            return _Started(self, what, call(self._group), memory)
         except Exception as error:
             raise self.broke(what, error) from error
 
@@ -239,9 +237,10 @@ class GlooTransport(Transport):
 class _Started(Work):
     """A collective under way in Gloo, with its errors mapped."""
 
-    __slots__ = ("_pending", "_transport", "_what")
+    __slots__ = ("_memory", "_pending", "_transport", "_what")
 
-    def __init__(self, transport: GlooTransport, what: str, pending: Pending) -> None:
+    def __init__(self, transport: GlooTransport, what: str, pending: Pending, memory: Buffer | None) -> None:
+        self._memory = memory  # Gloo knows only where it is
         self._transport = transport
         self._what = what
         self._pending = pending

@@ -11,7 +11,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 __all__ = ["Wires"]
@@ -20,7 +20,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 class Wires:
-    """Descriptors of our own to the same sockets, so that no number is another's by the time it is used."""
+    """Knows Gloo's sockets by number and inode. Holds none of them, so that whoever closes one has closed it."""
 
     def __init__(self, said: Sequence[bytes], heard: Sequence[bytes]) -> None:
         """``said`` is what this rank has published for the others, ``heard`` what the ranks have.
@@ -29,56 +29,69 @@ class Wires:
         its listener at the near end, or another's at the far end.
         """
         mine, others = b"".join(said), b"\0".join(heard)
-        self._wires: list[tuple[int, socket.socket]] = []  # Gloo's descriptor, and ours
-        for name in os.listdir(_DESCRIPTORS):
-            wire = _connection(int(name))
-            if wire is None:
-                continue
-            if _raw(wire.getsockname()) in mine or _raw(wire.getpeername()) in others:
-                self._wires.append((int(name), wire))
-                with contextlib.suppress(OSError):
-                    os.set_inheritable(int(name), False)  # what is started meanwhile needs none of them
-            else:
-                wire.close()
+        self._wires: dict[int, int] = {}  # Gloo's descriptor, and the inode that it stands for
+        for number in map(int, os.listdir(_DESCRIPTORS)):
+            with _taken(number) as wire:
+                if wire is not None and (_raw(wire.getsockname()) in mine or _raw(wire.getpeername()) in others):
+                    self._wires[number] = os.fstat(wire.fileno()).st_ino
+                    with contextlib.suppress(OSError):
+                        os.set_inheritable(number, False)  # what is started meanwhile needs none of them
 
     def __len__(self) -> int:
         return len(self._wires)
 
+    def names(self) -> list[tuple[Any, Any]]:
+        """The near and the far end of those that are still open."""
+        found = []
+        for number, inode in self._wires.items():
+            with _taken(number, inode) as wire:
+                if wire is not None:
+                    found.append((wire.getsockname(), wire.getpeername()))
+        return found
+
     def cut(self) -> None:
         """Ends every connection, at both ends, at once. From any thread."""
-        for _, wire in list(self._wires):
-            with contextlib.suppress(OSError):  # gone already
-                wire.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Lets go of them; Gloo's own stay as they are."""
-        while self._wires:
-            self._wires.pop()[1].close()
+        for number, inode in self._wires.items():
+            with _taken(number, inode) as wire, contextlib.suppress(OSError):
+                if wire is not None:
+                    wire.shutdown(socket.SHUT_RDWR)
 
     def drop(self) -> None:
-        """In a forked process: closes this process's copies, Gloo's too, and so leaves the parent's alone in the world."""
-        for number, wire in self._wires:
+        """In a forked process, where no other thread runs: closes its copies, which leaves the parent's as they are."""
+        for number, inode in self._wires.items():
             with contextlib.suppress(OSError):
-                if os.fstat(number).st_ino == os.fstat(wire.fileno()).st_ino:
+                if os.fstat(number).st_ino == inode:
                     os.close(number)
-        self.close()
 
 
-def _connection(number: int) -> socket.socket | None:
-    """A connected TCP socket by a descriptor of our own; None for anything else."""
+@contextlib.contextmanager
+def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
+    """A connected TCP socket by a descriptor of our own, for the moment; None for anything else.
+
+    ``inode``: only if it is that one. Gloo may have closed its descriptor, and the number be another's by now.
+    """
     try:
-        if not stat.S_ISSOCK(os.fstat(number).st_mode):
-            return None
         own = os.dup(number)
     except OSError:  # closed meanwhile
-        return None
-    found = socket.socket(fileno=own)
-    with contextlib.suppress(OSError):
-        if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
-            found.getpeername()
-            return found
-    found.close()
-    return None
+        yield None
+        return
+    status = os.fstat(own)
+    if not stat.S_ISSOCK(status.st_mode) or inode not in (0, status.st_ino):
+        os.close(own)
+        yield None
+        return
+    with socket.socket(fileno=own) as found:
+        yield found if _is_connected_tcp(found) else None
+
+
+def _is_connected_tcp(found: socket.socket) -> bool:
+    if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type != socket.SOCK_STREAM:
+        return False
+    try:
+        found.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 def _raw(name: Any) -> bytes:

@@ -54,16 +54,18 @@ def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3)
 
     Raises ValueError where both are, for an unknown operation, and for Adasum.
     """
-    if op is not None and average is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-    if average is not None:
+    if op is None:
+        if average is None:
+            return Average
         warnings.warn(
             "Parameter `average` has been replaced with `op` and will be removed; use op=Average or op=Sum",
             DeprecationWarning,
             stacklevel=stacklevel,
         )
         return Average if average else Sum
-    resolved = Average if op is None else ReduceOp(op)
+    if average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    resolved = ReduceOp(op)
     if resolved is Adasum:
         raise ValueError("op=Adasum is not supported yet; use op=Average or op=Sum")
     return resolved

@@ -1,0 +1,180 @@
+"""What some ranks of a world have asked for and others lack, and who has joined; it decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from ddlcore.contracts.fusion import Ready
+from ddlcore.messages import Ask, Spec, decode_spec
+from ddlcore.runtime.checks import describe, mismatch_table
+from ddlcore.runtime.pending import Pending, bits_of, ranks_of
+from ddlcore.runtime.periods import TensorKey
+from ddlcore.runtime.rhythm import tensor_key
+from ddlcore.types import Kind
+
+__all__ = ["Table"]
+
+MOST_SPECS = 16384  # that are kept decoded
+
+
+class Table:
+    """Pending tensors by process set and name, in the order in which the first rank asked for each."""
+
+    def __init__(self) -> None:
+        self.joined: dict[int, Ask] = {}  # in the order of joining
+        self._joined_bits = 0  # the same ranks
+        self._pending: dict[tuple[int, str], Pending] = {}
+        self._members: dict[int, int] = {}  # by process set: its members as bits, once they were needed
+        self._specs: dict[bytes, Spec] = {}
+        self.find = self._pending.get  # by (set_id, name); hundreds of ranks ask for hundreds of tensors in each step
+
+    def all(self) -> list[Pending]:
+        """All of them."""
+        return list(self._pending.values())
+
+    def open(self, ask: Ask, members: Sequence[int]) -> Pending:
+        """Where ``ask`` is to be counted: what has its name, or a new one."""
+        pending = self._pending.get((ask.set_id, ask.name))
+        if pending is None:
+            bits = self._members.get(ask.set_id) or self._members.setdefault(ask.set_id, bits_of(members))
+            pending = self._pending[ask.set_id, ask.name] = Pending(ask, bits)
+        return pending
+
+    def holds(self, pending: Pending) -> bool:
+        """Whether it is still pending."""
+        return self._pending.get((pending.set_id, pending.name)) is pending
+
+    def take(self, pending: Pending) -> None:
+        """It is pending no more."""
+        del self._pending[pending.set_id, pending.name]
+
+    def clear(self) -> None:
+        """Nothing is pending: the ranks resend what is."""
+        self._pending.clear()
+
+    def removed(self, set_id: int) -> list[Pending]:
+        """A process set is gone; takes out what waited in it."""
+        self._members.pop(set_id, None)
+        orphans = [pending for pending in self._pending.values() if pending.set_id == set_id]
+        for pending in orphans:
+            self.take(pending)
+        return orphans
+
+    # --- who has asked
+
+    def join(self, rank: int, ask: Ask) -> list[Pending]:
+        """``rank`` is ready for whatever comes; what is complete now."""
+        self.joined.setdefault(rank, ask)
+        self._joined_bits |= 1 << rank
+        return self.complete()
+
+    def none_joined(self) -> None:
+        """They have come back, or will say so again."""
+        self.joined.clear()
+        self._joined_bits = 0
+
+    def lacking(self, pending: Pending) -> int:
+        """The members that neither have it ready nor have joined, as bits."""
+        return pending.members & ~pending.asked & ~self._joined_bits
+
+    def missing(self, pending: Pending) -> list[int]:
+        """The same, as ranks."""
+        return ranks_of(self.lacking(pending))
+
+    def complete(self) -> list[Pending]:
+        """What no rank lacks."""
+        return [pending for pending in self._pending.values() if not self.lacking(pending)]
+
+    def rows(self, pending: Pending, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The first dimensions that each member said, (members); zeros for those who have joined."""
+        nothing = (0,) * len(pending.first.rows)
+        asked = set(pending.ranks())
+        return tuple(pending.ask_of(m).rows if m in asked else nothing for m in members)
+
+    def digests(self, pending: Pending, members: Sequence[int]) -> tuple[bytes, ...]:
+        """What each member said that its object is like, (members)."""
+        asked = set(pending.ranks())
+        return tuple(pending.ask_of(m).digest if m in asked else b"" for m in members)
+
+    # --- what was asked for
+
+    def spec(self, data: bytes) -> Spec:
+        """Decoded once. Raises msgspec.DecodeError."""
+        spec = self._specs.get(data)
+        if spec is None:
+            if len(self._specs) > MOST_SPECS:  # shapes that never come back must not fill the memory
+                self._specs.clear()
+            spec = self._specs[data] = decode_spec(data)
+        return spec
+
+    def spec_of(self, pending: Pending) -> Spec:
+        """What the first rank asked for."""
+        return self.spec(pending.spec)
+
+    def key(self, pending: Pending) -> TensorKey:
+        """What it is called in a schedule."""
+        return tensor_key(pending.set_id, pending.name, pending.spec)
+
+    def describe(self, pending: Pending) -> Ready:
+        """What the fusion policy needs to know of it."""
+        spec = self.spec_of(pending)
+        key = (pending.set_id, spec.dtype, spec.op, spec.prescale, spec.postscale, spec.device, spec.compressor)
+        group = f"{pending.set_id}.{_call(pending.name)}" if spec.group else None
+        return Ready(pending.name, key, prod(spec.shape) * spec.dtype.itemsize, group=group)
+
+    def objection(self, pending: Pending) -> str:
+        """Why it cannot run, or ""."""
+        if not pending.uniform:
+            specs = {rank: self.spec(pending.ask_of(rank).spec) for rank in pending.ranks()}
+            return mismatch_table(pending.name, pending.set_id, specs)
+        spec = self.spec_of(pending)
+        if spec.kind is Kind.BROADCAST and spec.root in self.joined and not pending.asked >> spec.root & 1:
+            return f"broadcast {describe([pending.name], pending.set_id)}: its root, rank {spec.root}, has joined; choose another root"
+        return ""
+
+    # --- grouped calls
+
+    def are_mates(self, one: Pending, other: Pending) -> bool:
+        """Whether both belong to one grouped call."""
+        return _same_call(one, other) and all(self.spec_of(pending).group for pending in (one, other))
+
+    def complete_group(self, pending: Pending) -> list[Pending]:
+        """The tensors that may run now that ``pending`` is complete: a grouped one waits for its whole group.
+
+        A rank asks for all that is left of a grouped call in one request, so no counting is needed.
+        """
+        if not self.spec_of(pending).group:
+            return [pending]
+        mates = [other for other in self._pending.values() if _same_call(other, pending) and self.spec_of(other).group]
+        return [] if any(self.lacking(mate) for mate in mates) else mates
+
+    def is_torn(self, pending: Pending) -> bool:
+        """Whether parts of its grouped call stand in slots of a schedule: they are decided together, in discovery."""
+        if not pending.is_grouped(self.spec):
+            return False
+        mates = sum(_same_call(other, pending) for other in self._pending.values())
+        return mates < max(self.spec(pending.ask_of(rank).spec).group for rank in pending.ranks())
+
+    def doom(self, pending: Pending) -> list[Pending]:
+        """Takes out ``pending``, and the rest of the grouped call it belongs to: they fail together."""
+        doomed = [pending]
+        if pending.is_grouped(self.spec):
+            doomed += [
+                other
+                for other in self._pending.values()
+                if other is not pending and _same_call(other, pending) and other.is_grouped(self.spec)
+            ]
+        doomed = [one for one in doomed if self._pending.get((one.set_id, one.name)) is not None]
+        for one in doomed:
+            self.take(one)
+        return doomed
+
+
+def _call(name: str) -> str:
+    """The grouped call that a tensor called ``<call>[<i>]`` belongs to."""
+    return name.rpartition("[")[0]
+
+
+def _same_call(one: Pending, other: Pending) -> bool:
+    return one.set_id == other.set_id and _call(one.name) == _call(other.name)

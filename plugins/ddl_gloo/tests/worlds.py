@@ -1,0 +1,60 @@
+"""Groups of Gloo transports whose ranks are threads of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import numpy as np
+from ddl_gloo.transport import GlooTransport
+
+from ddlcore.contracts.transport import Transport, Work
+from ddlcore.kernels.cpu import CpuKernels
+from ddlcore.testing.group import Group, finish
+from ddlcore.testing.oracle import Array
+from ddlcore.types import Buffer, DType, Member
+
+__all__ = ["buffer", "call", "ones", "open_group", "unopened"]
+
+
+def buffer(array: Array) -> Buffer:
+    """The memory of a one-dimensional array."""
+    return Buffer(array.ctypes.data, array.size, DType.of(array.dtype.name), array.shape, owner=array)
+
+
+def unopened(size: int, hosts: Sequence[int] = (), settings: Mapping[str, str] | None = None) -> Group:
+    """Ranks on one host, or each on its ``hosts``."""
+    members = [Member(rank, host) for rank, host in enumerate(hosts or (0,) * size)]
+    transports = [GlooTransport() for _ in range(size)]
+    return Group(transports, CpuKernels(), members=members, settings=settings or {}, deadline_s=20.0)
+
+
+@contextmanager
+def open_group(
+    size: int,
+    hosts: Sequence[int] = (),
+    settings: Mapping[str, str] | None = None,
+    address: str = "",
+    timeout_s: float = 20.0,
+) -> Iterator[Group]:
+    """Opened with these, and closed whatever happens."""
+    group = unopened(size, hosts, settings)
+    try:
+        group.run(
+            lambda rank, transport: transport.open(replace(group.context(rank), address=address, timeout_s=timeout_s))
+        )
+        yield group
+    finally:
+        with suppress(Exception):
+            group.discard()
+
+
+def call(function: Callable[[int, Transport], Work]) -> Callable[[int, Transport], None]:
+    """``function`` to its end."""
+    return lambda rank, transport: finish(function(rank, transport))
+
+
+def ones(count: int, dtype: str = "float32") -> Array:
+    """As many ones."""
+    return np.ones(count, dtype)

@@ -1,0 +1,182 @@
+"""Runs ddl across hosts that are network namespaces of this machine, each with its own sshd; it needs root.
+
+    python tools/testbed.py [ranks] --hosts 4 --slots 4       where each of 16 ranks is
+    python tools/testbed.py demo                              learns the digits on 2 hosts, then measures
+    python tools/testbed.py run -- --backend gloo python X.py ddl run, with -np and -H filled in
+    python tools/testbed.py shell                             a shell on server1; the others by `ssh server2`
+
+Hosts are called server1, server2, … and are gone when this ends. docs/testbed.md has more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
+
+from ddlcore.launch.environment import THREAD_VARIABLES
+from tools.bed import Bed
+from tools.demo import objection
+
+ROOT = Path(__file__).resolve().parents[1]
+RANKS = "tools/bed/ranks.py"
+COLUMNS = ("rank", "host", "local_rank", "local_size", "cross_rank", "cross_size")
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", nargs="?", default="ranks", choices=["ranks", "demo", "run", "shell"])
+    parser.add_argument("--hosts", type=_positive, default=2, metavar="N", help="[default 2]")
+    parser.add_argument("--slots", type=_positive, default=4, metavar="N", help="ranks a host [default 4]")
+    parser.add_argument("--rate", type=float, default=1000.0, metavar="MBIT", help="of each host's link [default 1000]")
+    parser.add_argument("--rounds", type=_positive, default=9, metavar="N", help="of what demo measures [default 9]")
+    parser.add_argument("--no-numbers", action="store_true", help="demo: the digits only")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    ours = given.index("--") if "--" in given else len(given)
+    asked = parser.parse_args(given[:ours])
+    asked.rest = given[ours + 1 :]
+    if asked.verb == "run" and not asked.rest:
+        parser.error("run what? Say: run -- python train.py")
+    return asked
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def ddl_run(bed: Bed, slots: int, rest: Sequence[str]) -> list[str]:
+    """The command line that fills every host of the bed."""
+    hosts = ",".join(f"{name}:{slots}" for name in bed.names)
+    return ["ddl", "run", "-np", str(slots * len(bed.names)), "-H", hosts, *rest]
+
+
+def started(bed: Bed, argv: Sequence[str]) -> Iterator[str]:
+    """Says the command, and gives its output line by line. ``CalledProcessError`` where it does not end with 0."""
+    print(f"server1$ {' '.join(argv)}", flush=True)
+    threads = {name: os.environ.get(name, "1") for name in THREAD_VARIABLES}  # all hosts share this machine's cores
+    with bed.popen("server1", argv, env=threads, cwd=ROOT, stderr=None) as process:
+        assert process.stdout is not None
+        yield from process.stdout
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, argv)
+
+
+@contextlib.contextmanager
+def _busy(what: str) -> Iterator[None]:
+    """A moving sign on a terminal, so that nobody thinks it hangs."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+def ranks(bed: Bed, asked: argparse.Namespace) -> int:
+    """Where every rank is, as a table."""
+    with _busy("starting the ranks"):
+        lines = list(started(bed, ddl_run(bed, asked.slots, ["python", RANKS])))
+    rows = [json.loads(line[line.index("{") :]) for line in lines if "{" in line]
+    printer()([list(COLUMNS), *([str(row[name]) for name in COLUMNS] for row in rows)])
+    return int(len(rows) != asked.slots * asked.hosts)
+
+
+def printer() -> Callable[[list[list[str]]], None]:
+    """Prints a table: by rich on a terminal, else as aligned text."""
+    if not sys.stdout.isatty():
+        return _print_aligned
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    def show(rows: list[list[str]]) -> None:
+        shown = Table(*[title.replace("_", " ") for title in rows[0]], box=SIMPLE)
+        for row in rows[1:]:
+            shown.add_row(*row)
+        Console().print(shown)
+
+    return show
+
+
+def _print_aligned(rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+
+def digits(bed: Bed, asked: argparse.Namespace) -> int:
+    """Learns the digits on all hosts; 1 where they are not learnt, or parameters differ."""
+    begun_s = time.monotonic()
+    lines = []
+    for line in started(bed, ddl_run(bed, asked.slots, ["python", "examples/torch_digits.py"])):
+        print(line, end="", flush=True)
+        lines.append(line)
+    wrong = objection("".join(lines), asked.slots * asked.hosts)
+    print(f"testbed: {wrong or 'the digits are learnt'} ({time.monotonic() - begun_s:.1f} s)", flush=True)
+    return int(bool(wrong))
+
+
+def numbers(asked: argparse.Namespace) -> int:
+    """What the hierarchical transport gains, on beds of its own."""
+    command = [sys.executable, "tools/bench_hierarchical.py"]
+    command += ["--rate", f"{asked.rate:g}", "--rounds", str(asked.rounds)]
+    print(f"\n$ {' '.join(['python', *command[1:]])}", flush=True)
+    return subprocess.run(command, cwd=ROOT).returncode
+
+
+def shell(bed: Bed) -> int:
+    """Until it is left."""
+    print(f"{', '.join(bed.names)}; this is server1. Leave it with Ctrl-D.", flush=True)
+    prompt = {"PS1": r"\h:\w\$ "}
+    with bed.popen("server1", ["bash", "--norc"], env=prompt, stdin=None, stdout=None, stderr=None) as process:
+        return process.wait()
+
+
+def on_a_bed(asked: argparse.Namespace) -> int:
+    """All but the numbers, which have beds of their own."""
+    with contextlib.ExitStack() as stack:
+        with _busy(f"bringing up {asked.hosts} hosts"):
+            bed = stack.enter_context(Bed(asked.hosts, rate_mbit=asked.rate))
+        if asked.verb == "shell":
+            return shell(bed)
+        if asked.verb == "ranks":
+            return ranks(bed, asked)
+        if asked.verb == "demo":
+            return digits(bed, asked)
+        for line in started(bed, ddl_run(bed, asked.slots, asked.rest)):
+            print(line, end="", flush=True)
+        return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: that of what ran, or 2 where there can be no bed."""
+    asked = options(arguments)
+    try:
+        failed = on_a_bed(asked)
+        if asked.verb == "demo" and not asked.no_numbers:
+            failed = numbers(asked) or failed
+        return failed
+    except subprocess.CalledProcessError as error:
+        print(f"testbed: {error.cmd[0]} ended with {error.returncode}", file=sys.stderr)
+        return error.returncode if error.returncode > 0 else 1
+    except RuntimeError as error:
+        print(f"testbed: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
