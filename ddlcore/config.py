@@ -6,9 +6,10 @@ the environment, that over the file, that over the default.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,6 +120,13 @@ SETTINGS: tuple[Setting, ...] = (
         "",
         "network interface that ranks talk over, or this host's own address: the first of these, separated by commas, "
         "that the host has; empty: the one on the route to the launcher",
+    ),
+    Setting(
+        "rendezvous_dir",
+        str,
+        "",
+        "where ranks that another launcher has started find each other: a directory that their hosts share; "
+        "empty: SLURM_SUBMIT_DIR, else ~/.ddl",
     ),
     Setting("launcher", str, "auto", "what starts ranks on other hosts: auto, or a name that `ddl info` lists"),
     Setting("launcher_args", str, "", "more arguments for the program that starts ranks on other hosts"),
@@ -281,9 +289,39 @@ class Environment:
         return "" if mark == str(os.getpid()) else mark
 
     @staticmethod
-    def mark_children(on: bool) -> None:
-        """From now on (or no longer), what this rank starts is told by its environment that it is no rank."""
-        if on and "DDL_JOB_FILE" in os.environ:
+    def announce(placement: Placement, ports: Sequence[Sequence[int]], addresses: Sequence[str]) -> None:
+        """Sets what scripts of other libraries expect, as `ddl run` would, where the launcher has not.
+
+        ``ports``, ``addresses``: (size,), of each rank two free ports and its host's address.
+        """
+        if not all(len(two) == 2 for two in ports):
+            return  # a host without free ports: nothing that is said here would be right
+        rank = placement.rank
+        own = {
+            "RANK": rank,
+            "WORLD_SIZE": placement.size,
+            "LOCAL_RANK": placement.local_rank,
+            "LOCAL_WORLD_SIZE": placement.local_size,
+            "GROUP_RANK": placement.hosts[rank],
+        }
+        workers = [
+            f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+            for address, (port, _) in zip(addresses, ports)
+        ]
+        tf_config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+        for name, value in own.items():
+            os.environ.setdefault(name, str(value))
+        if not os.environ.keys() & {"MASTER_ADDR", "MASTER_PORT"}:  # half of it would be neither's
+            os.environ.update({"MASTER_ADDR": addresses[0], "MASTER_PORT": str(ports[0][1])})
+        os.environ.setdefault("TF_CONFIG", json.dumps(tf_config))
+
+    @staticmethod
+    def mark_children(on: bool, adopted: bool = False) -> None:
+        """From now on (or no longer), what this rank starts is told by its environment that it is no rank.
+
+        ``adopted``: another launcher has started this rank.
+        """
+        if on and (adopted or "DDL_JOB_FILE" in os.environ):
             os.environ[CHILD_MARK] = str(os.getpid())
         elif not on and os.environ.get(CHILD_MARK) == str(os.getpid()):
             del os.environ[CHILD_MARK]

@@ -17,7 +17,9 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "AdapterProvider",
     "BenchPeerProvider",
+    "ClusterProvider",
     "CommandProvider",
+    "CommunicatorsProvider",
     "CompressorProvider",
     "FusionProvider",
     "Hooks",
@@ -84,6 +86,13 @@ class CompressorProvider(Provider):
 
 
 @dataclass(frozen=True)
+class ClusterProvider(Provider):
+    """A launcher of others that ranks recognise by what it sets; the target is a Cluster."""
+
+    priority: int = 0  # asked in falling order; the first that has started the process says who it is
+
+
+@dataclass(frozen=True)
 class LauncherProvider(Provider):
     """A way to start agents on hosts; the target is a Launcher."""
 
@@ -92,6 +101,14 @@ class LauncherProvider(Provider):
     optional: bool = False  # `auto` never takes it: the user or a transport asks for it by name
     whole: bool = False  # starts all ranks, those of the launching process's own host too
     per_rank: bool = False  # an agent for each rank, not for each host
+    clusters: tuple[str, ...] = ()  # names of clusters whose ranks are as good as started by it
+
+
+@dataclass(frozen=True)
+class CommunicatorsProvider(Provider):
+    """A library whose communicators ``init`` takes; the target is a Communicators."""
+
+    module: str = ""  # top-level module of their types
 
 
 @dataclass(frozen=True)
@@ -130,8 +147,18 @@ class Hooks:
         return ()
 
     @hookspec
+    def ddl_clusters(self) -> Sequence[ClusterProvider]:
+        """Launchers of others, whose ranks are recognised."""
+        return ()
+
+    @hookspec
     def ddl_launchers(self) -> Sequence[LauncherProvider]:
         """Ways to start agents on hosts."""
+        return ()
+
+    @hookspec
+    def ddl_communicators(self) -> Sequence[CommunicatorsProvider]:
+        """Libraries whose communicators ``init`` takes."""
         return ()
 
     @hookspec

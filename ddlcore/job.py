@@ -45,6 +45,7 @@ __all__ = [
     "build_transport",
     "launched_job",
     "local_jobs",
+    "log_at",
     "lone_job",
     "settings_of",
 ]
@@ -163,7 +164,7 @@ class Job:
         Raises PeerLost when one of them dies meanwhile, DeadlineExceeded after ``start_timeout_s``,
         TransportError where no transport serves these ranks.
         """
-        _log_at(self.settings.text("log_level"))
+        log_at(self.settings.text("log_level"))
         switch_ms = self.settings.number("switch_interval_ms")
         if switch_ms > 0:  # a thread that wakes while another runs pure Python waits this long for its turn
             sys.setswitchinterval(switch_ms / 1000)
@@ -378,7 +379,7 @@ class Job:
             close()
 
 
-def _log_at(level: str) -> None:
+def log_at(level: str) -> None:
     """The level of ddl's own logger; a handler only where the user's program has configured none."""
     log.setLevel(level)
     if not log.handlers and not logging.getLogger().handlers:

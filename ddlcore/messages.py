@@ -16,6 +16,7 @@ __all__ = [
     "PROTOCOL",
     "Answer",
     "Arranged",
+    "Arrive",
     "Ask",
     "Batch",
     "Bye",
@@ -33,6 +34,7 @@ __all__ = [
     "Refused",
     "Request",
     "Resume",
+    "Seats",
     "Spec",
     "Standing",
     "StoreAdd",
@@ -104,6 +106,29 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     overlap: bool = True  # likewise
 
 
+class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):
+    """A rank that another launcher has started comes to the coordinator, before any Hello: who it is, and where.
+
+    ``patient``: it waits until all of ``ranks`` have come; else it is told at once who has.
+    """
+
+    token: str  # by chance, one a process: a second process with the same rank belongs to another launch
+    ranks: tuple[int, ...]  # of the launch, that it wants to know of
+    host: str  # equal for ranks of one host, and for these only
+    kin: str  # equal for ranks that see each other's process ids
+    pid: int
+    address: str = ""  # its own on the route to the coordinator
+    via: str = ""  # the coordinator's address on that route
+    ports: tuple[int, ...] = ()  # two that are free on its host
+    patient: bool = True
+
+
+class Seats(msgspec.Struct, frozen=True, array_like=True, tag="seats"):
+    """The answer to Arrive: those of its ``ranks`` that have come, all of them unless it would not wait."""
+
+    arrived: tuple[tuple[int, Arrive], ...]
+
+
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
     """What a rank has ready since its last request. One is unanswered at a time."""
 
@@ -160,7 +185,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
     alarm: bool = False
 
 
-ToCoordinator = Standing | Leave | Frozen | Hello | Request | Bye | Done
+ToCoordinator = Arrive | Standing | Leave | Frozen | Hello | Request | Bye | Done
 
 
 # --- coordinator to rank
@@ -272,7 +297,7 @@ class Where(msgspec.Struct, frozen=True, array_like=True, tag="where"):
     epoch: int
 
 
-FromCoordinator = Where | Freeze | Drain | Welcome | Refused | Answer | Lost | Farewell
+FromCoordinator = Seats | Where | Freeze | Drain | Welcome | Refused | Answer | Lost | Farewell
 
 
 # --- the store

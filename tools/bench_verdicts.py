@@ -21,7 +21,10 @@ _RIGHT = {"size", "ddl", "peer"}
 
 @dataclass(frozen=True)
 class Judged:
-    """One measurement and its target; ``target`` None: there is none. Not ``binding``: nobody fails by it."""
+    """One measurement and its target; ``target`` None: there is none. Not ``binding``: nobody fails by it.
+
+    ``bounded``: a floor that was measured in the same run leaves no room for the target on this machine.
+    """
 
     what: str
     size: str
@@ -32,6 +35,7 @@ class Judged:
     unit: str = "×"
     at_least: bool = True
     binding: bool = True
+    bounded: bool = False
 
     @property
     def verdict(self) -> str:
@@ -43,6 +47,8 @@ class Judged:
         best = self.measured.high if self.at_least else self.measured.low
         if self._meets(best):
             return "holds within its interval"
+        if self.bounded:
+            return "misses, at its bound"
         return "MISSES" if self.binding else "misses, for information"
 
     def _meets(self, value: float) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
+from ddl_mpi.library import find_library
+
+from ddlcore.errors import PluginError
 from ddlcore.job import settings_of
 from ddlcore.launch.environment import master_port, rank_environments, thread_variables, usable_cores
 from ddlcore.launch.network import open_network
@@ -19,9 +19,11 @@ __all__ = ["mpi_words", "run_under_mpiexec", "what_is_missing"]
 
 def what_is_missing() -> str:
     """What keeps mpi4py's ranks from being started here, with the line that helps; empty where nothing does."""
-    if importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed; pip install mpi4py mpich"
-    return "" if _mpiexec() else "there is no mpiexec; pip install mpich"
+    try:
+        find_library()
+    except PluginError as error:
+        return str(error)
+    return ""
 
 
 def run_under_mpiexec(size: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -36,7 +38,9 @@ def run_under_mpiexec(size: int, command: Sequence[str], environ: Mapping[str, s
         added = thread_variables(environ, usable_cores(), size)
         environments = rank_environments(environ, (0,) * size, server.job_file, added, master_port(environ))
         server.start()
-        return subprocess.run(mpi_words(_mpiexec(), command, environ, environments), env=dict(environ)).returncode
+        return subprocess.run(
+            mpi_words(find_library().mpiexec, command, environ, environments), env=dict(environ)
+        ).returncode
     finally:
         server.close()
 
@@ -54,9 +58,3 @@ def mpi_words(
                 words += ["-env", name, value]
         words += command
     return words
-
-
-def _mpiexec() -> str:
-    """That of this interpreter's environment, else the first on PATH; "" where there is none."""
-    own = Path(sys.executable).with_name("mpiexec")
-    return str(own) if own.exists() else shutil.which("mpiexec") or ""

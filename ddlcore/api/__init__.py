@@ -6,7 +6,7 @@ from typing import Any
 
 from ddlcore.api.objects import allgather_object, barrier, broadcast_object, join
 from ddlcore.api.operations import Operations
-from ddlcore.api.transports import built, enabled
+from ddlcore.api.transports import built, enabled, threads_supported
 from ddlcore.api.world import (
     ProcessSet,
     add_process_set,
@@ -61,6 +61,7 @@ __all__ = [
     "size",
     "stats",
     "synchronize",
+    "threads_supported",
     "use_job",
 ]
 

@@ -6,8 +6,9 @@ import os
 
 from ddlcore.api.world import current_job
 from ddlcore.job import settings_of
+from ddlcore.plug.aliases import ALIASES
 
-__all__ = ["built", "enabled"]
+__all__ = ["built", "enabled", "threads_supported"]
 
 
 def built(transport: str) -> bool:
@@ -21,3 +22,21 @@ def enabled(transport: str) -> bool:
     """Whether the present world's global process set uses it, alone or among others. Raises NotInitialized before ``init``."""
     route = current_job().sets.communicator(0).route
     return any(provider.name == transport for provider in route.providers())
+
+
+def threads_supported(library: str) -> bool:
+    """Whether the library of communicators of that name may be called by the program while the job calls it.
+
+    Raises NotInitialized (a ValueError) before ``init``, and ValueError where that library is not installed or
+    does not connect the processes of this job. Every rank calls it.
+    """
+    job = current_job()
+    provider = job.registry.communicators.get(library)
+    missing = (
+        f"it is not installed; {ALIASES['transport'].get(library, 'no plugin of that name is known')}"
+        if provider is None
+        else job.registry.missing(provider)
+    )
+    if provider is None or missing:
+        raise ValueError(f"this job does not use {library}: {missing}")
+    return job.registry.load(provider)().threads_supported(job.size)

@@ -8,16 +8,22 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ddlcore.adoption import recognise
 from ddlcore.config import Environment
 from ddlcore.errors import DdlInternalError, NotInitialized
-from ddlcore.job import Job, launched_job, lone_job
+from ddlcore.job import Job, launched_job, lone_job, settings_of
 from ddlcore.messages import Spec, encode
+from ddlcore.plug.aliases import ALIASES
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.request import Entry
-from ddlcore.types import Kind
+from ddlcore.types import Kind, Placement
+
+if TYPE_CHECKING:
+    from ddlcore.contracts.cluster import Seat
+    from ddlcore.guest import Guest
 
 __all__ = [
     "ProcessSet",
@@ -50,6 +56,7 @@ class _Process:
         self.thread = threading.local()  # .job: of a world of threads
         self.worlds = False  # whether there ever was one
         self.pid = 0
+        self.guest: Guest | None = None  # where another launcher has started this process
 
 
 _process = _Process()
@@ -142,7 +149,8 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
     """Begins the job: every rank of the world calls it, and it returns when all are there. Again: no effect.
 
-    ``comm``: None for all ranks, or a list of launched ranks that form a world of their own.
+    ``comm``: None for all ranks, or a list of launched ranks that form a world of their own, or another
+    library's communicator (of mpi4py, say, with its plugin), all of whose processes call this.
     ``process_sets``: sets to register at once, the same on every rank ("dynamic" is accepted; sets may
     always be added later). Without a launcher this is a world of one. Raises PeerLost when a rank
     dies meanwhile, DeadlineExceeded after ``DDL_START_TIMEOUT_S``, ValueError for bad arguments.
@@ -150,16 +158,18 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     if is_initialized():
         return
     _refuse_children()
+    if _process.pid != os.getpid():
+        _process.pid = os.getpid()
+        atexit.register(_at_exit)
     job = _make_job(comm)
     job.start()
     if getattr(_process.thread, "job", None) is not None:
         _process.thread.job = job
     else:
         _process.job = job
-    if _process.pid != os.getpid():
-        _process.pid = os.getpid()
-        atexit.register(_at_exit)
-    Environment.mark_children(True)
+    atexit.unregister(_at_exit)  # what this job has brought, such as a transport's library, ends after it
+    atexit.register(_at_exit)
+    Environment.mark_children(True, adopted=_process.guest is not None)
     if process_sets is not None and process_sets != "dynamic":
         _register(process_sets)
 
@@ -187,37 +197,60 @@ def _refuse_children() -> None:
     if parent:
         raise DdlInternalError(
             f"init() was called in a process that a rank (process {parent}) has started; "
-            "only the processes that `ddl run` started take part"
+            "only the processes that the launcher started take part"
         )
 
 
 def _make_job(comm: Any) -> Job:
     environment = Environment.read()
-    launched = 1 if environment is None else environment.placement.size
+    if environment is None and _process.guest is None:
+        _process.guest = recognise(os.environ)
+    guest = _process.guest
+    launched: Placement | Seat = Placement(0, (0,))
+    if environment is not None:
+        launched = environment.placement
+    elif guest is not None:
+        launched = guest.seat
     ranks = None if comm is None else _ranks_of(comm, launched)
-    if environment is None:
+    if environment is None and guest is None:
         return lone_job()
-    if ranks is not None and environment.placement.rank not in ranks:
+    if ranks is not None and launched.rank not in ranks:
         raise ValueError(
-            f"init: rank {environment.placement.rank} is not in comm={list(ranks)}; call init(comm=…) only on its ranks"
+            f"init: rank {launched.rank} is not in comm={list(ranks)}; call init(comm=…) only on its ranks"
         )
     ordinal = _process.ordinals.get(ranks, 0) + 1
-    _process.ordinals[ranks] = ordinal
-    return launched_job(environment, ranks, ordinal)
+    if environment is not None:
+        job = launched_job(environment, ranks, ordinal)
+    else:
+        assert guest is not None
+        job = guest.job(ranks, ordinal)
+    _process.ordinals[ranks] = ordinal  # those who did not meet try the same world again
+    return job
 
 
-def _ranks_of(comm: Any, launched: int) -> tuple[int, ...] | None:
+def _ranks_of(comm: Any, launched: Placement | Seat) -> tuple[int, ...] | None:
     if not isinstance(comm, (list, tuple, range)):
-        raise ValueError(
-            f"init: comm is of type {type(comm).__name__}; expected a list of ranks "
-            "(a communicator of another library needs that library's transport plugin)"
-        )
+        comm = _ranks_of_communicator(comm, launched)
     ranks = tuple(int(rank) for rank in comm)
     if not ranks:
         return None  # as in Horovod: an empty list means everybody
-    if len(set(ranks)) != len(ranks) or any(not 0 <= rank < launched for rank in ranks):
-        raise ValueError(f"init: comm={list(ranks)} must name different ranks between 0 and {launched - 1}")
-    return None if ranks == tuple(range(launched)) else ranks
+    if len(set(ranks)) != len(ranks) or any(not 0 <= rank < launched.size for rank in ranks):
+        raise ValueError(f"init: comm={list(ranks)} must name different ranks between 0 and {launched.size - 1}")
+    return None if ranks == tuple(range(launched.size)) else ranks
+
+
+def _ranks_of_communicator(comm: Any, launched: Placement | Seat) -> Sequence[int]:
+    _, registry = settings_of(os.environ)
+    provider = registry.communicators_of(comm)
+    if provider is None:
+        library = type(comm).__module__.partition(".")[0]
+        line = ALIASES["library of communicators"].get(library)
+        raise ValueError(
+            f"init: comm is of type {type(comm).__name__}; expected a list of ranks, or a communicator of another "
+            + (f"library; for {library}'s: {line}" if line else "library, for which that library's plugin is needed")
+        )
+    ranks: Sequence[int] = registry.load(provider)().ranks_of(comm, launched.rank, launched.size)
+    return ranks
 
 
 def shutdown() -> None:
@@ -231,14 +264,14 @@ def shutdown() -> None:
 
 
 def _at_exit() -> None:
-    job = _process.job
-    if job is None or os.getpid() != _process.pid:
+    if os.getpid() != _process.pid:
         return  # a forked child runs its parent's handlers; it is no rank
-    error = getattr(sys, "last_value", None)
-    if error is not None:
-        job.shutdown(f"raised {type(error).__name__}: {error}")
-    else:
-        job.shutdown("ended its script without shutdown()")
+    job, error = _process.job, getattr(sys, "last_value", None)
+    reason = f"raised {type(error).__name__}: {error}" if error is not None else "ended its script without shutdown()"
+    if job is not None:
+        job.shutdown(reason)
+    if _process.guest is not None:
+        _process.guest.close(reason, patient=error is None)
 
 
 def is_initialized() -> bool:

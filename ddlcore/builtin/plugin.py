@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddlcore.config import Setting
 from ddlcore.hooks import (
     AdapterProvider,
+    ClusterProvider,
     CompressorProvider,
     FusionProvider,
     LauncherProvider,
@@ -12,7 +13,14 @@ from ddlcore.hooks import (
     hookimpl,
 )
 
-__all__ = ["ddl_adapters", "ddl_compressors", "ddl_fusion_policies", "ddl_launchers", "ddl_transports"]
+__all__ = [
+    "ddl_adapters",
+    "ddl_clusters",
+    "ddl_compressors",
+    "ddl_fusion_policies",
+    "ddl_launchers",
+    "ddl_transports",
+]
 
 
 HIERARCHICAL_SETTINGS = (
@@ -108,8 +116,37 @@ def ddl_compressors() -> list[CompressorProvider]:
 
 
 @hookimpl
+def ddl_clusters() -> list[ClusterProvider]:
+    """The launchers of others, each before those whose variables it may have inherited or sets as well."""
+    known = (
+        ("horovodrun", "Horovod", "Horovod's launcher"),
+        ("torchrun", "Torchrun", "PyTorch's launcher"),
+        ("openmpi", "OpenMpi", "mpirun of PRRTE and before it of ORTE"),
+        ("pmix", "Pmix", "srun, prun and others that speak PMIx"),
+        ("hydra", "Hydra", "MPICH's mpiexec and its kin, and others that speak PMI"),
+        ("mvapich", "Mvapich", "mpirun_rsh of MVAPICH2"),
+        ("flux", "Flux", "flux run"),
+        ("pals", "Pals", "mpiexec of HPE Cray"),
+        ("jsrun", "Jsrun", "jsrun of LSF"),
+        ("slurm", "Slurm", "srun"),
+        ("plain", "Plain", "RANK and WORLD_SIZE, by whoever sets them"),
+        ("slurm-shell", "SlurmShell", "a batch script, which is no rank"),
+    )
+    return [
+        ClusterProvider(name, f"ddlcore.builtin.clusters:{target}", doc=doc, priority=-10 * place)
+        for place, (name, target, doc) in enumerate(known)
+    ]
+
+
+@hookimpl
 def ddl_launchers() -> list[LauncherProvider]:
-    """ssh, for hosts that the user names."""
+    """ssh, for hosts that the user names or a batch system grants; srun within an allocation of Slurm's."""
+    by_ssh = (
+        ("lsf", "LSB_JOBID", "ssh to the hosts of an LSF job"),
+        ("pbs", "PBS_NODEFILE", "ssh to the hosts of a PBS job"),
+        ("gridengine", "PE_HOSTFILE", "ssh to the hosts of a Grid Engine job"),
+        ("cobalt", "COBALT_NODEFILE", "ssh to the hosts of a Cobalt job"),
+    )
     return [
         LauncherProvider(
             name="ssh",
@@ -119,5 +156,23 @@ def ddl_launchers() -> list[LauncherProvider]:
                 Setting("ssh_port", int, 0, "port of every host's sshd; 0: as ssh is configured", minimum=0),
                 Setting("ssh_identity_file", str, "", "private key for ssh; empty: as ssh is configured"),
             ),
-        )
+        ),
+        LauncherProvider(
+            name="srun",
+            target="ddlcore.builtin.slurm:SrunLauncher",
+            doc="srun, on the nodes of the allocation",
+            priority=20,
+            variables=("SLURM_JOB_ID",),
+            whole=True,
+        ),
+        *(
+            LauncherProvider(
+                name=name,
+                target="ddlcore.builtin.allocations:GrantedLauncher",
+                doc=doc,
+                priority=10,
+                variables=(variable,),
+            )
+            for name, variable, doc in by_ssh
+        ),
     ]

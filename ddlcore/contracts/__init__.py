@@ -1,7 +1,9 @@
-"""The doors: what a transport, adapter, fusion policy, compressor, launcher, bench peer, kernel set or store must be."""
+"""The doors: transport, adapter, cluster, fusion policy, compressor, launcher, bench peer, kernels, store; what each must be."""
 
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.bench import BenchPeer
+from ddlcore.contracts.cluster import Cluster, Seat, Surroundings
+from ddlcore.contracts.communicators import Communicators
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.kernels import Kernels
@@ -16,6 +18,8 @@ __all__ = [
     "AgentPlace",
     "BenchPeer",
     "Capabilities",
+    "Cluster",
+    "Communicators",
     "Compressor",
     "Context",
     "FusionPolicy",
@@ -26,9 +30,11 @@ __all__ = [
     "Plan",
     "Prepared",
     "Ready",
+    "Seat",
     "StartCommand",
     "StartPlan",
     "Store",
+    "Surroundings",
     "Transport",
     "Work",
 ]

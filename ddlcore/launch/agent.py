@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from ddlcore.control.files import allow_files
@@ -66,7 +67,17 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{ANSWER}{task.access.client_public}", flush=True)
     if by_stdin:
         threading.Thread(target=agent.watch_stdin, name="ddl-stdin", daemon=True).start()
-    return agent.run()
+    try:
+        return agent.run()
+    finally:
+        agent.leave()
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _leave_to_the_launcher(number: int, frame: FrameType | None) -> None:
@@ -84,7 +95,14 @@ class _Agent:
         self._files: dict[int, int] = {}  # by rank: where a function's result comes
         self._task_fd = -1
         self._gone = ""
-        self._relay = Relay(task.access, index, heard=self._hear, gone=self._part, silence_s=task.silence_s)
+        self._relay = Relay(
+            task.access,
+            index,
+            heard=self._hear,
+            gone=self._part,
+            silence_s=task.silence_s,
+            patient=task.answers,
+        )
         self._credit = Credit(self._relay.say)
         self._forward = Forward(self._credit)
 
@@ -126,7 +144,7 @@ class _Agent:
         if processes:
             self._watch(processes)
         self._say(Finished())
-        while not self._gone and self._next.get() is not None:  # until the launcher has read it and lets go
+        while not self._gone and not isinstance(self._next.get(), Quit | None):  # the launcher has read it and lets go
             pass
         return 0
 
@@ -154,6 +172,12 @@ class _Agent:
             self._say(Ack(len(piece.data)))
         elif self._input is not None:
             self._input.put(piece.data)
+
+    def leave(self) -> None:
+        """Ends what of sshd serves this agent alone, where the launcher is gone without a word: it would wait for long."""
+        if self._gone and "SSH_CONNECTION" in os.environ and _name_of(os.getppid()).startswith("sshd"):
+            with contextlib.suppress(OSError):
+                os.kill(os.getppid(), signal.SIGTERM)
 
     def _part(self, reason: str) -> None:
         self._gone = self._gone or reason

@@ -134,6 +134,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "adapters": registry.adapters,
         "fusion policies": registry.fusion_policies,
         "compressors": registry.compressors,
+        "communicators": registry.communicators,
         "bench peers": registry.bench_peers,
     }
     words = {
@@ -141,6 +142,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "adapters": "adapter",
         "fusion policies": "fusion policy",
         "compressors": "compressor",
+        "communicators": "library of communicators",
         "bench peers": "bench peer",
     }
     return {

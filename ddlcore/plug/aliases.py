@@ -21,6 +21,9 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # door -> name -> the line that in
     "launcher": {
         "mpi": "pip install ddl-mpi",
     },
+    "library of communicators": {
+        "mpi4py": "pip install ddl-mpi",
+    },
     "bench peer": {
         "gloo": "pip install ddl-torch",
         "mpi": "pip install ddl-mpi",

@@ -10,12 +10,24 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
-from ddlcore.contracts import API_VERSION, Adapter, BenchPeer, Compressor, FusionPolicy, Launcher, Transport
+from ddlcore.contracts import (
+    API_VERSION,
+    Adapter,
+    BenchPeer,
+    Cluster,
+    Communicators,
+    Compressor,
+    FusionPolicy,
+    Launcher,
+    Transport,
+)
 from ddlcore.errors import PluginError
 from ddlcore.hooks import (
     AdapterProvider,
     BenchPeerProvider,
+    ClusterProvider,
     CommandProvider,
+    CommunicatorsProvider,
     CompressorProvider,
     FusionProvider,
     LauncherProvider,
@@ -55,7 +67,9 @@ class Registry:
         self.adapters: dict[str, AdapterProvider] = {}
         self.fusion_policies: dict[str, FusionProvider] = {}
         self.compressors: dict[str, CompressorProvider] = {}
+        self.clusters: dict[str, ClusterProvider] = {}
         self.launchers: dict[str, LauncherProvider] = {}
+        self.communicators: dict[str, CommunicatorsProvider] = {}
         self.bench_peers: dict[str, BenchPeerProvider] = {}
         self.commands: dict[str, CommandProvider] = {}
         self.problems: list[str] = []
@@ -89,6 +103,11 @@ class Registry:
     def bench_peer(self, name: str) -> BenchPeerProvider:
         """The library to measure against that is called ``name``."""
         return self._named("bench peer", self.bench_peers, name)
+
+    def communicators_of(self, comm: object) -> CommunicatorsProvider | None:
+        """The one whose library ``comm`` is of; None where that is nobody's. Imports nothing."""
+        modules = {one.__module__.partition(".")[0] for one in type(comm).__mro__}
+        return next((p for p in self.communicators.values() if p.module in modules), None)
 
     def _named(self, door: str, table: Mapping[str, P], name: str) -> P:
         if name in table:
@@ -130,7 +149,11 @@ class Registry:
     @overload
     def load(self, provider: CompressorProvider) -> type[Compressor]: ...
     @overload
+    def load(self, provider: ClusterProvider) -> type[Cluster]: ...
+    @overload
     def load(self, provider: LauncherProvider) -> Callable[[], Launcher]: ...
+    @overload
+    def load(self, provider: CommunicatorsProvider) -> Callable[[], Communicators]: ...
     @overload
     def load(self, provider: BenchPeerProvider) -> type[BenchPeer]: ...
     @overload
@@ -201,7 +224,9 @@ _DOORS: Mapping[type[Provider], _Door] = {
     AdapterProvider: _Door("adapter", "adapters", Adapter),
     FusionProvider: _Door("fusion policy", "fusion_policies"),
     CompressorProvider: _Door("compressor", "compressors", Compressor),
+    ClusterProvider: _Door("cluster", "clusters", Cluster),
     LauncherProvider: _Door("launcher", "launchers", Launcher),
+    CommunicatorsProvider: _Door("library of communicators", "communicators", Communicators),
     BenchPeerProvider: _Door("bench peer", "bench_peers", BenchPeer),
     CommandProvider: _Door("command", "commands"),
 }

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddlcore.testing.composed import ComposedSuite
     from ddlcore.testing.compressors import CompressorSuite
     from ddlcore.testing.fusion import FusionSuite
+    from ddlcore.testing.processes import ProcessSuite
     from ddlcore.testing.ranks import DeadlinePassed
     from ddlcore.testing.transports import TransportSuite
     from ddlcore.testing.world import World, run_world
@@ -33,6 +34,7 @@ __all__ = [
     "CompressorSuite",
     "DeadlinePassed",
     "FusionSuite",
+    "ProcessSuite",
     "TransportSuite",
     "World",
     "run_world",
@@ -44,6 +46,7 @@ _HOME = {
     "CompressorSuite": "compressors",
     "DeadlinePassed": "ranks",
     "FusionSuite": "fusion",
+    "ProcessSuite": "processes",
     "TransportSuite": "transports",
     "World": "world",
     "run_world": "world",

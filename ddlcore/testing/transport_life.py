@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from ddlcore.contracts.transport import Plan, Transport
 from ddlcore.errors import DeadlineExceeded, TransportError
 from ddlcore.testing import oracle
 from ddlcore.testing.group import Area, Case, Group, finish
+from ddlcore.testing.process_rank import belongings
 from ddlcore.testing.transport_base import TransportBase
 from ddlcore.types import DType, ReduceOp
 
@@ -232,11 +231,17 @@ class TransportLife(TransportBase):
     def test_nothing_stays(self) -> None:
         """Opening, working and closing again and again leaves no thread, descriptor or shared memory."""
         self._open_and_close()  # what is made once for the whole process, such as a pool, is made here
-        before = _belongings()
+        before = self.belongings()
         for _ in range(3):
             self._open_and_close()
-        left = {kind: sorted(now - before[kind]) for kind, now in _belongings().items() if len(now) > len(before[kind])}
+        left = {
+            kind: sorted(now - before[kind]) for kind, now in self.belongings().items() if len(now) > len(before[kind])
+        }
         assert not left, f"left behind after close: {left}"
+
+    def belongings(self) -> dict[str, set[str]]:
+        """What the process of the ranks holds."""
+        return belongings()
 
     def _open_and_close(self) -> None:
         for size in self.sizes:
@@ -244,20 +249,3 @@ class TransportLife(TransportBase):
             group.open()
             self.sum_of(group, COUNT)
             group.close()
-
-
-def _belongings() -> dict[str, set[str]]:
-    """What this process holds, as far as the system tells."""
-    gc.collect()
-    kept = {"Python threads": {f"{thread.name} ({thread.ident})" for thread in threading.enumerate()}}
-    for kind, path in (("threads", "/proc/self/task"), ("descriptors", "/proc/self/fd"), ("shared memory", "/dev/shm")):
-        if os.path.isdir(path):
-            kept[kind] = {_shown(path, name) for name in os.listdir(path)}
-    return kept
-
-
-def _shown(path: str, name: str) -> str:
-    try:
-        return f"{name} -> {os.readlink(os.path.join(path, name))}" if path.endswith("/fd") else name
-    except OSError:  # the descriptor of the listing itself
-        return name

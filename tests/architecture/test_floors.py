@@ -14,6 +14,8 @@ FLOORS = (  # from the ground up; a room may import itself and the floors below 
     {"observe"},
     {"runtime", "builtin", "control", "plug", "tune"},
     {"job"},
+    {"guest"},
+    {"adoption"},
     {"api"},
     {"launch", "testing"},
     {"", "__main__"},  # ddlcore itself, which re-exports the verbs

@@ -10,7 +10,7 @@ import pytest
 from ddlcore.builtin.solo import SoloTransport
 from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Transport
-from ddlcore.testing import TransportSuite
+from ddlcore.testing import ProcessSuite, TransportSuite
 
 
 class TestThreads(TransportSuite):
@@ -24,6 +24,13 @@ class TestShm(TransportSuite):
         from ddlcore.builtin.shm.transport import ShmTransport
 
         return [ShmTransport() for _ in range(size)]
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="shm is for Linux")
+class TestShmProcesses(ProcessSuite):
+    sizes = (3,)
+    target = "ddlcore.builtin.shm.transport:ShmTransport"
 
 
 class TestSolo(TransportSuite):

@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddlcore.contracts.transport import Context
 from ddlcore.launch.bench.plan import SIZES, parse_sizes
 from ddlcore.launch.bench.results import TRANSPORT, Ratio, Row
+from ddlcore.types import Kind, Member
 from tools.bench_collectives import PARTS, gloo_target, judged, judged_whole, mpi_target
 from tools.bench_verdicts import Judged, machine_words, markdown, missed, put, table
+from tools.memory_passes import CHUNK_BYTES, MemoryPasses
 from tools.mpi_world import mpi_words
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -82,10 +85,32 @@ def test_the_other_parts() -> None:
 
 def test_the_whole_call_is_judged_in_microseconds() -> None:
     """At most 60 back to back, at most 120 after idling."""
-    back, idle, alone = judged_whole({"back": [50e-6] * 9, "idle": [130e-6] * 9, "torch": [70e-6] * 9})
+    back, idle, bare = judged_whole({"back": [50e-6] * 9, "idle": [130e-6] * 9, "bare": [70e-6] * 9})
     assert (back.target, back.verdict) == (60.0, "holds")
     assert (idle.target, idle.verdict) == (120.0, "MISSES")
-    assert (alone.target, alone.verdict) == (None, "")
+    assert (bare.target, bare.verdict) == (None, "")
+    _, idle, _ = judged_whole({"back": [50e-6] * 9, "idle": [130e-6] * 9, "bare": [100e-6] * 9})
+    assert idle.verdict == "misses, at its bound"
+
+
+def test_four_ranks_that_move_no_slower_than_memory_alone_are_at_their_bound() -> None:
+    slow, bounded = (row(MIB, 1.0, gloo=4.0, passes=passes) for passes in (0.5, 1.2))
+    verdicts = {one.measured.middle: one.verdict for one in judged("four", [slow]) if one.target}
+    assert verdicts == {4.0: "MISSES"}
+    verdicts = {one.measured.middle: one.verdict for one in judged("four", [bounded]) if one.target}
+    assert verdicts == {4.0: "misses, at its bound"}
+
+
+def test_the_passes_move_what_an_allreduce_moves() -> None:
+    peer = MemoryPasses()
+    peer.open(Context(0, tuple(Member(rank, 0) for rank in range(4)), None, None, {}, 1.0))  # type: ignore[arg-type]  # not used
+    tensor = np.arange(CHUNK_BYTES // 4 + 8, dtype=np.float32)
+    before = tensor.copy()
+    peer.operation(Kind.ALLREDUCE, tensor, tensor)()
+    for chunk, old in ((tensor[:-8], before[:-8]), (tensor[-8:], before[-8:])):
+        own = chunk.size // 4
+        assert (chunk[:own] == 1 + old[:own] + old[2 * own : 3 * own] + old[3 * own :]).all()
+        assert (chunk[own:] == 1).all()  # what others would have left there
 
 
 ROWS = [

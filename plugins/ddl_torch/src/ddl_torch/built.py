@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ddlcore.api import built, enabled
+from ddlcore.api import built, enabled, threads_supported
 
 __all__ = [
     "ccl_built",
@@ -31,10 +31,11 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called from several threads. ValueError where the job does not use MPI, as in Horovod."""
-    if not mpi_enabled():
-        raise ValueError("this job does not use MPI; start it with `ddl run --backend mpi` (pip install ddl-mpi)")
-    return True  # the transport asks MPI for MPI_THREAD_MULTIPLE, or does not open
+    """Whether the program may call MPI (by mpi4py, say) while the job runs, whatever transport that uses.
+
+    ValueError where MPI did not start the processes, or is not installed. Every rank calls it.
+    """
+    return threads_supported("mpi")
 
 
 def gloo_built() -> bool:

@@ -1,0 +1,102 @@
+"""Receives the ranks that another launcher has started, and tells them who else has come. Sans-I/O.
+
+It stands before the brain that decides, and leaves everything but Arrive to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ddlcore.control.brain import Brain, Outgoing
+from ddlcore.messages import Arrive, Done, Hello, Lost, Refused, Seats, ToCoordinator
+
+__all__ = ["Reception"]
+
+
+class Reception:
+    """A Brain for ``size`` ranks. ``arrived`` is told of each rank once, ``changed`` when ``active`` has."""
+
+    def __init__(
+        self,
+        size: int,
+        brain: Brain,
+        arrived: Callable[[int, Arrive], None],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.size = size
+        self.active: frozenset[int] = frozenset()  # ranks that have come and have neither left nor been lost
+        self._brain = brain
+        self._tell = arrived
+        self._changed = changed
+        self._arrived: dict[int, Arrive] = {}
+        self._gone: dict[int, str] = {}  # those whose process has ended, with the reason
+        self._waiting: dict[tuple[int, ...], set[int]] = {}  # by the ranks they wait for
+        self._worlds: dict[int, tuple[int, ...]] = {}  # by rank: the ranks of the world that it was last in
+
+    def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+        """As ``Brain.handle``."""
+        if isinstance(message, Arrive):
+            return self._arrive(rank, message)
+        outgoing = self._brain.handle(rank, message)
+        if isinstance(message, Hello):
+            self._worlds[rank] = message.ranks
+            self._set_active(self.active | {rank})
+        elif isinstance(message, Done):
+            self._set_active(self.active - {rank})
+        self._set_active(self.active - {other for other, told in outgoing if isinstance(told, Refused)})
+        return outgoing
+
+    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+        """As ``Brain.rank_ended``; of rank 0, in whose process this is, the last word before it closes."""
+        self._set_active(self.active - {rank})
+        self._gone.setdefault(rank, reason)
+        outgoing: Outgoing = []
+        for ranks in [ranks for ranks in self._waiting if rank in ranks]:
+            outgoing += [(other, self._lost(ranks)) for other in sorted(self._waiting.pop(ranks) - {rank})]
+        outgoing += self._brain.rank_ended(rank, reason)
+        return outgoing + self._dissolve(reason) if rank == 0 else outgoing
+
+    def lost(self) -> dict[int, str]:
+        """As ``Brain.lost``."""
+        return self._brain.lost()
+
+    def overdue(self, now_s: float) -> list[str]:
+        """As ``Brain.overdue``."""
+        return self._brain.overdue(now_s)
+
+    def _arrive(self, rank: int, arrive: Arrive) -> Outgoing:
+        first = self._arrived.get(rank)
+        if first is not None and first.token != arrive.token:
+            return [(rank, Refused(f"rank {rank} is taken by process {first.pid} on {first.host.partition(':')[0]}"))]
+        wanted = tuple(sorted({one for one in arrive.ranks if 0 <= one < self.size}))
+        if first is None:
+            self._arrived[rank] = arrive
+            self._set_active(self.active | {rank})
+            self._tell(rank, arrive)
+        if not arrive.patient:
+            return [(rank, self._seats(wanted))]
+        if self._gone.keys() & set(wanted):
+            return [(rank, self._lost(wanted))]
+        self._waiting.setdefault(wanted, set()).add(rank)
+        outgoing: Outgoing = []
+        for ranks in [ranks for ranks in self._waiting if self._arrived.keys() >= set(ranks)]:
+            seats = self._seats(ranks)
+            outgoing += [(other, seats) for other in sorted(self._waiting.pop(ranks))]
+        return outgoing
+
+    def _seats(self, ranks: tuple[int, ...]) -> Seats:
+        return Seats(tuple((rank, self._arrived[rank]) for rank in ranks if rank in self._arrived))
+
+    def _dissolve(self, reason: str) -> Outgoing:
+        """Rank 0 ends, and this coordinator with it: whoever is still in a world of its hears why."""
+        worlds = {rank: self._worlds[rank] for rank in sorted(self.active) if 0 in self._worlds.get(rank, ())}
+        return [(rank, Lost((ranks.index(0),), reason)) for rank, ranks in worlds.items()]
+
+    def _lost(self, ranks: tuple[int, ...]) -> Lost:
+        gone = next(rank for rank in self._gone if rank in ranks)  # the first to end is the cause
+        return Lost((ranks.index(gone),), f"{self._gone[gone]}, before init was complete")
+
+    def _set_active(self, active: frozenset[int]) -> None:
+        if active != self.active:
+            self.active = active
+            self._changed()

@@ -1,0 +1,217 @@
+"""The coordinator in rank 0's own process, for ranks that another launcher has started.
+
+A thread serves the control network and another watches the ranks of this host; the file by which the
+ranks find it is there until all have come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddlcore.contracts.interfaces import chosen_address, interface_addresses
+from ddlcore.control.brain import Brain, Outgoing
+from ddlcore.control.knock import answers, at, open_endpoints, split_endpoint
+from ddlcore.control.liveness import open_pidfd
+from ddlcore.control.reception import Reception
+from ddlcore.control.rendezvous import Invitation, Occupied, Published, has_ended, publish, start_of
+from ddlcore.control.server import Server
+from ddlcore.control.surroundings import kin
+from ddlcore.control.wake import Wake
+from ddlcore.errors import DeadlineExceeded
+from ddlcore.messages import Arrive
+
+__all__ = ["Resident", "listening_address"]
+
+log = logging.getLogger("ddl")
+_ANSWER_S = 5.0  # for the holder of the keys in a file to prove that it is there
+_AGAIN_S = 0.2
+_SLICE_S = 0.1  # how late a wait may notice Ctrl-C
+_TELL_S = 2.0  # for the server's thread to say that rank 0 ends
+_SAY_S = 5.0  # after so long a wait for the others at the end, it says whom it waits for
+
+
+def listening_address(interface: str, on_one_host: bool) -> str:
+    """Where to listen: "" within the host, else at ``interface`` or, where that is empty, at all of them.
+
+    Raises ValueError for an interface that this host lacks.
+    """
+    if interface:
+        address = chosen_address(interface)
+        return f"tcp://[{address}]:0" if ":" in address else f"tcp://{address}:0"
+    if on_one_host:
+        return ""
+    return "tcp://[::]:0" if socket.has_dualstack_ipv6() else "tcp://0.0.0.0:0"
+
+
+class Resident:
+    """Lives in rank 0 from its first ``init`` to the end of its process. One thread builds and closes it."""
+
+    def __init__(self, size: int, brain: Brain, address: str) -> None:
+        """Listens at ``address``; raises as Server does."""
+        self._size = size
+        self._pid = os.getpid()
+        self._kin = kin()
+        self._arrivals: deque[tuple[int, Arrive]] = deque()
+        self._wake = Wake()
+        self._idle = threading.Condition()
+        self._told = threading.Event()
+        self._stopping = False
+        self._published: Published | None = None
+        self._reception = Reception(size, brain, self._arrived, self._changed)
+        self._server = Server(size, _Last(self._reception, self._told), address, by_line=True)
+        endpoints = _endpoints(self._server.endpoint)
+        self.invitation = Invitation(
+            nonce=secrets.token_hex(8),
+            host=socket.gethostname(),
+            kin=self._kin,
+            pid=self._pid,
+            started=start_of(self._pid),
+            endpoints=endpoints,
+            access=self._server.agent_access(endpoints[0]),
+        )
+        self._thread = threading.Thread(target=self._watch, name="ddl-watch", daemon=True)
+        self._server.start()
+        self._thread.start()
+
+    def publish(self, places: Sequence[Path], name: str, timeout_s: float) -> None:
+        """Writes the file. A launch of the same name that is alive is waited for, as long as ``timeout_s``.
+
+        Raises DeadlineExceeded when it is still there then, DdlInternalError where no place takes the file.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._published = publish(places, name, self.invitation, self._is_dead)
+            except Occupied as occupied:
+                if time.monotonic() > deadline_s:
+                    there = occupied.invitation
+                    raise DeadlineExceeded(
+                        f"init: process {there.pid} on {there.host} gathers ranks for a launch of the same name "
+                        f"({occupied.path}); end it, or set DDL_RENDEZVOUS_DIR to another directory for one of them"
+                    ) from None
+                time.sleep(_AGAIN_S)
+            else:
+                self._wake.set()  # all may have come already
+                return
+
+    def close(self, reason: str, patient: bool) -> None:
+        """Ends it, and tells the ranks that still need it the ``reason``. May be repeated.
+
+        ``patient``: not before the other ranks have left, or some rank was lost.
+        """
+        if os.getpid() != self._pid or self._stopping:
+            return
+        with contextlib.suppress(KeyboardInterrupt):
+            if patient:
+                self._wait_for_others()
+        self._server.rank_ended(0, reason)
+        self._told.wait(_TELL_S)
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(2.0)
+        if self._published is not None:
+            self._published.remove()
+        self._server.close()
+        self._wake.close()
+
+    def _wait_for_others(self) -> None:
+        say_s = time.monotonic() + _SAY_S
+        with self._idle:
+            while (others := self._reception.active - {0}) and not self._reception.lost():
+                self._idle.wait(_SLICE_S)
+                if time.monotonic() > say_s:
+                    say_s = float("inf")
+                    who = ", ".join(map(str, sorted(others)))
+                    log.info("rank 0 has ended its script and stays: rank %s still uses the coordinator in it", who)
+
+    def _is_dead(self, invitation: Invitation) -> bool:
+        if has_ended(invitation, self._kin):
+            return True
+        there = open_endpoints(invitation.endpoints)
+        return not any(answers(at(invitation.access, endpoint), 0, _ANSWER_S) for endpoint, _ in there)
+
+    # --- told by the server's thread
+
+    def _arrived(self, rank: int, arrive: Arrive) -> None:
+        self._arrivals.append((rank, arrive))
+        self._wake.set()
+
+    def _changed(self) -> None:
+        with self._idle:
+            self._idle.notify_all()
+
+    # --- the watching thread
+
+    def _watch(self) -> None:
+        """Tells the server of the end of ranks that are seen from here: at once, whoever else holds their sockets."""
+        poll = select.poll()
+        poll.register(self._wake.fileno(), select.POLLIN)
+        watched: dict[int, int] = {}  # by pidfd: rank
+        missing = set(range(self._size))
+        while not self._stopping:
+            for fd, _ in poll.poll():
+                if fd in watched:
+                    poll.unregister(fd)
+                    os.close(fd)
+                    self._server.rank_ended(watched.pop(fd), "its process ended")
+            self._wake.clear()
+            while self._arrivals:
+                rank, arrive = self._arrivals.popleft()
+                missing.discard(rank)
+                fd = self._open(rank, arrive)
+                if fd >= 0:
+                    watched[fd] = rank
+                    poll.register(fd, select.POLLIN)
+            if not missing and self._published is not None:
+                self._published.remove()  # nobody else will look for it
+        for fd in watched:
+            os.close(fd)
+
+    def _open(self, rank: int, arrive: Arrive) -> int:
+        if arrive.kin != self._kin or arrive.pid == self._pid:
+            return -1
+        try:
+            return open_pidfd(arrive.pid)
+        except ProcessLookupError:
+            self._server.rank_ended(rank, "its process ended")
+            return -1
+
+
+class _Last:
+    """Notes that the end of rank 0, the last that is said, was handled; all else it hands on."""
+
+    def __init__(self, brain: Brain, told: threading.Event) -> None:
+        self._brain = brain
+        self._told = told
+        self.handle = brain.handle
+        self.lost = brain.lost
+        self.overdue = brain.overdue
+
+    def rank_ended(self, rank: int, reason: str) -> Outgoing:
+        outgoing = self._brain.rank_ended(rank, reason)
+        if rank == 0:
+            self._told.set()  # what follows from it is sent in the same turn
+        return outgoing
+
+
+def _endpoints(endpoint: str) -> tuple[str, ...]:
+    """``endpoint``, or where it stands for all interfaces one for each address: others' before this host's own."""
+    if endpoint.startswith("ipc:"):
+        return (endpoint,)
+    host, port = split_endpoint(endpoint)
+    if host not in ("0.0.0.0", "::", "*"):
+        return (endpoint,)
+    every = [address for addresses in interface_addresses().values() for address in addresses if "%" not in address]
+    usable = [address for address in every if host != "0.0.0.0" or ":" not in address]
+    ordered = sorted(usable, key=lambda address: (address.startswith("127.") or address == "::1", ":" in address))
+    return tuple(f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}" for address in ordered)

@@ -1,0 +1,77 @@
+"""What a process can see of where it runs: its parents' command lines, its host, who shares its process ids, free ports."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from pathlib import Path
+
+__all__ = ["free_ports", "host_name", "kin", "lineage"]
+
+_PROC = Path("/proc")
+_MOST_PARENTS = 64
+_PORTS = range(20000, 32768)
+_TRIES = 200
+
+
+def lineage() -> list[list[str]]:
+    """Command lines of this process's parents, nearest first; as far as the system shows them."""
+    found: list[list[str]] = []
+    pid = os.getppid()
+    while pid > 1 and len(found) < _MOST_PARENTS:
+        try:
+            command = (_PROC / str(pid) / "cmdline").read_bytes()
+            pid = int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+        found.append(command.decode(errors="replace").rstrip("\0").split("\0"))
+    return found
+
+
+def host_name() -> str:
+    """A name that all processes of this host have and no other host's.
+
+    A network of its own makes a host of its own: what is not reached by this host's sockets shares no
+    memory with it either.
+    """
+    return ":".join((socket.gethostname(), _boot(), _namespace("net")))
+
+
+def kin() -> str:
+    """A name for those processes that see each other's process ids."""
+    return ":".join((_boot() or socket.gethostname(), _namespace("pid")))
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """TCP ports that nobody listens at now; fewer where no more were found.
+
+    They are below those that the system gives to outgoing connections, and chosen by chance, so that they are
+    likely to be free a while later.
+    """
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, _TRIES):
+        if len(found) == count:
+            break
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            found.append(port)
+    return tuple(found)
+
+
+def _boot() -> str:
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _namespace(kind: str) -> str:
+    try:
+        return os.readlink(_PROC / "self/ns" / kind)
+    except OSError:
+        return ""

@@ -1,0 +1,267 @@
+"""A rank that another launcher has started: how it meets the others, and where their coordinator lives.
+
+`ddl run` gives its ranks all this by their environment; here they find it out by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+
+from ddlcore.config import Environment, Settings
+from ddlcore.contracts.cluster import Seat
+from ddlcore.control.channel import Channel
+from ddlcore.control.client import connect_with
+from ddlcore.control.credentials import Access
+from ddlcore.control.knock import answers, at, open_endpoints, split_endpoint
+from ddlcore.control.rendezvous import Invitation, file_name, folders, has_ended, look
+from ddlcore.control.resident import Resident, listening_address
+from ddlcore.control.store import JobStore
+from ddlcore.control.surroundings import free_ports, host_name, kin
+from ddlcore.errors import DdlInternalError, DeadlineExceeded, PeerLost
+from ddlcore.job import Job, build_sessions
+from ddlcore.messages import Arrive, FromCoordinator, Lost, Refused, Seats, ToCoordinator
+from ddlcore.plug.registry import Registry
+from ddlcore.types import Placement
+
+__all__ = ["Guest"]
+
+log = logging.getLogger("ddl")
+LOOPBACK = "127.0.0.1"
+_LOOK_S = (0.01, 0.5)  # between two looks for the file: at first, and at most
+_ANSWER_S = 3.0  # for an endpoint to prove that it holds the key; a stranger does not answer
+_REMIND_S = 1.0  # after so long a wait a rank says again that it is there
+
+
+class Guest:
+    """A process that another launcher has started as one of several ranks. One thread uses it."""
+
+    def __init__(
+        self, cluster: str, seat: Seat, settings: Settings, registry: Registry, environ: Mapping[str, str]
+    ) -> None:
+        """Raises ValueError where nothing tells this launch from others, and no directory is named for it alone."""
+        wanted = settings.text("rendezvous_dir")
+        if not seat.launch and not wanted:
+            raise ValueError(
+                f"started by {cluster} as rank {seat.rank} of {seat.size}, but nothing names this launch; "
+                "set DDL_RENDEZVOUS_DIR to a directory that all its ranks share and no other launch uses"
+            )
+        self.seat = seat
+        self._settings = settings
+        self._registry = registry
+        self._pid = os.getpid()
+        known = (one.name for one in registry.launchers.values() if cluster in one.clusters)
+        self._launched_by = next(known, "")  # some transports work only where their own launcher has started the ranks
+        self._token = secrets.token_hex(8)
+        self._places = folders(wanted, environ)
+        self._name = file_name(cluster, seat.launch)
+        self._resident: Resident | None = None
+        self._access: Access | None = None
+        self._address = self._via = ""  # the two ends of the route to rank 0
+
+    def job(self, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
+        """This rank's part of a world of ``ranks`` (None: all), whose ranks have met; it is not started yet.
+
+        Raises DeadlineExceeded, which says who came, after ``start_timeout_s``, PeerLost when a rank died meanwhile,
+        DdlInternalError where there is no place for the file by which they meet.
+        """
+        chosen = tuple(range(self.seat.size)) if ranks is None else ranks
+        channel, store, arrived = self._join(chosen, time.monotonic() + self._settings.number("start_timeout_s"))
+        hosts = _host_indexes(self.seat.size, arrived)
+        placement = Placement(self.seat.rank, hosts)
+        if ranks is None:
+            Environment.announce(placement, [arrived[rank].ports for rank in chosen], _addresses(arrived, hosts))
+            self._compare(placement)
+        own = _addresses(arrived, hosts)[chosen.index(self.seat.rank)] if len(set(hosts)) > 1 else ""
+        coordinator = chosen.index(0) if 0 in chosen and self.seat.rank != 0 else -1
+        return Job(
+            placement,
+            chosen,
+            ordinal,
+            lambda: (_GuestChannel(channel, coordinator), store),
+            self._registry,
+            self._settings,
+            own,
+            self._launched_by,
+        )
+
+    def close(self, reason: str, patient: bool) -> None:
+        """At the end of the process: rank 0, which the others need, stays if ``patient`` until they have left."""
+        if self._resident is not None and os.getpid() == self._pid:
+            self._resident.close(reason, patient)
+            self._resident = None
+
+    # --- reaching rank 0
+
+    def _join(self, ranks: Sequence[int], deadline_s: float) -> tuple[Channel, JobStore, dict[int, Arrive]]:
+        """The way to the coordinator, and who has come there, when all have."""
+        while True:
+            channel, store = connect_with(self._reach(deadline_s), self.seat.rank)
+            try:
+                return channel, store, self._meet(channel, ranks, deadline_s)
+            except _Taken as taken:
+                self._access = None  # theirs is another launch of the same name: ours is still to come
+                channel.close()
+                store.close()
+                if self._resident is not None or time.monotonic() > deadline_s:
+                    raise DdlInternalError(
+                        f"init: {taken}, for another launch of the same name ({self._name}); "
+                        "set DDL_RENDEZVOUS_DIR to another directory for one of them"
+                    ) from None
+                time.sleep(_LOOK_S[1])
+            except BaseException:
+                channel.close()
+                store.close()
+                raise
+
+    def _reach(self, deadline_s: float) -> Access:
+        if self._access is None:
+            if self.seat.rank == 0:
+                invitation = self._invite(deadline_s)
+                self._access = at(invitation.access, invitation.endpoints[-1])  # the last is the nearest
+            else:
+                self._access = self._find(deadline_s)
+        return self._access
+
+    def _invite(self, deadline_s: float) -> Invitation:
+        settings = self._settings
+        address = settings.text("control_address") or listening_address(
+            settings.text("network_interface"), self.seat.on_one_host
+        )
+        self._resident = Resident(self.seat.size, build_sessions(self.seat.size, settings, self._registry), address)
+        try:
+            self._resident.publish(self._places, self._name, deadline_s - time.monotonic())
+        except BaseException:
+            self.close("it did not begin", patient=False)
+            raise
+        return self._resident.invitation
+
+    def _find(self, deadline_s: float) -> Access:
+        """The keys, once somebody answers to them; files that nobody stands behind are passed by."""
+        pause_s, own, why = _LOOK_S[0], kin(), ""
+        while True:
+            found, refused = look(self._places, self._name)
+            for invitation in found:
+                if has_ended(invitation, own):
+                    why = f"process {invitation.pid} on {invitation.host}, which wrote it, has ended"
+                    continue
+                for endpoint, address in open_endpoints(invitation.endpoints):
+                    access = at(invitation.access, endpoint)
+                    if answers(access, self.seat.rank, _ANSWER_S):
+                        self._address = address
+                        self._via = split_endpoint(endpoint)[0] if address else ""
+                        return access
+                why = f"nobody answers at {', '.join(invitation.endpoints)} for rank 0 on {invitation.host}"
+            why = refused[0] if refused else why
+            if time.monotonic() > deadline_s:
+                where = " or ".join(str(place / self._name) for place in self._places)
+                raise DeadlineExceeded(
+                    f"init: rank {self.seat.rank} has not found rank 0 within {self._settings.number('start_timeout_s'):g} s "
+                    f"(DDL_START_TIMEOUT_S): {why or 'it has not called init'}; it was to write {where}: "
+                    "if hosts share neither, set DDL_RENDEZVOUS_DIR to a directory that they share"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LOOK_S[1])
+
+    # --- meeting the others
+
+    def _meet(self, channel: Channel, ranks: Sequence[int], deadline_s: float) -> dict[int, Arrive]:
+        """Who they are, when all have come."""
+        arrive = self._arrive(ranks)
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            channel.send(arrive)  # again and again: another process of the same rank may have taken our line
+            seats = self._listen(channel, min(_REMIND_S, left_s))
+            if seats is not None:
+                return dict(seats.arrived)
+        channel.send(self._arrive(ranks, patient=False))
+        seats = self._listen(channel, _ANSWER_S)
+        came = dict(seats.arrived) if seats is not None else {}
+        missing = ", ".join(str(rank) for rank in ranks if rank not in came)
+        there = ", ".join(f"{rank} on {one.host.partition(':')[0]}" for rank, one in came.items())
+        raise DeadlineExceeded(
+            f"init: rank {missing} has not called init within {self._settings.number('start_timeout_s'):g} s "
+            f"(DDL_START_TIMEOUT_S); these have: rank {there}"
+        )
+
+    def _arrive(self, ranks: Sequence[int], patient: bool = True) -> Arrive:
+        return Arrive(
+            token=self._token,
+            ranks=tuple(ranks),
+            host=f"{self.seat.host}:as its launcher calls it" if self.seat.host else host_name(),
+            kin=kin(),
+            pid=os.getpid(),
+            address=self._address,
+            via=self._via,
+            ports=free_ports(2),
+            patient=patient,
+        )
+
+    def _listen(self, channel: Channel, timeout_s: float) -> Seats | None:
+        deadline_s = time.monotonic() + timeout_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            for message in channel.receive(left_s):
+                if isinstance(message, Seats):
+                    return message
+                if isinstance(message, Lost):
+                    raise PeerLost(message.ranks, message.reason, "init")
+                if isinstance(message, Refused):
+                    raise _Taken(message.text)
+        return None
+
+    def _compare(self, placement: Placement) -> None:
+        said = self.seat.local_rank
+        if said is not None and said != placement.local_rank:
+            log.warning(
+                "rank %d: its launcher calls it local rank %d, by its place among the ranks of its host it is %d",
+                placement.rank,
+                said,
+                placement.local_rank,
+            )
+
+
+class _Taken(Exception):
+    """Another process has come as the rank that we are."""
+
+
+def _host_indexes(size: int, arrived: Mapping[int, Arrive]) -> tuple[int, ...]:
+    """(size,) in the order of first appearance; each rank that is not known has a host of its own."""
+    numbers: dict[str, int] = {}
+    names = [arrived[rank].host if rank in arrived else f"rank {rank}" for rank in range(size)]
+    return tuple(numbers.setdefault(name, len(numbers)) for name in names)
+
+
+def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> list[str]:
+    """Of each that has come, in order of rank: its host's own; of rank 0's, where others have reached it."""
+    if len({hosts[rank] for rank in arrived}) == 1:
+        return [LOOPBACK] * len(arrived)
+    home = next((one.via for rank, one in sorted(arrived.items()) if hosts[rank] != hosts[0]), "")
+    return [home if hosts[rank] == hosts[0] else one.address for rank, one in sorted(arrived.items())]
+
+
+class _GuestChannel(Channel):
+    """A line whose end means that rank 0 is gone, at ``rank`` in this world; -1: it is not in it, or is this one."""
+
+    def __init__(self, channel: Channel, rank: int) -> None:
+        self._channel = channel
+        self._rank = rank
+
+    def send(self, message: ToCoordinator) -> None:
+        self._channel.send(message)
+
+    def receive(self, timeout_s: float) -> list[FromCoordinator]:
+        try:
+            return self._channel.receive(timeout_s)
+        except DdlInternalError:
+            if self._rank < 0:
+                raise
+            rank, self._rank = self._rank, -1
+            return [Lost((rank,), "its process ended, and the coordinator in it")]
+
+    def wake(self) -> None:
+        self._channel.wake()
+
+    def close(self) -> None:
+        self._channel.close()

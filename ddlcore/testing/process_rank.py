@@ -1,0 +1,229 @@
+"""One rank of the conformance kit as a process of its own: does to a transport what the test's process says.
+
+Started by processes.py as ``python -m ddlcore.testing.process_rank SOCKET module:Class [module:function]``. The words on the
+socket are msgpack; the socket's folder is the user's alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ddlcore.contracts.store import Store
+from ddlcore.contracts.transport import Context, Transport, Work
+from ddlcore.errors import DeadlineExceeded
+from ddlcore.kernels.cpu import CpuKernels
+from ddlcore.testing.group import GUARD_BYTES, GUARD_VALUE
+from ddlcore.types import Buffer, DType, Member, ReduceOp
+
+__all__ = ["Line", "belongings", "main", "named"]
+
+
+class Line:
+    """Words to and from the other side, each a list. One thread at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def say(self, *words: object) -> None:
+        """Sends one list of words."""
+        data = msgspec.msgpack.encode(words)
+        self._connection.sendall(struct.pack("=Q", len(data)) + data)
+
+    def hear(self) -> list[Any]:
+        """Raises EOFError where the other side has gone."""
+        (length,) = struct.unpack("=Q", self._read(8))
+        words: list[Any] = msgspec.msgpack.decode(self._read(length))
+        return words
+
+    def _read(self, nbytes: int) -> bytearray:
+        data = bytearray(nbytes)
+        at = memoryview(data)
+        while at:
+            got = self._connection.recv_into(at)
+            if not got:
+                raise EOFError("the other side has gone")
+            at = at[got:]
+        return data
+
+
+def named(target: str) -> Any:
+    """What "module:name" names."""
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def belongings() -> dict[str, set[str]]:
+    """What this process holds, as far as the system tells."""
+    gc.collect()
+    kept = {"Python threads": {f"{thread.name} ({thread.ident})" for thread in threading.enumerate()}}
+    for kind, path in (("threads", "/proc/self/task"), ("descriptors", "/proc/self/fd"), ("shared memory", "/dev/shm")):
+        if os.path.isdir(path):
+            kept[kind] = {_shown(path, name) for name in os.listdir(path)}
+    return kept
+
+
+def _shown(path: str, name: str) -> str:
+    try:
+        return f"{name} -> {os.readlink(os.path.join(path, name))}" if path.endswith("/fd") else name
+    except OSError:  # the descriptor of the listing itself
+        return name
+
+
+class _DistantStore(Store):
+    """The test's store, asked over the line while the test waits for this rank."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._lock = threading.Lock()
+
+    def _ask(self, *words: object) -> Any:
+        with self._lock:
+            self._line.say("store", *words)
+            late, value = self._line.hear()
+        if late:
+            raise DeadlineExceeded(value)
+        return value
+
+    def set(self, key: str, value: bytes) -> None:
+        self._ask("set", key, value)
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        return bytes(self._ask("get", key, timeout_s))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._ask("add", key, amount))
+
+    def delete(self, prefix: str) -> None:
+        self._ask("delete", prefix)
+
+
+class _Place:
+    """Guarded memory at the same distance from a cache line's begin as the test's own."""
+
+    def __init__(self, address: int, content: bytes) -> None:
+        self._raw = np.full(len(content) + 2 * GUARD_BYTES + 64, GUARD_VALUE, np.uint8)
+        self._begin = GUARD_BYTES + (address - self._raw.ctypes.data - GUARD_BYTES) % 64
+        self._end = self._begin + len(content)
+        self._raw[self._begin : self._end] = np.frombuffer(content, np.uint8)
+        self.address = self._raw.ctypes.data + self._begin
+
+    def content(self) -> bytes:
+        guards = self._raw[: self._begin], self._raw[self._end :]
+        assert all((guard == GUARD_VALUE).all() for guard in guards), "bytes around the memory were written over"
+        return self._raw[self._begin : self._end].tobytes()
+
+
+class _Rank:
+    """The transports of this rank, by number, and the call that each has under way."""
+
+    def __init__(self, line: Line, make: type[Transport]) -> None:
+        self._line = line
+        self._make = make
+        self.transports: dict[int, Transport] = {}
+        self._works: dict[int, tuple[Work, list[_Place]]] = {}
+
+    def make(self, number: int) -> None:
+        self.transports[number] = self._make()
+
+    def open(
+        self,
+        number: int,
+        rank: int,
+        members: list[list[int]],
+        settings: Mapping[str, str | int | float | bool],
+        timeout_s: float,
+        name: str,
+    ) -> None:
+        kernels = CpuKernels(str(settings.get("cache_dir", "")))
+        whole = tuple(Member(*member) for member in members)
+        store = _DistantStore(self._line)
+        self.transports[number].open(Context(rank, whole, store, kernels, settings, timeout_s, name))
+
+    def call(
+        self, number: int, verb: str, memory: list[tuple[int, bytes]], buffers: list[list[int]], rest: list[Any]
+    ) -> None:
+        places = [_Place(address, content) for address, content in memory]
+        arguments: list[Any] = [
+            Buffer(places[place].address, count, DType(dtype), (count,), owner=places[place])
+            for place, count, dtype in buffers
+        ]
+        if verb in ("allreduce", "reducescatterv"):
+            rest[-1] = ReduceOp(rest[-1])
+        self._works[number] = getattr(self.transports[number], verb)(*arguments, *rest), places
+
+    def wait(self, number: int, timeout_s: float) -> list[bytes] | None:
+        """What the memory holds in the end; None while the call is under way."""
+        work, places = self._works[number]
+        if not work.wait(timeout_s):
+            return None
+        del self._works[number]
+        return [place.content() for place in places]
+
+    def close(self, number: int) -> None:
+        self.transports[number].close()
+
+    def drop(self, number: int) -> None:
+        self.transports.pop(number, None)
+        self._works.pop(number, None)
+
+    def belongings(self) -> dict[str, list[str]]:
+        return {kind: sorted(names) for kind, names in belongings().items()}
+
+
+def main(path: str, target: str, first: str = "") -> None:
+    """Calls ``first``, then obeys until the test's process has gone."""
+    make = named(target)
+    if first:
+        named(first)()
+    line = _connect(path)
+    line.say("rank", os.getpid())
+    rank = _Rank(line, make)
+    threading.Thread(target=_abort, args=(path, rank), name="abort", daemon=True).start()
+    while True:
+        try:
+            verb, *arguments = line.hear()
+        except (EOFError, OSError):
+            os._exit(0)  # past whatever a test has left pending
+        _answer(line, lambda: getattr(rank, verb)(*arguments))  # noqa: B023  # called at once
+
+
+def _abort(path: str, rank: _Rank) -> None:
+    """The thread that aborts, while the other may be anywhere."""
+    line = _connect(path)
+    line.say("abort", os.getpid())
+    while True:
+        try:
+            (number,) = line.hear()
+        except (EOFError, OSError):
+            os._exit(0)
+        _answer(line, rank.transports[number].abort)
+
+
+def _answer(line: Line, do: Any) -> None:
+    try:
+        result = do()
+    except Exception as error:
+        line.say("error", type(error).__name__, str(error))
+    else:
+        line.say("result", result)
+
+
+def _connect(path: str) -> Line:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    return Line(connection)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

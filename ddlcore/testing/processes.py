@@ -1,0 +1,288 @@
+"""The transport suite on ranks that are processes: for transports that have one rank in a process, or one launcher.
+
+The tests stay as they are, in the test's process, and so does their memory; each of their transports
+passes what it is told on to a process, with the bytes, and takes the bytes back. Prepared plans stay behind:
+their tables of addresses mean nothing to another process, so a transport is not tested as a vectored one here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+
+from ddlcore import errors
+from ddlcore.contracts.store import Store
+from ddlcore.contracts.transport import Capabilities, Context, Transport, Work
+from ddlcore.testing.process_rank import Line, named
+from ddlcore.testing.transports import TransportSuite
+from ddlcore.types import Buffer, ReduceOp
+
+__all__ = ["ProcessSuite", "RankProcesses"]
+
+START_S = 60.0
+END_S = 5.0
+T = TypeVar("T")
+
+
+class RankProcesses:
+    """``size`` processes, each of which may hold one rank of any number of groups."""
+
+    def __init__(
+        self,
+        size: int,
+        target: str,
+        command: Callable[[Sequence[str], int], Sequence[str]],
+        environ: Mapping[str, str],
+        first: str = "",
+    ) -> None:
+        """``command(program, size)`` starts ``program`` so many times. Raises AssertionError where they do not come."""
+        self._folder = tempfile.mkdtemp(prefix="ddl-")  # 0700: nobody else connects
+        self._target = target
+        self._numbers = itertools.count()
+        self._listener = socket.socket(socket.AF_UNIX)
+        path = os.path.join(self._folder, "socket")
+        self._listener.bind(path)
+        self._listener.listen(2 * size)
+        self._listener.settimeout(START_S)
+        program = [sys.executable, "-m", "ddlcore.testing.process_rank", path, target, first]
+        with open(os.path.join(self._folder, "output"), "wb") as output:
+            self._process = subprocess.Popen(
+                list(command(program, size)),
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._connections: list[socket.socket] = []
+        try:
+            self.ranks = self._meet(size)
+        except BaseException:
+            self.close()
+            raise
+
+    def _meet(self, size: int) -> list[_RankProcess]:
+        lines: dict[tuple[str, int], Line] = {}
+        until_s = time.monotonic() + START_S
+        while len(lines) < 2 * size:
+            self._listener.settimeout(0.2)
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                late = time.monotonic() > until_s
+                assert self._process.poll() is None and not late, f"the rank processes did not come\n{self.output()}"
+                continue
+            self._connections.append(connection)
+            line = Line(connection)
+            word, pid = line.hear()
+            lines[word, pid] = line
+        pids = [pid for word, pid in lines if word == "rank"]
+        return [_RankProcess(lines["rank", pid], lines["abort", pid]) for pid in pids]
+
+    def transports(self, size: int) -> list[Transport]:
+        """``size`` new ones, each in another process."""
+        known: Capabilities = named(self._target).capabilities
+        # Tables of pointers lead nowhere in another process.
+        capabilities = replace(known, vectored=False, scales=False, entry=False, resumable=False)
+        return [_DistantTransport(rank, next(self._numbers), capabilities) for rank in self.ranks[:size]]
+
+    def belongings(self) -> dict[str, set[str]]:
+        """What the processes hold."""
+        held: dict[str, set[str]] = {}
+        for index, rank in enumerate(self.ranks):
+            for kind, names in rank.ask("belongings").items():
+                held.setdefault(kind, set()).update(f"process {index}: {name}" for name in names)
+        return held
+
+    def output(self) -> str:
+        """What the processes have written."""
+        with open(os.path.join(self._folder, "output"), errors="replace") as file:
+            return file.read()
+
+    def close(self) -> None:
+        """Ends them: by themselves when they are alone, else by force."""
+        for connection in self._connections:
+            connection.close()
+        self._listener.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(END_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _RankProcess:
+    """The two lines to one process."""
+
+    def __init__(self, line: Line, abort_line: Line) -> None:
+        self._line = line
+        self._abort_line = abort_line
+        self._abort_lock = threading.Lock()
+
+    def ask(self, verb: str, *arguments: object, store: Store | None = None) -> Any:
+        """From one thread at a time, a rank's. Raises what the process raises."""
+        self._line.say(verb, *arguments)
+        while True:
+            words = self._line.hear()
+            if words[0] == "store":
+                assert store is not None, f"the store was asked during {verb}"
+                self._line.say(*_serve(store, *words[1:]))
+                continue
+            return _result(words)
+
+    def abort(self, number: int) -> None:
+        """From any thread."""
+        with self._abort_lock:
+            self._abort_line.say(number)
+            _result(self._abort_line.hear())
+
+
+def _serve(store: Store, verb: str, *arguments: Any) -> tuple[bool, object]:
+    try:
+        return False, getattr(store, verb)(*arguments)
+    except errors.DeadlineExceeded as error:
+        return True, str(error)
+
+
+def _result(words: list[Any]) -> Any:
+    if words[0] == "result":
+        return words[1]
+    _, name, text = words
+    if name == "PeerLost":
+        raise errors.TransportError(text)
+    kind = getattr(errors, name, None) or {"AssertionError": AssertionError, "ValueError": ValueError}.get(name)
+    raise kind(text) if kind is not None else RuntimeError(f"{name}: {text}")
+
+
+class _DistantTransport(Transport):
+    """One rank's transport, which is in another process."""
+
+    def __init__(self, rank: _RankProcess, number: int, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+        self._rank = rank
+        self._number = number
+        rank.ask("make", number)
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        members = [[member.rank, member.host] for member in context.members]
+        facts = (context.rank, members, dict(context.settings), context.timeout_s, context.name)
+        self._rank.ask("open", self._number, *facts, store=context.store)
+
+    def close(self) -> None:
+        self._rank.ask("close", self._number)
+
+    def abort(self) -> None:
+        self._rank.abort(self._number)
+
+    def _call(self, verb: str, buffers: Sequence[Buffer], *rest: object) -> Work:
+        places: dict[int, int] = {}  # address -> place
+        memory: list[tuple[int, bytes]] = []
+        described = []
+        for buffer in buffers:
+            if buffer.address not in places or not buffer.nbytes:
+                places[buffer.address] = len(memory)
+                memory.append((buffer.address, ctypes.string_at(buffer.address, buffer.nbytes)))
+            described.append((places[buffer.address], buffer.count, int(buffer.dtype)))
+        self._rank.ask("call", self._number, verb, memory, described, list(rest))
+        return _DistantWork(self._rank, self._number, [(address, len(content)) for address, content in memory])
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        return self._call("allreduce", (source, target), int(op))
+
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        return self._call("allgatherv", (source, target), list(counts))
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        return self._call("broadcast", (buffer,), root)
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        return self._call("reducescatterv", (source, target), list(counts), int(op))
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        return self._call("alltoallv", (source, target), [list(row) for row in counts])
+
+    def barrier(self) -> Work:
+        return self._call("barrier", ())
+
+
+class _DistantWork(Work):
+    def __init__(self, rank: _RankProcess, number: int, memory: list[tuple[int, int]]) -> None:
+        self._rank = rank
+        self._number = number
+        self._memory = memory
+        self._complete = False
+
+    def wait(self, timeout_s: float) -> bool:
+        if self._complete:
+            return True
+        contents = self._rank.ask("wait", self._number, timeout_s)
+        if contents is None:
+            return False
+        self._complete = True
+        for (address, nbytes), content in zip(self._memory, contents):
+            ctypes.memmove(address, content, nbytes)
+        return True
+
+
+class ProcessSuite(TransportSuite):
+    """As TransportSuite, with a process for each rank; to write: ``target``, and ``command`` where a launcher starts them.
+
+    >>> class TestMine(ProcessSuite):
+    ...     target = "my_transport:MyTransport"
+    ...
+    ...     @classmethod
+    ...     def command(cls, program, size):
+    ...         return ["mpiexec", "-n", str(size), *program]
+    """
+
+    target: ClassVar[str] = ""  # "module:Class" of the transport
+    first: ClassVar[str] = ""  # "module:function" that every process calls before all else
+    processes: ClassVar[RankProcesses]
+
+    @classmethod
+    def command(cls, program: Sequence[str], size: int) -> Sequence[str]:
+        """What runs ``program`` in ``size`` processes."""
+        return ["sh", "-c", 'n=$1; shift; for i in $(seq $n); do "$@" & done; wait', "ranks", str(size), *program]
+
+    @classmethod
+    def environ(cls) -> Mapping[str, str]:
+        """The processes' environment; this one's, with its paths of modules."""
+        return _with_paths(os.environ)
+
+    @classmethod
+    def setup_class(cls) -> None:
+        cls.processes = RankProcesses(max(cls.sizes), cls.target, cls.command, cls.environ(), cls.first)
+        super().setup_class()
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        try:
+            super().teardown_class()
+        finally:
+            cls.processes.close()
+
+    def make(self, size: int) -> Sequence[Transport]:
+        return self.processes.transports(size)
+
+    def belongings(self) -> dict[str, set[str]]:
+        return self.processes.belongings()
+
+
+def _with_paths(environ: Mapping[str, str]) -> dict[str, str]:
+    return {**environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -1,0 +1,140 @@
+"""How the ranks of one communicator find each other in MPI's world, by what each says of itself in the store."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from ddl_mpi import process
+from ddlcore.contracts.transport import Context
+from ddlcore.errors import DeadlineExceeded, TransportError
+
+__all__ = ["apart", "check_threads", "meet", "objection"]
+
+SLICE_S = 0.2  # how soon an abort is noticed
+TAGS = 1 << 15  # MPI promises that many
+T = TypeVar("T")
+HOW = "start the script by `ddl run --backend mpi` or by mpirun, or use another --backend"
+
+
+def check_threads(mpi: Any) -> None:
+    """Raises TransportError where MPI may be called from no thread but its first."""
+    level = mpi.Query_thread()
+    if level >= mpi.THREAD_SERIALIZED:
+        return
+    name = "MPI_THREAD_FUNNELED" if level == mpi.THREAD_FUNNELED else "MPI_THREAD_SINGLE"
+    raise TransportError(
+        f"mpi: MPI was begun for one thread ({name}), and ddl calls it from a thread of its own; begin it with "
+        'mpi4py.rc.thread_level = "multiple" (the default), or "serialized" if the program leaves MPI to ddl '
+        "between init() and shutdown(), or call ddl.init() before anything imports mpi4py.MPI"
+    )
+
+
+def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
+    """mpi4py.MPI, begun, and a communicator of ``context.members``, in their order; ``check`` raises to end the wait.
+
+    Raises TransportError, the same on every rank, where they are not in one world of MPI, and
+    DeadlineExceeded past ``context.timeout_s``.
+    """
+    until_s = time.monotonic() + context.timeout_s
+    mpi: Any = apart(process.load, context, until_s, check)
+    check_threads(mpi)
+    world = mpi.COMM_WORLD
+    me = [world.Get_rank(), world.Get_size(), process.library_version(), secrets.randbelow(TAGS)]
+    context.store.set(f"mpi/{context.rank}", json.dumps(me).encode())
+    facts = [_fact(context, rank, until_s, check) for rank in range(context.size)]
+    text = objection(context, facts)
+    if text:
+        raise TransportError(f"mpi: {text}")
+    comm = _create(mpi, [fact[0] for fact in facts], facts[0][3], context, until_s, check)
+    if context.rank == 0:
+        context.store.delete("mpi/")  # who has created it with us, has read all
+    return mpi, comm
+
+
+def _fact(context: Context, rank: int, until_s: float, check: Callable[[], None]) -> list[Any]:
+    while True:
+        check()
+        left_s = until_s - time.monotonic()
+        try:
+            fact: list[Any] = json.loads(context.store.get(f"mpi/{rank}", max(0.0, min(SLICE_S, left_s))))
+            return fact
+        except DeadlineExceeded:
+            if left_s <= SLICE_S:
+                raise DeadlineExceeded(
+                    f"mpi: rank {context.members[rank].rank} has not come to {context.name or 'the communicator'} "
+                    f"within {context.timeout_s:g} s"
+                ) from None
+
+
+def objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:
+    """Why these processes have no communicator; empty where they have."""
+    libraries: dict[str, list[int]] = {}
+    for member, fact in zip(context.members, facts):
+        libraries.setdefault(fact[2], []).append(member.rank)
+    if len(libraries) > 1:
+        who = "; ".join(
+            f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {name}"
+            for name, ranks in libraries.items()
+        )
+        return f"two MPIs are mixed ({who}); install the same one for all ranks, such as {process.INSTALL}"
+    if all(fact[1] == 1 for fact in facts):
+        return f"these processes were not started by MPI, which sees {len(facts)} worlds of one; {HOW}"
+    if len({fact[0] for fact in facts}) < len(facts) or len({fact[1] for fact in facts}) > 1:
+        return f"these processes are not in one world of MPI (ranks there: {[fact[0] for fact in facts]}); {HOW}"
+    return ""
+
+
+def _create(
+    mpi: Any, ranks: Sequence[int], tag: int, context: Context, until_s: float, check: Callable[[], None]
+) -> Any:
+    world = mpi.COMM_WORLD
+    whole = world.Get_group()
+    group = whole.Incl(list(ranks))
+    whole.Free()
+    try:
+        if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+            return world.Create_group(group, tag)
+        return apart(lambda: world.Create_group(group, tag), context, until_s, check)
+    except mpi.Exception as error:
+        raise TransportError(f"mpi: {context.name or 'the communicator'} cannot be made: {error}") from error
+    finally:
+        group.Free()
+
+
+def apart(wait: Callable[[], T], context: Context, until_s: float, check: Callable[[], None]) -> T:
+    """``wait``, which waits for others inside MPI, on a thread that is left behind if they do not come.
+
+    Raises what ``wait`` or ``check`` raises, and DeadlineExceeded past ``until_s``.
+    """
+    values: list[T] = []
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def call() -> None:
+        try:
+            values.append(wait())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=call, name="ddl-mpi-open", daemon=True).start()
+    while not done.wait(SLICE_S / 4):
+        try:
+            check()
+            if time.monotonic() >= until_s:
+                raise DeadlineExceeded(
+                    f"mpi: the ranks of {context.name or 'the communicator'} did not meet in MPI "
+                    f"within {context.timeout_s:g} s; every process that MPI has started must take part"
+                )
+        except BaseException:
+            process.forsake(values, call)
+            raise
+    if errors:
+        raise errors[0]
+    return values[0]

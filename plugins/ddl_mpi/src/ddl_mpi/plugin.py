@@ -1,0 +1,73 @@
+"""Introduces ddl_mpi to the core by data alone: it imports neither mpi4py nor anything that does."""
+
+from __future__ import annotations
+
+from ddlcore.hooks import BenchPeerProvider, CommunicatorsProvider, LauncherProvider, TransportProvider, hookimpl
+
+__all__ = ["ddl_bench_peers", "ddl_communicators", "ddl_launchers", "ddl_transports"]
+
+INSTALL = "pip install 'ddl-mpi[mpich]'"
+
+
+@hookimpl
+def ddl_transports() -> list[TransportProvider]:
+    """The MPI that mpi4py loads."""
+    return [
+        TransportProvider(
+            name="mpi",
+            target="ddl_mpi.transport:MpiTransport",
+            requires=("mpi4py",),
+            install=INSTALL,
+            doc="the MPI that mpi4py loads, on one host or across hosts",
+            priority=30,
+            sizes=(2, None),
+            launcher="mpi",
+        )
+    ]
+
+
+@hookimpl
+def ddl_communicators() -> list[CommunicatorsProvider]:
+    """mpi4py's, which may be passed to ``init``."""
+    return [
+        CommunicatorsProvider(
+            name="mpi",
+            target="ddl_mpi.comms:MpiCommunicators",
+            requires=("mpi4py",),
+            install=INSTALL,
+            doc="mpi4py's communicators, for init(comm=…)",
+            module="mpi4py",
+        )
+    ]
+
+
+@hookimpl
+def ddl_launchers() -> list[LauncherProvider]:
+    """The mpiexec that belongs to it."""
+    return [
+        LauncherProvider(
+            name="mpi",
+            target="ddl_mpi.launcher:MpiLauncher",
+            requires=("mpi4py",),
+            install=INSTALL,
+            doc="mpiexec of the MPI that mpi4py loads, or srun",
+            optional=True,
+            whole=True,
+            per_rank=True,
+            clusters=("openmpi", "pmix", "hydra", "mvapich", "pals", "jsrun"),
+        )
+    ]
+
+
+@hookimpl
+def ddl_bench_peers() -> list[BenchPeerProvider]:
+    """mpi4py's own collectives."""
+    return [
+        BenchPeerProvider(
+            name="mpi",
+            target="ddl_mpi.peer:MpiPeer",
+            requires=("mpi4py",),
+            install=INSTALL,
+            doc="mpi4py's blocking collectives; ranks must have been started by MPI",
+        )
+    ]

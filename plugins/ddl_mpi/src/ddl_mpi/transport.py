@@ -1,0 +1,263 @@
+"""The transport over MPI: says in MPI's words what is to be sent from where, one communicator for each group."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from ddl_mpi import meeting, process
+from ddl_mpi.waiting import ARRIVAL, DATA, Step, Steps
+from ddlcore.contracts.transport import Capabilities, Context, Memory, Transport, Work
+from ddlcore.errors import DdlInternalError, TransportError
+from ddlcore.types import Buffer, DType, ReduceOp
+
+__all__ = ["MpiTransport"]
+
+LARGE_BYTES = 64 << 10  # from here on ranks meet before they send: who waits for a late peer sleeps
+PERSIST_AFTER = 3  # calls with the same memory
+REMEMBERED = 256  # of these; a persistent request takes some hundred bytes, in some MPIs as much as a temporary
+SIXTEEN_BITS = (DType.F16, DType.BF16)
+OPS = {ReduceOp.Sum: "SUM", ReduceOp.Min: "MIN", ReduceOp.Max: "MAX", ReduceOp.Product: "PROD"}
+BOOL_OPS = {ReduceOp.Sum: "MAX", ReduceOp.Min: "MIN", ReduceOp.Max: "MAX", ReduceOp.Product: "MIN"}  # of 0 and 1
+TYPES = {
+    DType.U8: "UINT8_T",
+    DType.I8: "INT8_T",
+    DType.U16: "UINT16_T",
+    DType.I16: "INT16_T",
+    DType.I32: "INT32_T",
+    DType.I64: "INT64_T",
+    DType.F32: "FLOAT",
+    DType.F64: "DOUBLE",
+    DType.BOOL: "UINT8_T",
+}
+MOVED = {1: "UINT8_T", 2: "UINT16_T", 4: "INT32_T", 8: "INT64_T"}  # what is not reduced, by its width
+
+# What a rank says when it meets the others, and then hears: the least that any of them said.
+SEPARATE = 0  # 1 where source and target are two
+WANTED = 1  # 1 where a persistent request is worth it
+NUMBER, NEGATIVE = 2, 3  # of the one that there is, else 0: all have the same where the least is the greatest
+WORDS = 4
+
+
+class _Persistent(NamedTuple):
+    number: int
+    request: Any
+
+
+class MpiTransport(Transport):
+    """Ranks that one mpiexec (or srun, …) has started. Every call of MPI comes from the thread that calls this."""
+
+    capabilities = Capabilities(thread_bound=True)
+
+    def __init__(self) -> None:
+        self._mpi: Any = None
+        self._comm: Any = None
+        self._words = (ctypes.c_int32 * WORDS)()
+        self._meeting: Any = None  # a persistent request
+        self._requests: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # by memory: calls so far, or _Persistent
+        self._made = 0  # persistent requests, on all ranks together
+        self._scratch: dict[str, Memory] = {}
+        self._aborted = False
+        self._under_way: object = None  # what MPI would write to
+        self._lock = threading.Lock()  # abort() against close()
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        self._mpi, self._comm = mpi, _ = meeting.meet(context, self._check)
+        self._comm.Set_errhandler(mpi.ERRORS_RETURN)
+        self._meeting = self._comm.Allreduce_init(
+            mpi.IN_PLACE, [mpi.buffer.fromaddress(ctypes.addressof(self._words), 4 * WORDS), mpi.INT32_T], mpi.MIN
+        )
+        devices = frozenset({"cpu", "cuda"}) if process.cuda_aware() else frozenset({"cpu"})
+        bound = mpi.Query_thread() < mpi.THREAD_SERIALIZED
+        self.capabilities = replace(self.capabilities, devices=devices, thread_bound=bound)
+
+    def close(self) -> None:
+        with self._lock:
+            comm, self._comm = self._comm, None
+        if comm is None:
+            return
+        if self._aborted or self._under_way is not None:
+            process.forsake(comm, self._meeting, self._words, self._requests, self._scratch, self._under_way)
+            return
+        self._forget(0)
+        self._meeting.Free()
+        comm.Free()
+
+    def abort(self) -> None:
+        self._aborted = True
+        with self._lock:
+            if self._comm is not None:
+                process.forsake()  # from here on this process ends without MPI_Finalize
+
+    # --- the collectives
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        if source.dtype in SIXTEEN_BITS:
+            return self._begin(self._reduce_in_float32(source, target, op), source, target)
+        if source.nbytes < LARGE_BYTES:
+            return self._begin(self._small_allreduce(source, target, op), source, target)
+        return self._begin(self._large_allreduce(source, target, op), source, target)
+
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        large = sum(counts) * source.dtype.itemsize >= LARGE_BYTES
+        send = lambda: self._gather(self._moved(source), target, counts)  # noqa: E731
+        return self._begin(self._moving(send, large), source, target)
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        send = lambda: self._comm.Ibcast(self._moved(buffer), root)  # noqa: E731
+        return self._begin(self._moving(send, buffer.nbytes >= LARGE_BYTES), buffer)
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        large = source.nbytes >= LARGE_BYTES
+        if source.dtype in SIXTEEN_BITS:
+            return self._begin(self._scatter_in_float32(source, target.address, counts, op, large), source, target)
+
+        def send() -> Any:
+            return self._comm.Ireduce_scatter(
+                self._reduced(source), self._reduced(target), list(counts), self._op(op, source.dtype)
+            )
+
+        return self._begin(self._moving(send, large), source, target)
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        large = sum(map(sum, counts)) * source.dtype.itemsize >= LARGE_BYTES
+        send = lambda: self._exchange(source, target, counts)  # noqa: E731
+        return self._begin(self._moving(send, large), source, target)
+
+    def barrier(self) -> Work:
+        return self._begin(self._meet())
+
+    # --- as steps: each yields what is to be waited for
+
+    def _meet(self, separate: bool = False, wanted: bool = False, number: int = 0) -> Iterator[Step]:
+        """Complete when all have come; ``_words`` then is the least of what they say."""
+        self._words[:] = [int(separate), int(wanted), number, -number]
+        self._meeting.Start()
+        yield self._meeting, ARRIVAL
+
+    def _moving(self, send: Callable[[], Any], large: bool) -> Iterator[Step]:
+        if large:
+            yield from self._meet()
+        yield send(), DATA if large else ARRIVAL
+
+    def _small_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
+        if source.address != target.address:  # who knows what the others do; in place is in place on all
+            ctypes.memmove(target.address, source.address, source.nbytes)
+        yield self._comm.Iallreduce(self._mpi.IN_PLACE, self._reduced(target), self._op(op, source.dtype)), ARRIVAL
+
+    def _large_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
+        """By a persistent request where every rank has the same one for this memory, or would have one."""
+        key = (source.address, target.address, source.count, source.dtype, op)
+        kept = self._requests.pop(key, 0)
+        ready = isinstance(kept, _Persistent)
+        two = source.address != target.address
+        yield from self._meet(two, ready or kept >= PERSIST_AFTER, kept.number if ready else 0)
+        separate, wanted, least, greatest = self._words[:]
+        if two and not separate:  # in place on one is in place on all
+            ctypes.memmove(target.address, source.address, source.nbytes)
+        memory = (self._reduced(source) if separate else self._mpi.IN_PLACE, self._reduced(target))
+        if not wanted:
+            self._requests[key] = kept if ready else kept + 1
+            yield self._comm.Iallreduce(*memory, self._op(op, source.dtype)), DATA
+        else:
+            if not 0 < least == -greatest:  # made anew on all ranks, together
+                if ready:
+                    kept.request.Free()
+                self._made += 1
+                kept = _Persistent(self._made, self._comm.Allreduce_init(*memory, self._op(op, source.dtype)))
+            self._requests[key] = kept
+            kept.request.Start()
+            yield kept.request, DATA
+        self._forget(REMEMBERED)
+
+    def _reduce_in_float32(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
+        """As many bytes as a ring sends, and each sum is rounded once."""
+        size, large = self.context.size, source.nbytes >= LARGE_BYTES
+        counts = [source.count // size + (rank < source.count % size) for rank in range(size)]
+        mine = target.address + sum(counts[: self.context.rank]) * target.dtype.itemsize
+        yield from self._scatter_in_float32(source, mine, counts, op, large)
+        yield self._gather(self._mpi.IN_PLACE, target, counts), DATA if large else ARRIVAL
+
+    def _scatter_in_float32(
+        self, source: Buffer, target: int, counts: Sequence[int], op: ReduceOp, large: bool
+    ) -> Iterator[Step]:
+        size, mine, width = self.context.size, counts[self.context.rank], source.dtype.itemsize
+        parts = self._temporary_of("parts", size * mine, source.dtype)
+        send = lambda: self._exchange(source, parts, [counts] * size)  # noqa: E731
+        yield from self._moving(send, large)
+        addresses = [parts.address + rank * mine * width for rank in range(size)]
+        if mine:
+            self.context.kernels.reduce(addresses, target, mine, source.dtype, op)
+
+    # --- in MPI's words
+
+    def _gather(self, source: Any, target: Buffer, counts: Sequence[int]) -> Any:
+        return self._comm.Iallgatherv(source, self._laid_out(target, counts))
+
+    def _exchange(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Any:
+        rank = self.context.rank
+        received = [row[rank] for row in counts]
+        return self._comm.Ialltoallv(self._laid_out(source, counts[rank]), self._laid_out(target, received))
+
+    def _reduced(self, buffer: Buffer) -> list[Any]:
+        memory = self._mpi.buffer.fromaddress(buffer.address, buffer.nbytes)
+        return [memory, buffer.count, getattr(self._mpi, TYPES[buffer.dtype])]
+
+    def _moved(self, buffer: Buffer) -> list[Any]:
+        memory = self._mpi.buffer.fromaddress(buffer.address, buffer.nbytes)
+        return [memory, buffer.count, getattr(self._mpi, MOVED[buffer.dtype.itemsize])]
+
+    def _laid_out(self, buffer: Buffer, counts: Sequence[int]) -> list[Any]:
+        """``buffer`` as parts of so many elements, one behind the other."""
+        memory, _, datatype = self._moved(buffer)
+        return [memory, (list(counts), [0, *accumulate(counts)][:-1]), datatype]
+
+    def _op(self, op: ReduceOp, dtype: DType) -> Any:
+        return getattr(self._mpi, (BOOL_OPS if dtype is DType.BOOL else OPS)[op])
+
+    # --- what holds for all of them
+
+    def _begin(self, steps: Iterator[Step], *memory: object) -> Work:
+        self._check()
+        if self._comm is None:
+            raise TransportError(f"mpi: {self._name()} is not open")
+        self._under_way = memory or steps
+        return Steps(steps, self._check, self._failure, self._ended)
+
+    def _ended(self) -> None:
+        self._under_way = None
+
+    def _check(self) -> None:
+        if self._aborted:
+            raise TransportError(f"mpi: {self._name()} was aborted")
+
+    def _failure(self, error: Exception) -> Exception:
+        """The one place where MPI's errors become ours."""
+        if isinstance(error, DdlInternalError):
+            return error
+        return TransportError(f"mpi: {self._name()}: {error}")
+
+    def _name(self) -> str:
+        context = getattr(self, "context", None)
+        return f"communicator {context.name or '(unnamed)'}" if context else "the communicator"
+
+    def _forget(self, limit: int) -> None:
+        """Lets the oldest requests go, down to ``limit``."""
+        while len(self._requests) > limit:
+            _, kept = self._requests.popitem(last=False)
+            if isinstance(kept, _Persistent):
+                kept.request.Free()
+
+    def _temporary_of(self, use: str, count: int, dtype: DType) -> Buffer:
+        """Memory that is kept for the next time."""
+        nbytes = count * dtype.itemsize
+        memory = self._scratch.get(use)
+        if memory is None or memory.nbytes < nbytes:
+            memory = self._scratch[use] = self.allocate(max(nbytes, 4096))
+        return Buffer(memory.address, count, dtype, (count,), owner=memory)

@@ -1,0 +1,48 @@
+"""A peer dies at any moment: the others are told at once, and their processes end although MPI would wait."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from plugins.ddl_mpi.tests.jobs import PROGRAMS, Job
+
+pytestmark = pytest.mark.processes
+
+ENDS = {"raise": 1, "exit": 3, "go on": 0}  # exit codes
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("first", ["ddl", "program"])
+def test_a_killed_peer(tmp_path: Path, first: str, end: str) -> None:
+    """kill -9 of one: PeerLost on the others within 2 s, which then end within 2 s, with the code that is theirs."""
+    job = Job(tmp_path, 3, PROGRAMS / "lose_a_peer.py", first, end)
+    try:
+        for rank in range(3):
+            job.await_word(rank, "step")
+        job.kill(1)
+        for rank in (0, 2):
+            job.await_word(rank, "lost (1,)", 5.0)
+        begun_s = time.monotonic()
+        assert [job.await_end(rank, 5.0) for rank in (0, 2)] == [ENDS[end]] * 2, job.told()
+        assert time.monotonic() - begun_s < 2.0
+        for rank in (0, 2):
+            found = re.search(r"lost \(1,\) after ([\d.]+) s", job.output(rank))
+            assert found is not None and float(found[1]) < 2.0, job.told()
+    finally:
+        job.close()
+
+
+@pytest.mark.parametrize(("end", "code"), [("raise", 1), ("exit", 3)])
+@pytest.mark.parametrize("first", ["ddl", "program"])
+def test_a_rank_that_leaves(tmp_path: Path, first: str, end: str, code: int) -> None:
+    """It does not wait in MPI for those whom it has left; they get PeerLost, and end with 1."""
+    job = Job(tmp_path, 3, PROGRAMS / "leave.py", first, end)
+    try:
+        assert [job.await_end(rank, 15.0) for rank in range(3)] == [1, code, 1], job.told()
+        assert "PeerLost" in job.output(0), job.told()
+    finally:
+        job.close()

@@ -1,0 +1,49 @@
+"""MPI on ranks that mpiexec has started, through the public verbs and under them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plugins.ddl_mpi.tests.jobs import PROGRAMS, run
+
+pytestmark = pytest.mark.processes
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def test_memory_that_comes_again(tmp_path: Path) -> None:
+    """Persistent requests give the right sums, whoever's memory changes, and touch no other memory."""
+    assert run(tmp_path, 3, PROGRAMS / "persistent.py") == ["done\n"] * 3
+
+
+@pytest.mark.parametrize("own_calls", ["mixed", "none"])
+def test_a_steady_step_is_silent(tmp_path: Path, own_calls: str) -> None:
+    """0 control messages over 20 steps; persistent requests for what is large, and the program's own calls between."""
+    for said in run(tmp_path, 2, PROGRAMS / "steps.py", own_calls):
+        assert said.startswith("messages 0 persistent "), said
+        assert int(said.split()[3]) > 0
+
+
+@pytest.mark.parametrize("backend", ["mpi", "auto"])
+def test_example_of_mixed_calls(tmp_path: Path, backend: str) -> None:
+    """ddl and MPI agree about the ranks, whatever transport moves the gradients."""
+    said = run(tmp_path, 4, EXAMPLES / "mpi4py_mixed.py", environ={"DDL_BACKEND": backend})
+    assert sorted(said) == ["", "", "", "4 ranks agree in ddl and in MPI\n"]
+
+
+@pytest.mark.parametrize("backend", ["mpi", "auto"])
+def test_example_of_sub_communicators(tmp_path: Path, backend: str) -> None:
+    """Four ranks, two worlds of two, in the order of the communicators."""
+    said = run(tmp_path, 4, EXAMPLES / "mpi4py_subcomm.py", environ={"DDL_BACKEND": backend})
+    worlds = ([0, 2], [1, 3])
+    assert sorted(said) == [
+        f"COMM_WORLD rank: {rank}, ddl rank: {rank // 2} of 2, with ranks {worlds[rank % 2]}, "
+        f"whose sum is {sum(worlds[rank % 2])}\n"
+        for rank in range(4)
+    ]
+
+
+def test_communicators_that_are_no_world(tmp_path: Path) -> None:
+    """One line each, on every rank, and the job can still begin afterwards."""
+    assert run(tmp_path, 2, PROGRAMS / "wrong_comms.py") == ["done\n"] * 2

@@ -1,0 +1,101 @@
+"""One rank of a job that another launcher has started: does what its argument says, and prints a line or two."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+import ddlcore as ddl
+
+__all__: list[str] = []
+
+
+def say(*words: object) -> None:
+    """In one write: launchers mix what ranks write by halves."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def step() -> float:
+    return float(ddl.allreduce(np.ones(1000, dtype=np.float32), name="x", op=ddl.Sum)[0])
+
+
+def until_lost() -> None:
+    """Exit code 7 when a peer is lost, after a line that says which and when."""
+    try:
+        while True:
+            step()
+    except ddl.PeerLost as error:
+        say(f"rank {ddl.rank()} lost {error.ranks} at {time.time():.3f}: {error.reason}")
+        sys.exit(7)
+
+
+def where() -> None:
+    """Who I am, and what a foreign library would be told."""
+    total = step()
+    routes = ddl.stats()["routes"]
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    say(
+        f"rank {ddl.rank()} of {ddl.size()} local {ddl.local_rank()} of {ddl.local_size()} "
+        f"cross {ddl.cross_rank()} of {ddl.cross_size()} {ddl.is_homogeneous()} sum {total:g} route {routes[0]} "
+        f"told {' '.join(os.environ.get(name, '-') for name in names)}"
+    )
+
+
+def main() -> None:
+    """By the first argument; the second is the rank that it concerns."""
+    what, who = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    ddl.init()
+    if what == "where":
+        where()
+        return
+    for _ in range(30):
+        step()
+    if what == "again":
+        for _ in range(3):
+            ddl.shutdown()
+            ddl.init()
+            step()
+        say("again", ddl.rank())
+    elif what == "parts":
+        mine = [rank for rank in range(ddl.size()) if rank % 2 == ddl.rank() % 2]
+        launched = ddl.rank()
+        ddl.shutdown()
+        ddl.init(comm=mine)
+        say(f"launched {launched} rank {ddl.rank()} of {ddl.size()} sum {step():g}")
+        ddl.shutdown()
+        ddl.init()
+        step()
+    elif what == "leave":
+        if ddl.rank() != who:
+            time.sleep(1.5)  # outlives the other by as much; nothing waits for it
+        say("left", ddl.rank())
+    elif what == "child":
+        done = subprocess.run(
+            [sys.executable, "-c", "import ddlcore; ddlcore.init()"], capture_output=True, text=True, timeout=40
+        )
+        say(done.returncode, done.stderr.strip().splitlines()[-1])
+        step()
+    elif what == "fork":
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(5)  # by way of the handlers that are called at exit
+        say("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        step()
+    else:
+        if ddl.rank() == who:
+            say(f"ends at {time.time():.3f}")
+            if what == "raise":
+                raise RuntimeError("boo")
+            os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGTERM)
+            time.sleep(60)
+        until_lost()
+
+
+if __name__ == "__main__":
+    main()
