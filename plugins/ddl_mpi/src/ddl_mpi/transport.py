@@ -156,7 +156,7 @@ class MpiTransport(Transport):
 
     def _small_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
         if source.address != target.address:  # who knows what the others do; in place is in place on all
-            ctypes.memmove(target.address, source.address, source.nbytes)
+            self._copy(source, target)
         yield self._comm.Iallreduce(self._mpi.IN_PLACE, self._reduced(target), self._op(op, source.dtype)), ARRIVAL
 
     def _large_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
@@ -168,7 +168,7 @@ class MpiTransport(Transport):
         yield from self._meet(two, ready or (self._persists and kept >= PERSIST_AFTER), kept.number if ready else 0)
         separate, wanted, least, greatest = self._words[:]
         if two and not separate:  # in place on one is in place on all
-            ctypes.memmove(target.address, source.address, source.nbytes)
+            self._copy(source, target)
         if wanted and 0 < least == -greatest:
             request = kept.request
             request.Start()
@@ -199,6 +199,8 @@ class MpiTransport(Transport):
     def _scatter_in_float32(
         self, source: Buffer, target: int, counts: Sequence[int], op: ReduceOp, large: bool
     ) -> Iterator[Step]:
+        if source.device.kind != "cpu":
+            raise TransportError(f"mpi: {source.dtype.label} on {source.device} cannot be reduced; copy it to the host")
         size, mine, width = self.context.size, counts[self.context.rank], source.dtype.itemsize
         parts = self._temporary_of("parts", size * mine, source.dtype)
         send = lambda: self._exchange(source, parts, [counts] * size)  # noqa: E731
@@ -229,6 +231,12 @@ class MpiTransport(Transport):
         """``buffer`` as parts of so many elements, one behind the other."""
         memory, _, datatype = self._moved(buffer)
         return [memory, (list(counts), [0, *accumulate(counts)][:-1]), datatype]
+
+    def _copy(self, source: Buffer, target: Buffer) -> None:
+        if source.device.kind == "cpu":
+            ctypes.memmove(target.address, source.address, source.nbytes)
+        else:  # MPI knows how to reach it
+            self._mpi.COMM_SELF.Sendrecv(self._moved(source), 0, 0, self._moved(target), 0, 0)
 
     def _op(self, op: ReduceOp, dtype: DType) -> Any:
         return (self._bool_ops if dtype is DType.BOOL else self._ops)[op]
