@@ -84,7 +84,7 @@ def test_flags_win_over_environment_over_file_over_default(
         (["-np", "3", "-H", "localhost:2", "true"], "too few slots"),
         (["-np", "2", "-H", "h:2", "--hostfile", "h", "true"], "-H and --hostfile both say where"),
         (["-np", "2", "--hostfile", "absent", "true"], "--hostfile absent: No such file"),
-        (["-np", "2", "--launcher", "pigeon", "-H", "h:2", "true"], "no launcher is called 'pigeon'; there are ssh"),
+        (["-np", "2", "--launcher", "pigeon", "-H", "h:2", "true"], "no launcher is called 'pigeon'; there are "),
         (["-np", "2", "--backend", "nonsense", "true"], "no transport is called 'nonsense'"),
         (["-np", "2", "--backend", "gloo", "true"], "pip install ddl-gloo"),
         (["-np", "2", "--backend", "threads", "true"], "threads of one process"),
