@@ -188,6 +188,11 @@ class Crew:
         """By rank, what the function left; nothing of a rank that ended before."""
         return {rank: bytes(data) for member in self.members for rank, data in member.results.items()}
 
+    def pids(self) -> dict[int, tuple[int, str]]:
+        """By rank, its process and host, once all have begun."""
+        begun = [(member.place, member.begun.pids) for member in self.members if member.begun is not None]
+        return {rank: (pid, place.host) for place, pids in begun for rank, pid in zip(place.ranks, pids)}
+
     def host_of(self, rank: int) -> str:
         """As the user wrote it; "" for a rank that no agent runs."""
         return next((member.place.host for member in self.members if rank in member.place.ranks), "")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -367,3 +369,60 @@ def test_a_function_where_a_host_is_missing() -> None:
     """One line, nothing started."""
     with pytest.raises(DdlInternalError, match=r"^run: nothing was started: refuses: it does not accept our key.*$"):
         ddlcore.run(whose, (1,), hosts="h1:1,refuses:1")
+
+
+# --- what crosses the network while nothing is negotiated
+
+STEADY = """
+import os, time, numpy, ddlcore as ddl
+ddl.init()
+tensor = numpy.ones(64)
+for step in range(60):
+    ddl.allreduce(tensor, name="x")
+before = ddl.stats()
+open(f"agent.{ddl.rank()}", "w").write(str(os.getppid()))
+while not (ddl.rank() == 0 and os.path.exists("stop")):
+    ddl.allreduce(tensor, name="x")
+    time.sleep(0.02)
+    if step % 50 == 0:
+        after = ddl.stats()
+        open(f"steps.{ddl.rank()}", "w").write(
+            f"{after['control_messages'] - before['control_messages']} {after['batches_replayed']}"
+        )
+    step += 1
+"""
+BEAT_BYTES = 150  # at most: an empty message and what CURVE, ZeroMQ and its name add
+WATCHED_S = 4.0
+
+
+def bytes_of(pid: int) -> tuple[int, int]:
+    """Sent and received by the TCP connections of a process, as the kernel counts them."""
+    shown = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True).stdout
+    lines = [line for line in shown.splitlines() if f"pid={pid}," in line]
+    assert len(lines) == 1, f"one connection to the launcher, not {lines}"
+    sent, received = (re.search(rf"{name}:(\d+)", lines[0]) for name in ("bytes_sent", "bytes_received"))
+    assert sent and received
+    return int(sent[1]), int(received[1])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed")
+@pytest.mark.skipif(shutil.which("ss") is None, reason="ss of iproute2 is not installed")
+def test_steady_steps_cross_no_network(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:
+    """Between a host and the launcher go beats alone, one a second each way, however many steps its ranks take."""
+    process = begin("run", "-H", "h1:2,h2:1", "--backend", "gloo", "python", "-c", STEADY, env=ssh)
+    paths = [tmp_path / f"agent.{rank}" for rank in (0, 1, 2)]
+    until(lambda: process.poll() is not None or all(path.exists() and path.read_text() for path in paths))
+    agents = sorted({int(path.read_text()) for path in paths})
+    assert len(agents) == 2
+    time.sleep(1.0)  # what came before has gone out
+    before = {agent: bytes_of(agent) for agent in agents}
+    time.sleep(WATCHED_S)  # this is what is measured
+    after = {agent: bytes_of(agent) for agent in agents}
+    for agent in agents:
+        for way in (0, 1):
+            grown = after[agent][way] - before[agent][way]
+            assert 0 < grown <= (WATCHED_S + 2) * BEAT_BYTES, (agent, way, grown)
+    messages, replayed = (tmp_path / "steps.1").read_text().split()
+    assert (int(messages), int(replayed) > 50) == (0, True)
+    (tmp_path / "stop").touch()
+    process.communicate(timeout=20)
