@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 from ddl_mpi import meeting, process
-from ddl_mpi.waiting import ARRIVAL, DATA, Step, Steps
+from ddl_mpi.waiting import ARRIVAL, CROWDED, DATA, Step, Steps
 from ddlcore.contracts.transport import Capabilities, Context, Memory, Transport, Work
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.types import Buffer, DType, ReduceOp
@@ -64,6 +65,7 @@ class MpiTransport(Transport):
         self._meeting: Any = None  # a persistent request
         self._requests: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # by memory: calls so far, or _Persistent
         self._persists = True
+        self._data = DATA
         self._made = 0  # persistent requests, on all ranks together
         self._scratch: dict[str, Memory] = {}
         self._aborted = False
@@ -80,6 +82,8 @@ class MpiTransport(Transport):
             mpi.IN_PLACE, [mpi.buffer.fromaddress(ctypes.addressof(self._words), 4 * WORDS), mpi.INT32_T], mpi.MIN
         )
         self._persists = bool(context.settings.get("mpi_persistent", True))
+        here = [member for member in context.members if member.host == context.members[context.rank].host]
+        self._data = CROWDED if len(here) > len(os.sched_getaffinity(0)) else DATA
         devices = frozenset({"cpu", "cuda"}) if process.cuda_aware() else frozenset({"cpu"})
         log.debug("mpi: %s by %s, memory of %s", self._name(), process.library_version(), " and ".join(sorted(devices)))
         bound = mpi.Query_thread() < mpi.THREAD_SERIALIZED
@@ -152,7 +156,7 @@ class MpiTransport(Transport):
     def _moving(self, send: Callable[[], Any], large: bool) -> Iterator[Step]:
         if large:
             yield from self._meet()
-        yield send(), DATA if large else ARRIVAL
+        yield send(), self._data if large else ARRIVAL
 
     def _small_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
         if source.address != target.address:  # who knows what the others do; in place is in place on all
@@ -186,7 +190,7 @@ class MpiTransport(Transport):
                 kept = kept if ready else kept + 1
         self._requests[key] = kept
         self._forget(REMEMBERED)
-        yield request, DATA
+        yield request, self._data
 
     def _reduce_in_float32(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
         """As many bytes as a ring sends, and each sum is rounded once."""
@@ -194,7 +198,7 @@ class MpiTransport(Transport):
         counts = [source.count // size + (rank < source.count % size) for rank in range(size)]
         mine = target.address + sum(counts[: self.context.rank]) * target.dtype.itemsize
         yield from self._scatter_in_float32(source, mine, counts, op, large)
-        yield self._gather(self._mpi.IN_PLACE, target, counts), DATA if large else ARRIVAL
+        yield self._gather(self._mpi.IN_PLACE, target, counts), self._data if large else ARRIVAL
 
     def _scatter_in_float32(
         self, source: Buffer, target: int, counts: Sequence[int], op: ReduceOp, large: bool
