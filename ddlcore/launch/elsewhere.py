@@ -88,8 +88,10 @@ class Elsewhere:
         """
         try:
             self._call(server, look)
+        except FileNotFoundError as error:
+            raise NotStarted(f"no agent can be started: there is no program {error.filename} here") from None
         except (OSError, ValueError) as error:
-            raise NotStarted(f"the agents cannot be started: {error}") from None
+            raise NotStarted(f"no agent can be started: {error}") from None
         if not self.crew.gather(self.across.settings.number("start_timeout_s"), interrupted):
             return
         checks = self._checks(registry)
