@@ -25,6 +25,7 @@ __all__ = [
     "Hooks",
     "LauncherProvider",
     "Provider",
+    "Setting",
     "TransportProvider",
     "hookimpl",
     "hookspec",

@@ -84,6 +84,7 @@ def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher
             f"--backend {backend}: the ranks of {inside[0]} are threads of one process, not processes; "
             "use --backend auto"
         )
+    _ = route.launcher  # raises where its transports want two
     return route
 
 
