@@ -17,7 +17,7 @@ import pytest
 
 import ddlcore
 from ddlcore.errors import DdlInternalError, RankFailed
-from tests.launch.standin import STAND_IN_WORKS, install_shell, install_ssh
+from tests.launch.standin import LOOPBACK, STAND_IN_WORKS, install_shell, install_ssh
 from tests.launch.starting import DDL, Begin, Ddl, environment
 from tests.launch.test_run import lines_of, said
 
@@ -187,6 +187,24 @@ def test_a_port_that_is_taken_elsewhere(ddl: Ddl, ssh: dict[str, str]) -> None:
         done = ddl("run", "-H", "h1:2", "true", env={**ssh, "MASTER_PORT": str(port)})
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"h1: port {port} (MASTER_PORT) is taken" in done.stderr
+
+
+def test_no_ssh_at_all(ddl: Ddl, tmp_path: Path) -> None:
+    """It is named."""
+    (tmp_path / "empty").mkdir()
+    done = ddl("run", "-H", "h1:1", "/bin/true", env={**LOOPBACK, "PATH": str(tmp_path / "empty")})
+    assert (done.returncode, done.stderr) == (2, "ddl run: no agent can be started: there is no program ssh here\n")
+
+
+def test_a_port_that_is_taken_where_nobody_meets(ddl: Ddl, ssh: dict[str, str]) -> None:
+    """MASTER_PORT matters on rank 0's host alone: here both are one machine, so only one host is blamed."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        done = ddl("run", "-H", "h1:1,h2:1", "true", env={**ssh, "MASTER_PORT": port})
+    assert done.returncode == 2
+    assert "h1: port" in done.stderr and "h2" not in done.stderr
 
 
 def test_a_program_that_is_not_there(ddl: Ddl, ssh: dict[str, str], tmp_path: Path) -> None:
