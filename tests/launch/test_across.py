@@ -264,9 +264,18 @@ def test_a_lost_agent_is_a_lost_host(
 ) -> None:
     """Its ranks count as lost at once (or after 3 s of silence), and the summary says so."""
     process = begin(
-        "run", "-H", "h1:1,h2:1", "--grace-s", "0.2", "sh", "-c", "echo $PPID > pid.$RANK; exec sleep 60", env=ssh
+        "run",
+        "-H",
+        "h1:1,h2:1",
+        "--grace-s",
+        "0.2",
+        "sh",
+        "-c",
+        "echo $PPID > pid.$RANK; echo up; exec sleep 60",
+        env=ssh,
     )
-    until(lambda: len([path for path in tmp_path.glob("pid.*") if path.read_text().endswith("\n")]) == 2)
+    assert process.stdout is not None
+    assert {process.stdout.readline() for _ in range(2)} == {"[0] up\n", "[1] up\n"}  # so the launcher knows of both
     agent = int((tmp_path / "pid.1").read_text())
     begun_s = time.monotonic()
     os.kill(agent, number)
