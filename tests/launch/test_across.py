@@ -23,6 +23,7 @@ from tests.launch.test_run import lines_of, said
 
 pytestmark = [pytest.mark.processes, STAND_IN_WORKS]
 Until = Callable[[Callable[[], bool]], None]
+LONG_S = 100_000 + os.getpid()  # of a sleep that is told by it from those of others
 
 
 @pytest.fixture
@@ -229,33 +230,21 @@ def processes_of(mark: str) -> list[int]:
 
 def test_a_killed_launcher_leaves_nothing(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:
     """kill -9 of `ddl run`: agents notice, kill their ranks with all that these began, and end."""
-    process = begin("run", "-H", "h1:1,h2:1", "sh", "-c", "touch up.$RANK; sleep 4711 & wait", env=ssh)
+    process = begin("run", "-H", "h1:1,h2:1", "sh", "-c", f"touch up.$RANK; sleep {LONG_S} & wait", env=ssh)
     until(lambda: len(list(tmp_path.glob("up.*"))) == 2)
     process.kill()
-    until(lambda: processes_of("4711") == [])
+    until(lambda: processes_of(f"sleep\0{LONG_S}") == [])
 
 
 def test_a_stopped_launcher_is_a_lost_one(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:
     """Silence of about 3 s: the agents kill their ranks."""
-    process = begin("run", "-H", "h1:1,h2:1", "sh", "-c", "touch up.$RANK; sleep 4712 & wait", env=ssh)
+    process = begin("run", "-H", "h1:1,h2:1", "sh", "-c", f"touch up.$RANK; sleep {LONG_S} & wait", env=ssh)
     until(lambda: len(list(tmp_path.glob("up.*"))) == 2)
     process.send_signal(signal.SIGSTOP)
     begun_s = time.monotonic()
-    until(lambda: [pid for pid in processes_of("4712") if pid != process.pid] == [])
+    until(lambda: processes_of(f"sleep\0{LONG_S}") == [])
     assert 2.0 < time.monotonic() - begun_s < 6.0
     process.kill()
-
-
-def agents() -> list[int]:
-    """The agents' own processes, the youngest last; not the shells before them."""
-    return sorted(pid for pid in processes_of("ddlcore.launch.agent") if _name(pid).startswith("python"))
-
-
-def _name(pid: int) -> str:
-    try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        return ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -264,9 +253,18 @@ def test_a_lost_agent_is_a_lost_host(
 ) -> None:
     """Its ranks count as lost at once (or after 3 s of silence), and the summary says so."""
     process = begin(
-        "run", "-H", "h1:1,h2:1", "--grace-s", "0.2", "sh", "-c", "echo $PPID > pid.$RANK; exec sleep 60", env=ssh
+        "run",
+        "-H",
+        "h1:1,h2:1",
+        "--grace-s",
+        "0.2",
+        "sh",
+        "-c",
+        "echo $PPID > pid.$RANK; echo up; exec sleep 60",
+        env=ssh,
     )
-    until(lambda: len([path for path in tmp_path.glob("pid.*") if path.read_text().endswith("\n")]) == 2)
+    assert process.stdout is not None
+    assert {process.stdout.readline() for _ in range(2)} == {"[0] up\n", "[1] up\n"}  # so the launcher knows of both
     agent = int((tmp_path / "pid.1").read_text())
     begun_s = time.monotonic()
     os.kill(agent, number)
@@ -278,7 +276,8 @@ def test_a_lost_agent_is_a_lost_host(
     if number == signal.SIGSTOP:
         assert "nothing was heard of it for 3 s" in err
         os.kill(agent, signal.SIGCONT)
-    until(lambda: agents() == [])
+    others = [int(path.read_text()) for path in tmp_path.glob("pid.*")]
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in others))
 
 
 def test_signals_reach_every_rank(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:
