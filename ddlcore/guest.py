@@ -53,6 +53,8 @@ class Guest:
         self._settings = settings
         self._registry = registry
         self._pid = os.getpid()
+        known = (one.name for one in registry.launchers.values() if cluster in one.clusters)
+        self._launched_by = next(known, "")  # some transports work only where their own launcher has started the ranks
         self._token = secrets.token_hex(8)
         self._places = folders(wanted, environ)
         self._name = file_name(cluster, seat.launch)
@@ -83,6 +85,7 @@ class Guest:
             self._registry,
             self._settings,
             own,
+            self._launched_by,
         )
 
     def close(self, reason: str, patient: bool) -> None:

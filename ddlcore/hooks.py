@@ -102,6 +102,7 @@ class LauncherProvider(Provider):
     optional: bool = False  # `auto` never takes it: the user or a transport asks for it by name
     whole: bool = False  # starts all ranks, those of the launching process's own host too
     per_rank: bool = False  # an agent for each rank, not for each host
+    clusters: tuple[str, ...] = ()  # names of clusters whose ranks are as good as started by it
 
 
 @dataclass(frozen=True)

@@ -22,26 +22,28 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
 
+from ddlcore.launch.environment import THREAD_VARIABLES
 from tools.bed import Bed
 from tools.demo import objection
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS = "tools/bed/ranks.py"
 COLUMNS = ("rank", "host", "local_rank", "local_size", "cross_rank", "cross_size")
-PATIENCE_S = 300.0
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", nargs="?", default="ranks", choices=["ranks", "demo", "run", "shell"])
-    parser.add_argument("rest", nargs="*", metavar="-- …", help="for run: the rest of ddl run's command line")
     parser.add_argument("--hosts", type=_positive, default=2, metavar="N", help="[default 2]")
     parser.add_argument("--slots", type=_positive, default=4, metavar="N", help="ranks a host [default 4]")
     parser.add_argument("--rate", type=float, default=1000.0, metavar="MBIT", help="of each host's link [default 1000]")
     parser.add_argument("--rounds", type=_positive, default=9, metavar="N", help="of what demo measures [default 9]")
     parser.add_argument("--no-numbers", action="store_true", help="demo: the digits only")
-    asked = parser.parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    ours = given.index("--") if "--" in given else len(given)
+    asked = parser.parse_args(given[:ours])
+    asked.rest = given[ours + 1 :]
     if asked.verb == "run" and not asked.rest:
         parser.error("run what? Say: run -- python train.py")
     return asked
@@ -62,8 +64,8 @@ def ddl_run(bed: Bed, slots: int, rest: Sequence[str]) -> list[str]:
 def started(bed: Bed, argv: Sequence[str]) -> Iterator[str]:
     """Says the command, and gives its output line by line. ``CalledProcessError`` where it does not end with 0."""
     print(f"server1$ {' '.join(argv)}", flush=True)
-    one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # all hosts share this machine's cores
-    with bed.popen("server1", argv, env=one_thread, cwd=ROOT, stderr=None) as process:
+    threads = {name: os.environ.get(name, "1") for name in THREAD_VARIABLES}  # all hosts share this machine's cores
+    with bed.popen("server1", argv, env=threads, cwd=ROOT, stderr=None) as process:
         assert process.stdout is not None
         yield from process.stdout
     if process.returncode:
@@ -118,7 +120,8 @@ def digits(bed: Bed, asked: argparse.Namespace) -> int:
     """Learns the digits on all hosts; 1 where they are not learnt, or parameters differ."""
     begun_s = time.monotonic()
     lines = []
-    for line in started(bed, ddl_run(bed, asked.slots, ["python", "examples/torch_digits.py"])):
+    rest = ["--log-level", "INFO", "python", "examples/torch_digits.py"]  # it names the route
+    for line in started(bed, ddl_run(bed, asked.slots, rest)):
         print(line, end="", flush=True)
         lines.append(line)
     wrong = objection("".join(lines), asked.slots * asked.hosts)

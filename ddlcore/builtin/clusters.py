@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from ddlcore.builtin.slurm_text import tasks_per_node
+from ddlcore.contracts.allocation import in_step, tasks_per_node
 from ddlcore.contracts.cluster import Cluster, Seat, Surroundings
 
 __all__ = [
@@ -278,7 +278,7 @@ class Slurm(_ByVariables):
         return _slurm_step(around.variables)
 
     def _started(self, variables: Mapping[str, str]) -> bool:
-        return _in_step(variables)
+        return in_step(variables)
 
 
 class SlurmShell(Cluster):
@@ -288,7 +288,7 @@ class SlurmShell(Cluster):
         """A world of one, with a warning where more tasks were asked for."""
         variables = around.variables
         tasks = variables.get("SLURM_NTASKS", "")
-        if "SLURM_JOB_ID" not in variables or _in_step(variables) or not tasks.isdigit() or int(tasks) < 2:
+        if "SLURM_JOB_ID" not in variables or in_step(variables) or not tasks.isdigit() or int(tasks) < 2:
             return None
         return Seat(
             0,
@@ -312,19 +312,9 @@ def _tasks_here(variables: Mapping[str, str]) -> int | None:
         ) from None
 
 
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch, extern and interactive steps count down from the top
-
-
-def _in_step(variables: Mapping[str, str]) -> bool:
-    step = _first(variables, Slurm.signs)
-    if step.isdigit() and int(step) >= _FIRST_SPECIAL_STEP:
-        return False
-    return bool(step) and "SLURM_PTY_PORT" not in variables  # srun --pty: somebody types there
-
-
 def _slurm_step(variables: Mapping[str, str]) -> str:
     """Job, step and requeues; "" outside of a step."""
-    if not _in_step(variables):
+    if not in_step(variables):
         return ""
     step = f"{_first(variables, ('SLURM_JOB_ID', 'SLURM_JOBID'))}.{_first(variables, Slurm.signs)}"
     cluster = variables.get("SLURM_CLUSTER_NAME", "")

@@ -140,7 +140,13 @@ def ddl_clusters() -> list[ClusterProvider]:
 
 @hookimpl
 def ddl_launchers() -> list[LauncherProvider]:
-    """ssh, for hosts that the user names."""
+    """ssh, for hosts that the user names or a batch system grants; srun within an allocation of Slurm's."""
+    by_ssh = (
+        ("lsf", "LSB_JOBID", "ssh to the hosts of an LSF job"),
+        ("pbs", "PBS_NODEFILE", "ssh to the hosts of a PBS job"),
+        ("gridengine", "PE_HOSTFILE", "ssh to the hosts of a Grid Engine job"),
+        ("cobalt", "COBALT_NODEFILE", "ssh to the hosts of a Cobalt job"),
+    )
     return [
         LauncherProvider(
             name="ssh",
@@ -150,5 +156,23 @@ def ddl_launchers() -> list[LauncherProvider]:
                 Setting("ssh_port", int, 0, "port of every host's sshd; 0: as ssh is configured", minimum=0),
                 Setting("ssh_identity_file", str, "", "private key for ssh; empty: as ssh is configured"),
             ),
-        )
+        ),
+        LauncherProvider(
+            name="srun",
+            target="ddlcore.builtin.slurm:SrunLauncher",
+            doc="srun, on the nodes of the allocation",
+            priority=20,
+            variables=("SLURM_JOB_ID",),
+            whole=True,
+        ),
+        *(
+            LauncherProvider(
+                name=name,
+                target="ddlcore.builtin.allocations:GrantedLauncher",
+                doc=doc,
+                priority=10,
+                variables=(variable,),
+            )
+            for name, variable, doc in by_ssh
+        ),
     ]

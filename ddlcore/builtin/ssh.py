@@ -1,10 +1,13 @@
-"""Agents started by ssh, one a host, or by another remote shell that is called as ssh is; it opens no connection."""
+"""Agents started by ssh, one a host, or by another remote shell that is called as ssh is; it opens none itself."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
-from collections.abc import Sequence
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
 
 from ddlcore.contracts.launcher import Launcher, StartCommand, StartPlan
 
@@ -16,11 +19,12 @@ _OPTIONS = (
     "-oBatchMode=yes",  # never a question: nobody is there to answer it
     "-oStrictHostKeyChecking=accept-new",  # a host that is new is believed, one whose key has changed is not
     "-oConnectTimeout=10",
+    "-oControlPath=none",  # a connection of its own: it ends with the job, and a shared one may not end at all
     "-oLogLevel=ERROR",
 )
 _REASONS = (  # what ssh or the remote shell says, and what to say instead
     (
-        r"Permission denied",
+        r"Permission denied \(|Permission denied, please",
         "it does not accept our key; try `{ssh} {host} true`, and name the key by --ssh-identity-file",
     ),
     (
@@ -61,13 +65,27 @@ class SshLauncher(Launcher):
         start = shlex.join((*plan.program, *plan.public, str(index)))
         return StartCommand((*shell, host, f"exec {start}"), (index,), task="public")
 
+    def address(self, host: str, environ: Mapping[str, str]) -> str:
+        """Its name; where that is a nickname from ssh's own configuration, what stands there for it."""
+        name = super().address(host, environ)
+        if environ.get(REMOTE_SHELL):
+            return name
+        try:
+            socket.getaddrinfo(name, None)
+        except (OSError, UnicodeError):
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                shown = subprocess.run(["ssh", "-G", name], capture_output=True, text=True, timeout=5.0).stdout
+                found = re.search(r"^hostname (\S+)$", shown, re.MULTILINE)
+                return found[1] if found else name
+        return name
+
     def explain(self, host: str, code: int | None, text: str) -> str:
         """Known words of ssh in plainer ones; else its own last line."""
         for pattern, what in _REASONS:
             if re.search(pattern, text, re.IGNORECASE):
                 return f"{host}: {what.format(host=host, ssh=self._shell)}"
-        missing = re.search(r"(/\S*python\S*): (?:No such file|not found)", text)
-        if missing or code == 127:
-            what = missing[1] if missing else "the Python of this environment"
-            return f"{host}: there is no {what}; every host needs the same environment at the same path"
+        missing = re.search(r"(/\S*python\S*): (?:No such file|not found|Permission denied|cannot execute)", text)
+        if missing or code in (126, 127):
+            what = missing[1] if missing else "Python of this environment"
+            return f"{host}: there is no {what} to run; every host needs the same environment at the same path"
         return super().explain(host, code, text)

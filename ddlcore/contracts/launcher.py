@@ -93,6 +93,10 @@ class Launcher(ABC):
         """
         return ()
 
+    def address(self, host: str, environ: Mapping[str, str]) -> str:
+        """The name or address by which the network knows what the launcher calls ``host``."""
+        return host.rpartition("@")[2].strip("[]")
+
     def explain(self, host: str, code: int | None, text: str) -> str:
         """Why an agent never came, in one line that says what next.
 

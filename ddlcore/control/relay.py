@@ -27,11 +27,14 @@ from ddlcore.control.wake import Wake
 __all__ = ["Relay"]
 
 _LINGER_MS = 1000  # for last words to the launcher
+_AGAIN_S = 0.05
 _MOST_AT_ONCE = 1024  # frames from one side before the other gets its turn
 
 
 class Relay:
-    """Agent number ``index``. ``heard`` gets what the launcher says to the agent, ``gone`` (once) why it is no more.
+    """Agent number ``index``. ``patient``: its key may not be known yet, so it tries again until it is heard.
+
+    ``heard`` gets what the launcher says to the agent, ``gone`` (once) why it is no more.
 
     Both are called in the relay's thread. Built, started and closed by one thread; ``say`` may come from any.
     """
@@ -44,6 +47,7 @@ class Relay:
         heard: Callable[[bytes], None],
         gone: Callable[[str], None],
         silence_s: float,
+        patient: bool = False,
     ) -> None:
         self._heard = heard
         self._gone = gone
@@ -51,20 +55,18 @@ class Relay:
         self._said: deque[bytes] = deque()
         self._stopping = False
         self._over = False
+        self._patient = patient  # until the launcher was heard
         self._wake = Wake()
         self._entrance = Entrance()
         endpoint = self._entrance.bind_within()
         self._job_file = JobFile(self._entrance.access(endpoint))
         self.job_file = self._job_file.path
-        token = secrets.token_hex(4)
-        context = self._entrance.context
-        self._upstream = open_dealer(context, access, agent_name(index, token), beats=False)
-        self._upstream.linger = _LINGER_MS
-        self._upstream.monitor(f"inproc://{token}", BROKEN)
-        self._events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        self._events.linger = 0
-        self._events.connect(f"inproc://{token}")
-        self._upstream.connect(access.endpoint)
+        self._unheard: list[bytes] = []  # what was said while there may be nobody to hear it
+        self._access, self._index = access, index
+        self._poller = zmq.Poller()
+        self._entrance.register(self._poller)
+        self._poller.register(self._wake.fileno(), zmq.POLLIN)
+        self._connect()
         self._thread = threading.Thread(target=self._run, name="ddl-relay", daemon=True)
 
     def start(self) -> None:
@@ -86,16 +88,42 @@ class Relay:
             self._entrance.release()
             self._wake.close()
 
+    # --- the connection to the launcher
+
+    def _connect(self) -> None:
+        token = secrets.token_hex(4)
+        context = self._entrance.context
+        self._upstream = open_dealer(context, self._access, agent_name(self._index, token), beats=False)
+        self._upstream.linger = _LINGER_MS
+        self._upstream.monitor(f"inproc://{token}", BROKEN)
+        self._events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self._events.linger = 0
+        self._events.connect(f"inproc://{token}")
+        self._upstream.connect(self._access.endpoint)
+        for source in (self._upstream, self._events):
+            self._poller.register(source, zmq.POLLIN)
+
+    def _disconnect(self) -> None:
+        for source in (self._upstream, self._events):
+            self._poller.unregister(source)
+        self._upstream.disable_monitor()
+        self._events.close()
+        self._upstream.close()
+
+    def _try_again(self) -> None:
+        """A connection that was refused stays so: another one says what it had said."""
+        self._disconnect()
+        time.sleep(_AGAIN_S)  # nothing else goes on yet
+        self._connect()
+        self._said.extendleft(reversed(self._unheard))
+        self._unheard.clear()
+
     # --- the thread
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        self._entrance.register(poller)
-        for source in (self._upstream, self._events, self._wake.fileno()):
-            poller.register(source, zmq.POLLIN)
         try:
             while not self._stopping:
-                poller.poll(self._patience_ms())
+                self._poller.poll(self._patience_ms())
                 self._wake.clear()
                 self._entrance.let_in()
                 self._downward()
@@ -103,9 +131,7 @@ class Relay:
                 self._keep_beat(time.monotonic())
             self._upward()
         finally:
-            self._upstream.disable_monitor()
-            self._events.close()
-            self._upstream.close()
+            self._disconnect()
             self._entrance.close_sockets()
 
     def _patience_ms(self) -> int:
@@ -117,12 +143,16 @@ class Relay:
             for _ in range(_MOST_AT_ONCE):
                 frames = self._upstream.recv_multipart(zmq.NOBLOCK)
                 self._beats.heard("launcher", time.monotonic())
+                self._patient = False
                 if frames[0] != OWN:
                     self._entrance.send(frames)
                 elif frames[-1]:
                     self._heard(frames[-1])
         with contextlib.suppress(zmq.Again):
             head, where = self._events.recv_multipart(zmq.NOBLOCK)
+            if self._patient:
+                self._try_again()
+                return
             event = int.from_bytes(head[:2], sys.byteorder)
             closed = event == zmq.EVENT_DISCONNECTED
             self._end(f"it {'closed the connection' if closed else 'does not admit this agent'} at {where.decode()}")
@@ -132,7 +162,10 @@ class Relay:
             for _ in range(_MOST_AT_ONCE):
                 self._pass_on(self._entrance.receive())
         while self._said:
-            self._pass_on([OWN, self._said.popleft()])
+            said = self._said.popleft()
+            if self._patient:
+                self._unheard.append(said)
+            self._pass_on([OWN, said])
 
     def _pass_on(self, frames: list[bytes]) -> None:
         if not self._over:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,8 +67,8 @@ class Reach:
         return next(iter(self.routes.values()), "")
 
 
-def find_reach(settings: Settings, hosts: Sequence[str]) -> Reach:
-    """``hosts``: those other than this one that run agents.
+def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
+    """``hosts``: those other than this one that run agents; by the name of each, what the network calls it.
 
     The setting control_address decides, else network_interface, else the route to each host.
     Raises ValueError in one line where no address can be told.
@@ -77,7 +78,9 @@ def find_reach(settings: Settings, hosts: Sequence[str]) -> Reach:
     wanted, interface = settings.text("control_address"), settings.text("network_interface")
     if wanted and endpoint_host(wanted) not in _WILDCARDS:
         return Reach(wanted, dict.fromkeys(hosts, endpoint_host(wanted)))
-    routes = {host: _own_address(host.rpartition("@")[2].strip("[]"), interface) for host in hosts}
+    if endpoint_host(wanted) in ("0.0.0.0", "*"):  # which listens to IPv4 alone
+        hosts = {host: _by_ipv4(known) for host, known in hosts.items()}
+    routes = _routes(hosts, interface)
     distinct = set(routes.values())
     if wanted:
         return Reach(wanted, routes)
@@ -86,16 +89,29 @@ def find_reach(settings: Settings, hosts: Sequence[str]) -> Reach:
     return Reach("tcp://[::]:0" if any(":" in address for address in distinct) else "tcp://0.0.0.0:0", routes)
 
 
-def _own_address(host: str, interface: str) -> str:
+def _by_ipv4(host: str) -> str:
+    """Its first IPv4 address, if it has one."""
+    try:
+        return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return host
+
+
+def _routes(hosts: Mapping[str, str], interface: str) -> dict[str, str]:
+    """This host's own address for each. One that has none may be known to its remote shell alone, or not at all."""
     if interface:
-        return chosen_address(interface, host)
-    failure: ValueError | None = None
-    for toward in (host, *_ANYWHERE):  # a name that only the remote shell knows may lie anywhere
+        return {host: chosen_address(interface, known) for host, known in hosts.items()}
+    found: dict[str, str] = {}
+    failure = ""
+    for toward in (*hosts.values(), *_ANYWHERE):
         try:
-            return route_address(toward)
+            found[toward] = route_address(toward)
         except ValueError as error:
-            failure = failure or error
-    raise ValueError(f"{failure}; say by --network-interface or --control-address where {host} finds this host")
+            failure = failure or str(error)
+    if not found:
+        raise ValueError(f"{failure}; say by --network-interface or --control-address where hosts find this one")
+    otherwise = next(iter(found.values()))
+    return {host: found.get(known, otherwise) for host, known in hosts.items()}
 
 
 def _bracketed(address: str) -> str:
@@ -126,13 +142,15 @@ class Across:
     ) -> Across:
         """Raises ValueError in one line where hosts cannot be reached from here by any address."""
         provider, build = chosen
+        launcher = build()
         hosts = range(len(layout.hosts)) if provider.whole else layout.elsewhere
         groups = [(host, layout.ranks_of(host)) for host in hosts]
         if provider.per_rank:
             groups = [(layout.ranks[rank], (rank,)) for rank in sorted(rank for _, ranks in groups for rank in ranks)]
         places = tuple(AgentPlace(index, layout.hosts[host], ranks) for index, (host, ranks) in enumerate(groups))
-        reach = find_reach(settings, [layout.hosts[host] for host in layout.elsewhere])
-        return cls(layout, provider, build(), places, reach, environ, directory, settings)
+        others = [layout.hosts[host] for host in layout.elsewhere]
+        reach = find_reach(settings, {host: launcher.address(host, environ) for host in others})
+        return cls(layout, provider, launcher, places, reach, environ, directory, settings)
 
     @property
     def local_ranks(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from ddlcore.control.files import allow_files
@@ -25,6 +26,7 @@ from ddlcore.launch.forward import Forward, Input
 from ddlcore.launch.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.supervisor import Supervisor
 from ddlcore.launch.survey import survey
+from ddlcore.launch.warmup import compile_kernels
 from ddlcore.launch.wire import (
     Ack,
     Begin,
@@ -66,7 +68,17 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{ANSWER}{task.access.client_public}", flush=True)
     if by_stdin:
         threading.Thread(target=agent.watch_stdin, name="ddl-stdin", daemon=True).start()
-    return agent.run()
+    try:
+        return agent.run()
+    finally:
+        agent.leave()
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _leave_to_the_launcher(number: int, frame: FrameType | None) -> None:
@@ -84,7 +96,15 @@ class _Agent:
         self._files: dict[int, int] = {}  # by rank: where a function's result comes
         self._task_fd = -1
         self._gone = ""
-        self._relay = Relay(task.access, index, heard=self._hear, gone=self._part, silence_s=task.silence_s)
+        self._unheard = False  # it is gone, and what connects to it may not know
+        self._relay = Relay(
+            task.access,
+            index,
+            heard=self._hear,
+            gone=self._lose,
+            silence_s=task.silence_s,
+            patient=task.answers,
+        )
         self._credit = Credit(self._relay.say)
         self._forward = Forward(self._credit)
 
@@ -126,7 +146,7 @@ class _Agent:
         if processes:
             self._watch(processes)
         self._say(Finished())
-        while not self._gone and self._next.get() is not None:  # until the launcher has read it and lets go
+        while not self._gone and not isinstance(self._next.get(), Quit | None):  # the launcher has read it and lets go
             pass
         return 0
 
@@ -155,6 +175,16 @@ class _Agent:
         elif self._input is not None:
             self._input.put(piece.data)
 
+    def leave(self) -> None:
+        """Ends what of sshd serves this agent alone, where the launcher is gone without a word: it would wait for long."""
+        if self._unheard and "SSH_CONNECTION" in os.environ and _name_of(os.getppid()).startswith("sshd"):
+            with contextlib.suppress(OSError):
+                os.kill(os.getppid(), signal.SIGTERM)
+
+    def _lose(self, reason: str) -> None:
+        self._unheard = True
+        self._part(reason)
+
     def _part(self, reason: str) -> None:
         self._gone = self._gone or reason
         self._end()
@@ -170,6 +200,10 @@ class _Agent:
     def _begin(self, begin: Begin) -> list[RankProcess]:
         """All of them, or none."""
         processes: list[RankProcess] = []
+        if begin.kernels:
+            compile_kernels(lambda text: self._say(Said(text)), begin.cache_dir)
+        if self._gone:
+            return []
         try:
             allow_files(len(begin.ranks))
             if begin.stdin_rank >= 0:

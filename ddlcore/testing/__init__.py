@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddlcore.testing.adapters import AdapterSuite
+    from ddlcore.testing.composed import ComposedSuite
     from ddlcore.testing.compressors import CompressorSuite
     from ddlcore.testing.fusion import FusionSuite
     from ddlcore.testing.processes import ProcessSuite
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdapterSuite",
+    "ComposedSuite",
     "CompressorSuite",
     "DeadlinePassed",
     "FusionSuite",
@@ -41,6 +43,7 @@ __all__ = [
 
 _HOME = {
     "AdapterSuite": "adapters",
+    "ComposedSuite": "composed",
     "CompressorSuite": "compressors",
     "DeadlinePassed": "ranks",
     "FusionSuite": "fusion",

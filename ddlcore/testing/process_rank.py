@@ -36,6 +36,7 @@ class Line:
         self._connection = connection
 
     def say(self, *words: object) -> None:
+        """Sends one list of words."""
         data = msgspec.msgpack.encode(words)
         self._connection.sendall(struct.pack("=Q", len(data)) + data)
 

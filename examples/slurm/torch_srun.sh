@@ -14,5 +14,6 @@
 #SBATCH --output=%x-%j.out
 
 # Here a cluster loads its modules, or activates the environment that ddl is installed in.
+export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1} # else each rank takes all cores of its node
 
 srun python examples/torch_digits.py

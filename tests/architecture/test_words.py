@@ -19,6 +19,7 @@ ENVIRON = re.compile(r"\bos\.(environ|getenv|putenv)\b")
 NAMES_PLUGINS = {  # file below ddlcore: the one reason
     "plug/aliases.py": "the table of what to install for a known name",
     "builtin/clusters.py": "the variables of other launchers, whose names they chose",
+    "builtin/slurm.py": "a flag of srun's, whose name it chose",
     "launch/horovod.py": "the flags and variables that horovodrun has, and what each becomes",
     "launch/facts.py": "the frameworks that `ddl info` looks for, whether a plugin serves them or not",
 }

@@ -22,7 +22,13 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x20000, 0x4000000, 0x20000000, 0x40000000  # linux/sched.h
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = (  # linux/sched.h
+    0x20000,
+    0x4000000,
+    0x8000000,
+    0x20000000,
+    0x40000000,
+)
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18  # linux/mount.h
 MNT_DETACH = 2
 PR_SET_PDEATHSIG = 1
@@ -30,7 +36,13 @@ SI_KERNEL = 128  # of a signal that a terminal sent to the whole foreground grou
 TCP_LISTEN = "0A"  # in /proc/net/tcp
 SSHD_PATIENCE_S = 10.0
 TIDY_PATIENCE_S = 2.0
-NAMESPACES = {"net": CLONE_NEWNET, "uts": CLONE_NEWUTS, "pid": CLONE_NEWPID, "mnt": CLONE_NEWNS}  # mnt hides the others
+NAMESPACES = {
+    "net": CLONE_NEWNET,
+    "uts": CLONE_NEWUTS,
+    "ipc": CLONE_NEWIPC,
+    "pid": CLONE_NEWPID,
+    "mnt": CLONE_NEWNS,
+}  # mnt hides the others
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -62,7 +74,7 @@ def _tell(line: str) -> None:
 
 def hold(spec: dict[str, Any]) -> None:
     """A host: a hostname, mounts, processes and a network of its own, as pid 1 of it."""
-    _unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID | CLONE_NEWNET)
+    _unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET)
     child = os.fork()
     if child:
         _tell(f"pid {child}")
@@ -87,9 +99,19 @@ def _lay_out(spec: dict[str, Any]) -> None:
     _mount("tmpfs", "/dev/shm", "tmpfs", careful, "mode=1777")
     _mount("tmpfs", "/run", "tmpfs", careful, "mode=755")
     os.mkdir("/run/sshd", 0o755)
+    _unlock_accounts()
     _own_sysfs(spec["scratch"])
     for target, source in spec["binds"].items():
         _mount(source, target, flags=MS_BIND)
+
+
+def _unlock_accounts() -> None:
+    """To sshd a password of "!…" is an account that nobody may enter, even by key, and "*" one without a password."""
+    shadow, own = Path("/etc/shadow"), Path("/run/shadow")
+    if shadow.exists():
+        own.touch(0o600)
+        own.write_text("".join(f"{line.replace(':!', ':*', 1)}\n" for line in shadow.read_text().splitlines()))
+        _mount(str(own), str(shadow), flags=MS_BIND)
 
 
 def _own_sysfs(scratch: str) -> None:
@@ -217,7 +239,7 @@ def _end_as(exit_code: int) -> NoReturn:
 
 def probe(spec: dict[str, Any]) -> None:
     """Does once, for nothing, what a bed needs of the kernel; the last line of the output names what failed."""
-    _unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID | CLONE_NEWNET)
+    _unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET)
     child = os.fork()
     if child:
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

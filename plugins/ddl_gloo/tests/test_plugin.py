@@ -26,11 +26,18 @@ def test_introduction_imports_no_torch() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory and this plugin are for Linux")
 @pytest.mark.parametrize(
     ("backend", "hosts", "name"),
-    [("auto", (0, 0), "shm"), ("gloo", (0, 0), "gloo"), ("gloo", (0, 1), "gloo")],
+    [
+        ("auto", (0, 0), "shm"),
+        ("auto", (0, 0, 1), "shm+gloo"),
+        ("auto", (0, 1), "gloo"),
+        ("gloo", (0, 0), "gloo"),
+        ("gloo", (0, 0, 1), "gloo"),
+        ("shm+gloo", (0, 0), "shm"),
+    ],
 )
 def test_where_it_is_chosen(backend: str, hosts: tuple[int, ...], name: str) -> None:
-    """On one host when asked for by name."""
+    """Across hosts, with shared memory within them; on one host, or alone, when asked for by name."""
     _, registry = settings_of({})
     assert registry.transports["gloo"].target == ddl_transports()[0].target
     members = [Member(rank, host) for rank, host in enumerate(hosts)]
-    assert choose_route(backend, members, registry).provider.name == name
+    assert choose_route(backend, members, registry).name == name

@@ -35,7 +35,7 @@ def launch(size: int, program: Path, *args: str) -> tuple[int, str]:
 
 def told(word: str, shown: str) -> list[dict[str, Any]]:
     """What ranks said after ``word``."""
-    return [json.loads(line) for line in re.findall(rf"{word} (\{{.*\}})", shown)]
+    return [json.loads(line) for line in re.findall(rf"^\[\d+\] {word} (\{{.*\}})$", shown, re.MULTILINE)]
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ _ORDERED = (ReduceOp.Min, ReduceOp.Max)
 NATIVE = frozenset((dtype, op) for dtype in _TYPES for op in _OPS if not (dtype.is_float and op in _ORDERED))
 
 _FOREVER = timedelta(days=365)  # a slow peer is not a dead one; abort ends what waits
+_VIEWS = 64  # of memory, kept; fusion buffers come again and again
 _TAG = 0  # of all messages: between two ranks they arrive in the order in which they were sent
 
 
@@ -58,12 +59,15 @@ class Group:
         options = gloo._Options()  # gloo.Options are another class
         # Lazily, a peer that dies before the first collective would be waited for without end.
         options._devices = [gloo.create_device(hostname=address, lazy_init=False)]
-        options._threads = 1  # one call at a time
+        options._threads = (
+            2  # as Gloo has by default; with one, calls that follow each other take up to 1.7 times as long
+        )
         options._timeout = timedelta(seconds=timeout_s)
         options.global_ranks_in_group = list(range(size))
         options.group_name = "ddl"
         self._group = gloo(store, rank, size, options)
         self._reductions = {name: self._reduction(name) for name in _OPS.values()}
+        self._views: dict[tuple[int, int, DType], torch.Tensor] = {}
         self._barrier = dist.BarrierOptions()
         self._barrier.timeout = _FOREVER
 
@@ -77,14 +81,14 @@ class Group:
     def allreduce(self, memory: Buffer, op: ReduceOp) -> Pending:
         """In place, of a type and op of NATIVE, and at least one element."""
         options = self._reductions[(_OF_BOOL if memory.dtype is DType.BOOL else _OPS)[op]]
-        return Pending(self._group.allreduce([tensor(memory.address, memory.count, memory.dtype)], options))
+        return Pending(self._group.allreduce([self._view(memory.address, memory.count, memory.dtype)], options))
 
     def broadcast(self, memory: Buffer, root: int) -> Pending:
         """In place, of at least one byte."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         options.timeout = _FOREVER
-        return Pending(self._group.broadcast([tensor(memory.address, memory.nbytes)], options))
+        return Pending(self._group.broadcast([self._view(memory.address, memory.nbytes, DType.U8)], options))
 
     def barrier(self) -> Pending:
         """Complete on no rank before all have come."""
@@ -97,6 +101,16 @@ class Group:
     def recv(self, address: int, nbytes: int, source: int) -> Message:
         """At least one byte."""
         return Message(self._group.recv([tensor(address, nbytes)], source, _TAG))
+
+    def _view(self, address: int, count: int, dtype: DType) -> torch.Tensor:
+        """Kept: else Gloo's thread may be the last to hold it, and would wait for the interpreter to let it go."""
+        key = (address, count, dtype)
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= _VIEWS:
+                self._views.clear()
+            view = self._views[key] = tensor(*key)
+        return view
 
     def leak(self) -> None:
         """Never to be destroyed: in a forked process, where destroying would join threads that do not exist."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from ddlcore.hooks import BenchPeerProvider, CommunicatorsProvider, Setting, TransportProvider, hookimpl
+from ddlcore.hooks import (
+    BenchPeerProvider,
+    CommunicatorsProvider,
+    LauncherProvider,
+    Setting,
+    TransportProvider,
+    hookimpl,
+)
 
-__all__ = ["ddl_bench_peers", "ddl_communicators", "ddl_transports"]
+__all__ = ["ddl_bench_peers", "ddl_communicators", "ddl_launchers", "ddl_transports"]
 
 INSTALL = "pip install 'ddl-mpi[mpich]'"
 
@@ -45,6 +52,24 @@ def ddl_communicators() -> list[CommunicatorsProvider]:
             install=INSTALL,
             doc="mpi4py's communicators, for init(comm=…)",
             module="mpi4py",
+        )
+    ]
+
+
+@hookimpl
+def ddl_launchers() -> list[LauncherProvider]:
+    """The mpiexec that belongs to it."""
+    return [
+        LauncherProvider(
+            name="mpi",
+            target="ddl_mpi.launcher:MpiLauncher",
+            requires=("mpi4py",),
+            install=INSTALL,
+            doc="mpiexec of the MPI that mpi4py loads, or srun",
+            optional=True,
+            whole=True,
+            per_rank=True,
+            clusters=("openmpi", "pmix", "hydra", "mvapich", "pals", "jsrun"),
         )
     ]
 

@@ -16,7 +16,6 @@ from ddlcore.errors import TransportError
 __all__ = ["cuda_aware", "forsake", "forsaken", "library_version", "load", "threads_supported"]
 
 
-
 class _Process:
     """What this process has to do with MPI."""
 

@@ -1,0 +1,29 @@
+"""Agents on the hosts that a batch system other than Slurm grants: they are started by ssh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddlcore.builtin.ssh import SshLauncher
+from ddlcore.contracts.allocation import granted_hosts
+from ddlcore.contracts.launcher import HostSlots, Launcher, StartCommand, StartPlan
+
+__all__ = ["GrantedLauncher"]
+
+
+class GrantedLauncher(Launcher):
+    """ssh, to hosts that the user need not name."""
+
+    def __init__(self) -> None:
+        self._ssh = SshLauncher()
+
+    def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
+        """As the batch system lists them."""
+        return granted_hosts(environ)
+
+    def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
+        return self._ssh.commands(plan)
+
+    def explain(self, host: str, code: int | None, text: str) -> str:
+        """As over ssh."""
+        return self._ssh.explain(host, code, text)
