@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import logging
 import os
 import sys
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, NoReturn
 
+from ddl_mpi.library import INSTALL
 from ddlcore.errors import TransportError
 
-__all__ = ["INSTALL", "cuda_aware", "forsake", "forsaken", "library_version", "load", "threads_supported"]
-
-log = logging.getLogger("ddl")
-INSTALL = "pip install 'ddl-mpi[mpich]'"
+__all__ = ["cuda_aware", "forsake", "forsaken", "library_version", "load", "threads_supported"]
 
 
 class _Process:
