@@ -46,6 +46,8 @@ def _is_cause(reason: str) -> bool:
     """Whether a rank that leaves for this reason does so by itself, not because of another's loss."""
     if reason.startswith("raised "):
         return reason.split()[1].rstrip(":") not in _SECONDARY
+    if reason.startswith("ended its script"):  # sys.exit(3), say; who has lost another says nothing when it ends
+        return True
     return reason.startswith("init failed: ") and " lost during init" not in reason
 
 
