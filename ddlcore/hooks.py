@@ -116,6 +116,8 @@ class CommunicatorsProvider(Provider):
 class BenchPeerProvider(Provider):
     """Another library to measure against; the target is a BenchPeer."""
 
+    launcher: str = ""  # what its ranks must be started by, as of a transport
+
 
 @dataclass(frozen=True)
 class CommandProvider(Provider):

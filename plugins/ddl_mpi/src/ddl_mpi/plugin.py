@@ -83,6 +83,7 @@ def ddl_bench_peers() -> list[BenchPeerProvider]:
             target="ddl_mpi.peer:MpiPeer",
             requires=("mpi4py",),
             install=INSTALL,
-            doc="mpi4py's blocking collectives; ranks must have been started by MPI",
+            doc="mpi4py's blocking collectives",
+            launcher="mpi",
         )
     ]
