@@ -103,9 +103,8 @@ def _checked(plan: BenchPlan, num_proc: int, flags: Mapping[str, object]) -> Set
     check_route(settings.text("backend"), (0,) * num_proc, registry)
     launchers = {peer.launcher for peer in peers if peer.launcher}
     if len(launchers) > 1:
-        raise ValueError(
-            f"--against {','.join(plan.peers)}: the peers' ranks are started by {' and by '.join(sorted(launchers))}; measure against one at a time"
-        )
+        by = " and by ".join(sorted(launchers))
+        raise ValueError(f"--against {','.join(plan.peers)}: their ranks must be started by {by}; name one at a time")
     if launchers and settings.source("launcher") == "default":
         return settings_of(os.environ, {**flags, "launcher": launchers.pop()})[0]
     return settings

@@ -44,6 +44,15 @@ def test_a_world_that_mpi_has_not_started() -> None:
 
 
 @pytest.mark.processes
+def test_the_benchmark_starts_ranks_as_its_peer_wants_them() -> None:
+    """`ddl bench --against mpi` is all that is said."""
+    words = ["bench", "-np", "2", "--against", "mpi", "--ops", "allreduce", "--sizes", "64", "--rounds", "1"]
+    shown = subprocess.run([sys.executable, "-m", "ddlcore.launch", *words], capture_output=True, text=True, timeout=50)
+    assert shown.returncode == 0, shown.stderr
+    assert "mpi/shm" in shown.stdout
+
+
+@pytest.mark.processes
 def test_the_peer_of_the_benchmarks(tmp_path: Path) -> None:
     """Each collective of bare mpi4py gives what the door asks for."""
     assert run(tmp_path, 2, PROGRAMS / "peer.py") == ["done\n"] * 2
