@@ -51,6 +51,8 @@ def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
     text = objection(context, facts)
     if text:
         raise TransportError(f"mpi: {text}")
+    if world.Get_size() == context.size:  # all of MPI's ranks have begun it
+        process.unname_shared_memory()
     comm = _create(mpi, [fact[0] for fact in facts], facts[0][3], context, until_s, check)
     if context.rank == 0:
         context.store.delete("mpi/")  # who has created it with us, has read all
