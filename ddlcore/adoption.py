@@ -13,16 +13,17 @@ from ddlcore.job import log_at, settings_of
 
 if TYPE_CHECKING:
     from ddlcore.guest import Guest
+    from ddlcore.plug.registry import Registry
 
 __all__ = ["recognise"]
 
 log = logging.getLogger("ddl")
 
 
-def recognise(environ: Mapping[str, str]) -> Guest | None:
+def recognise(environ: Mapping[str, str]) -> tuple[Guest | None, Registry]:
     """This process as a rank of another launcher's; None where none has started it, or it has started this one alone.
 
-    Raises ValueError in one line where what a launcher has set is incomplete or contradicts itself.
+    With the plugins that were asked. Raises ValueError in one line where what a launcher has set is incomplete or contradicts itself.
     """
     settings, registry = settings_of(environ)
     around = Surroundings(environ, socket.gethostname(), lineage)
@@ -36,8 +37,8 @@ def recognise(environ: Mapping[str, str]) -> Guest | None:
         if seat.warning:
             log.warning("%s", seat.warning)
         if seat.size == 1:
-            return None
+            break
         from ddlcore.guest import Guest  # brings ZeroMQ, which a world of one does not need
 
-        return Guest(provider.name, seat, settings, registry, environ)
-    return None
+        return Guest(provider.name, seat, settings, registry, environ), registry
+    return None, registry

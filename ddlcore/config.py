@@ -252,6 +252,10 @@ def read_toml(path: str | Path) -> dict[str, object]:
     except OSError as error:
         raise ValueError(f"config file {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
+        if str(path).endswith((".yaml", ".yml")):
+            raise ValueError(
+                f"config file {path}: YAML is for horovodrun; write settings as TOML, NAME = VALUE"
+            ) from None
         raise ValueError(f"config file {path}: {error}") from None
 
 

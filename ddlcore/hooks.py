@@ -25,6 +25,7 @@ __all__ = [
     "Hooks",
     "LauncherProvider",
     "Provider",
+    "Setting",
     "TransportProvider",
     "hookimpl",
     "hookspec",
@@ -114,6 +115,8 @@ class CommunicatorsProvider(Provider):
 @dataclass(frozen=True)
 class BenchPeerProvider(Provider):
     """Another library to measure against; the target is a BenchPeer."""
+
+    launcher: str = ""  # what its ranks must be started by, as of a transport
 
 
 @dataclass(frozen=True)

@@ -418,9 +418,14 @@ def settings_of(
     environ: Mapping[str, str],
     flags: Mapping[str, object] | None = None,
     file: Mapping[str, object] | None = None,
+    registry: Registry | None = None,
 ) -> tuple[Settings, Registry]:
-    """The settings and the plugins that hold here. Plugins bring rows of their own, so they are loaded in between."""
-    registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))
+    """The settings and the plugins that hold here. Plugins bring rows of their own, so they are loaded in between.
+
+    ``registry``: of the plugins, where they have been loaded already.
+    """
+    if registry is None:
+        registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))
     rows: list[Setting] = list(SETTINGS)
     for door in (
         registry.transports,
@@ -470,9 +475,9 @@ def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordina
     )
 
 
-def lone_job() -> Job:
-    """A world of one, without a launcher."""
-    return local_jobs(1, backend="auto")[0]
+def lone_job(registry: Registry | None = None) -> Job:
+    """A world of one, without a launcher. ``registry``: of the plugins, where they have been loaded already."""
+    return local_jobs(1, backend="auto", registry=registry)[0]
 
 
 def local_jobs(
@@ -481,9 +486,10 @@ def local_jobs(
     backend: str = "threads",
     settings: Mapping[str, object] | None = None,
     hosts: Sequence[int] | None = None,
+    registry: Registry | None = None,
 ) -> list[Job]:
     """A world within this process: jobs not yet started, one for each of ``size`` threads."""
-    given, registry = settings_of(os.environ, {"backend": backend, **(settings or {})})
+    given, registry = settings_of(os.environ, {"backend": backend, **(settings or {})}, registry=registry)
     network = LocalNetwork(size, build_sessions(size, given, registry))
     placed = tuple(hosts) if hosts is not None else (0,) * size
 

@@ -1,7 +1,7 @@
 """Holds one transport to the library that it is built on: the same bytes, in alternation, at the transport's door.
 
     python tools/bench_transport.py gloo [-np 2] [--ops allreduce] [--sizes 64K,1M] [--dtype f32] [--rounds 15]
-    python tools/bench_transport.py NAME --against tools.mpi_peer:MpiPeer --mpiexec --most 1.3
+    python tools/bench_transport.py NAME --against module:Class --mpiexec --most 1.3
 
 A ratio says how many times longer the transport takes than the bare library. A row misses only where its whole
 interval (95 %, of the median over the rounds) lies above ``--most``; then the exit code is 1, unless --no-check.
@@ -34,7 +34,7 @@ __all__ = ["STANDARD", "judged", "main"]
 # ranks, and how many times longer the transport may take.
 STANDARD: Mapping[str, tuple[str, bool, float]] = {
     "gloo": ("gloo", False, 1.1),
-    "mpi": ("tools.mpi_peer:MpiPeer", True, 1.3),
+    "mpi": ("mpi", True, 1.3),
 }
 SIZES = "64K,256K,1M,4M,16M,64M"
 

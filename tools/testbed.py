@@ -120,7 +120,8 @@ def digits(bed: Bed, asked: argparse.Namespace) -> int:
     """Learns the digits on all hosts; 1 where they are not learnt, or parameters differ."""
     begun_s = time.monotonic()
     lines = []
-    for line in started(bed, ddl_run(bed, asked.slots, ["python", "examples/torch_digits.py"])):
+    rest = ["--log-level", "INFO", "python", "examples/torch_digits.py"]  # it names the route
+    for line in started(bed, ddl_run(bed, asked.slots, rest)):
         print(line, end="", flush=True)
         lines.append(line)
     wrong = objection("".join(lines), asked.slots * asked.hosts)

@@ -203,8 +203,9 @@ def _refuse_children() -> None:
 
 def _make_job(comm: Any) -> Job:
     environment = Environment.read()
+    registry = None
     if environment is None and _process.guest is None:
-        _process.guest = recognise(os.environ)
+        _process.guest, registry = recognise(os.environ)
     guest = _process.guest
     launched: Placement | Seat = Placement(0, (0,))
     if environment is not None:
@@ -213,7 +214,7 @@ def _make_job(comm: Any) -> Job:
         launched = guest.seat
     ranks = None if comm is None else _ranks_of(comm, launched)
     if environment is None and guest is None:
-        return lone_job()
+        return lone_job(registry)
     if ranks is not None and launched.rank not in ranks:
         raise ValueError(
             f"init: rank {launched.rank} is not in comm={list(ranks)}; call init(comm=…) only on its ranks"

@@ -86,6 +86,6 @@ class SshLauncher(Launcher):
                 return f"{host}: {what.format(host=host, ssh=self._shell)}"
         missing = re.search(r"(/\S*python\S*): (?:No such file|not found|Permission denied|cannot execute)", text)
         if missing or code in (126, 127):
-            what = missing[1] if missing else "the Python of this environment"
+            what = missing[1] if missing else "Python of this environment"
             return f"{host}: there is no {what} to run; every host needs the same environment at the same path"
         return super().explain(host, code, text)

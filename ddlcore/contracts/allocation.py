@@ -6,8 +6,6 @@ For launchers, built in or a plugin's, whose user has named no hosts.
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -56,6 +54,9 @@ def slurm_nodes(environ: Mapping[str, str]) -> list[str]:
     Raises ValueError in one line where there is no list of them, no srun, or srun has started this process as one
     of several.
     """
+    import shutil  # late, as subprocess: every rank asks whether it is in a step, and none of them needs these
+    import subprocess
+
     tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "")
     if in_step(environ) and tasks.isdigit() and int(tasks) > 1:
         raise ValueError(

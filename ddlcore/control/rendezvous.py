@@ -139,33 +139,35 @@ def _prepare(place: Path) -> None:
 
 
 def _create(path: Path, invitation: Invitation, dead: Callable[[Invitation], bool]) -> Published:
-    draft = path.with_name(f".{path.name}.{invitation.nonce}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)  # whatever the umask
-            file.write(msgspec.json.encode(invitation))
-        for _ in range(3):  # others of the same name may do the same at the same time
-            try:
-                _link(draft, path)
-                return Published(path, invitation)
-            except FileExistsError:
-                _take_away(path, dead)
-    finally:
-        os.unlink(draft)
+    data = msgspec.json.encode(invitation)
+    for _ in range(3):  # others of the same name may do the same at the same time
+        try:
+            _put(path, data)
+            return Published(path, invitation)
+        except FileExistsError:
+            _take_away(path, dead)
     raise _Unfit(f"{path} is replaced again and again by another launch of the same name")
 
 
-def _link(draft: Path, path: Path) -> None:
-    """Makes ``path`` of ``draft``, exclusively and complete at once; on a file system without links not at once."""
+def _put(path: Path, data: bytes) -> None:
+    """Makes the file, exclusively; where the file system can do it, complete at once and without a name before."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.link(draft, path)
-    except FileExistsError:
-        raise
-    except OSError:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(path.parent, getattr(os, "O_TMPFILE", 0) | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError:  # a network's, or no Linux: readers take a part of it for none
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            nameless = False
+        else:
+            nameless = True
         with open(fd, "wb") as file:
-            file.write(draft.read_bytes())
+            os.fchmod(fd, 0o600)  # whatever the umask
+            file.write(data)
+            file.flush()
+            if nameless:
+                os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
 
 
 def _take_away(path: Path, dead: Callable[[Invitation], bool]) -> None:

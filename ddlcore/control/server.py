@@ -29,7 +29,7 @@ from ddlcore.control.post import packed
 from ddlcore.control.store import Shelf
 from ddlcore.control.wake import Wake
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Hello, StoreReply, decode_store_request, decode_to_coordinator, encode
+from ddlcore.messages import Arrive, Hello, Refused, StoreReply, decode_store_request, decode_to_coordinator, encode
 
 __all__ = ["OWN", "Agents", "Server", "agent_name"]
 
@@ -230,10 +230,17 @@ class Server:
 
     def _to_brain(self, rank: int, route: _Route, data: bytes) -> None:
         message = decode_to_coordinator(data)
+        before = self._lines.get(rank)
         self._lines[rank] = route
         if isinstance(message, Hello):
             self._shelf.hello(rank)
-        self._said += self._brain.handle(rank, message)
+        said = self._brain.handle(rank, message)
+        if isinstance(message, Arrive) and before is not None and any(isinstance(told, Refused) for _, told in said):
+            self._lines[rank] = before  # another process is that rank, and what comes next is for it
+            for _, told in said:
+                self._send(route, encode(told))
+        else:
+            self._said += said
         self._lose()
 
     def _part(self, name: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,6 +78,8 @@ def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
     wanted, interface = settings.text("control_address"), settings.text("network_interface")
     if wanted and endpoint_host(wanted) not in _WILDCARDS:
         return Reach(wanted, dict.fromkeys(hosts, endpoint_host(wanted)))
+    if endpoint_host(wanted) in ("0.0.0.0", "*"):  # which listens to IPv4 alone
+        hosts = {host: _by_ipv4(known) for host, known in hosts.items()}
     routes = _routes(hosts, interface)
     distinct = set(routes.values())
     if wanted:
@@ -84,6 +87,14 @@ def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
     if len(distinct) == 1:
         return Reach(f"tcp://{_bracketed(distinct.pop())}:0", routes)
     return Reach("tcp://[::]:0" if any(":" in address for address in distinct) else "tcp://0.0.0.0:0", routes)
+
+
+def _by_ipv4(host: str) -> str:
+    """Its first IPv4 address, if it has one."""
+    try:
+        return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return host
 
 
 def _routes(hosts: Mapping[str, str], interface: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from ddlcore.launch.forward import Forward, Input
 from ddlcore.launch.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.supervisor import Supervisor
 from ddlcore.launch.survey import survey
+from ddlcore.launch.warmup import compile_kernels
 from ddlcore.launch.wire import (
     Ack,
     Begin,
@@ -95,11 +96,12 @@ class _Agent:
         self._files: dict[int, int] = {}  # by rank: where a function's result comes
         self._task_fd = -1
         self._gone = ""
+        self._unheard = False  # it is gone, and what connects to it may not know
         self._relay = Relay(
             task.access,
             index,
             heard=self._hear,
-            gone=self._part,
+            gone=self._lose,
             silence_s=task.silence_s,
             patient=task.answers,
         )
@@ -175,9 +177,13 @@ class _Agent:
 
     def leave(self) -> None:
         """Ends what of sshd serves this agent alone, where the launcher is gone without a word: it would wait for long."""
-        if self._gone and "SSH_CONNECTION" in os.environ and _name_of(os.getppid()).startswith("sshd"):
+        if self._unheard and "SSH_CONNECTION" in os.environ and _name_of(os.getppid()).startswith("sshd"):
             with contextlib.suppress(OSError):
                 os.kill(os.getppid(), signal.SIGTERM)
+
+    def _lose(self, reason: str) -> None:
+        self._unheard = True
+        self._part(reason)
 
     def _part(self, reason: str) -> None:
         self._gone = self._gone or reason
@@ -194,6 +200,10 @@ class _Agent:
     def _begin(self, begin: Begin) -> list[RankProcess]:
         """All of them, or none."""
         processes: list[RankProcess] = []
+        if begin.kernels:
+            compile_kernels(lambda text: self._say(Said(text)), begin.cache_dir)
+        if self._gone:
+            return []
         try:
             allow_files(len(begin.ranks))
             if begin.stdin_rank >= 0:

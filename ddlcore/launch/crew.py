@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from ddlcore.contracts.launcher import AgentPlace, Launcher, StartCommand
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
@@ -188,9 +190,10 @@ class Crew:
         """By rank, what the function left; nothing of a rank that ended before."""
         return {rank: bytes(data) for member in self.members for rank, data in member.results.items()}
 
-    def host_of(self, rank: int) -> str:
-        """As the user wrote it; "" for a rank that no agent runs."""
-        return next((member.place.host for member in self.members if rank in member.place.ranks), "")
+    def pids(self) -> dict[int, tuple[int, str]]:
+        """By rank, its process and host, once all have begun."""
+        begun = [(member.place, member.begun.pids) for member in self.members if member.begun is not None]
+        return {rank: (pid, place.host) for place, pids in begun for rank, pid in zip(place.ranks, pids)}
 
     # --- the end
 
@@ -245,7 +248,8 @@ class Crew:
             if isinstance(message, Here):
                 member.here = True
                 assert self._look is not None
-                self._tell(agent, self._look)
+                meets = 0 in member.place.ranks  # the port of the meeting is of its host alone
+                self._tell(agent, self._look if meets else replace(self._look, port=0))
             elif isinstance(message, Report):
                 member.report = message
             elif isinstance(message, Begun):

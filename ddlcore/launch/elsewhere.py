@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ddlcore.config import Settings
 from ddlcore.control.server import Server
 from ddlcore.launch.across import Across
+from ddlcore.launch.command import may_run_python
 from ddlcore.launch.crew import Crew
 from ddlcore.launch.environment import (
     HostPlace,
@@ -29,7 +30,8 @@ from ddlcore.plug.registry import Registry
 
 __all__ = ["Elsewhere"]
 
-_BEGIN_S = 30.0  # how long agents may take to start their ranks
+_BEGIN_S = 30.0  # how long agents may take to start their ranks,
+_COMPILE_S = 300.0  # and to compile what ranks need before
 
 
 @dataclass
@@ -88,8 +90,10 @@ class Elsewhere:
         """
         try:
             self._call(server, look)
+        except FileNotFoundError as error:
+            raise NotStarted(f"no agent can be started: there is no program {error.filename} here") from None
         except (OSError, ValueError) as error:
-            raise NotStarted(f"the agents cannot be started: {error}") from None
+            raise NotStarted(f"no agent can be started: {error}") from None
         if not self.crew.gather(self.across.settings.number("start_timeout_s"), interrupted):
             return
         checks = self._checks(registry)
@@ -160,7 +164,8 @@ class Elsewhere:
         """Has all agents start their ranks; why some did not, one line each. ``command`` (): the function sent before."""
         job = _Job(command, environ, settings, gives_input)
         begins = [self._begin(member.place.host, member.place.ranks, job) for member in self.crew.members]
-        problems = self.crew.begin(begins, _BEGIN_S, interrupted)
+        patience_s = _BEGIN_S + _COMPILE_S * any(one.kernels for one in begins)
+        problems = self.crew.begin(begins, patience_s, interrupted)
         if not problems and any(one.stdin_rank >= 0 for one in begins):
             credit = self.crew.credit_of(0)
             threading.Thread(target=_feed, args=(credit,), name="ddl-feed", daemon=True).start()
@@ -178,6 +183,8 @@ class Elsewhere:
             descriptors=tuple(sorted(self._descriptors)),
             ranks=tuple(RankTask(rank, self._owns[rank]) for rank in ranks),
             stdin_rank=0 if job.gives_input and 0 in ranks else -1,
+            kernels=host != layout.here and layout.size > 1 and (not job.command or may_run_python(job.command)),
+            cache_dir=job.settings.text("cache_dir"),
         )
 
 

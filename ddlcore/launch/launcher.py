@@ -84,6 +84,7 @@ def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher
             f"--backend {backend}: the ranks of {inside[0]} are threads of one process, not processes; "
             "use --backend auto"
         )
+    _ = route.launcher  # raises where its transports want two
     return route
 
 
@@ -120,7 +121,7 @@ def run_job(launch: Launch) -> int:
             elsewhere = Elsewhere(launch.across, say)
         server, witness = open_network(launch.size, launch.settings, launch.registry, say, elsewhere)
         stack.callback(server.close)
-        trap = stack.enter_context(SignalTrap())
+        trap = stack.enter_context(SignalTrap(stays=elsewhere is not None))
         if elsewhere is not None:
             stack.callback(elsewhere.crew.close)
             _prepare(launch, elsewhere, server, trap, lambda text: _show(screens[1], text))
@@ -136,7 +137,7 @@ def run_job(launch: Launch) -> int:
         )
         if elsewhere is not None:
             elsewhere.crew.attach(supervisor)
-        trap.forward(supervisor.deliver)
+        trap.forward(supervisor.deliver, say)
         ends = supervisor.run()
         interrupts = trap.interrupts
         if elsewhere is not None:
@@ -172,6 +173,9 @@ def _begin_elsewhere(
         output.drain()
         _stop_if_asked(trap)
         raise NotStarted("; ".join(problems))
+    if launch.verbose:
+        for rank, (pid, host) in sorted(elsewhere.crew.pids().items()):
+            output.say(f"ddl run: rank {rank} is process {pid} on {host}")
 
 
 def _stop_if_asked(trap: SignalTrap) -> None:

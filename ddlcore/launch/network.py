@@ -28,10 +28,8 @@ class Witness:
         self._brain = brain
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
-        if isinstance(message, Bye) and message.reason.startswith("raised "):
-            kind = message.reason.split()[1].rstrip(":")
-            if kind not in _SECONDARY and rank not in self.raised:
-                self.raised.append(rank)
+        if isinstance(message, Bye) and rank not in self.raised and _is_cause(message.reason):
+            self.raised.append(rank)
         return self._brain.handle(rank, message)
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
@@ -42,6 +40,15 @@ class Witness:
 
     def overdue(self, now_s: float) -> list[str]:
         return self._brain.overdue(now_s)
+
+
+def _is_cause(reason: str) -> bool:
+    """Whether a rank that leaves for this reason does so by itself, not because of another's loss."""
+    if reason.startswith("raised "):
+        return reason.split()[1].rstrip(":") not in _SECONDARY
+    if reason.startswith("ended its script"):  # sys.exit(3), say; who has lost another says nothing when it ends
+        return True
+    return reason.startswith("init failed: ") and " lost during init" not in reason
 
 
 def open_network(

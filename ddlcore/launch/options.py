@@ -11,6 +11,8 @@ from ddlcore.config import SETTINGS, Setting
 
 __all__ = ["setting_options"]
 
+_ALSO = {"network_interface": ("--network-interfaces",)}  # as horovodrun calls it
+
 
 def setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds one option for each of the core's settings; what is not given arrives as None."""
@@ -27,4 +29,11 @@ def _option(row: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         )
     kinds = {int: "N", float: "NUMBER", str: "TEXT"}
     metavar = "|".join(row.choices) if row.choices else kinds[row.type]
-    return click.option(row.flag, row.name, default=None, metavar=metavar, help=f"{row.doc} [{default}; {row.env}]")
+    return click.option(
+        row.flag,
+        *_ALSO.get(row.name, ()),
+        row.name,
+        default=None,
+        metavar=metavar,
+        help=f"{row.doc} [{default}; {row.env}]",
+    )

@@ -30,8 +30,10 @@ class SignalTrap:
     middle of anything, also of what its own callee would need a lock for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, stays: bool = False) -> None:
+        """``stays``: Ctrl-Z does not stop this process, because others would take it for lost."""
         self.interrupts = 0  # SIGINTs so far
+        self._stays = stays and hasattr(signal, "SIGTSTP")
         self._previous: dict[int, Any] = {}
         self._thread: threading.Thread | None = None
 
@@ -43,6 +45,8 @@ class SignalTrap:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup: the job outlives its terminal
             self._previous[number] = signal.signal(number, _leave_to_the_reader)
+        if self._stays:
+            self._previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, _leave_to_the_reader)
         return self
 
     def came(self) -> int:
@@ -53,9 +57,12 @@ class SignalTrap:
             return 0
         return next((number for number in numbers if number in _ENDING), 0)
 
-    def forward(self, deliver: Callable[[int], None]) -> None:
-        """From now on ``deliver(number)`` is told, also of what came since the trap was opened. Once."""
-        self._thread = threading.Thread(target=self._run, args=(deliver,), name="ddl-signals", daemon=True)
+    def forward(self, deliver: Callable[[int], None], say: Callable[[str], None] = lambda _: None) -> None:
+        """From now on ``deliver(number)`` is told, also of what came since the trap was opened. Once.
+
+        ``say`` shows the user a line where a signal was not obeyed.
+        """
+        self._thread = threading.Thread(target=self._run, args=(deliver, say), name="ddl-signals", daemon=True)
         self._thread.start()
 
     def __exit__(
@@ -71,9 +78,11 @@ class SignalTrap:
             self._thread.join(1.0)
         self._reader.close()
 
-    def _run(self, deliver: Callable[[int], None]) -> None:
+    def _run(self, deliver: Callable[[int], None], say: Callable[[str], None]) -> None:
         while data := self._reader.recv(64):
             for number in data:
                 self.interrupts += number == signal.SIGINT
-                if number in self._previous:
+                if self._stays and number == signal.SIGTSTP:
+                    say("Ctrl-Z does not stop a job on several hosts: they would take this one for lost")
+                elif number in self._previous:
                     deliver(number)

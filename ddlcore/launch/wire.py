@@ -81,6 +81,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     descriptors: tuple[str, ...]  # variables of the agent that name an open file for its ranks
     ranks: tuple[RankTask, ...]
     stdin_rank: int = -1  # which of them reads the stream "stdin"
+    kernels: bool = False  # compile the CPU kernels first, where they are not: else each rank would
+    cache_dir: str = ""  # setting of that name
 
 
 class Signal(msgspec.Struct, frozen=True, array_like=True, tag="signal"):

@@ -8,6 +8,7 @@ A plugin's test is a subclass that says how to make what is tested, and pytest c
         def make(self, size):
             return [MyTransport() for _ in range(size)]
 
+``ProcessSuite`` does the same with a process for each rank, for transports whose ranks cannot share one.
 What the capabilities exclude is skipped with that reason; a standard test that is removed, or replaced
 without one, fails. Only the suites need pytest and hypothesis (``pip install ddlcore[test]``), so each
 name is imported when it is used.

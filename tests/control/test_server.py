@@ -14,12 +14,13 @@ import pytest
 import zmq
 
 from ddlcore.control.channel import Channel
-from ddlcore.control.client import connect_with
+from ddlcore.control.client import connect, connect_with
 from ddlcore.control.credentials import KeyPair, read_job_file
 from ddlcore.control.line import FLUSHED, Connection, Line
+from ddlcore.control.reception import Reception
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Answer, Welcome, encode
+from ddlcore.messages import Answer, Arrive, Refused, Seats, Welcome, encode
 from tests.control.echo import PATIENCE_S, EchoBrain, Net, greet, hello, request
 
 
@@ -269,3 +270,26 @@ def test_many_ranks_at_once() -> None:
             assert greet(channel, rank) == [Welcome(f"for {rank}")]
     finally:
         net.close()
+
+
+def test_who_is_refused_does_not_take_a_ranks_line() -> None:
+    """Another process of the same rank hears why; what the rank is told next still reaches the rank."""
+    server = Server(2, Reception(2, EchoBrain(), lambda rank, one: None), "tcp://127.0.0.1:0")
+    server.start()
+    lines = [connect(server.job_file, rank) for rank in (1, 1, 0)]
+    (ours, _), (stranger, _), (other, _) = lines
+    ask = Arrive("ours", (0, 1), "here", "kin", 1, patient=False)
+    try:
+        ours.send(ask)
+        assert isinstance(ours.receive(PATIENCE_S)[0], Seats)  # it is there
+        ours.send(msgspec.structs.replace(ask, patient=True))
+        stranger.send(msgspec.structs.replace(ask, token="stranger"))
+        assert isinstance(stranger.receive(PATIENCE_S)[0], Refused)
+        other.send(msgspec.structs.replace(ask, token="other", patient=True))
+        assert isinstance(ours.receive(PATIENCE_S)[0], Seats)
+        assert stranger.receive(0.0) == []
+    finally:
+        for channel, store in lines:
+            channel.close()
+            store.close()
+        server.close()

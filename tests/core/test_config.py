@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,3 +120,40 @@ def test_a_transport_is_told_its_hosts_address() -> None:
         assert job.context("part").address == "10.0.0.2"
     finally:
         job.shutdown()
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An environment without what launchers set, in place of this process's own."""
+    environ: dict[str, str] = {}
+    monkeypatch.setattr("ddlcore.config.os", SimpleNamespace(environ=environ))
+    return environ
+
+
+def test_what_other_libraries_read_is_added(bare: dict[str, str]) -> None:
+    """As `ddl run` sets it: each rank's own place, one address for all, and IPv6 in brackets."""
+    ports = [(1001, 1002), (2001, 2002), (3001, 3002)]
+    Environment.announce(Placement(2, (0, 0, 1)), ports, ["10.0.0.1", "10.0.0.1", "fd00::2"])
+    assert bare["TF_CONFIG"].startswith('{"cluster": {"worker": ["10.0.0.1:1001", "10.0.0.1:2001", "[fd00::2]:3001"]}')
+    del bare["TF_CONFIG"]
+    assert bare == {
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "1",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "1002",
+    }
+
+
+def test_what_a_launcher_has_set_stays(bare: dict[str, str]) -> None:
+    """Half an address is not completed; and where a host has no free ports nothing is said."""
+    bare.update({"MASTER_ADDR": "theirs", "TF_CONFIG": "{}", "LOCAL_RANK": "7"})
+    Environment.announce(Placement(0, (0, 0)), [(1, 2), (3, 4)], ["127.0.0.1"] * 2)
+    assert bare["MASTER_ADDR"] == "theirs" and "MASTER_PORT" not in bare
+    assert bare["TF_CONFIG"] == "{}" and bare["LOCAL_RANK"] == "7"
+    assert bare["RANK"] == "0"
+    bare.clear()
+    Environment.announce(Placement(0, (0, 0)), [(1, 2), ()], ["127.0.0.1"] * 2)
+    assert bare == {}

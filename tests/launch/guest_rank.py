@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def where() -> None:
 
 
 def main() -> None:
-    """By the first argument; the second is the rank that it concerns."""
+    """By the first argument; the second is the rank that it concerns, the third where to show that work has begun."""
     what, who = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
     ddl.init()
     if what == "where":
@@ -88,6 +89,8 @@ def main() -> None:
         say("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         step()
     else:
+        if len(sys.argv) > 3:
+            (Path(sys.argv[3]) / f"rank.{ddl.rank()}").touch()
         if ddl.rank() == who:
             say(f"ends at {time.time():.3f}")
             if what == "raise":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -15,12 +17,13 @@ import pytest
 
 import ddlcore
 from ddlcore.errors import DdlInternalError, RankFailed
-from tests.launch.standin import STAND_IN_WORKS, install_shell, install_ssh
+from tests.launch.standin import LOOPBACK, STAND_IN_WORKS, install_shell, install_ssh
 from tests.launch.starting import DDL, Begin, Ddl, environment
 from tests.launch.test_run import lines_of, said
 
 pytestmark = [pytest.mark.processes, STAND_IN_WORKS]
 Until = Callable[[Callable[[], bool]], None]
+LONG_S = 100_000 + os.getpid()  # of a sleep that is told by it from those of others
 
 
 @pytest.fixture
@@ -187,6 +190,24 @@ def test_a_port_that_is_taken_elsewhere(ddl: Ddl, ssh: dict[str, str]) -> None:
     assert f"h1: port {port} (MASTER_PORT) is taken" in done.stderr
 
 
+def test_no_ssh_at_all(ddl: Ddl, tmp_path: Path) -> None:
+    """It is named."""
+    (tmp_path / "empty").mkdir()
+    done = ddl("run", "-H", "h1:1", "/bin/true", env={**LOOPBACK, "PATH": str(tmp_path / "empty")})
+    assert (done.returncode, done.stderr) == (2, "ddl run: no agent can be started: there is no program ssh here\n")
+
+
+def test_a_port_that_is_taken_where_nobody_meets(ddl: Ddl, ssh: dict[str, str]) -> None:
+    """MASTER_PORT matters on rank 0's host alone: here both are one machine, so only one host is blamed."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        done = ddl("run", "-H", "h1:1,h2:1", "true", env={**ssh, "MASTER_PORT": port})
+    assert done.returncode == 2
+    assert "h1: port" in done.stderr and "h2" not in done.stderr
+
+
 def test_a_program_that_is_not_there(ddl: Ddl, ssh: dict[str, str], tmp_path: Path) -> None:
     """Looked for in the job's directory, on the host."""
     (tmp_path / "here.sh").write_text("#!/bin/sh\n")
@@ -209,33 +230,21 @@ def processes_of(mark: str) -> list[int]:
 
 def test_a_killed_launcher_leaves_nothing(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:
     """kill -9 of `ddl run`: agents notice, kill their ranks with all that these began, and end."""
-    process = begin("run", "-H", "h1:1,h2:1", "sh", "-c", "touch up.$RANK; sleep 4711 & wait", env=ssh)
+    process = begin("run", "-H", "h1:1,h2:1", "sh", "-c", f"touch up.$RANK; sleep {LONG_S} & wait", env=ssh)
     until(lambda: len(list(tmp_path.glob("up.*"))) == 2)
     process.kill()
-    until(lambda: processes_of("4711") == [])
+    until(lambda: processes_of(f"sleep\0{LONG_S}") == [])
 
 
 def test_a_stopped_launcher_is_a_lost_one(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:
     """Silence of about 3 s: the agents kill their ranks."""
-    process = begin("run", "-H", "h1:1,h2:1", "sh", "-c", "touch up.$RANK; sleep 4712 & wait", env=ssh)
+    process = begin("run", "-H", "h1:1,h2:1", "sh", "-c", f"touch up.$RANK; sleep {LONG_S} & wait", env=ssh)
     until(lambda: len(list(tmp_path.glob("up.*"))) == 2)
     process.send_signal(signal.SIGSTOP)
     begun_s = time.monotonic()
-    until(lambda: [pid for pid in processes_of("4712") if pid != process.pid] == [])
+    until(lambda: processes_of(f"sleep\0{LONG_S}") == [])
     assert 2.0 < time.monotonic() - begun_s < 6.0
     process.kill()
-
-
-def agents() -> list[int]:
-    """The agents' own processes, the youngest last; not the shells before them."""
-    return sorted(pid for pid in processes_of("ddlcore.launch.agent") if _name(pid).startswith("python"))
-
-
-def _name(pid: int) -> str:
-    try:
-        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        return ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -244,9 +253,18 @@ def test_a_lost_agent_is_a_lost_host(
 ) -> None:
     """Its ranks count as lost at once (or after 3 s of silence), and the summary says so."""
     process = begin(
-        "run", "-H", "h1:1,h2:1", "--grace-s", "0.2", "sh", "-c", "echo $PPID > pid.$RANK; exec sleep 60", env=ssh
+        "run",
+        "-H",
+        "h1:1,h2:1",
+        "--grace-s",
+        "0.2",
+        "sh",
+        "-c",
+        "echo $PPID > pid.$RANK; echo up; exec sleep 60",
+        env=ssh,
     )
-    until(lambda: len([path for path in tmp_path.glob("pid.*") if path.read_text().endswith("\n")]) == 2)
+    assert process.stdout is not None
+    assert {process.stdout.readline() for _ in range(2)} == {"[0] up\n", "[1] up\n"}  # so the launcher knows of both
     agent = int((tmp_path / "pid.1").read_text())
     begun_s = time.monotonic()
     os.kill(agent, number)
@@ -258,7 +276,8 @@ def test_a_lost_agent_is_a_lost_host(
     if number == signal.SIGSTOP:
         assert "nothing was heard of it for 3 s" in err
         os.kill(agent, signal.SIGCONT)
-    until(lambda: agents() == [])
+    others = [int(path.read_text()) for path in tmp_path.glob("pid.*")]
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in others))
 
 
 def test_signals_reach_every_rank(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:
@@ -367,3 +386,60 @@ def test_a_function_where_a_host_is_missing() -> None:
     """One line, nothing started."""
     with pytest.raises(DdlInternalError, match=r"^run: nothing was started: refuses: it does not accept our key.*$"):
         ddlcore.run(whose, (1,), hosts="h1:1,refuses:1")
+
+
+# --- what crosses the network while nothing is negotiated
+
+STEADY = """
+import os, time, numpy, ddlcore as ddl
+ddl.init()
+tensor = numpy.ones(64)
+for step in range(60):
+    ddl.allreduce(tensor, name="x")
+before = ddl.stats()
+open(f"agent.{ddl.rank()}", "w").write(str(os.getppid()))
+while not (ddl.rank() == 0 and os.path.exists("stop")):
+    ddl.allreduce(tensor, name="x")
+    time.sleep(0.02)
+    if step % 50 == 0:
+        after = ddl.stats()
+        open(f"steps.{ddl.rank()}", "w").write(
+            f"{after['control_messages'] - before['control_messages']} {after['batches_replayed']}"
+        )
+    step += 1
+"""
+BEAT_BYTES = 150  # at most: an empty message and what CURVE, ZeroMQ and its name add
+WATCHED_S = 4.0
+
+
+def bytes_of(pid: int) -> tuple[int, int]:
+    """Sent and received by the TCP connections of a process, as the kernel counts them."""
+    shown = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True).stdout
+    lines = [line for line in shown.splitlines() if f"pid={pid}," in line]
+    assert len(lines) == 1, f"one connection to the launcher, not {lines}"
+    sent, received = (re.search(rf"{name}:(\d+)", lines[0]) for name in ("bytes_sent", "bytes_received"))
+    assert sent and received
+    return int(sent[1]), int(received[1])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed")
+@pytest.mark.skipif(shutil.which("ss") is None, reason="ss of iproute2 is not installed")
+def test_steady_steps_cross_no_network(begin: Begin, until: Until, ssh: dict[str, str], tmp_path: Path) -> None:
+    """Between a host and the launcher go beats alone, one a second each way, however many steps its ranks take."""
+    process = begin("run", "-H", "h1:2,h2:1", "--backend", "gloo", "python", "-c", STEADY, env=ssh)
+    paths = [tmp_path / f"agent.{rank}" for rank in (0, 1, 2)]
+    until(lambda: process.poll() is not None or all(path.exists() and path.read_text() for path in paths))
+    agents = sorted({int(path.read_text()) for path in paths})
+    assert len(agents) == 2
+    time.sleep(1.0)  # what came before has gone out
+    before = {agent: bytes_of(agent) for agent in agents}
+    time.sleep(WATCHED_S)  # this is what is measured
+    after = {agent: bytes_of(agent) for agent in agents}
+    for agent in agents:
+        for way in (0, 1):
+            grown = after[agent][way] - before[agent][way]
+            assert 0 < grown <= (WATCHED_S + 2) * BEAT_BYTES, (agent, way, grown)
+    messages, replayed = (tmp_path / "steps.1").read_text().split()
+    assert (int(messages), int(replayed) > 50) == (0, True)
+    (tmp_path / "stop").touch()
+    process.communicate(timeout=20)

@@ -84,9 +84,9 @@ def test_flags_win_over_environment_over_file_over_default(
         (["-np", "3", "-H", "localhost:2", "true"], "too few slots"),
         (["-np", "2", "-H", "h:2", "--hostfile", "h", "true"], "-H and --hostfile both say where"),
         (["-np", "2", "--hostfile", "absent", "true"], "--hostfile absent: No such file"),
-        (["-np", "2", "--launcher", "pigeon", "-H", "h:2", "true"], "no launcher is called 'pigeon'; there are ssh"),
+        (["-np", "2", "--launcher", "pigeon", "-H", "h:2", "true"], "no launcher is called 'pigeon'; there are "),
         (["-np", "2", "--backend", "nonsense", "true"], "no transport is called 'nonsense'"),
-        (["-np", "2", "--backend", "gloo", "true"], "pip install ddl-gloo"),
+        (["-np", "2", "--backend", "nccl", "true"], "pip install ddl-nccl"),
         (["-np", "2", "--backend", "threads", "true"], "threads of one process"),
         (["-np", "2", "--backend", "threads+threads", "true"], "threads of one process"),
         (["-np", "2", "--backend", "shm,alltoall=threads", "true"], "threads of one process"),
@@ -100,6 +100,7 @@ def test_flags_win_over_environment_over_file_over_default(
         (["-np", "2", "--fusion-policy", "none", "true"], "no fusion policy is called 'none'"),
         (["-np", "2", "--config", "absent.toml", "true"], "absent.toml: No such file"),
         (["-np", "2", "--config", "bad.toml", "true"], "bad.toml: "),
+        (["-np", "2", "--config", "old.yaml", "true"], "old.yaml: YAML is for horovodrun"),
         (["-np", "2", "--config", "key.toml", "true"], "no setting is called speed"),
         (["-np", "2", "--output-dir", "train.py", "true"], "--output-dir train.py"),
     ],
@@ -110,6 +111,7 @@ def test_what_cannot_work_is_refused_in_one_line(
     """Exit code 2, one line on stderr that begins with the command, and nothing is started."""
     (tmp_path / "bad.toml").write_text("= 3")
     (tmp_path / "key.toml").write_text("speed = 3")
+    (tmp_path / "old.yaml").write_text("params:\n  fusion_threshold_mb: 32\n")
     assert main(["run", *arguments]) == 2
     out, err = capsys.readouterr()
     assert complaint in err

@@ -276,3 +276,33 @@ def test_a_function_on_two_hosts(bed: Bed, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str([(7, rank, f"server{1 + rank // 2}") for rank in range(4)])
     clean(bed)
+
+
+# --- scripts of other libraries, unchanged
+
+FOREIGN = ROOT / "examples" / "foreign"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_torchs_own_data_parallel_across_hosts(bed: Bed, tmp_path: Path) -> None:
+    """By MASTER_ADDR and its kin; parameters end alike on all four ranks."""
+    done = ddl(bed, "run", "-H", TWO, "python", str(FOREIGN / "torch_ddp.py"), where=tmp_path, timeout_s=100)
+    assert done.returncode == 0, done.stderr
+    ends = re.findall(r"\[(\d)\] rank \1 of 4: parameters (\w+)", done.stdout)
+    assert sorted(rank for rank, _ in ends) == ["0", "1", "2", "3"]
+    assert len({digest for _, digest in ends}) == 1
+    clean(bed)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed")
+def test_tensorflows_own_workers_across_hosts(bed: Bed, tmp_path: Path) -> None:
+    """By TF_CONFIG: worker i at its host's address and a port that is free there."""
+    command = ["python", str(FOREIGN / "tf_multiworker.py"), "--steps", "20"]
+    done = ddl(bed, "run", "-H", "server1:1,server2:1", *command, where=tmp_path, timeout_s=110)
+    assert done.returncode == 0, done.stderr
+    ends = re.findall(r"\[[01]\] worker ([01]) of 2: test accuracy [\d.]+, sum ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert sorted(worker for worker, _ in ends) == ["0", "1"], done.stdout
+    assert len({weights for _, weights in ends}) == 1
+    clean(bed)

@@ -39,7 +39,7 @@ def test_sections_and_missing_parts(ddl: Ddl) -> None:
         "route",
     ):
         assert f"\n{word}\n" in done.stdout
-    assert "pip install ddl-gloo" in done.stdout
+    assert "pip install ddl-nccl" in done.stdout
     assert "one host   shm" in done.stdout
 
 
@@ -48,7 +48,7 @@ def test_json_has_the_same(ddl: Ddl) -> None:
     facts = json.loads(ddl("info", "--json").stdout)
     rows = {row["name"]: row for row in facts["transports"]}
     assert rows["shm"]["state"] == "ready"
-    assert rows["gloo"]["missing"] == "pip install ddl-gloo"
+    assert rows["nccl"]["missing"] == "pip install ddl-nccl"
     routes = {row["where"]: row["transport"] for row in facts["route"]}
     assert list(routes) == ["one rank", "one host", "two hosts"]
     assert (routes["one rank"], routes["one host"]) == ("solo", "shm")

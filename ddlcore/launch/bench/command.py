@@ -97,9 +97,16 @@ def _checked(plan: BenchPlan, num_proc: int, flags: Mapping[str, object]) -> Set
     if num_proc < 2:
         raise ValueError(f"-np {num_proc}: a collective needs at least 2 ranks")
     settings, registry = settings_of(os.environ, flags)
-    for name in plan.peers:
-        registry.load(registry.bench_peer(name))
+    peers = [registry.bench_peer(name) for name in plan.peers]
+    for peer in peers:
+        registry.load(peer)
     check_route(settings.text("backend"), (0,) * num_proc, registry)
+    launchers = {peer.launcher for peer in peers if peer.launcher}
+    if len(launchers) > 1:
+        by = " and by ".join(sorted(launchers))
+        raise ValueError(f"--against {','.join(plan.peers)}: their ranks must be started by {by}; name one at a time")
+    if launchers and settings.source("launcher") == "default":
+        return settings_of(os.environ, {**flags, "launcher": launchers.pop()})[0]
     return settings
 
 

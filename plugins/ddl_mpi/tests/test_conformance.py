@@ -38,3 +38,17 @@ class TestMpi(ProcessSuite):
     @classmethod
     def environ(cls) -> Mapping[str, str]:
         return {**super().environ(), **OPENMPI}
+
+
+@pytest.mark.processes
+class TestAcrossHosts(TestMpi):
+    """With shared memory within hosts, of which one has two ranks more than another: some cross, some do not."""
+
+    target = "plugins.ddl_mpi.tests.composed:ShmOverMpi"
+    sizes = (4,)
+
+    def hosts(self, size: int) -> Sequence[int]:
+        return (0, 1, 1, 1)
+
+    def settings(self) -> Mapping[str, str | int | float | bool]:
+        return {**super().settings(), "hierarchical_chunk_bytes": 64 << 10}

@@ -17,6 +17,13 @@ def test_memory_that_comes_again(tmp_path: Path) -> None:
     assert run(tmp_path, 3, PROGRAMS / "persistent.py") == ["done\n"] * 3
 
 
+def test_shared_memory_has_no_name(tmp_path: Path) -> None:
+    """So a rank that is killed leaves none behind."""
+    for said in run(tmp_path, 2, PROGRAMS / "names.py"):
+        _, mapped, _, named = said.split()
+        assert (int(mapped) > 0, int(named)) == (True, 0)
+
+
 @pytest.mark.parametrize("own_calls", ["mixed", "none"])
 def test_a_steady_step_is_silent(tmp_path: Path, own_calls: str) -> None:
     """0 control messages over 20 steps; persistent requests for what is large, and the program's own calls between."""

@@ -15,7 +15,6 @@ REFUSED = 2
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--against", "mpi"), "no bench peer is called 'mpi'; install it: pip install ddl-mpi"),
         (("--against", "pigeon"), "no bench peer is called 'pigeon'; there are "),
         (("--ops", "reduce"), "'reduce' is not one of allreduce, allgather, broadcast, reducescatter, alltoall"),
         (("--sizes", "4X"), "'4X' is no size"),
@@ -23,7 +22,7 @@ REFUSED = 2
         (("-np", "1"), "a collective needs at least 2 ranks"),
         (("--rounds", "0"), "'--rounds'"),
         (("--backend", "pigeon"), "no transport is called 'pigeon'"),
-        (("--backend", "threads"), "its ranks are threads of one process"),
+        (("--backend", "threads"), "are threads of one process"),
         (("--json", "nowhere/times.json"), "there is no directory nowhere"),
         (("surplus",), "unexpected extra argument"),
     ],

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ddl_mpi import process
+from ddl_mpi.library import INSTALL
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import DeadlineExceeded, TransportError
 
@@ -50,6 +51,8 @@ def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
     text = objection(context, facts)
     if text:
         raise TransportError(f"mpi: {text}")
+    if world.Get_size() == context.size:  # all of MPI's ranks have begun it
+        process.unname_shared_memory()
     comm = _create(mpi, [fact[0] for fact in facts], facts[0][3], context, until_s, check)
     if context.rank == 0:
         context.store.delete("mpi/")  # who has created it with us, has read all
@@ -81,7 +84,7 @@ def objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:
             f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {name}"
             for name, ranks in libraries.items()
         )
-        return f"two MPIs are mixed ({who}); install the same one for all ranks, such as {process.INSTALL}"
+        return f"two MPIs are mixed ({who}); install the same one for all ranks, such as {INSTALL}"
     if all(fact[1] == 1 for fact in facts):
         return f"these processes were not started by MPI, which sees {len(facts)} worlds of one; {HOW}"
     if len({fact[0] for fact in facts}) < len(facts) or len({fact[1] for fact in facts}) > 1:
@@ -98,12 +101,13 @@ def _create(
     whole.Free()
     try:
         if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
-            return world.Create_group(group, tag)
-        return apart(lambda: world.Create_group(group, tag), context, until_s, check)
+            comm = world.Create_group(group, tag)
+        else:
+            comm = apart(lambda: world.Create_group(group, tag), context, until_s, check)
     except mpi.Exception as error:
         raise TransportError(f"mpi: {context.name or 'the communicator'} cannot be made: {error}") from error
-    finally:
-        group.Free()
+    group.Free()  # not where a thread was left behind with it
+    return comm
 
 
 def apart(wait: Callable[[], T], context: Context, until_s: float, check: Callable[[], None]) -> T:

@@ -35,7 +35,7 @@ class MpiPeer(BenchPeer):
         if (world.rank, world.size) != (context.rank, context.size):
             raise TransportError(
                 f"rank {context.rank} of {context.size} is rank {world.rank} of {world.size} in MPI; "
-                "start the ranks by `ddl run --backend mpi`, in the order of MPI's own"
+                "its ranks must be MPI's own, in MPI's order: use --backend mpi"
             )
         self._comm, self._in_place = world.Dup(), mpi.IN_PLACE
 

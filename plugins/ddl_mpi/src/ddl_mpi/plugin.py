@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from ddlcore.hooks import BenchPeerProvider, CommunicatorsProvider, LauncherProvider, TransportProvider, hookimpl
+from ddlcore.hooks import (
+    BenchPeerProvider,
+    CommunicatorsProvider,
+    LauncherProvider,
+    Setting,
+    TransportProvider,
+    hookimpl,
+)
 
 __all__ = ["ddl_bench_peers", "ddl_communicators", "ddl_launchers", "ddl_transports"]
 
@@ -22,6 +29,14 @@ def ddl_transports() -> list[TransportProvider]:
             priority=30,
             sizes=(2, None),
             launcher="mpi",
+            settings=(
+                Setting(
+                    "mpi_persistent",
+                    bool,
+                    True,
+                    "1: large allreduces whose memory comes again use MPI's persistent requests; 0: never",
+                ),
+            ),
         )
     ]
 
@@ -68,6 +83,7 @@ def ddl_bench_peers() -> list[BenchPeerProvider]:
             target="ddl_mpi.peer:MpiPeer",
             requires=("mpi4py",),
             install=INSTALL,
-            doc="mpi4py's blocking collectives; ranks must have been started by MPI",
+            doc="mpi4py's blocking collectives",
+            launcher="mpi",
         )
     ]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
-import logging
 import os
 import sys
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, NoReturn
 
+from ddl_mpi.library import INSTALL
 from ddlcore.errors import TransportError
 
-__all__ = ["INSTALL", "cuda_aware", "forsake", "forsaken", "library_version", "load", "threads_supported"]
+__all__ = ["cuda_aware", "forsake", "forsaken", "library_version", "load", "threads_supported", "unname_shared_memory"]
 
-log = logging.getLogger("ddl")
-INSTALL = "pip install 'ddl-mpi[mpich]'"
+SHARED = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.", "/dev/shm/vader_segment.")  # as MPICH and Open MPI call theirs
 
 
 class _Process:
@@ -63,6 +63,23 @@ def load() -> ModuleType:
         _note_exits()
         atexit.register(_at_exit)
     return MPI
+
+
+def unname_shared_memory() -> None:
+    """Takes the names away from the memory that MPI shares within this host; it goes with the last process that maps it.
+
+    MPI does that when it ends, to which a process that is killed does not come. Only when every process
+    that MPI has started on this host has begun MPI, and so has mapped it.
+    """
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            places = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps}
+    except OSError:  # no Linux: MPI's own end must do
+        return
+    for place in places:
+        if place.startswith(SHARED):
+            with contextlib.suppress(OSError):  # another rank has done it
+                os.unlink(place)
 
 
 def _initialize(mpi: ModuleType, level: str) -> None:

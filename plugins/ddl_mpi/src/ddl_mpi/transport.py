@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ddl_mpi import meeting, process
-from ddl_mpi.waiting import ARRIVAL, DATA, Step, Steps
+from ddl_mpi.waiting import ARRIVAL, CROWDED, DATA, Step, Steps
 from ddlcore.contracts.transport import Capabilities, Context, Memory, Transport, Work
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.types import Buffer, DType, ReduceOp
 
 __all__ = ["MpiTransport"]
 
+K = TypeVar("K")
+log = logging.getLogger("ddl")
 LARGE_BYTES = 64 << 10  # from here on ranks meet before they send: who waits for a late peer sleeps
 PERSIST_AFTER = 3  # calls with the same memory
 REMEMBERED = 256  # of these; a persistent request takes some hundred bytes, in some MPIs as much as a temporary
@@ -60,6 +64,8 @@ class MpiTransport(Transport):
         self._words = (ctypes.c_int32 * WORDS)()
         self._meeting: Any = None  # a persistent request
         self._requests: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # by memory: calls so far, or _Persistent
+        self._persists = True
+        self._data = DATA
         self._made = 0  # persistent requests, on all ranks together
         self._scratch: dict[str, Memory] = {}
         self._aborted = False
@@ -69,11 +75,17 @@ class MpiTransport(Transport):
     def open(self, context: Context) -> None:
         super().open(context)
         self._mpi, self._comm = mpi, _ = meeting.meet(context, self._check)
+        self._types, self._moved_types = _looked_up(mpi, TYPES), _looked_up(mpi, MOVED)
+        self._ops, self._bool_ops = _looked_up(mpi, OPS), _looked_up(mpi, BOOL_OPS)
         self._comm.Set_errhandler(mpi.ERRORS_RETURN)
         self._meeting = self._comm.Allreduce_init(
             mpi.IN_PLACE, [mpi.buffer.fromaddress(ctypes.addressof(self._words), 4 * WORDS), mpi.INT32_T], mpi.MIN
         )
+        self._persists = bool(context.settings.get("mpi_persistent", True))
+        here = [member for member in context.members if member.host == context.members[context.rank].host]
+        self._data = CROWDED if len(here) > len(os.sched_getaffinity(0)) else DATA
         devices = frozenset({"cpu", "cuda"}) if process.cuda_aware() else frozenset({"cpu"})
+        log.debug("mpi: %s by %s, memory of %s", self._name(), process.library_version(), " and ".join(sorted(devices)))
         bound = mpi.Query_thread() < mpi.THREAD_SERIALIZED
         self.capabilities = replace(self.capabilities, devices=devices, thread_bound=bound)
 
@@ -144,11 +156,11 @@ class MpiTransport(Transport):
     def _moving(self, send: Callable[[], Any], large: bool) -> Iterator[Step]:
         if large:
             yield from self._meet()
-        yield send(), DATA if large else ARRIVAL
+        yield send(), self._data if large else ARRIVAL
 
     def _small_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
         if source.address != target.address:  # who knows what the others do; in place is in place on all
-            ctypes.memmove(target.address, source.address, source.nbytes)
+            self._copy(source, target)
         yield self._comm.Iallreduce(self._mpi.IN_PLACE, self._reduced(target), self._op(op, source.dtype)), ARRIVAL
 
     def _large_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
@@ -157,24 +169,28 @@ class MpiTransport(Transport):
         kept = self._requests.pop(key, 0)
         ready = isinstance(kept, _Persistent)
         two = source.address != target.address
-        yield from self._meet(two, ready or kept >= PERSIST_AFTER, kept.number if ready else 0)
+        yield from self._meet(two, ready or (self._persists and kept >= PERSIST_AFTER), kept.number if ready else 0)
         separate, wanted, least, greatest = self._words[:]
         if two and not separate:  # in place on one is in place on all
-            ctypes.memmove(target.address, source.address, source.nbytes)
-        memory = (self._reduced(source) if separate else self._mpi.IN_PLACE, self._reduced(target))
-        if not wanted:
-            self._requests[key] = kept if ready else kept + 1
-            yield self._comm.Iallreduce(*memory, self._op(op, source.dtype)), DATA
+            self._copy(source, target)
+        if wanted and 0 < least == -greatest:
+            request = kept.request
+            request.Start()
         else:
-            if not 0 < least == -greatest:  # made anew on all ranks, together
+            memory = (self._reduced(source) if separate else self._mpi.IN_PLACE, self._reduced(target))
+            if wanted:  # made anew on all ranks, together
                 if ready:
                     kept.request.Free()
                 self._made += 1
-                kept = _Persistent(self._made, self._comm.Allreduce_init(*memory, self._op(op, source.dtype)))
-            self._requests[key] = kept
-            kept.request.Start()
-            yield kept.request, DATA
+                request = self._comm.Allreduce_init(*memory, self._op(op, source.dtype))
+                kept = _Persistent(self._made, request)
+                request.Start()
+            else:
+                request = self._comm.Iallreduce(*memory, self._op(op, source.dtype))
+                kept = kept if ready else kept + 1
+        self._requests[key] = kept
         self._forget(REMEMBERED)
+        yield request, self._data
 
     def _reduce_in_float32(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
         """As many bytes as a ring sends, and each sum is rounded once."""
@@ -182,11 +198,13 @@ class MpiTransport(Transport):
         counts = [source.count // size + (rank < source.count % size) for rank in range(size)]
         mine = target.address + sum(counts[: self.context.rank]) * target.dtype.itemsize
         yield from self._scatter_in_float32(source, mine, counts, op, large)
-        yield self._gather(self._mpi.IN_PLACE, target, counts), DATA if large else ARRIVAL
+        yield self._gather(self._mpi.IN_PLACE, target, counts), self._data if large else ARRIVAL
 
     def _scatter_in_float32(
         self, source: Buffer, target: int, counts: Sequence[int], op: ReduceOp, large: bool
     ) -> Iterator[Step]:
+        if source.device.kind != "cpu":
+            raise TransportError(f"mpi: {source.dtype.label} on {source.device} cannot be reduced; copy it to the host")
         size, mine, width = self.context.size, counts[self.context.rank], source.dtype.itemsize
         parts = self._temporary_of("parts", size * mine, source.dtype)
         send = lambda: self._exchange(source, parts, [counts] * size)  # noqa: E731
@@ -207,19 +225,25 @@ class MpiTransport(Transport):
 
     def _reduced(self, buffer: Buffer) -> list[Any]:
         memory = self._mpi.buffer.fromaddress(buffer.address, buffer.nbytes)
-        return [memory, buffer.count, getattr(self._mpi, TYPES[buffer.dtype])]
+        return [memory, buffer.count, self._types[buffer.dtype]]
 
     def _moved(self, buffer: Buffer) -> list[Any]:
         memory = self._mpi.buffer.fromaddress(buffer.address, buffer.nbytes)
-        return [memory, buffer.count, getattr(self._mpi, MOVED[buffer.dtype.itemsize])]
+        return [memory, buffer.count, self._moved_types[buffer.dtype.itemsize]]
 
     def _laid_out(self, buffer: Buffer, counts: Sequence[int]) -> list[Any]:
         """``buffer`` as parts of so many elements, one behind the other."""
         memory, _, datatype = self._moved(buffer)
         return [memory, (list(counts), [0, *accumulate(counts)][:-1]), datatype]
 
+    def _copy(self, source: Buffer, target: Buffer) -> None:
+        if source.device.kind == "cpu":
+            ctypes.memmove(target.address, source.address, source.nbytes)
+        else:  # MPI knows how to reach it
+            self._mpi.COMM_SELF.Sendrecv(self._moved(source), 0, 0, self._moved(target), 0, 0)
+
     def _op(self, op: ReduceOp, dtype: DType) -> Any:
-        return getattr(self._mpi, (BOOL_OPS if dtype is DType.BOOL else OPS)[op])
+        return (self._bool_ops if dtype is DType.BOOL else self._ops)[op]
 
     # --- what holds for all of them
 
@@ -261,3 +285,7 @@ class MpiTransport(Transport):
         if memory is None or memory.nbytes < nbytes:
             memory = self._scratch[use] = self.allocate(max(nbytes, 4096))
         return Buffer(memory.address, count, dtype, (count,), owner=memory)
+
+
+def _looked_up(mpi: Any, names: Mapping[K, str]) -> dict[K, Any]:
+    return {key: getattr(mpi, name) for key, name in names.items()}

@@ -5,24 +5,27 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddlcore.contracts.transport import Work
 
-__all__ = ["ARRIVAL", "DATA", "Patience", "Step", "Steps"]
+__all__ = ["ARRIVAL", "CROWDED", "DATA", "Patience", "Step", "Steps"]
 
-SPINS = 20  # about 15 µs
-ARRIVAL_YIELD_S = (
-    100e-6  # what others of this core may use at once; then this rank sleeps, for peers may compute for long
-)
-DATA_YIELD_S = 0.05  # all have come and the bytes move only while MPI is asked; who takes longer has been stopped
 LONGEST_SLEEP_S = 0.5e-3
 SLEEP_SHARE = 0.1  # of the time waited so far: so much later a rank may notice
 
-Patience = float
-ARRIVAL: Patience = ARRIVAL_YIELD_S
-DATA: Patience = DATA_YIELD_S
-Step = tuple[Any, Patience]  # a started request of MPI, and for how long to yield rather than to sleep
+
+class Patience(NamedTuple):
+    """For how long a rank asks without a pause, and for how long it then yields before it sleeps."""
+
+    spin_s: float
+    yield_s: float
+
+
+ARRIVAL = Patience(15e-6, 100e-6)  # others of this core may compute, for long
+DATA = Patience(2e-3, 50e-3)  # all have come, and bytes move only while MPI is asked; who takes longer was stopped
+CROWDED = Patience(15e-6, 50e-3)  # the same where ranks share cores: who spins holds up whom it waits for
+Step = tuple[Any, Patience]  # a started request of MPI, and how to wait for it
 
 
 class Steps(Work):
@@ -51,11 +54,12 @@ class Steps(Work):
     def wait(self, timeout_s: float) -> bool:
         until_s = 0.0
         while self._step is not None:
-            request, patience_s = self._step
+            request, patience = self._step
+            self._check()
             try:
-                if not self._asked(request.Test):
+                if not request.Test():
                     until_s = until_s or time.monotonic() + timeout_s
-                    if not self._waited(request.Test, patience_s, until_s):
+                    if not self._waited(request.Test, patience, until_s):
                         return False
             except Exception as error:
                 raise self._fail(error) from error
@@ -75,13 +79,7 @@ class Steps(Work):
             self._steps = None
             self._done()
 
-    def _asked(self, test: Callable[[], bool]) -> bool:
-        self._check()
-        if self._since_s:  # waited for before
-            return test()
-        return any(test() for _ in range(SPINS))
-
-    def _waited(self, test: Callable[[], bool], patience_s: float, until_s: float) -> bool:
+    def _waited(self, test: Callable[[], bool], patience: Patience, until_s: float) -> bool:
         now_s = time.monotonic()
         since_s = self._since_s = self._since_s or now_s
         while not test():
@@ -90,7 +88,9 @@ class Steps(Work):
             if now_s >= until_s:
                 return False
             waited_s = now_s - since_s
-            if waited_s < patience_s:
+            if waited_s < patience.spin_s:
+                continue
+            if waited_s < patience.yield_s:
                 os.sched_yield()
             else:
                 time.sleep(min(LONGEST_SLEEP_S, waited_s * SLEEP_SHARE, until_s - now_s))

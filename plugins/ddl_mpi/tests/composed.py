@@ -1,0 +1,20 @@
+"""MPI across hosts and shared memory within them, as a transport that the suite's processes can build."""
+
+from __future__ import annotations
+
+from ddl_mpi.transport import MpiTransport
+
+from ddlcore.builtin.hierarchical.transport import HierarchicalTransport
+from ddlcore.builtin.shm.transport import ShmTransport
+from ddlcore.contracts.transport import Capabilities
+
+__all__ = ["ShmOverMpi"]
+
+
+class ShmOverMpi(HierarchicalTransport):
+    """As `--backend shm+mpi` makes it."""
+
+    capabilities = Capabilities(order_fixed=True, by_host=True)  # of every instance; the suite asks the class
+
+    def __init__(self) -> None:
+        super().__init__(ShmTransport(), MpiTransport)

@@ -1,0 +1,22 @@
+"""What MPI shares within a host has no name any more: it goes with its processes, however these end."""
+
+from __future__ import annotations
+
+from ddl_mpi.process import SHARED
+
+import ddlcore as ddl
+
+
+def main() -> None:
+    """All of it is mapped as deleted, and MPI works on it."""
+    ddl.init()
+    ddl.barrier()
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        shared = [line for line in maps if any(name in line for name in SHARED)]
+    named = [line for line in shared if not line.rstrip().endswith("(deleted)")]
+    ddl.barrier()
+    ddl.shutdown()
+    print(f"mapped {len(shared)} named {len(named)}")
+
+
+main()

@@ -1,0 +1,292 @@
+"""Ranks behind an agent are served as those beside the launcher; silence and broken connections are told apart from peace."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ddlcore.control.beats import BEAT_S, Beats
+from ddlcore.control.channel import Channel
+from ddlcore.control.client import connect
+from ddlcore.control.credentials import KeyPair
+from ddlcore.control.relay import Relay
+from ddlcore.control.server import Server
+from ddlcore.control.store import JobStore
+from ddlcore.errors import DdlInternalError
+from ddlcore.messages import Answer, Lost, Welcome
+from tests.control.echo import PATIENCE_S, EchoBrain, greet, hello, request
+
+SILENCE_S = 1.6
+
+
+# --- the book of beats
+
+
+def test_all_are_due_once_in_a_while() -> None:
+    """Who was heard of gets a beat, once a second."""
+    beats: Beats[str] = Beats(3.0)
+    assert (beats.due(10.0), beats.deadline_s()) == ([], None)
+    beats.heard("a", 10.0)
+    beats.heard("b", 10.1)
+    assert sorted(beats.due(10.0 + BEAT_S)) == ["a", "b"]
+    assert beats.due(10.5 + BEAT_S) == []
+    assert beats.deadline_s() == 10.0 + 2 * BEAT_S
+
+
+def test_the_silent_are_told_once() -> None:
+    """After so long without a word, and never again; who took its leave is not missed."""
+    beats: Beats[str] = Beats(3.0)
+    for who in "abc":
+        beats.heard(who, 0.0)
+    beats.heard("a", 2.0)
+    beats.forget("c")
+    assert beats.silent(2.9) == []
+    assert beats.silent(3.0) == ["b"]
+    assert beats.silent(4.0) == []
+    assert beats.silent(5.0) == ["a"]
+
+
+# --- agents and a server
+
+
+class Side:
+    """A server with what its agents told it, and agents with what they were told."""
+
+    def __init__(self, address: str) -> None:
+        self.brain = EchoBrain()
+        self.told: list[tuple[int, bytes]] = []
+        self.lost: list[int] = []
+        self.changed = threading.Condition()
+        self.server = Server(4, self.brain, address, agents=self, silence_s=SILENCE_S)
+        self.server.start()
+        self.relays: list[Relay] = []
+        self.words: dict[int, list[bytes]] = {}
+        self.ends: dict[int, str] = {}
+        self._joined: list[Callable[[], None]] = []
+
+    def heard(self, agent: int, data: bytes) -> None:
+        with self.changed:
+            self.told.append((agent, data))
+            self.changed.notify_all()
+
+    def silent(self, agent: int, silence_s: float) -> None:
+        with self.changed:
+            self.lost.append(agent)
+            self.changed.notify_all()
+
+    def agent(self, index: int, **more: bool) -> Relay:
+        """One that has said who it is, and been heard."""
+        words = self.words[index] = []
+
+        def hear(data: bytes) -> None:
+            with self.changed:
+                words.append(data)
+                self.changed.notify_all()
+
+        def part(reason: str) -> None:
+            with self.changed:
+                self.ends[index] = reason
+                self.changed.notify_all()
+
+        access = self.server.agent_access(self.server.agents_endpoint)
+        relay = Relay(access, index, heard=hear, gone=part, silence_s=SILENCE_S, **more)
+        self.relays.append(relay)
+        relay.start()
+        relay.say(b"here")
+        self.until(lambda: (index, b"here") in self.told)
+        self.server.tell(index, b"welcome")
+        self.until(lambda: words == [b"welcome"])
+        return relay
+
+    def join(self, relay: Relay, rank: int) -> tuple[Channel, JobStore]:
+        channel, store = connect(relay.job_file, rank)
+        self._joined += [channel.close, store.close]
+        return channel, store
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, PATIENCE_S)
+
+    def close(self) -> None:
+        for close in self._joined:
+            close()
+        for relay in self.relays:
+            relay.close()
+        self.server.close()
+
+
+@pytest.fixture(params=["tcp://127.0.0.1:0", "tcp://[::1]:0", ""])
+def side(request: pytest.FixtureRequest) -> Iterator[Side]:
+    made = Side(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tcp() -> Iterator[Side]:
+    made = Side("tcp://127.0.0.1:0")
+    yield made
+    made.close()
+
+
+def test_ranks_behind_agents_and_beside_the_launcher(side: Side) -> None:
+    """Answers reach the right rank of the right agent, and what one stores another finds."""
+    relays = [side.agent(0), side.agent(1)]
+    joined = [side.join(relays[0], 0), side.join(relays[0], 1), side.join(relays[1], 2)]
+    own, own_store = connect(side.server.job_file, 3)
+    try:
+        for rank, (channel, _) in enumerate([*joined, (own, own_store)]):
+            assert greet(channel, rank) == [Welcome(f"for {rank}")]
+            channel.send(request(rank + 1))
+            assert channel.receive(PATIENCE_S) == [Answer(0, rank + 1, ())]
+        joined[2][1].set("key", b"value")
+        assert joined[0][1].get("key", 1.0) == b"value"
+        assert own_store.get("key", 1.0) == b"value"
+        assert side.server.dropped == 0
+    finally:
+        own.close()
+        own_store.close()
+
+
+def test_losses_reach_ranks_behind_agents(side: Side) -> None:
+    """As soon as the launcher is told."""
+    relays = [side.agent(0), side.agent(1)]
+    channel, _ = side.join(relays[0], 0)
+    other, _ = side.join(relays[1], 2)
+    greet(channel, 0)
+    greet(other, 2)
+    side.server.rank_ended(2, "killed")
+    assert channel.receive(PATIENCE_S) == [Lost((2,), "killed")]
+
+
+def test_last_words_are_not_lost(side: Side) -> None:
+    """What a rank says before it closes its line has reached the launcher when that returns."""
+    relay = side.agent(0)
+    channel, _ = side.join(relay, 1)
+    channel.send(hello(1))
+    channel.send(request(7))
+    channel.close()
+    side.until(lambda: len(side.brain.heard) == 2)
+
+
+def test_peace_is_not_silence(tcp: Side) -> None:
+    """Where nobody has anything to say for long, both ends know that the other is there."""
+    tcp.agent(0)
+    tcp.agent(1)
+    deadline_s = time.monotonic() + 2 * SILENCE_S
+    with tcp.changed:
+        tcp.changed.wait_for(lambda: bool(tcp.lost or tcp.ends), deadline_s - time.monotonic())
+    assert (tcp.lost, tcp.ends) == ([], {})
+
+
+def test_a_silent_agent_is_told_of_once(tcp: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one that has been dismissed."""
+    relays = [tcp.agent(0), tcp.agent(1)]
+    for relay in relays:
+        monkeypatch.setattr(relay, "_keep_beat", lambda now_s: None)
+    tcp.server.dismiss(1)
+    begun_s = time.monotonic()
+    tcp.until(lambda: tcp.lost == [0])
+    assert time.monotonic() - begun_s < SILENCE_S + 1.0
+
+
+def test_a_silent_launcher(tcp: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent is told after the same time."""
+    tcp.agent(0)
+    monkeypatch.setattr(tcp.server, "_keep_beat", lambda now_s: None)
+    tcp.until(lambda: bool(tcp.ends))
+    assert tcp.ends == {0: f"nothing was heard of it for {SILENCE_S:g} s"}
+
+
+def test_a_launcher_that_ends(tcp: Side) -> None:
+    """Told at once, and its ranks find their own launcher gone when the agent ends."""
+    relay = tcp.agent(0)
+    channel, _ = tcp.join(relay, 0)
+    greet(channel, 0)
+    tcp.server.close()
+    tcp.until(lambda: bool(tcp.ends))
+    assert "closed the connection" in tcp.ends[0]
+    relay.close()
+    with pytest.raises(DdlInternalError, match="the launcher is gone"):
+        listen(channel)
+
+
+def listen(channel: Channel) -> None:
+    """Receives until something is wrong, for at most 10 s."""
+    for _ in range(100):
+        channel.receive(0.1)
+
+
+def test_a_key_that_is_admitted_late(tcp: Side) -> None:
+    """An agent that made keys of its own gets in when the launcher was told of them, and not before."""
+    import msgspec
+
+    keys = KeyPair()
+    access = tcp.server.agent_access(tcp.server.agents_endpoint)
+    own = msgspec.structs.replace(access, client_public=keys.public, client_secret=keys.secret)
+    relay = Relay(own, 2, heard=lambda _: None, gone=lambda _: None, silence_s=SILENCE_S, patient=True)
+    tcp.relays.append(relay)
+    relay.start()
+    relay.say(b"here")
+    with tcp.changed:
+        assert not tcp.changed.wait_for(lambda: bool(tcp.told), 0.4)
+    tcp.server.admit(keys.public)
+    tcp.until(lambda: tcp.told == [(2, b"here")])
+
+
+def test_a_second_agent_under_a_number_is_not_heard(tcp: Side) -> None:
+    """Numbers are given by the launcher, each once."""
+    tcp.agent(0)
+    access = tcp.server.agent_access(tcp.server.agents_endpoint)
+    again = Relay(access, 0, heard=lambda _: None, gone=lambda _: None, silence_s=SILENCE_S)
+    tcp.relays.append(again)
+    again.start()
+    again.say(b"me too")
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not tcp.server.dropped and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert tcp.told == [(0, b"here")]
+
+
+# --- where nobody watches the processes
+
+
+RANK_1 = """
+import os, sys
+from ddlcore.control.client import connect
+from ddlcore.messages import PROTOCOL, Hello
+channel, store = connect(sys.argv[1], 1)
+channel.send(Hello(1, (0, 1), 1, PROTOCOL, "0", 0))
+assert channel.receive(10.0)
+if "goodbye" in sys.argv:
+    channel.close()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("goodbye", [True, False])
+def test_a_line_that_ends_is_a_rank_that_ends(goodbye: bool) -> None:
+    """With ``by_line``: only one that ends without a goodbye, though a new one may have its descriptor."""
+    brain = EchoBrain()
+    server = Server(2, brain, "tcp://127.0.0.1:0", by_line=True)
+    server.start()
+    channel, store = connect(server.job_file, 0)
+    try:
+        assert greet(channel, 0) == [Welcome("for 0")]
+        subprocess.run([sys.executable, "-c", RANK_1, server.job_file, *(["goodbye"] if goodbye else [])], check=True)
+        heard = channel.receive(1.0 if goodbye else PATIENCE_S)
+        assert heard == ([] if goodbye else [Lost((1,), "its connection to the coordinator ended")])
+        again, again_store = connect(server.job_file, 1)
+        greet(again, 1)
+        assert channel.receive(0.3) == []
+        again.close()
+        again_store.close()
+    finally:
+        channel.close()
+        store.close()
+        server.close()

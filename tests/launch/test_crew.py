@@ -1,0 +1,200 @@
+"""What hosts must have in common, where the launcher listens, and how much may be under way."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddlcore.config import Settings, load_settings
+from ddlcore.contracts.interfaces import route_address
+from ddlcore.errors import DdlInternalError
+from ddlcore.job import VERSION
+from ddlcore.launch.across import find_reach
+from ddlcore.launch.preflight import judge, show
+from ddlcore.launch.survey import survey, versions
+from ddlcore.launch.wire import (
+    CHUNK_BYTES,
+    Ack,
+    Begin,
+    Credit,
+    Data,
+    Look,
+    RankTask,
+    Report,
+    decode_from_agent,
+    decode_to_agent,
+    encode,
+)
+
+PACKAGES = {"numpy": False, "pluggy": True, "no-such-package": True}
+GOOD = Report("h", platform.python_version(), VERSION, versions(PACKAGES), "10.0.0.2", 4, (1, 2))
+
+
+def settings(**given: str) -> Settings:
+    return load_settings({}, flags=given)
+
+
+# --- judging
+
+
+def test_a_host_that_fits() -> None:
+    """The same Python but for its last number, the same packages."""
+    check = judge("h", replace(GOOD, python=f"{platform.python_version()}rc1"), "", PACKAGES)
+    assert (check.problems, check.remarks) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"python": "2.7.18"}, f"Python 2.7.18 there, {platform.python_version()} here"),
+        ({"ddl": "9.9"}, f"ddlcore 9.9 there, {VERSION} here"),
+        ({"packages": {**GOOD.packages, "pluggy": "0.1"}}, "pluggy 0.1 there, "),
+        ({"packages": {**GOOD.packages, "pluggy": ""}}, "pluggy not installed there, "),
+        ({"packages": {**GOOD.packages, "no-such-package": "1"}}, "no-such-package 1 there, not installed here"),
+        ({"problems": ("train.py: no such file",)}, "train.py: no such file"),
+    ],
+)
+def test_a_host_that_does_not_fit(change: dict[str, Any], problem: str) -> None:
+    """It is told in words what is different; nothing is started."""
+    check = judge("h", replace(GOOD, **change), "", PACKAGES)
+    assert len(check.problems) == 1
+    assert check.problems[0].startswith(problem)
+
+
+def test_another_framework_is_remarked() -> None:
+    """It may work; the user is told."""
+    check = judge("h", replace(GOOD, packages={**GOOD.packages, "numpy": "0.1"}), "", PACKAGES)
+    assert check.problems == ()
+    assert check.remarks[0].startswith("numpy 0.1 there, ")
+
+
+def test_the_table_has_a_row_for_each_host() -> None:
+    """Aligned; what else is wrong with a host stands below it; in colour on a terminal only."""
+    checks = [
+        judge("good", GOOD, "", PACKAGES),
+        judge("bad", replace(GOOD, python="2.7.18", ddl="9.9"), "", PACKAGES),
+        judge("gone", None, "gone: no such host", PACKAGES),
+    ]
+    lines = show(checks, on_terminal=False)
+    assert [line.split()[0] for line in lines[:3]] == ["host", "good", "bad"]
+    assert [line.split("  ")[-1].strip() for line in lines[1:]] == ["ok", *checks[1].problems, "no such host"]
+    column = lines[0].index("state")
+    assert all(line[column - 1] == " " and line[column] != " " for line in lines)
+    coloured = "\n".join(show(checks, on_terminal=True))
+    assert "\x1b[32mok" in coloured and "no such host" in coloured
+
+
+def test_a_survey_of_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is missing is told at once."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.py").write_text("")
+    look = Look(str(tmp_path), ("there.py", "not.py"), "/no/program", ("numpy",), "", 3, 0)
+    report = survey(look, "tcp://127.0.0.1:5")
+    assert report.address == "127.0.0.1"
+    assert len(set(report.ports)) == 3
+    assert report.packages["numpy"]
+    assert list(report.problems) == [f"not.py: no such file (looked in {tmp_path})", "/no/program: no such program"]
+    nowhere = survey(Look("/no/where", ("x",), "sh", (), "eth77", 0, 0), "tcp://127.0.0.1:5")
+    assert [problem.split(":")[0] for problem in nowhere.problems][:1] == ["/no/where, the directory of the job"]
+    assert "no network interface is called eth77" in nowhere.problems[1]
+
+
+# --- where the launcher listens
+
+
+def test_the_route_decides_the_address() -> None:
+    """One address for all; none at all where every agent is on this host."""
+    reach = find_reach(settings(), {"a": "127.0.0.1", "b": "127.0.0.1"})
+    assert (reach.bind, reach.own) == ("tcp://127.0.0.1:0", "127.0.0.1")
+    assert reach.endpoint_of("tcp://127.0.0.1:77")("b") == "tcp://127.0.0.1:77"
+    nobody = find_reach(settings(), {})
+    assert (nobody.bind, nobody.own) == ("", "")
+    assert nobody.endpoint_of("ipc://@x")("a") == "ipc://@x"
+
+
+def test_hosts_on_different_networks_get_different_addresses() -> None:
+    """The server then listens everywhere, with keys as ever."""
+    reach = find_reach(settings(), {"a": "127.0.0.1", "b": "::1"})
+    assert reach.bind == "tcp://[::]:0"
+    assert reach.endpoint_of("tcp://[::]:77")("a") == "tcp://127.0.0.1:77"
+    assert reach.endpoint_of("tcp://[::]:77")("b") == "tcp://[::1]:77"
+
+
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "*", "[::]"])
+def test_a_wildcard_is_translated(wildcard: str) -> None:
+    """No host could connect to it."""
+    reach = find_reach(settings(control_address=f"tcp://{wildcard}:4444"), {"a": "127.0.0.1"})
+    assert reach.bind == f"tcp://{wildcard}:4444"
+    assert reach.endpoint_of("tcp://0.0.0.0:4444")("a") == "tcp://127.0.0.1:4444"
+
+
+def test_an_address_or_interface_that_was_chosen() -> None:
+    """It holds whatever the routes are."""
+    assert find_reach(settings(control_address="tcp://10.9.8.7:5"), {"a": "127.0.0.1"}).own == "10.9.8.7"
+    assert find_reach(settings(network_interface="lo"), {"a": "192.0.2.1"}).bind == "tcp://127.0.0.1:0"
+
+
+def test_a_name_that_nobody_knows_has_the_address_of_the_others() -> None:
+    """Its remote shell may know it; and if not, that is said for each host, beside what else is wrong."""
+    reach = find_reach(settings(), {"nobody": "no-such-host.invalid", "a": "127.0.0.1"})
+    assert reach.endpoint_of("tcp://0.0.0.0:7")("nobody").startswith("tcp://")
+    assert reach.routes["a"] == route_address("127.0.0.1")
+
+
+# --- messages and credit
+
+
+def test_records_come_back_as_they_were() -> None:
+    """Both ways; what is none is one error of ours."""
+    begin = Begin(("a",), {"X": "1"}, ("P_",), ("FD",), (RankTask(3, {"R": "3"}),), 3)
+    assert decode_to_agent(encode(begin)) == begin
+    assert decode_from_agent(encode(GOOD)) == GOOD
+    for decode in (decode_to_agent, decode_from_agent):
+        for data in (b"", b"\xc1", b"\x92\xa3abc\x01", encode(Data(0, "x", b""))[:-1]):
+            with pytest.raises(DdlInternalError, match="cannot read"):
+                decode(data)
+
+
+def test_credit_bounds_what_is_under_way() -> None:
+    """A sender waits until its pieces were used up, or nobody listens any more."""
+    sent: list[Data] = []
+
+    def note(data: bytes) -> None:
+        message = decode_from_agent(data)
+        assert isinstance(message, Data)
+        sent.append(message)
+
+    credit = Credit(note)
+    results: list[bool] = []
+    whole = bytes(3 << 20)
+    sender = threading.Thread(target=lambda: results.append(credit.send(1, "stdout", whole)), daemon=True)
+    sender.start()
+    given = 0
+    while given < len(whole):
+        under_way = sum(len(piece.data) for piece in list(sent)) - given
+        assert under_way <= 1 << 20
+        if under_way:
+            credit.give(under_way)
+            given += under_way
+    sender.join(10)
+    assert results == [True]
+    assert b"".join(piece.data for piece in sent) == whole
+    assert max(len(piece.data) for piece in sent) == CHUNK_BYTES
+    held = threading.Thread(target=lambda: results.append(credit.send(1, "stdout", whole)), daemon=True)
+    held.start()
+    credit.close()
+    held.join(10)
+    assert results == [True, False]
+
+
+def test_an_empty_piece_is_an_end() -> None:
+    """It costs no credit."""
+    sent: list[bytes] = []
+    assert Credit(sent.append).send(2, "stdin", b"")
+    assert [decode_to_agent(data) for data in sent] == [Data(2, "stdin", b"")]
+    assert decode_to_agent(encode(Ack(5))) == Ack(5)
