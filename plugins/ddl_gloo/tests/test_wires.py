@@ -94,3 +94,24 @@ def test_a_forked_child_takes_no_part(capfd: pytest.CaptureFixture[str]) -> None
             os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(done[1]) == 0, capfd.readouterr().err
         group.run(play)
+
+
+def test_calm_waits_for_what_is_on_its_way() -> None:
+    """Not longer than it is told to, and hardly at all where nothing is."""
+    with open_group(2) as group:
+        wires = group.transports[0]._wires  # type: ignore[attr-defined]  # what it is about
+        begun_s = time.monotonic()
+        wires.calm(10.0)
+        assert time.monotonic() - begun_s < 5.0
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
+            theirs, _ = server.accept()
+            with theirs:
+                wires._wires = {mine.fileno(): os.fstat(mine.fileno()).st_ino}
+                theirs.sendall(b"unread")
+                begun_s = time.monotonic()
+                wires.calm(0.1)
+                assert time.monotonic() - begun_s >= 0.1
+                assert mine.recv(100) == b"unread"
+                begun_s = time.monotonic()
+                wires.calm(10.0)
+                assert time.monotonic() - begun_s < 5.0

@@ -35,6 +35,7 @@ WHOLE_BYTES, WHOLE_BYTES_ACROSS = 768 << 10, 64 << 10
 DIRECT_BARRIER = 8  # ranks; a message to each of more is slower than Gloo's rounds
 LATE_S = 0.3  # how long after its deadline the opening may tell why it failed
 SLICE_S = 0.1  # how often who waits for Gloo looks whether it was aborted
+CALM_S = 0.3  # how long abort lets what is on its way arrive
 CUT_S = 0.25  # how long Gloo may take to close connections that were cut; then it reads and writes no memory
 LEFT_S = 0.5  # how long a call may go on after that, before it is left behind
 
@@ -131,6 +132,7 @@ class GlooTransport(Transport):
         with self._lock:
             self._aborted = True
             if self._wires is not None:
+                self._wires.calm(CALM_S)
                 self._wires.cut()
                 until_s = time.monotonic() + CUT_S
                 while self._wires.held() and time.monotonic() < until_s:

@@ -7,16 +7,21 @@ and what is shut down wakes who reads.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
 import struct
+import termios
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 __all__ = ["Wires"]
 
 _DESCRIPTORS = "/proc/self/fd"
+_COUNTED = slice(120, 136)  # tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (Linux 4.1 and later)
+_LOOK_S, _ALIKE = 0.01, 3  # nothing is on its way where so many looks in a row find the same
 
 
 class Wires:
@@ -47,6 +52,30 @@ class Wires:
             with contextlib.suppress(OSError):
                 count += os.fstat(number).st_ino == inode
         return count
+
+    def calm(self, patience_s: float) -> None:
+        """Returns when nothing is on its way, in either direction, or after ``patience_s``.
+
+        Gloo's threads send and receive whatever was begun, whoever waits for it. Cut in its midst, a message
+        would be waited for without end.
+        """
+        until_s = time.monotonic() + patience_s
+        before, alike = self._traffic(), 0
+        while alike < _ALIKE and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+            now = self._traffic()
+            alike = alike + 1 if now == before and not any(queued for _, queued in now) else 0
+            before = now
+
+    def _traffic(self) -> list[tuple[bytes, int]]:
+        """By connection, the counts of bytes that came and went, and how many lie in the system's queues."""
+        found = []
+        for number, inode in self._wires.items():
+            with _taken(number, inode) as wire, contextlib.suppress(OSError):
+                if wire is not None:
+                    counts = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _COUNTED.stop)[_COUNTED]
+                    found.append((counts, _queued(wire, termios.FIONREAD) + _queued(wire, termios.TIOCOUTQ)))
+        return found
 
     def cut(self) -> None:
         """Ends every connection, at both ends, at once. From any thread."""
@@ -82,6 +111,12 @@ def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
     with socket.socket(fileno=own) as found:
         tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
         yield found if tcp else None
+
+
+def _queued(wire: socket.socket, which: int) -> int:
+    count: int
+    (count,) = struct.unpack("=i", fcntl.ioctl(wire, which, b"\0\0\0\0"))
+    return count
 
 
 def _is_between(near: Any, far: Any, mine: bytes, others: bytes) -> bool:
