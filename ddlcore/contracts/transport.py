@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddlcore.contracts.kernels import Kernels
@@ -181,6 +181,13 @@ class Transport(ABC):
     def open(self, context: Context) -> None:
         """Meets the other members; all of them call it. Raises DeadlineExceeded past ``context.timeout_s``."""
         self.context = context
+
+    def attend(self, context: Context, check: Callable[[], None]) -> None:
+        """In place of ``open``, on ranks that have no part in it, where the provider is ``attended``.
+
+        ``context.members`` are all ranks, of which others open it. ``check`` raises to end the wait. Only
+        ``abort`` and ``close`` may follow. Raises DeadlineExceeded past ``context.timeout_s``.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -14,7 +14,7 @@ from ddl_mpi.library import INSTALL
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import DeadlineExceeded, TransportError
 
-__all__ = ["apart", "check_threads", "meet", "objection"]
+__all__ = ["apart", "begin", "check_threads", "meet", "objection"]
 
 SLICE_S = 0.2  # how soon an abort is noticed
 TAGS = 1 << 15  # MPI promises that many
@@ -33,6 +33,14 @@ def check_threads(mpi: Any) -> None:
         'mpi4py.rc.thread_level = "multiple" (the default), or "serialized" if the program leaves MPI to ddl '
         "between init() and shutdown(), or call ddl.init() before anything imports mpi4py.MPI"
     )
+
+
+def begin(context: Context, check: Callable[[], None]) -> None:
+    """Begins MPI in a process that has no part in the communicator of ``context``: MPI waits for all that it has started.
+
+    Raises as ``meet`` does.
+    """
+    apart(process.load, context, time.monotonic() + context.timeout_s, check)
 
 
 def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:

@@ -69,6 +69,7 @@ class MpiTransport(Transport):
         self._made = 0  # persistent requests, on all ranks together
         self._scratch: dict[str, Memory] = {}
         self._aborted = False
+        self._attends = False
         self._under_way: object = None  # what MPI would write to
         self._lock = threading.Lock()  # abort() against close()
 
@@ -89,9 +90,15 @@ class MpiTransport(Transport):
         bound = mpi.Query_thread() < mpi.THREAD_SERIALIZED
         self.capabilities = replace(self.capabilities, devices=devices, thread_bound=bound)
 
+    def attend(self, context: Context, check: Callable[[], None]) -> None:
+        super().open(context)
+        self._attends = True  # MPI_Init waits for this process, and MPI_Finalize would for the others
+        meeting.begin(context, check)
+
     def close(self) -> None:
         with self._lock:
             comm, self._comm = self._comm, None
+            self._attends = False
         if comm is None:
             return
         if self._aborted or self._under_way is not None:
@@ -104,7 +111,7 @@ class MpiTransport(Transport):
     def abort(self) -> None:
         self._aborted = True
         with self._lock:
-            if self._comm is not None:
+            if self._comm is not None or self._attends:
                 process.forsake()  # from here on this process ends without MPI_Finalize
 
     # --- the collectives
