@@ -183,10 +183,11 @@ class Transport(ABC):
         self.context = context
 
     def attend(self, context: Context, check: Callable[[], None]) -> None:
-        """In place of ``open``, on ranks that have no part in it, where the provider is ``attended``.
+        """On every rank of a composed communicator, in place of ``open``, where the provider is ``attended``.
 
-        ``context.members`` are all ranks, of which others open it. ``check`` raises to end the wait. Only
-        ``abort`` and ``close`` may follow. Raises DeadlineExceeded past ``context.timeout_s``.
+        ``context.members`` are all its ranks. Some of them open others of this kind; they attend after that.
+        ``check`` raises to end the wait. Only ``abort`` and ``close`` may follow. Raises DeadlineExceeded
+        past ``context.timeout_s``.
         """
 
     @abstractmethod

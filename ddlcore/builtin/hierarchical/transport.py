@@ -25,15 +25,15 @@ class HierarchicalTransport(Transport):
     """Ranks on two hosts or more, however many on each and in whatever order.
 
     ``local`` serves the ranks of one host, on hosts that have several; ``make_cross`` makes what serves
-    one rank of each host, on the ranks that cross, and where it is ``attended`` on the others, too. Not
-    order of ranks, but of hosts and of ranks on them is the order of addition.
+    one rank of each host, on the ranks that cross; where it is ``attended``, one more on every rank for
+    that. Not order of ranks, but of hosts and of ranks on them is the order of addition.
     """
 
     def __init__(self, local: Transport, make_cross: Callable[[], Transport], attended: bool = False) -> None:
         self._local = local
         self._make_cross = make_cross
         self._attended = attended
-        self._attending: Transport | None = None  # on a rank that does not cross
+        self._attending: Transport | None = None
         self._crossing: Crossing | None = None
         self._pipeline: Pipeline | None = None
         self._opened: Transport | None = None  # what serves this host, from when it begins to open
@@ -55,7 +55,7 @@ class HierarchicalTransport(Transport):
         layout = Layout.of(context.members, context.rank, shares)
         if layout.crosses:
             self._crossing = Crossing(self._make_cross)
-        elif self._attended:
+        if self._attended:
             self._attending = self._make_cross()
         self._opened = self._local if len(layout.mates) > 1 else SoloTransport()
         self._check()  # whoever aborts from here on ends both
