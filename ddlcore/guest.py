@@ -72,10 +72,11 @@ class Guest:
         channel, store, arrived = self._join(chosen, time.monotonic() + self._settings.number("start_timeout_s"))
         hosts = _host_indexes(self.seat.size, arrived)
         placement = Placement(self.seat.rank, hosts)
+        addresses = _addresses(arrived, hosts)
         if ranks is None:
-            Environment.announce(placement, [arrived[rank].ports for rank in chosen], _addresses(arrived, hosts))
+            Environment.announce(placement, [arrived[rank].ports for rank in chosen], list(addresses.values()))
             self._compare(placement)
-        own = _addresses(arrived, hosts)[chosen.index(self.seat.rank)] if len(set(hosts)) > 1 else ""
+        own = addresses[self.seat.rank] if len(set(hosts)) > 1 else ""
         coordinator = chosen.index(0) if 0 in chosen and self.seat.rank != 0 else -1
         return Job(
             placement,
@@ -233,12 +234,12 @@ def _host_indexes(size: int, arrived: Mapping[int, Arrive]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
-def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> list[str]:
-    """Of each that has come, in order of rank: its host's own; of rank 0's, where others have reached it."""
+def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int, str]:
+    """By rank, in order, of each that has come: its host's own; of rank 0's, where others have reached it."""
     if len({hosts[rank] for rank in arrived}) == 1:
-        return [LOOPBACK] * len(arrived)
+        return dict.fromkeys(sorted(arrived), LOOPBACK)
     home = next((one.via for rank, one in sorted(arrived.items()) if hosts[rank] != hosts[0]), "")
-    return [home if hosts[rank] == hosts[0] else one.address for rank, one in sorted(arrived.items())]
+    return {rank: home if hosts[rank] == hosts[0] else one.address for rank, one in sorted(arrived.items())}
 
 
 class _GuestChannel(Channel):
