@@ -174,11 +174,11 @@ class Guest:
         arrive = self._arrive(ranks)
         while (left_s := deadline_s - time.monotonic()) > 0:
             channel.send(arrive)  # again and again: another process of the same rank may have taken our line
-            seats = self._listen(channel, min(_REMIND_S, left_s))
+            seats = self._listen(channel, ranks, min(_REMIND_S, left_s))
             if seats is not None:
                 return dict(seats.arrived)
         channel.send(self._arrive(ranks, patient=False))
-        seats = self._listen(channel, _ANSWER_S)
+        seats = self._listen(channel, ranks, _ANSWER_S)
         came = dict(seats.arrived) if seats is not None else {}
         missing = ", ".join(str(rank) for rank in ranks if rank not in came)
         there = ", ".join(f"{rank} on {one.host.partition(':')[0]}" for rank, one in came.items())
@@ -200,14 +200,15 @@ class Guest:
             patient=patient,
         )
 
-    def _listen(self, channel: Channel, timeout_s: float) -> Seats | None:
+    def _listen(self, channel: Channel, ranks: Sequence[int], timeout_s: float) -> Seats | None:
         deadline_s = time.monotonic() + timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             for message in channel.receive(left_s):
                 if isinstance(message, Seats):
                     return message
                 if isinstance(message, Lost):
-                    raise PeerLost(message.ranks, message.reason, "init")
+                    lost = tuple(ranks.index(sorted(ranks)[place]) for place in message.ranks)  # in our order
+                    raise PeerLost(lost, message.reason, "init")
                 if isinstance(message, Refused):
                     raise _Taken(message.text)
         return None
