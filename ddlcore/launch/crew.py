@@ -247,7 +247,10 @@ class Crew:
 
     def silent(self, agent: int, silence_s: float) -> None:
         """See control.server.Agents."""
+        if agent >= len(self.members):
+            return
         self._lose(self.members[agent], f"nothing was heard of it for {silence_s:g} s")
+        self._tell(agent, Quit())  # its ranks count as lost: should it hear us again, they must not go on
 
     def _note(self, agent: int, member: CrewMember, message: Here | Report | Begun | Finished) -> None:
         with self._changed:

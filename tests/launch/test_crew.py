@@ -32,6 +32,7 @@ from ddlcore.launch.wire import (
     Credit,
     Data,
     Look,
+    Quit,
     RankTask,
     Report,
     decode_from_agent,
@@ -203,6 +204,15 @@ def test_ranks_that_could_not_be_started_have_ended(crew: tuple[Crew, Server]) -
     crew[0].heard(0, encode(Begun((), "no memory")))
     supervisor.run()
     assert [(end.rank, end.lost) for end in told] == [(r, "it could not be started: no memory") for r in (0, 1)]
+
+
+def test_who_was_silent_for_too_long_is_told_to_end(crew: tuple[Crew, Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network may come back when its ranks were given up, and nobody would signal them any more."""
+    told: list[tuple[int, object]] = []
+    monkeypatch.setattr(crew[1], "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
+    crew[0].silent(0, 3.0)
+    assert crew[0].members[0].gone
+    assert told == [(0, Quit())]
 
 
 # --- messages and credit
