@@ -60,7 +60,7 @@ def test_a_number_that_is_anothers_by_now() -> None:
             wires.cut()
             mine.sendall(b"whole")
             one.sendall(b"whole")
-            assert wires.names() == []
+            assert wires.held() == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -1,7 +1,12 @@
-"""One thread that carries out a transport's longer calls, one after the other, so that their callers need not wait."""
+"""One thread that carries out a transport's calls, one after the other.
+
+Who waits within Gloo cannot be called away; who waits for an errand can: it is ended from outside, and what its call
+still waits for is left behind.
+"""
 
 from __future__ import annotations
 
+import collections
 import queue
 import threading
 from collections.abc import Callable
@@ -26,6 +31,8 @@ class Errand(Work):
         """On the courier's thread."""
         call, self._call = self._call, None
         assert call is not None
+        if self._over:
+            return
         try:
             call()
         except BaseException as error:  # raised again by who waits
@@ -39,10 +46,6 @@ class Errand(Work):
             if not self._over:
                 self._over, self._error = True, error
                 self._gate.release()
-
-    @property
-    def over(self) -> bool:
-        return self._over
 
     def wait(self, timeout_s: float) -> bool:
         if not self._over:
@@ -61,24 +64,31 @@ class Courier:
         self._name = name
         self._queue: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._last: Errand | None = None
+        self._given: collections.deque[Errand] = collections.deque()  # and not known to be over
 
     @property
     def idle(self) -> bool:
-        return self._last is None or self._last.over
+        """Whether nothing is under way."""
+        return not self._given
 
     def give(self, call: Callable[[], None]) -> Errand:
         """``call`` is made when those before are over."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
-        self._last = errand = Errand(call)
+        errand = Errand(call)
+        self._given.append(errand)
         self._queue.put(errand)
         return errand
 
+    def drop(self, error: BaseException) -> None:
+        """Ends with ``error`` what is under way and what is to come. Any thread."""
+        for errand in list(self._given):
+            errand.end(error)
+
     def close(self, timeout_s: float) -> bool:
-        """Whether its thread has ended; no errand is under way, or it fails soon."""
-        thread, self._thread, self._last = self._thread, None, None
+        """Whether its thread has ended, and so every errand's call."""
+        thread, self._thread = self._thread, None
         if thread is None:
             return True
         self._queue.put(None)
@@ -88,4 +98,5 @@ class Courier:
     def _serve(self) -> None:
         while (errand := self._queue.get()) is not None:
             errand.run()
+            self._given.popleft()
             del errand  # its call may hold the group

@@ -102,8 +102,9 @@ class Direct:
         try:
             messages += [self._group.recv(at, nbytes, rank) for rank, at, nbytes in incoming if nbytes]
             messages += [self._group.send(at, nbytes, rank) for rank, at, nbytes in outgoing if nbytes]
+            messages.reverse()
             while messages:
-                messages.pop().wait()
+                messages.pop().wait()  # in the order in which they were posted
         finally:
             messages.clear()  # an error's traceback would hold them, and they the group's connections
 

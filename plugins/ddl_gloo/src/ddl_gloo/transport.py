@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 
-from ddl_gloo.courier import Courier, Errand
+from ddl_gloo.courier import Courier
 from ddl_gloo.direct import Direct, copy
 from ddl_gloo.shim import NATIVE, Group, Pending
 from ddl_gloo.store import Meeting
@@ -27,12 +27,16 @@ __all__ = ["GlooTransport"]
 log = logging.getLogger("ddl")
 
 LOOPBACK = "127.0.0.1"
+# Messages of at most so many bytes are sent and awaited by the caller itself: handing them over takes as long as they
+# do. Gloo never ends a wait for what was half received when its connection was cut; such a message comes as a whole.
+SHORT_BYTES = 64 << 10
 # Up to so many bytes leave a rank where everybody sends everything to all. Between hosts the link is what counts.
 WHOLE_BYTES, WHOLE_BYTES_ACROSS = 768 << 10, 64 << 10
-INLINE_BYTES = 256 << 10  # a call that moves no more is done by its caller: handing it over takes 30 µs
 DIRECT_BARRIER = 8  # ranks; a message to each of more is slower than Gloo's rounds
 LATE_S = 0.3  # how long after its deadline the opening may tell why it failed
-CLOSE_S = 2.0
+SLICE_S = 0.1  # how often who waits for Gloo looks whether it was aborted
+CUT_S = 0.25  # how long Gloo may take to close connections that were cut; then it reads and writes no memory
+LEFT_S = 0.5  # how long a call may go on after that, before it is left behind
 
 
 class GlooTransport(Transport):
@@ -43,12 +47,13 @@ class GlooTransport(Transport):
     def __init__(self) -> None:
         self._lock = threading.Lock()  # abort() against open() and close()
         self._aborted = False
-        self._opening: Errand | None = None
         self._group: Group | None = None
         self._direct: Direct | None = None
         self._wires: Wires | None = None
         self._courier = Courier("ddl-gloo")
         self._broken: TransportError | None = None
+        self._over = threading.Event()  # aborted, to the end
+        self._left: list[_Started] = []  # what was not waited for to its end
         self._whole_bytes = 0
 
     # --- life
@@ -60,14 +65,14 @@ class GlooTransport(Transport):
         hosts = {member.host for member in context.members}
         self._whole_bytes = (WHOLE_BYTES if len(hosts) == 1 else WHOLE_BYTES_ACROSS) // max(1, context.size - 1)
         address = self._address()
-        meeting = Meeting(PrefixStore("gloo/", context.store), time.monotonic() + context.timeout_s)
+        until_s = time.monotonic() + context.timeout_s
+        meeting = Meeting(PrefixStore("gloo/", context.store), until_s, self._over.is_set)
         made: list[Group] = []
 
         def meet() -> None:
             made.append(Group(meeting, context.rank, context.size, address, context.timeout_s))
 
-        # On the courier's thread, which may be left behind: who waits in Gloo for a peer cannot be called away.
-        self._opening = opening = self._courier.give(meet)
+        opening = self._courier.give(meet)
         if self._aborted:
             opening.end(self._failure("open"))
         try:
@@ -79,7 +84,6 @@ class GlooTransport(Transport):
         if len(wires) < context.size - 1:
             log.warning("gloo: %d of %d connections found: abort may not end a call", len(wires), context.size - 1)
         with self._lock:
-            self._opening = None
             self._wires, self._group = wires, made.pop()
             self._direct = Direct(self._group, context)
             _open.add(self)
@@ -111,21 +115,28 @@ class GlooTransport(Transport):
         with self._lock:
             _open.discard(self)
             self._wires = None
-            opening, self._opening = self._opening, None
+            group, self._group = self._group, None
             self._direct = None
-        if opening is not None:
-            opening.end(self._failure("open"))
-        if not self._courier.close(CLOSE_S):
-            log.debug("gloo: a thread still waits for a peer to connect")
-        self._group = None  # Gloo joins its threads
+        self._courier.drop(TransportError(f"gloo: {self._name()} was closed"))
+        left, self._left = self._left, []
+        ended = self._courier.close(LEFT_S) and all(started.ends(LEFT_S) for started in left)
+        if group is not None and not ended:
+            # A message that was half sent or received when its connection ended is waited for without end, in Gloo.
+            log.debug("gloo: a call on %s was left behind", self._name())
+            group.leak()
+            _kept.append((group, left))
+        del group  # Gloo joins its threads
 
     def abort(self) -> None:
-        self._aborted = True
         with self._lock:
-            if self._opening is not None:
-                self._opening.end(self._failure("open"))
+            self._aborted = True
             if self._wires is not None:
                 self._wires.cut()
+                until_s = time.monotonic() + CUT_S
+                while self._wires.held() and time.monotonic() < until_s:
+                    time.sleep(0.001)
+            self._courier.drop(self._failure("a call"))
+            self._over.set()
 
     def disown(self) -> None:
         """In a forked process: it has none of Gloo's threads, and keeps no connection of the parent's open."""
@@ -134,7 +145,8 @@ class GlooTransport(Transport):
             self._group.leak()
         if self._wires is not None:
             self._wires.drop()
-        self._group = self._direct = self._wires = self._opening = None
+        self._group = self._direct = self._wires = None
+        self._left = []
         self._courier = Courier("ddl-gloo")
 
     # --- collectives
@@ -145,9 +157,10 @@ class GlooTransport(Transport):
         if source.count == 0:
             return DONE
         if source.nbytes <= self._whole_bytes:
-            return self._run("allreduce", source.nbytes, lambda: direct.allreduce_whole(source, target, op))
+            return self._send("allreduce", source.nbytes, lambda: direct.allreduce_whole(source, target, op))
         if (source.dtype, op) not in NATIVE:
-            return self._run("allreduce", source.nbytes, lambda: direct.allreduce_shards(source, target, op))
+            shard_bytes = source.nbytes // self.context.size
+            return self._send("allreduce", shard_bytes, lambda: direct.allreduce_shards(source, target, op))
         copy(source.address, target.address, source.nbytes)
         return self._start("allreduce", lambda g: g.allreduce(target, op), target)
 
@@ -155,33 +168,35 @@ class GlooTransport(Transport):
         direct = self._ready("allgather")
         _fits("allgather", source.count, counts[self.context.rank])
         _fits("allgather", target.count, sum(counts))
-        return self._run("allgather", target.nbytes, lambda: direct.allgatherv(source, target, counts))
+        most_bytes = max(counts) * source.dtype.itemsize
+        return self._send("allgather", most_bytes, lambda: direct.allgatherv(source, target, counts))
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
         direct = self._ready("broadcast")
         if buffer.count == 0:
             return DONE
         if buffer.nbytes <= self._whole_bytes:
-            return self._run("broadcast", buffer.nbytes, lambda: direct.broadcast(buffer, root))
+            return self._send("broadcast", buffer.nbytes, lambda: direct.broadcast(buffer, root))
         return self._start("broadcast", lambda g: g.broadcast(buffer, root), buffer)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
         direct = self._ready("reducescatter")
         _fits("reducescatter", source.count, sum(counts))
         _fits("reducescatter", target.count, counts[self.context.rank])
-        return self._run("reducescatter", source.nbytes, lambda: direct.reducescatterv(source, target, counts, op))
+        most_bytes = max(counts) * source.dtype.itemsize
+        return self._send("reducescatter", most_bytes, lambda: direct.reducescatterv(source, target, counts, op))
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
         direct = self._ready("alltoall")
         _fits("alltoall", source.count, sum(counts[self.context.rank]))
         _fits("alltoall", target.count, sum(row[self.context.rank] for row in counts))
-        moved = max(source.nbytes, target.nbytes)
-        return self._run("alltoall", moved, lambda: direct.alltoallv(source, target, counts))
+        most = max(*counts[self.context.rank], *(row[self.context.rank] for row in counts))
+        return self._send("alltoall", most * source.dtype.itemsize, lambda: direct.alltoallv(source, target, counts))
 
     def barrier(self) -> Work:
         direct = self._ready("barrier")
         if self.context.size <= DIRECT_BARRIER:
-            return self._run("barrier", 1, direct.barrier)
+            return self._send("barrier", 1, direct.barrier)
         return self._start("barrier", Group.barrier)
 
     # --- how they are carried out
@@ -195,8 +210,8 @@ class GlooTransport(Transport):
             raise TransportError(f"gloo: {self._name()} is not open")
         return self._direct
 
-    def _run(self, what: str, nbytes: int, call: Callable[[], None]) -> Work:
-        """A call that returns when it is complete; by the caller's thread where it is short and nothing is before it."""
+    def _send(self, what: str, most_bytes: int, call: Callable[[], None]) -> Work:
+        """A call that returns when it is complete, none of whose messages has more than ``most_bytes``."""
 
         def guarded() -> None:
             try:
@@ -204,10 +219,13 @@ class GlooTransport(Transport):
             except Exception as error:
                 raise self.broke(what, error) from error
 
-        if nbytes <= INLINE_BYTES and self._courier.idle:
+        if most_bytes <= SHORT_BYTES and self._courier.idle:
             guarded()
             return DONE
-        return self._courier.give(guarded)
+        errand = self._courier.give(guarded)
+        if self._aborted:  # meanwhile
+            errand.end(self._failure(what))
+        return errand
 
     def _start(self, what: str, call: Callable[[Group], Pending], memory: Buffer | None = None) -> Work:
         """A call that Gloo's own thread carries out."""
@@ -216,6 +234,12 @@ class GlooTransport(Transport):
             return _Started(self, what, call(self._group), memory)
         except Exception as error:
             raise self.broke(what, error) from error
+
+    def check(self, started: _Started, what: str) -> None:
+        """Raises where the transport was aborted while ``started`` was under way: then it may never end."""
+        if self._over.is_set():
+            self._left.append(started)
+            raise self._failure(what)
 
     def broke(self, what: str, error: Exception) -> TransportError:
         """What to raise where Gloo raised ``error``. The others hear of it too: no call of theirs can end well."""
@@ -246,10 +270,24 @@ class _Started(Work):
         self._pending = pending
 
     def wait(self, timeout_s: float) -> bool:
+        until_s = time.monotonic() + timeout_s
+        while True:
+            left_s = until_s - time.monotonic()
+            try:
+                if self._pending.wait(min(left_s, SLICE_S)):
+                    return True
+            except Exception as error:
+                raise self._transport.broke(self._what, error) from error
+            self._transport.check(self, self._what)
+            if left_s <= SLICE_S:
+                return False
+
+    def ends(self, timeout_s: float) -> bool:
+        """Whether Gloo has done with it, well or not, within ``timeout_s``."""
         try:
             return self._pending.wait(timeout_s)
-        except Exception as error:
-            raise self._transport.broke(self._what, error) from error
+        except RuntimeError:
+            return True
 
 
 def _fits(what: str, count: int, expected: int) -> None:
@@ -269,6 +307,7 @@ def _is_timeout(error: BaseException) -> bool:
 
 
 _open: weakref.WeakSet[GlooTransport] = weakref.WeakSet()
+_kept: list[object] = []  # what Gloo may still look at
 
 
 def _after_fork() -> None:

@@ -31,23 +31,22 @@ class Wires:
         mine, others = b"".join(said), b"\0".join(heard)
         self._wires: dict[int, int] = {}  # Gloo's descriptor, and the inode that it stands for
         for number in map(int, os.listdir(_DESCRIPTORS)):
-            with _taken(number) as wire:
-                if wire is not None and (_raw(wire.getsockname()) in mine or _raw(wire.getpeername()) in others):
+            with _taken(number) as wire, contextlib.suppress(OSError):  # not connected, or no longer
+                if wire is not None and _is_between(wire.getsockname(), wire.getpeername(), mine, others):
                     self._wires[number] = os.fstat(wire.fileno()).st_ino
-                    with contextlib.suppress(OSError):
-                        os.set_inheritable(number, False)  # what is started meanwhile needs none of them
+                    os.set_inheritable(number, False)  # what is started meanwhile needs none of them
 
     def __len__(self) -> int:
+        """How many were found."""
         return len(self._wires)
 
-    def names(self) -> list[tuple[Any, Any]]:
-        """The near and the far end of those that are still open."""
-        found = []
+    def held(self) -> int:
+        """How many of them Gloo has not closed."""
+        count = 0
         for number, inode in self._wires.items():
-            with _taken(number, inode) as wire:
-                if wire is not None:
-                    found.append((wire.getsockname(), wire.getpeername()))
-        return found
+            with contextlib.suppress(OSError):
+                count += os.fstat(number).st_ino == inode
+        return count
 
     def cut(self) -> None:
         """Ends every connection, at both ends, at once. From any thread."""
@@ -66,7 +65,7 @@ class Wires:
 
 @contextlib.contextmanager
 def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
-    """A connected TCP socket by a descriptor of our own, for the moment; None for anything else.
+    """A TCP socket by a descriptor of our own, for the moment; None for anything else.
 
     ``inode``: only if it is that one. Gloo may have closed its descriptor, and the number be another's by now.
     """
@@ -81,17 +80,12 @@ def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
         yield None
         return
     with socket.socket(fileno=own) as found:
-        yield found if _is_connected_tcp(found) else None
+        tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
+        yield found if tcp else None
 
 
-def _is_connected_tcp(found: socket.socket) -> bool:
-    if found.family not in (socket.AF_INET, socket.AF_INET6) or found.type != socket.SOCK_STREAM:
-        return False
-    try:
-        found.getpeername()
-    except OSError:
-        return False
-    return True
+def _is_between(near: Any, far: Any, mine: bytes, others: bytes) -> bool:
+    return _raw(near) in mine or _raw(far) in others
 
 
 def _raw(name: Any) -> bytes:
