@@ -72,10 +72,11 @@ class Guest:
         channel, store, arrived = self._join(chosen, time.monotonic() + self._settings.number("start_timeout_s"))
         hosts = _host_indexes(self.seat.size, arrived)
         placement = Placement(self.seat.rank, hosts)
+        addresses = _addresses(arrived, hosts)
         if ranks is None:
-            Environment.announce(placement, [arrived[rank].ports for rank in chosen], _addresses(arrived, hosts))
+            Environment.announce(placement, [arrived[rank].ports for rank in chosen], list(addresses.values()))
             self._compare(placement)
-        own = _addresses(arrived, hosts)[chosen.index(self.seat.rank)] if len(set(hosts)) > 1 else ""
+        own = addresses[self.seat.rank] if len(set(hosts)) > 1 else ""
         coordinator = chosen.index(0) if 0 in chosen and self.seat.rank != 0 else -1
         return Job(
             placement,
@@ -173,11 +174,11 @@ class Guest:
         arrive = self._arrive(ranks)
         while (left_s := deadline_s - time.monotonic()) > 0:
             channel.send(arrive)  # again and again: another process of the same rank may have taken our line
-            seats = self._listen(channel, min(_REMIND_S, left_s))
+            seats = self._listen(channel, ranks, min(_REMIND_S, left_s))
             if seats is not None:
                 return dict(seats.arrived)
         channel.send(self._arrive(ranks, patient=False))
-        seats = self._listen(channel, _ANSWER_S)
+        seats = self._listen(channel, ranks, _ANSWER_S)
         came = dict(seats.arrived) if seats is not None else {}
         missing = ", ".join(str(rank) for rank in ranks if rank not in came)
         there = ", ".join(f"{rank} on {one.host.partition(':')[0]}" for rank, one in came.items())
@@ -199,14 +200,15 @@ class Guest:
             patient=patient,
         )
 
-    def _listen(self, channel: Channel, timeout_s: float) -> Seats | None:
+    def _listen(self, channel: Channel, ranks: Sequence[int], timeout_s: float) -> Seats | None:
         deadline_s = time.monotonic() + timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             for message in channel.receive(left_s):
                 if isinstance(message, Seats):
                     return message
                 if isinstance(message, Lost):
-                    raise PeerLost(message.ranks, message.reason, "init")
+                    lost = tuple(ranks.index(sorted(ranks)[place]) for place in message.ranks)  # in our order
+                    raise PeerLost(lost, message.reason, "init")
                 if isinstance(message, Refused):
                     raise _Taken(message.text)
         return None
@@ -233,12 +235,12 @@ def _host_indexes(size: int, arrived: Mapping[int, Arrive]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
-def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> list[str]:
-    """Of each that has come, in order of rank: its host's own; of rank 0's, where others have reached it."""
+def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int, str]:
+    """By rank, in order, of each that has come: its host's own; of rank 0's, where others have reached it."""
     if len({hosts[rank] for rank in arrived}) == 1:
-        return [LOOPBACK] * len(arrived)
+        return dict.fromkeys(sorted(arrived), LOOPBACK)
     home = next((one.via for rank, one in sorted(arrived.items()) if hosts[rank] != hosts[0]), "")
-    return [home if hosts[rank] == hosts[0] else one.address for rank, one in sorted(arrived.items())]
+    return {rank: home if hosts[rank] == hosts[0] else one.address for rank, one in sorted(arrived.items())}
 
 
 class _GuestChannel(Channel):

@@ -65,6 +65,7 @@ class TransportProvider(Provider):
     spans_devices: bool = False  # knows by itself which ranks share a host: nothing is composed around it
     launcher: str = ""  # what its ranks must be started by, a name behind the launchers' door; empty: anything
     composes: bool = False
+    attended: bool = False  # composed, it opens only where the ranks attend that have no part in it: Transport.attend
     sizes: tuple[int, int | None] = (1, None)  # least and greatest number of members
 
 

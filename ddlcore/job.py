@@ -393,7 +393,8 @@ def build_transport(registry: Registry, route: Route) -> Transport:
     make: Callable[..., Transport] = registry.load(route.provider)
     if route.parts:
         local, cross = route.parts
-        default = make(build_transport(registry, local), partial(build_transport, registry, cross))
+        make_cross = partial(build_transport, registry, cross)
+        default = make(build_transport(registry, local), make_cross, cross.provider.attended)
     else:
         default = make()
     if not route.kinds:

@@ -57,7 +57,8 @@ class SshLauncher(Launcher):
         argv += shlex.split(str(plan.settings["launcher_args"]))
         self._shell = shlex.join(arg for arg in argv if arg not in _OPTIONS)
         start = f"exec {shlex.join(plan.program)}"
-        return [StartCommand((*argv, place.host.strip("[]"), start), (place.index,)) for place in plan.agents]
+        names = [re.sub(r"[][]", "", place.host) for place in plan.agents]  # also behind USER@
+        return [StartCommand((*argv, name, start), (place.index,)) for name, place in zip(names, plan.agents)]
 
     def _by_shell(self, shell: list[str], plan: StartPlan, index: int, host: str) -> StartCommand:
         """No secret goes in: such a script may pass no standard input on (`kubectl exec` without -i does not)."""

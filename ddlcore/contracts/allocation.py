@@ -5,6 +5,7 @@ For launchers, built in or a plugin's, whose user has named no hosts.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -67,7 +68,7 @@ def slurm_nodes(environ: Mapping[str, str]) -> list[str]:
         raise ValueError(
             "SLURM_JOB_ID is set but no srun is on PATH; unset it where there is no allocation, or add --launcher ssh"
         )
-    text = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    text = _node_list(environ)
     if not text:
         raise ValueError("SLURM_JOB_ID is set but SLURM_JOB_NODELIST is not; unset it where there is no allocation")
     try:
@@ -76,12 +77,17 @@ def slurm_nodes(environ: Mapping[str, str]) -> list[str]:
         scontrol = shutil.which("scontrol", path=environ.get("PATH"))
         if scontrol is None:
             raise
-        shown = subprocess.run(
-            [scontrol, "show", "hostnames", text], capture_output=True, text=True, timeout=_SCONTROL_S
-        ).stdout.split()
+        shown: list[str] = []
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            command = [scontrol, "show", "hostnames", text]
+            shown = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_S).stdout.split()
         if not shown:
             raise
         return shown
+
+
+def _node_list(environ: Mapping[str, str]) -> str:
+    return environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
 
 
 def _slurm_hosts(environ: Mapping[str, str]) -> list[HostSlots]:
@@ -93,7 +99,7 @@ def _slurm_hosts(environ: Mapping[str, str]) -> list[HostSlots]:
     if len(counts) != len(nodes):
         raise ValueError(
             f"{name}={environ[name]} does not fit the {len(nodes)} nodes of SLURM_JOB_NODELIST="
-            f"{environ['SLURM_JOB_NODELIST']}; unset what is not of this job, or say by -H where to run"
+            f"{_node_list(environ)}; unset what is not of this job, or say by -H where to run"
         )
     return [HostSlots(node, count) for node, count in zip(nodes, counts)]
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddlcore.contracts.kernels import Kernels
@@ -181,6 +181,14 @@ class Transport(ABC):
     def open(self, context: Context) -> None:
         """Meets the other members; all of them call it. Raises DeadlineExceeded past ``context.timeout_s``."""
         self.context = context
+
+    def attend(self, context: Context, check: Callable[[], None]) -> None:
+        """On every rank of a composed communicator, in place of ``open``, where the provider is ``attended``.
+
+        ``context.members`` are all its ranks. Some of them open others of this kind; they attend after that.
+        ``check`` raises to end the wait. Only ``abort`` and ``close`` may follow. Raises DeadlineExceeded
+        past ``context.timeout_s``.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -130,6 +130,8 @@ class Relay:
                 self._upward()
                 self._keep_beat(time.monotonic())
             self._upward()
+        except Exception as error:  # else the agent would wait for ever for what nobody reads any more
+            self._end(f"what it said could not be followed ({error})")
         finally:
             self._disconnect()
             self._entrance.close_sockets()

@@ -54,9 +54,11 @@ class Reach:
     def endpoint_of(self, bound: str) -> Callable[[str], str]:
         """``bound``: what the server really listens at. The function gives the endpoint for a host."""
         port = bound.rpartition(":")[2]
+        # One command may start agents on this host and on others, and nobody can connect to a wildcard from there.
+        otherwise = self.own if endpoint_host(bound) in _WILDCARDS else ""
 
         def endpoint(host: str) -> str:
-            address = self.routes.get(host, "")
+            address = self.routes.get(host, otherwise)
             return f"tcp://{_bracketed(address)}:{port}" if address else bound
 
         return endpoint
@@ -76,6 +78,8 @@ def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
     if not hosts:
         return Reach("", {})
     wanted, interface = settings.text("control_address"), settings.text("network_interface")
+    if wanted and not endpoint_host(wanted):
+        raise ValueError(f"--control-address {wanted}: other hosts connect by TCP; say it as tcp://IP:PORT")
     if wanted and endpoint_host(wanted) not in _WILDCARDS:
         return Reach(wanted, dict.fromkeys(hosts, endpoint_host(wanted)))
     if endpoint_host(wanted) in ("0.0.0.0", "*"):  # which listens to IPv4 alone

@@ -97,6 +97,7 @@ class _Agent:
         self._task_fd = -1
         self._gone = ""
         self._unheard = False  # it is gone, and what connects to it may not know
+        self._ending = False  # no rank is wanted any more
         self._relay = Relay(
             task.access,
             index,
@@ -191,6 +192,7 @@ class _Agent:
         self._next.put(None)
 
     def _end(self) -> None:
+        self._ending = True
         self._credit.close()
         if self._supervisor is not None:
             self._supervisor.abandon()
@@ -202,7 +204,7 @@ class _Agent:
         processes: list[RankProcess] = []
         if begin.kernels:
             compile_kernels(lambda text: self._say(Said(text)), begin.cache_dir)
-        if self._gone:
+        if self._ending:
             return []
         try:
             allow_files(len(begin.ranks))
@@ -260,7 +262,7 @@ class _Agent:
         for process in processes:
             self._forward.add(process.rank, process.stdout, process.stderr)
         self._forward.start()
-        if self._gone:  # meanwhile, when there was no supervisor to tell
+        if self._ending:  # meanwhile, when there was no supervisor to tell
             self._supervisor.abandon()
         self._supervisor.run()
         self._forward.drain()

@@ -97,6 +97,7 @@ class Crew:
         self._look: Look | None = None
         self._early: list[tuple[int, int, str]] = []  # ends that nobody could be told of yet
         self._feeding = 0  # pieces of output that wait to be shown
+        self._arrived = 0  # bytes of streams, so far
 
     # --- the beginning
 
@@ -198,10 +199,15 @@ class Crew:
     # --- the end
 
     def finish(self, give_up: Callable[[], bool]) -> None:
-        """All ranks have ended: waits for the agents' last words, and for a screen that is slow to show their output."""
+        """All ranks have ended: waits for the agents' last words.
+
+        As long as something comes, too, such as a large result, and for a screen that is slow to show their output.
+        """
+        before = self._arrived
         while not self._wait(lambda m: m.over, time.monotonic() + _CLEARED_S, give_up):
-            if give_up() or not self._feeding:
+            if give_up() or (not self._feeding and self._arrived == before):
                 return
+            before = self._arrived
 
     def close(self) -> None:
         """Lets every agent go, killing what still runs, and ends the commands that started them."""
@@ -241,7 +247,10 @@ class Crew:
 
     def silent(self, agent: int, silence_s: float) -> None:
         """See control.server.Agents."""
+        if agent >= len(self.members):
+            return
         self._lose(self.members[agent], f"nothing was heard of it for {silence_s:g} s")
+        self._tell(agent, Quit())  # its ranks count as lost: should it hear us again, they must not go on
 
     def _note(self, agent: int, member: CrewMember, message: Here | Report | Begun | Finished) -> None:
         with self._changed:
@@ -259,9 +268,13 @@ class Crew:
                 assert self._server is not None
                 self._server.dismiss(agent)
             self._changed.notify_all()
+        if isinstance(message, Begun) and message.error:  # else a supervisor would wait for their ends
+            for rank in member.place.ranks:
+                self._end(rank, LOST, f"it could not be started: {message.error}")
 
     def _take(self, agent: int, member: CrewMember, piece: Data) -> None:
         nbytes = len(piece.data)
+        self._arrived += nbytes
         if piece.stream == "result":
             member.results.setdefault(piece.rank, bytearray()).extend(piece.data)
             self._tell(agent, Ack(nbytes))

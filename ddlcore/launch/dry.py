@@ -32,7 +32,8 @@ def describe(launch: Launch) -> list[str]:
     lines += ["", "commands"]
     if launch.across is not None:
         for command in launch.across.commands():
-            lines += _indented([shlex.join(command.argv)])
+            added = [f"{name}={shlex.quote(value)}" for name, value in command.environ.items()]
+            lines += _indented([" ".join([*added, shlex.join(command.argv)])])
             lines += [f"    its task, with the job's key: {_task(command.task)}"]
         if launch.across.local_ranks:
             ranks = ranks_text(launch.across.local_ranks)

@@ -32,7 +32,7 @@ class Foreign:
     names: tuple[str, ...]
     values: int = 1  # how many words follow the flag
     setting: str = ""  # of ours, to which its value goes
-    convert: Callable[[str], object] = str  # ValueError for what it does not take
+    convert: Callable[[str], object] = str  # ValueError for what it does not take; None: as if it were not there
     environ: str = ""  # NAME=VALUE, added to the ranks' environment
     note: str = ""  # said, and the job goes on
     later: str = ""  # said, and with a flag nothing is started
@@ -53,6 +53,8 @@ class Foreign:
                 converted = self.convert(value)
             except ValueError as error:
                 raise ValueError(f"{name} {value}: {error}") from None
+            if converted is None:
+                return
             if self.setting == "launcher_args" and self.setting in given.settings:
                 converted = f"{given.settings[self.setting]} {converted}"
             given.settings[self.setting] = converted
@@ -97,8 +99,8 @@ def log_level(text: str) -> str:
     return level
 
 
-def _warning(text: str) -> float:
-    return 60.0 if _off(text) else 0.0
+def _no_warning(text: str) -> float | None:
+    return None if _off(text) else 0.0
 
 
 def _name(text: str) -> str:
@@ -196,8 +198,8 @@ VARIABLES: tuple[Foreign, ...] = (
     Foreign(("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"), setting="backend", convert=_name),
     Foreign(("HOROVOD_GLOO_IFACE",), setting="network_interface"),
     Foreign(("HOROVOD_GLOO_TIMEOUT_SECONDS",), setting="open_timeout_s", convert=_number),
-    Foreign(("HOROVOD_STALL_CHECK_DISABLE",), setting="stall_warning_s", convert=_warning),
     Foreign(("HOROVOD_STALL_CHECK_TIME_SECONDS",), setting="stall_warning_s", convert=_number),
+    Foreign(("HOROVOD_STALL_CHECK_DISABLE",), setting="stall_warning_s", convert=_no_warning),  # wins: it comes last
     Foreign(("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",), later=_STALL_END),
     Foreign(("HOROVOD_LOG_LEVEL",), setting="log_level", convert=log_level),
     Foreign(("HOROVOD_LOG_HIDE_TIME",), note=_STAMPS),
@@ -276,6 +278,7 @@ VARIABLES: tuple[Foreign, ...] = (
     ),
 )
 _BY_VARIABLE = {name: row for row in VARIABLES for name in row.names}
+_ORDER = {name: at for at, name in enumerate(_BY_VARIABLE)}
 
 
 def read_variables(environ: Mapping[str, str]) -> Answers:
@@ -284,7 +287,8 @@ def read_variables(environ: Mapping[str, str]) -> Answers:
     Raises ValueError in one line for a value that cannot be.
     """
     given = Answers()
-    for name in sorted(name for name in environ if name.startswith("HOROVOD_")):
+    names = [name for name in environ if name.startswith("HOROVOD_")]
+    for name in sorted(names, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
         row = _BY_VARIABLE.get(name)
         if row is None:
             given.notes.append(f"{name}: Horovod is not known to have such a variable; it is left alone")

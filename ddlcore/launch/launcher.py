@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddlcore.config import Settings
 from ddlcore.control.server import Server
+from ddlcore.errors import DdlInternalError
 from ddlcore.launch.command import may_run_python
 from ddlcore.launch.environment import (
     HostPlace,
@@ -119,7 +120,10 @@ def run_job(launch: Launch) -> int:
             from ddlcore.launch.elsewhere import Elsewhere
 
             elsewhere = Elsewhere(launch.across, say)
-        server, witness = open_network(launch.size, launch.settings, launch.registry, say, elsewhere)
+        try:
+            server, witness = open_network(launch.size, launch.settings, launch.registry, say, elsewhere)
+        except (ValueError, DdlInternalError) as error:
+            raise NotStarted(str(error)) from None
         stack.callback(server.close)
         trap = stack.enter_context(SignalTrap(stays=elsewhere is not None))
         if elsewhere is not None:

@@ -215,10 +215,14 @@ class Engine:
         try:
             with inbox.lock:
                 if not self._running and not self._queue:
+                    holds = self._running = True  # first: who is called away in the middle must be known to be
                     self._stage = LAUNCHING
                     launch = inbox.launch_alone(entry, address, owner)
-                    holds = self._running = launch is not None
-                    self._stage = ENTERING if holds else ""
+                    if launch is not None:
+                        self._stage = ENTERING
+                    else:
+                        self._stage = ""
+                        self._running = holds = False
             if launch is not None:
                 deliver = self._enter(launch, entry)
                 if deliver is launch.position.run.done:
@@ -234,6 +238,8 @@ class Engine:
                 if not over and deliver is not None:
                     self._settle_here(launch, deliver, begun_ns)
         except BaseException:
+            if holds and self._stage == LAUNCHING and entry.state == IDLE:
+                self._stage = ""  # nothing has changed yet
             self._called_away(launch, holds)
             raise
         if over:

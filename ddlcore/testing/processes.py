@@ -89,8 +89,8 @@ class RankProcesses:
             line = Line(connection)
             word, pid = line.hear()
             lines[word, pid] = line
-        pids = [pid for word, pid in lines if word == "rank"]
-        return [_RankProcess(lines["rank", pid], lines["abort", pid]) for pid in pids]
+        self.pids: list[int] = [pid for word, pid in lines if word == "rank"]
+        return [_RankProcess(lines["rank", pid], lines["abort", pid]) for pid in self.pids]
 
     def transports(self, size: int) -> list[Transport]:
         """``size`` new ones, each in another process."""

@@ -75,6 +75,16 @@ class TransportCases(TransportBase):
         exact = self.capabilities().order_fixed
         return Case.of(label, _allreduce(op), sources, expected, in_place=in_place, exact=exact, offsets=offsets)
 
+    def choosing(self, size: int, dtype: DType, op: ReduceOp, count: int) -> Case:
+        """allreduce by a least or greatest, with a NaN on each rank, each at another place."""
+        sources = self.inputs(size, dtype, count)
+        for rank, source in enumerate(sources):
+            source[rank] = float("nan")
+        expected = oracle.reduce(sources, op)
+        expected[:size] = float("nan")
+        label = f"allreduce {op.name.lower()} of {count} {dtype.label}, of which {size} are no numbers"
+        return Case.of(label, _allreduce(op), sources, [expected] * size, exact=False)
+
     def gathering(self, size: int, dtype: DType, counts: Sequence[int], seed: int = 0) -> Case:
         """allgatherv."""
         sources = [oracle.values(dtype, count, rank, seed=seed) for rank, count in enumerate(counts)]

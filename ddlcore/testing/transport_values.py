@@ -72,6 +72,14 @@ class TransportValues(TransportCases):
                 expected = oracle.reduce(sources, ReduceOp.Sum, hosts=self.adding(size))
             self.check(size, [self.summing(f"{large} and ones, {dtype.label}", sources, expected)])
 
+    @pytest.mark.parametrize("dtype", [d for d in DType if d.is_float], ids=lambda dtype: dtype.label)
+    @pytest.mark.parametrize("op", [ReduceOp.Min, ReduceOp.Max], ids=["min", "max"])
+    def test_a_nan_is_not_lost(self, dtype: DType, op: ReduceOp) -> None:
+        """On whichever rank it stands, it is the least and the greatest on all, as in numpy."""
+        self.needs(dtype, op)
+        for size in self.sizes:
+            self.check(size, [self.choosing(size, dtype, op, count) for count in (10, self.around_chunks(dtype)[-1])])
+
     def test_a_late_rank_is_waited_for(self) -> None:
         """What a rank writes just before it calls late is what the others get."""
         for size, late in [(n, late) for n in self.sizes for late in range(n)]:

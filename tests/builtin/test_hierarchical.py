@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -220,3 +221,33 @@ def test_bits_are_those_of_addition_by_host(hosts: tuple[int, ...]) -> None:
             results = world.run(program)
         assert all(same for same, _ in results)
         assert all(replayed > 0 for _, replayed in results)
+
+
+class Attended(ThreadsTransport):
+    """A transport that wants to be known everywhere; notes who attends, and who was aborted there."""
+
+    attending: ClassVar[list[tuple[int, int]]] = []
+    aborted: ClassVar[list[int]] = []
+
+    def attend(self, context: Context, check: Callable[[], None]) -> None:
+        self.rank = context.rank
+        self.attending.append((context.rank, context.size))
+
+    def abort(self) -> None:
+        if hasattr(self, "rank"):
+            self.aborted.append(self.rank)
+        super().abort()
+
+
+@pytest.mark.parametrize("attended", [True, False])
+def test_every_rank_attends_where_that_is_asked_for(attended: bool) -> None:
+    Attended.attending.clear()
+    Attended.aborted.clear()
+    hosts = (0, 0, 0, 1)
+    transports = [HierarchicalTransport(ThreadsTransport(), Attended, attended) for _ in hosts]
+    group = Group(transports, CpuKernels(), members=members(hosts), settings={}, deadline_s=10.0)
+    group.open()
+    group.abort()
+    group.close()
+    assert sorted(Attended.attending) == ([(rank, 4) for rank in range(4)] if attended else [])
+    assert sorted(Attended.aborted) == ([0, 1, 2, 3] if attended else [])

@@ -89,6 +89,10 @@ def test_slots_of_slurm_nodes(variables: dict[str, str], slots: list[int], progr
     [
         ({"SLURM_JOB_NODELIST": ""}, "SLURM_JOB_NODELIST is not"),
         ({"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}, "does not fit the 3 nodes"),
+        (
+            {"SLURM_JOB_NODELIST": "", "SLURM_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "1(x2)"},
+            "does not fit the 3 nodes of SLURM_JOB_NODELIST=n[1-3];",
+        ),
         ({"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "two"}, "no list of tasks per node"),
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "srun has started `ddl run` itself, 4 times"),
         ({"PATH": "/nowhere"}, "no srun is on PATH"),

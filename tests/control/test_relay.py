@@ -51,6 +51,25 @@ def test_the_silent_are_told_once() -> None:
     assert beats.silent(5.0) == ["a"]
 
 
+def test_what_cannot_be_followed_ends_an_agent() -> None:
+    """It would wait for ever else, and its ranks with it."""
+    side = Side("")
+    parted = threading.Event()
+
+    def hear(data: bytes) -> None:
+        raise MemoryError("no room")
+
+    access = side.server.agent_access(side.server.agents_endpoint)
+    relay = Relay(access, 0, heard=hear, gone=lambda reason: parted.set(), silence_s=SILENCE_S)
+    side.relays.append(relay)
+    relay.start()
+    relay.say(b"here")
+    side.until(lambda: (0, b"here") in side.told)
+    side.server.tell(0, b"welcome")
+    assert parted.wait(PATIENCE_S)
+    side.close()
+
+
 # --- agents and a server
 
 

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import platform
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from ddlcore.builtin.ssh import SshLauncher
 from ddlcore.config import Settings, load_settings
 from ddlcore.contracts.interfaces import route_address
+from ddlcore.contracts.launcher import AgentPlace
+from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.job import VERSION
 from ddlcore.launch.across import find_reach
+from ddlcore.launch.crew import Crew
 from ddlcore.launch.preflight import judge, show
+from ddlcore.launch.supervisor import Supervisor
 from ddlcore.launch.survey import survey, versions
+from ddlcore.launch.verdict import End
 from ddlcore.launch.wire import (
     CHUNK_BYTES,
     Ack,
     Begin,
+    Begun,
     Credit,
     Data,
     Look,
+    Quit,
     RankTask,
     Report,
     decode_from_agent,
     decode_to_agent,
     encode,
 )
+from tests.control.echo import EchoBrain
 
 PACKAGES = {"numpy": False, "pluggy": True, "no-such-package": True}
 GOOD = Report("h", platform.python_version(), VERSION, versions(PACKAGES), "10.0.0.2", 4, (1, 2))
@@ -131,6 +141,15 @@ def test_a_wildcard_is_translated(wildcard: str) -> None:
     reach = find_reach(settings(control_address=f"tcp://{wildcard}:4444"), {"a": "127.0.0.1"})
     assert reach.bind == f"tcp://{wildcard}:4444"
     assert reach.endpoint_of("tcp://0.0.0.0:4444")("a") == "tcp://127.0.0.1:4444"
+    ours = reach.endpoint_of("tcp://0.0.0.0:4444")("this host, where one command starts agents on all")
+    assert ours == "tcp://127.0.0.1:4444"
+
+
+@pytest.mark.parametrize("address", ["ipc://@here", "node1:4444", "tcp://:4444"])
+def test_other_hosts_need_an_address_of_tcp(address: str) -> None:
+    """They would wait for nothing."""
+    with pytest.raises(ValueError, match=r"^--control-address .* tcp://IP:PORT$"):
+        find_reach(settings(control_address=address), {"a": "127.0.0.1"})
 
 
 def test_an_address_or_interface_that_was_chosen() -> None:
@@ -144,6 +163,56 @@ def test_a_name_that_nobody_knows_has_the_address_of_the_others() -> None:
     reach = find_reach(settings(), {"nobody": "no-such-host.invalid", "a": "127.0.0.1"})
     assert reach.endpoint_of("tcp://0.0.0.0:7")("nobody").startswith("tcp://")
     assert reach.routes["a"] == route_address("127.0.0.1")
+
+
+# --- the end of an agent's ranks
+
+
+@pytest.fixture
+def crew() -> Iterator[tuple[Crew, Server]]:
+    """A crew of one agent, heard without a network."""
+    made = Crew([AgentPlace(0, "h", (0, 1))], SshLauncher(), lambda text: None)
+    server = Server(2, EchoBrain(), agents=made)
+    made.call((), server, str, {}, 3.0, Look("/", (), "sh", (), "", 0, 0))
+    yield made, server
+    made.close()
+    server.close()
+
+
+def test_a_large_result_is_waited_for(crew: tuple[Crew, Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as more of it comes, however long all of it takes; and no longer."""
+    monkeypatch.setattr("ddlcore.launch.crew._CLEARED_S", 0.05)
+    asked = 0
+
+    def come() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked < 20:
+            crew[0].heard(0, encode(Data(0, "result", b"x")))
+        return False
+
+    monkeypatch.setattr("ddlcore.launch.crew._SLICE_S", 0.05)
+    crew[0].finish(come)
+    assert len(crew[0].results()[0]) == 19
+
+
+def test_ranks_that_could_not_be_started_have_ended(crew: tuple[Crew, Server]) -> None:
+    """Whoever watches over them need not kill what is not there."""
+    told: list[End] = []
+    supervisor = Supervisor(crew[0].ranks(), grace_s=60.0, ended=told.append, say=lambda text: None)
+    crew[0].attach(supervisor)
+    crew[0].heard(0, encode(Begun((), "no memory")))
+    supervisor.run()
+    assert [(end.rank, end.lost) for end in told] == [(r, "it could not be started: no memory") for r in (0, 1)]
+
+
+def test_who_was_silent_for_too_long_is_told_to_end(crew: tuple[Crew, Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network may come back when its ranks were given up, and nobody would signal them any more."""
+    told: list[tuple[int, object]] = []
+    monkeypatch.setattr(crew[1], "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
+    crew[0].silent(0, 3.0)
+    assert crew[0].members[0].gone
+    assert told == [(0, Quit())]
 
 
 # --- messages and credit

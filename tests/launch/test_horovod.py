@@ -132,6 +132,19 @@ def test_our_own_flags_and_variables_win(launches: list[Launch], monkeypatch: py
     assert launches[0].settings["stall_warning_s"] == 2.0
 
 
+@pytest.mark.parametrize(
+    ("variables", "settings"),
+    [
+        ({"DISABLE": "1", "TIME_SECONDS": "9"}, {"stall_warning_s": 0.0}),
+        ({"DISABLE": "0", "TIME_SECONDS": "9"}, {"stall_warning_s": 9.0}),
+        ({"DISABLE": "0"}, {}),
+    ],
+)
+def test_a_stall_check_that_is_off_stays_off(variables: dict[str, str], settings: dict[str, float]) -> None:
+    """Whatever time is set besides, as with Horovod."""
+    assert read_variables({f"HOROVOD_STALL_CHECK_{name}": to for name, to in variables.items()}).settings == settings
+
+
 def test_tcp_reaches_the_ranks(launches: list[Launch]) -> None:
     """As an environment variable of theirs."""
     assert main(["run", "-np", "2", "--tcp", "true"]) == 7

@@ -198,6 +198,15 @@ def test_a_taken_port_is_refused(ddl: Ddl) -> None:
     assert f"port {port} (MASTER_PORT) is taken" in done.stderr
 
 
+@pytest.mark.parametrize("address", ["node1", "tcp://192.0.2.1:0"])
+def test_an_address_that_is_not_ours_is_refused(address: str, ddl: Ddl) -> None:
+    """In one line that repeats it."""
+    done = ddl("run", "-np", "2", "--control-address", address, "true")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ddl run: control network: ") and address in line
+
+
 def test_a_reader_that_goes_ends_no_training(tmp_path: Path) -> None:
     """`ddl run … | head` goes on to the end of the job."""
     (tmp_path / "rank.sh").write_text("for i in 1 2 3; do seq 20000; done; touch done.$RANK\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 
 import pytest
@@ -28,6 +29,13 @@ def test_one_command_a_host() -> None:
         assert name == host
         assert {"-T", "-oBatchMode=yes", "-oStrictHostKeyChecking=accept-new", "-oConnectTimeout=10"} <= set(options)
         assert shlex.split(remote) == ["exec", *PROGRAM]
+
+
+def test_an_address_of_another_user() -> None:
+    """ssh takes no brackets."""
+    place = AgentPlace(0, "me@[fe80::2]", (0,))
+    (command,) = SshLauncher().commands(dataclasses.replace(plan(), agents=(place,)))
+    assert command.argv[-2] == "me@fe80::2"
 
 
 def test_settings_become_options() -> None:

@@ -25,13 +25,15 @@ class HierarchicalTransport(Transport):
     """Ranks on two hosts or more, however many on each and in whatever order.
 
     ``local`` serves the ranks of one host, on hosts that have several; ``make_cross`` makes what serves
-    one rank of each host, on the ranks that cross. Not order of ranks, but of hosts and of ranks on them
-    is the order of addition.
+    one rank of each host, on the ranks that cross; where it is ``attended``, one more on every rank for
+    that. Not order of ranks, but of hosts and of ranks on them is the order of addition.
     """
 
-    def __init__(self, local: Transport, make_cross: Callable[[], Transport]) -> None:
+    def __init__(self, local: Transport, make_cross: Callable[[], Transport], attended: bool = False) -> None:
         self._local = local
         self._make_cross = make_cross
+        self._attended = attended
+        self._attending: Transport | None = None
         self._crossing: Crossing | None = None
         self._pipeline: Pipeline | None = None
         self._opened: Transport | None = None  # what serves this host, from when it begins to open
@@ -53,6 +55,8 @@ class HierarchicalTransport(Transport):
         layout = Layout.of(context.members, context.rank, shares)
         if layout.crosses:
             self._crossing = Crossing(self._make_cross)
+        if self._attended:
+            self._attending = self._make_cross()
         self._opened = self._local if len(layout.mates) > 1 else SoloTransport()
         self._check()  # whoever aborts from here on ends both
         try:
@@ -73,19 +77,24 @@ class HierarchicalTransport(Transport):
         local.open(_part(context, layout.mates, layout.local, f"host{layout.host}/", name))
         if crossing is not None:
             crossing.opened(context.timeout_s)
+        if self._attending is not None:
+            self._attending.attend(context, self._check)
 
     def close(self) -> None:
         self._pipeline = None
         crossing, self._crossing = self._crossing, None
         opened, self._opened = self._opened, None
+        attending, self._attending = self._attending, None
         if crossing is not None:
             crossing.close()
+        if attending is not None:
+            attending.close()
         if opened is not None:
             opened.close()
 
     def abort(self) -> None:
         self._aborted = True
-        for part in (self._opened, self._crossing):
+        for part in (self._opened, self._crossing, self._attending):
             if part is not None:
                 part.abort()
 

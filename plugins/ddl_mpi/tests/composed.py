@@ -17,4 +17,4 @@ class ShmOverMpi(HierarchicalTransport):
     capabilities = Capabilities(order_fixed=True, by_host=True)  # of every instance; the suite asks the class
 
     def __init__(self) -> None:
-        super().__init__(ShmTransport(), MpiTransport)
+        super().__init__(ShmTransport(), MpiTransport, attended=True)

@@ -57,6 +57,12 @@ def test_root_is_told_to_open_mpi(name: str, monkeypatch: pytest.MonkeyPatch, ca
     assert ("--allow-run-as-root" in caplog.text) == (name == "openmpi")
 
 
+def test_a_key_whose_path_has_a_space_is_refused(name: str) -> None:
+    """Its ssh would get pieces of it."""
+    with pytest.raises(ValueError, match=r"^--ssh-identity-file /my keys/id: "):
+        MpiLauncher().commands(plan("a", "b", ssh_identity_file="/my keys/id"))
+
+
 def test_ssh_options_reach_its_ssh(name: str) -> None:
     """Port and key, by a variable or an argument."""
     (command,) = MpiLauncher().commands(plan("a", "b", ssh_port=2222, ssh_identity_file="/k"))

@@ -141,6 +141,11 @@ def _by_prte(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, in
 
 
 def _ssh_options(plan: StartPlan) -> list[str]:
+    if len(str(plan.settings["ssh_identity_file"]).split()) > 1:  # both MPIs split what is for ssh at every space
+        raise ValueError(
+            f"--ssh-identity-file {plan.settings['ssh_identity_file']}: MPI takes no path with a space; "
+            "name the key in ssh's own configuration"
+        )
     options = []
     if plan.settings["ssh_port"]:
         options += ["-p", str(plan.settings["ssh_port"])]

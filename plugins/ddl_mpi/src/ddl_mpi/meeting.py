@@ -14,7 +14,7 @@ from ddl_mpi.library import INSTALL
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import DeadlineExceeded, TransportError
 
-__all__ = ["apart", "check_threads", "meet", "objection"]
+__all__ = ["apart", "begin", "check_threads", "meet", "objection"]
 
 SLICE_S = 0.2  # how soon an abort is noticed
 TAGS = 1 << 15  # MPI promises that many
@@ -33,6 +33,20 @@ def check_threads(mpi: Any) -> None:
         'mpi4py.rc.thread_level = "multiple" (the default), or "serialized" if the program leaves MPI to ddl '
         "between init() and shutdown(), or call ddl.init() before anything imports mpi4py.MPI"
     )
+
+
+def begin(context: Context, check: Callable[[], None]) -> None:
+    """Begins MPI where it has not begun: it waits for all processes that it has started, whoever of them needs it.
+
+    Raises as ``meet`` does.
+    """
+    until_s = time.monotonic() + context.timeout_s
+    mpi: Any = apart(process.load, context, until_s, check)
+    if context.store.add("mpi/begun", 1) == context.size:
+        context.store.set("mpi/all", b"")
+    _awaited(context, "mpi/all", f"not all ranks of {_name(context)} have begun MPI", until_s, check)
+    if mpi.COMM_WORLD.Get_size() == context.size:  # all of MPI's ranks have begun it
+        process.unname_shared_memory()
 
 
 def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
@@ -60,18 +74,25 @@ def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
 
 
 def _fact(context: Context, rank: int, until_s: float, check: Callable[[], None]) -> list[Any]:
+    late = f"rank {context.members[rank].rank} has not come to {_name(context)}"
+    fact: list[Any] = json.loads(_awaited(context, f"mpi/{rank}", late, until_s, check))
+    return fact
+
+
+def _awaited(context: Context, key: str, late: str, until_s: float, check: Callable[[], None]) -> bytes:
+    """What stands under ``key``. Raises DeadlineExceeded, with ``late`` in it, past ``until_s``, and what ``check`` raises."""
     while True:
         check()
         left_s = until_s - time.monotonic()
         try:
-            fact: list[Any] = json.loads(context.store.get(f"mpi/{rank}", max(0.0, min(SLICE_S, left_s))))
-            return fact
+            return context.store.get(key, max(0.0, min(SLICE_S, left_s)))
         except DeadlineExceeded:
             if left_s <= SLICE_S:
-                raise DeadlineExceeded(
-                    f"mpi: rank {context.members[rank].rank} has not come to {context.name or 'the communicator'} "
-                    f"within {context.timeout_s:g} s"
-                ) from None
+                raise DeadlineExceeded(f"mpi: {late} within {context.timeout_s:g} s") from None
+
+
+def _name(context: Context) -> str:
+    return context.name or "the communicator"
 
 
 def objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:

@@ -29,6 +29,7 @@ def ddl_transports() -> list[TransportProvider]:
             priority=30,
             sizes=(2, None),
             launcher="mpi",
+            attended=True,
             settings=(
                 Setting(
                     "mpi_persistent",

@@ -26,6 +26,7 @@ LARGE_BYTES = 64 << 10  # from here on ranks meet before they send: who waits fo
 PERSIST_AFTER = 3  # calls with the same memory
 REMEMBERED = 256  # of these; a persistent request takes some hundred bytes, in some MPIs as much as a temporary
 SIXTEEN_BITS = (DType.F16, DType.BF16)
+ORDERED = (ReduceOp.Min, ReduceOp.Max)
 OPS = {ReduceOp.Sum: "SUM", ReduceOp.Min: "MIN", ReduceOp.Max: "MAX", ReduceOp.Product: "PROD"}
 BOOL_OPS = {ReduceOp.Sum: "MAX", ReduceOp.Min: "MIN", ReduceOp.Max: "MAX", ReduceOp.Product: "MIN"}  # of 0 and 1
 TYPES = {
@@ -69,6 +70,7 @@ class MpiTransport(Transport):
         self._made = 0  # persistent requests, on all ranks together
         self._scratch: dict[str, Memory] = {}
         self._aborted = False
+        self._attends = False
         self._under_way: object = None  # what MPI would write to
         self._lock = threading.Lock()  # abort() against close()
 
@@ -89,9 +91,15 @@ class MpiTransport(Transport):
         bound = mpi.Query_thread() < mpi.THREAD_SERIALIZED
         self.capabilities = replace(self.capabilities, devices=devices, thread_bound=bound)
 
+    def attend(self, context: Context, check: Callable[[], None]) -> None:
+        super().open(context)
+        self._attends = True  # MPI_Init waits for this process, and MPI_Finalize would for the others
+        meeting.begin(context, check)
+
     def close(self) -> None:
         with self._lock:
             comm, self._comm = self._comm, None
+            self._attends = False
         if comm is None:
             return
         if self._aborted or self._under_way is not None:
@@ -104,14 +112,14 @@ class MpiTransport(Transport):
     def abort(self) -> None:
         self._aborted = True
         with self._lock:
-            if self._comm is not None:
+            if self._comm is not None or self._attends:
                 process.forsake()  # from here on this process ends without MPI_Finalize
 
     # --- the collectives
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
-        if source.dtype in SIXTEEN_BITS:
-            return self._begin(self._reduce_in_float32(source, target, op), source, target)
+        if _is_ours(source, op):
+            return self._begin(self._reduce_ourselves(source, target, op), source, target)
         if source.nbytes < LARGE_BYTES:
             return self._begin(self._small_allreduce(source, target, op), source, target)
         return self._begin(self._large_allreduce(source, target, op), source, target)
@@ -127,8 +135,8 @@ class MpiTransport(Transport):
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
         large = source.nbytes >= LARGE_BYTES
-        if source.dtype in SIXTEEN_BITS:
-            return self._begin(self._scatter_in_float32(source, target.address, counts, op, large), source, target)
+        if _is_ours(source, op):
+            return self._begin(self._scatter_ourselves(source, target.address, counts, op, large), source, target)
 
         def send() -> Any:
             return self._comm.Ireduce_scatter(
@@ -192,15 +200,15 @@ class MpiTransport(Transport):
         self._forget(REMEMBERED)
         yield request, self._data
 
-    def _reduce_in_float32(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        """As many bytes as a ring sends, and each sum is rounded once."""
+    def _reduce_ourselves(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
+        """As many bytes as a ring sends; 16-bit sums are rounded once, and no NaN is lost."""
         size, large = self.context.size, source.nbytes >= LARGE_BYTES
         counts = [source.count // size + (rank < source.count % size) for rank in range(size)]
         mine = target.address + sum(counts[: self.context.rank]) * target.dtype.itemsize
-        yield from self._scatter_in_float32(source, mine, counts, op, large)
+        yield from self._scatter_ourselves(source, mine, counts, op, large)
         yield self._gather(self._mpi.IN_PLACE, target, counts), self._data if large else ARRIVAL
 
-    def _scatter_in_float32(
+    def _scatter_ourselves(
         self, source: Buffer, target: int, counts: Sequence[int], op: ReduceOp, large: bool
     ) -> Iterator[Step]:
         if source.device.kind != "cpu":
@@ -285,6 +293,16 @@ class MpiTransport(Transport):
         if memory is None or memory.nbytes < nbytes:
             memory = self._scratch[use] = self.allocate(max(nbytes, 4096))
         return Buffer(memory.address, count, dtype, (count,), owner=memory)
+
+
+def _is_ours(source: Buffer, op: ReduceOp) -> bool:
+    """Whether ddl's kernels reduce it, which they do in the host's memory.
+
+    MPI adds 16-bit floats in 16 bits, and finds the least or greatest of floats by comparing: where one is a NaN,
+    each rank may end with another value.
+    """
+    chosen = op in ORDERED and source.dtype.is_float and source.device.kind == "cpu"
+    return chosen or source.dtype in SIXTEEN_BITS
 
 
 def _looked_up(mpi: Any, names: Mapping[K, str]) -> dict[K, Any]:

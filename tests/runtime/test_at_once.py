@@ -1,0 +1,106 @@
+"""A call that is a batch by itself, called away by a signal's handler while it is launched."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import pytest
+
+from ddlcore.errors import DdlInternalError
+from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
+from ddlcore.runtime.engine import Engine, Verdict
+from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.inbox import Inbox
+from ddlcore.runtime.meter import Meter
+from ddlcore.runtime.request import Recurring
+from ddlcore.types import Buffer, DType, Kind
+
+SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
+
+
+class Called(BaseException):
+    """What a handler raises."""
+
+
+class Run:
+    """How the batch is run; ``resumable`` is asked for before anything has changed."""
+
+    def __init__(self, strikes: bool = False) -> None:
+        self._strikes = strikes
+
+    @property
+    def resumable(self) -> bool:
+        if self._strikes:
+            raise Called
+        return True
+
+
+def ready(run: Run) -> tuple[Engine, Inbox, Recurring, list[BaseException]]:
+    """An engine whose thread has not begun, in replay of one tensor, and what broke the job."""
+    completion = Completion()
+    inbox = Inbox(completion, lambda: None)
+    inbox.learn(Arranged(0, b"", (Planned(0, Kind.ALLREDUCE, ("x",), (encode(SPEC),), False),)))
+    inbox.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
+    entry = Recurring(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    broken: list[BaseException] = []
+    none = cast("Any", None)
+    engine = Engine(none, none, inbox, completion, Verdict(), broken.append, Meter(), "engine")
+    inbox.again(entry, 64, None, waits=True)  # gives it its seat
+    launch = inbox.launch()
+    assert launch is not None
+    inbox.delivered(launch)
+    entry.complete(0, None, -1)
+    launch.position.run = run
+    return engine, inbox, entry, broken
+
+
+def test_a_batch_that_was_launched_in_part_ends_the_job() -> None:
+    """Nobody would enter it, and the next batch would meet that of the peers in its place."""
+    engine, inbox, entry, broken = ready(Run())
+    replay = entry.replay
+    launch = replay.launch
+
+    def called_away(number: int) -> None:
+        launch(number)
+        raise Called
+
+    replay.launch = called_away
+    with pytest.raises(Called):
+        engine.at_once(entry, 64, None)
+    assert [type(error) for error in broken] == [DdlInternalError]
+    assert "was about to launch a batch" in str(broken[0])
+    assert not inbox.lock.locked()
+
+
+def test_who_is_called_away_before_anything_has_changed_may_call_again() -> None:
+    engine, inbox, entry, broken = ready(Run(strikes=True))
+    with pytest.raises(Called):
+        engine.at_once(entry, 64, None)
+    assert not broken
+    assert not entry.pending
+    entry.position.run = Run()
+    with inbox.lock:
+        assert inbox.launch_alone(entry, 64, None) is not None
+
+
+def test_a_call_that_is_not_launched_here_leaves_the_engine_free() -> None:
+    """It has no seat yet: the engine's thread, not this one, runs it."""
+    engine, inbox, entry, broken = ready(Run())
+    entry.replay = entry
+    waiting = threading.Thread(target=engine.at_once, args=(entry, 64, None), daemon=True)
+    entry.position.run = None  # only the engine's thread can run it
+    waiting.start()
+    for _ in range(100):
+        if inbox.is_ready():
+            break
+        waiting.join(0.05)
+    assert inbox.is_ready()
+    assert not engine._running
+    launch = inbox.launch()
+    assert launch is not None
+    inbox.delivered(launch)
+    entry.complete(0, None, -1)
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert not broken
