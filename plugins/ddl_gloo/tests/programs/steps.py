@@ -29,7 +29,7 @@ GRADIENTS = [np.zeros(size, np.float32) for size in (10, 1000, 200_000, 3)]
 
 def main(died: str) -> None:
     ddl.init()
-    for _ in range(20):
+    for _ in range(60):
         step()
     before = ddl.stats()
     for _ in range(STEPS):
