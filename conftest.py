@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 import uuid
@@ -35,6 +36,8 @@ _HAS_PROC = Path("/proc/self/environ").exists()
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[_MARK] = uuid.uuid4().hex
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs have it, and pass it on
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator remembers no more after ten thousand steps than after two thousand, whatever the steps are."""
+"""The coordinator remembers no more after five thousand steps than after fifteen hundred, whatever the steps are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ddlcore.runtime.schedule import MOST_KNOWN
 from ddlcore.types import DType, Kind
 
 SIZE = 2
-STEPS, WARM_STEPS = 10_000, 2_000
+STEPS, WARM_STEPS = 5_000, 1_500
 GROWTH_BYTES = 16 << 10  # far less than a name a step would take
 
 
