@@ -17,10 +17,11 @@ from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect_with
 from ddlcore.control.credentials import Access
 from ddlcore.control.knock import answers, at, open_endpoints, split_endpoint
+from ddlcore.control.ports import free_ports
 from ddlcore.control.rendezvous import Invitation, file_name, folders, has_ended, look
 from ddlcore.control.resident import Resident, listening_address
 from ddlcore.control.store import JobStore
-from ddlcore.control.surroundings import free_ports, host_name, kin
+from ddlcore.control.surroundings import host_name, kin
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, PeerLost
 from ddlcore.job import Job, build_sessions
 from ddlcore.messages import Arrive, FromCoordinator, Lost, Refused, Seats, ToCoordinator
@@ -196,7 +197,7 @@ class Guest:
             pid=os.getpid(),
             address=self._address,
             via=self._via,
-            ports=free_ports(2),
+            ports=tuple(free_ports(2)),
             patient=patient,
         )
 

@@ -28,7 +28,7 @@ from ddlcore.launch.bench.plan import SIZES, BenchPlan, parse_sizes, size_text
 from ddlcore.launch.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
 from ddlcore.launch.bench.timing import Together
 from ddlcore.types import Sum
-from tools.bench_verdicts import Judged, machine_words, markdown, missed, put, table
+from tools.bench_verdicts import Judged, concluded, machine_words, markdown, put, table
 from tools.mpi_world import run_under_mpiexec, what_is_missing
 
 __all__ = ["PARTS", "Part", "gloo_target", "judged", "judged_whole", "main", "mpi_target"]
@@ -341,9 +341,7 @@ def main() -> int:
         given.json.write_text(json.dumps(times, indent=1) + "\n")
     if given.markdown:
         put(given.markdown, [*about(given), "", *markdown(rows)])
-    wrong = missed(rows)
-    print(f"\n{len(rows)} rows, {len(wrong)} miss their target" + "".join(f"\n  {w.what}, {w.size}" for w in wrong))
-    return int(bool(wrong) and not given.no_check)
+    return concluded(rows, not given.no_check)
 
 
 if __name__ == "__main__":

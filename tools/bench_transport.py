@@ -25,7 +25,7 @@ from ddlcore.contracts.bench import BenchPeer
 from ddlcore.launch.bench.pipe import told
 from ddlcore.launch.bench.plan import BenchPlan, parse_dtype, parse_operations, parse_sizes, size_text
 from ddlcore.launch.bench.results import TRANSPORT, Row, interval_words, ratio
-from tools.bench_verdicts import Judged, machine_words, missed, table
+from tools.bench_verdicts import Judged, concluded, machine_words, table
 from tools.mpi_world import run_under_mpiexec
 
 __all__ = ["STANDARD", "judged", "main"]
@@ -149,9 +149,7 @@ def main() -> int:
     print("\n".join(table(rows)))
     if given.json:
         given.json.write_text(json.dumps([row.as_json() for row in measured], indent=1) + "\n")
-    wrong = missed(rows)
-    print(f"\n{len(rows)} rows, {len(wrong)} miss their target" + "".join(f"\n  {w.what}, {w.size}" for w in wrong))
-    return int(bool(wrong) and not given.no_check)
+    return concluded(rows, not given.no_check)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from ddlcore.launch.bench.results import Ratio
 from ddlcore.launch.environment import usable_cores
 
-__all__ = ["Judged", "machine_words", "markdown", "missed", "put", "table"]
+__all__ = ["Judged", "concluded", "machine_words", "markdown", "missed", "put", "table"]
 
 _COLUMNS = ("what", "size", "ddl", "peer", "measured", "target", "verdict")
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -62,6 +62,13 @@ class Judged:
         return dict(
             zip(_COLUMNS, (self.what, self.size, self.ddl, self.peer, str(self.measured), target, self.verdict))
         )
+
+
+def concluded(rows: Sequence[Judged], check: bool) -> int:
+    """Prints how many rows miss, and which; the exit code: 1 where one does and that is to be checked."""
+    wrong = missed(rows)
+    print(f"\n{len(rows)} rows, {len(wrong)} miss their target" + "".join(f"\n  {w.what}, {w.size}" for w in wrong))
+    return int(bool(wrong) and check)
 
 
 def missed(rows: Sequence[Judged]) -> list[Judged]:

@@ -1,18 +1,15 @@
-"""What a process can see of where it runs: its parents' command lines, its host, who shares its process ids, free ports."""
+"""What a process can see of where it runs: its parents' command lines, its host, and who shares its process ids."""
 
 from __future__ import annotations
 
 import os
-import random
 import socket
 from pathlib import Path
 
-__all__ = ["free_ports", "host_name", "kin", "lineage"]
+__all__ = ["host_name", "kin", "lineage"]
 
 _PROC = Path("/proc")
 _MOST_PARENTS = 64
-_PORTS = range(20000, 32768)
-_TRIES = 200
 
 
 def lineage() -> list[list[str]]:
@@ -41,26 +38,6 @@ def host_name() -> str:
 def kin() -> str:
     """A name for those processes that see each other's process ids."""
     return ":".join((_boot() or socket.gethostname(), _namespace("pid")))
-
-
-def free_ports(count: int) -> tuple[int, ...]:
-    """TCP ports that nobody listens at now; fewer where no more were found.
-
-    They are below those that the system gives to outgoing connections, and chosen by chance, so that they are
-    likely to be free a while later.
-    """
-    found: list[int] = []
-    for port in random.SystemRandom().sample(_PORTS, _TRIES):
-        if len(found) == count:
-            break
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            found.append(port)
-    return tuple(found)
 
 
 def _boot() -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddlcore.config import Settings
+from ddlcore.control.ports import free_ports
 from ddlcore.control.server import Server
 from ddlcore.launch.across import Across
 from ddlcore.launch.command import may_run_python
@@ -21,7 +22,6 @@ from ddlcore.launch.environment import (
     thread_variables,
     usable_cores,
 )
-from ddlcore.launch.ports import free_ports
 from ddlcore.launch.preflight import HostCheck, compared_packages, judge
 from ddlcore.launch.preflight import show as table_of
 from ddlcore.launch.verdict import NotStarted

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddlcore.config import CHILD_MARK, Environment, Settings
+from ddlcore.control.ports import LOOPBACK, free_ports, is_free
 from ddlcore.launch.command import ranks_path
-from ddlcore.launch.ports import LOOPBACK, free_ports, is_free
 from ddlcore.types import Placement
 
 __all__ = [

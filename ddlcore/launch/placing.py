@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from ddlcore.config import Settings
 from ddlcore.contracts.launcher import HostSlots
 from ddlcore.launch.hosts import Layout, lay_out, parse_hosts, read_hostfile
 from ddlcore.plug.registry import Registry
+from ddlcore.runtime.backend import parse_backend
 
 if TYPE_CHECKING:
     from ddlcore.launch.across import Across
@@ -67,7 +67,9 @@ def place(
 
 def _needed_launcher(backend: str, registry: Registry) -> str:
     """The launcher without which a transport in ``backend`` does not work; "" for none."""
-    providers = [registry.transports[name] for name in re.findall(r"[\w-]+", backend) if name in registry.transports]
+    wanted = parse_backend(backend)
+    names = [name for choice in (wanted.default, *wanted.kinds.values()) for name in choice.names]
+    providers = [registry.transports[name] for name in names if name in registry.transports]
     return next((provider.launcher for provider in providers if provider.launcher), "")
 
 

@@ -11,9 +11,9 @@ import socket
 from collections.abc import Iterable
 
 from ddlcore.contracts.interfaces import chosen_address, route_address
+from ddlcore.control.ports import free_ports, is_free
 from ddlcore.job import VERSION
 from ddlcore.launch.environment import usable_cores
-from ddlcore.launch.ports import free_ports, is_free
 from ddlcore.launch.wire import Look, Report
 
 __all__ = ["endpoint_host", "survey", "versions"]

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ddlcore.control.knock import open_endpoints, split_endpoint
-from ddlcore.control.surroundings import free_ports, host_name, kin, lineage
+from ddlcore.control.surroundings import host_name, kin, lineage
 
 CHILD = (
     "import json; from ddlcore.control.surroundings import host_name, kin, lineage; "
@@ -32,15 +32,6 @@ def test_a_child_sees_its_parents_and_the_same_host() -> None:
 def _own_command() -> list[str]:
     with open("/proc/self/cmdline", encoding="utf-8") as file:
         return file.read().rstrip("\0").split("\0")
-
-
-def test_free_ports_are_free_and_differ() -> None:
-    """A server could listen at each of them."""
-    ports = free_ports(3)
-    assert len(set(ports)) == 3
-    for port in ports:
-        with socket.socket() as one:
-            one.bind(("", port))
 
 
 def test_open_endpoints_are_those_where_somebody_listens() -> None:

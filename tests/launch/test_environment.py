@@ -8,6 +8,7 @@ import socket
 import pytest
 
 from ddlcore.config import Environment, load_settings
+from ddlcore.control.ports import free_ports, is_free
 from ddlcore.launch.environment import (
     THREAD_VARIABLES,
     master_port,
@@ -15,7 +16,6 @@ from ddlcore.launch.environment import (
     setting_variables,
     thread_variables,
 )
-from ddlcore.launch.ports import free_ports, is_free
 
 
 def test_ranks_are_told_who_they_are() -> None:

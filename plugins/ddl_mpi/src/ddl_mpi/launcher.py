@@ -100,12 +100,16 @@ def _command(plan: StartPlan, argv: Sequence[str], number: tuple[str, ...], envi
     )
 
 
+def _host_list(hosts: Sequence[tuple[str, int]]) -> str:
+    return ",".join(f"{host.strip('[]')}:{count}" for host, count in hosts)
+
+
 def _by_hydra(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, int]]) -> StartCommand:
     """MPICH's mpiexec and its kin."""
     argv = [
         library.mpiexec,
         "-hosts",
-        ",".join(f"{host.strip('[]')}:{count}" for host, count in hosts),
+        _host_list(hosts),
         "-np",
         str(len(plan.agents)),
         "-disable-auto-cleanup",  # who is lost, and when the others end, is for `ddl run` to say
@@ -120,7 +124,7 @@ def _by_prte(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, in
     argv = [
         library.mpiexec,
         "--host",
-        ",".join(f"{host.strip('[]')}:{count}" for host, count in hosts),
+        _host_list(hosts),
         "-np",
         str(len(plan.agents)),
         "--map-by",
