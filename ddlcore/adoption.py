@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from ddlcore.contracts.cluster import Surroundings
 from ddlcore.control.surroundings import lineage
-from ddlcore.job import log_at, settings_of
+from ddlcore.job import log_at
+from ddlcore.plug.settings import settings_of
 
 if TYPE_CHECKING:
     from ddlcore.guest import Guest

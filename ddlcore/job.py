@@ -15,18 +15,18 @@ from functools import partial
 from typing import Any
 
 from ddlcore.builtin.by_kind import ByKindTransport
-from ddlcore.config import SETTINGS, Environment, Setting, Settings, load_settings
+from ddlcore.config import Environment, Settings
 from ddlcore.contracts.compressor import Compressor
-from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.store import PrefixStore, Store
 from ddlcore.contracts.transport import Context, Transport
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, NotInitialized
+from ddlcore.kernels.late import LateKernels
 from ddlcore.messages import PROTOCOL, Bye, Done, Hello
-from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.registry import Registry
-from ddlcore.runtime.engine import Engine, Verdict
+from ddlcore.plug.settings import settings_of
+from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.executor import Executor
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
@@ -36,7 +36,8 @@ from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.request import Entry, Recurring
 from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.runtime.sessions import Sessions
-from ddlcore.types import DType, Member, Placement, ReduceOp
+from ddlcore.runtime.verdict import Verdict
+from ddlcore.types import Member, Placement
 
 __all__ = [
     "Job",
@@ -53,46 +54,6 @@ __all__ = [
 log = logging.getLogger("ddl")
 VERSION = "0.1.0"
 ABORT_WAIT_S = 2.0
-
-
-class LateKernels(Kernels):
-    """The CPU kernels, imported and compiled when the first of them is called: a world of one may never need one."""
-
-    def __init__(self, cache_dir: str) -> None:
-        self._cache_dir = cache_dir
-        self._kernels: Kernels | None = None
-
-    def _load(self) -> Kernels:
-        if self._kernels is None:
-            from ddlcore.kernels.cpu import CpuKernels
-
-            self._kernels = CpuKernels(self._cache_dir)
-        return self._kernels
-
-    def pack(
-        self, sources: Sequence[int], counts: Sequence[int], dtype: DType, target: int, wire: DType, scale: float = 1.0
-    ) -> None:
-        self._load().pack(sources, counts, dtype, target, wire, scale)
-
-    def unpack(
-        self, source: int, wire: DType, targets: Sequence[int], counts: Sequence[int], dtype: DType, scale: float = 1.0
-    ) -> None:
-        self._load().unpack(source, wire, targets, counts, dtype, scale)
-
-    def reduce(
-        self,
-        sources: Sequence[int],
-        target: int,
-        count: int,
-        dtype: DType,
-        op: ReduceOp,
-        scale: float = 1.0,
-        prescale: float = 1.0,
-    ) -> None:
-        self._load().reduce(sources, target, count, dtype, op, scale, prescale)
-
-    def fill_identity(self, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        self._load().fill_identity(target, count, dtype, op)
 
 
 class Job:
@@ -413,36 +374,6 @@ class _SessionStore(PrefixStore):
     @property
     def _prefix(self) -> str:  # type: ignore[override]  # computed where the base class keeps a constant
         return self._session() + "/"
-
-
-def settings_of(
-    environ: Mapping[str, str],
-    flags: Mapping[str, object] | None = None,
-    file: Mapping[str, object] | None = None,
-    registry: Registry | None = None,
-) -> tuple[Settings, Registry]:
-    """The settings and the plugins that hold here. Plugins bring rows of their own, so they are loaded in between.
-
-    ``registry``: of the plugins, where they have been loaded already.
-    """
-    if registry is None:
-        registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))
-    rows: list[Setting] = list(SETTINGS)
-    for door in (
-        registry.transports,
-        registry.adapters,
-        registry.fusion_policies,
-        registry.compressors,
-        registry.launchers,
-    ):
-        for provider in door.values():
-            rows += provider.settings
-    return load_settings(environ, file, flags, rows), registry
-
-
-def _known(flags: Mapping[str, object] | None, rows: Sequence[Setting]) -> dict[str, object]:
-    names = {row.name for row in rows}
-    return {name: value for name, value in (flags or {}).items() if name in names}
 
 
 def build_sessions(size: int, settings: Settings, registry: Registry) -> Sessions:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own path is tools/, not the tree's root
 
-from ddlcore.job import settings_of
 from ddlcore.launch.bench.plan import size_text
 from ddlcore.launch.bench.results import Ratio, Row, interval_words, median_interval, ratio
+from ddlcore.plug.settings import settings_of
 from tools.bed import Bed, why_no_bed
 from tools.bench_verdicts import Judged, machine_words, markdown, missed, put, table
 from tools.crossing.rank import Contender, Spec

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from ddlcore.api.world import current_job
-from ddlcore.job import settings_of
 from ddlcore.plug.aliases import ALIASES
+from ddlcore.plug.settings import settings_of
 
 __all__ = ["built", "enabled", "threads_supported"]
 

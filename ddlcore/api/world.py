@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ddlcore.adoption import recognise
 from ddlcore.config import Environment
 from ddlcore.errors import DdlInternalError, NotInitialized
-from ddlcore.job import Job, launched_job, lone_job, settings_of
+from ddlcore.job import Job, launched_job, lone_job
 from ddlcore.messages import Spec, encode
 from ddlcore.plug.aliases import ALIASES
+from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.meter import Stats
 from ddlcore.runtime.request import Entry

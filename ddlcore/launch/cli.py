@@ -43,7 +43,7 @@ class _Commands(click.Group):
 
 
 def _registry() -> Registry:
-    from ddlcore.job import settings_of
+    from ddlcore.plug.settings import settings_of
 
     return settings_of(os.environ)[1]
 

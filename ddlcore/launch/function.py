@@ -16,7 +16,6 @@ from ddlcore.config import Settings
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError, RankFailed
-from ddlcore.job import settings_of
 from ddlcore.launch.command import own_python
 from ddlcore.launch.environment import (
     HostPlace,
@@ -40,6 +39,7 @@ from ddlcore.launch.supervisor import Supervisor
 from ddlcore.launch.verdict import End, NotStarted, first_failure, ranks_text
 from ddlcore.launch.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
+from ddlcore.plug.settings import settings_of
 
 if TYPE_CHECKING:
     from ddlcore.launch.across import Across

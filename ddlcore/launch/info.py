@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from ddlcore.job import settings_of
 from ddlcore.launch.facts import all_facts
+from ddlcore.plug.settings import settings_of
 
 __all__ = ["info", "table"]
 

@@ -10,7 +10,7 @@ import click
 
 from ddlcore.config import Settings, read_toml
 from ddlcore.errors import DdlInternalError, PluginError
-from ddlcore.job import VERSION, settings_of
+from ddlcore.job import VERSION
 from ddlcore.launch.command import own_script, ranks_path, resolve_command
 from ddlcore.launch.environment import master_port, wanted_port
 from ddlcore.launch.horovod import Answers, answers_of, horovod_options, log_level, read_variables
@@ -20,6 +20,7 @@ from ddlcore.launch.options import setting_options
 from ddlcore.launch.placing import Placed, place
 from ddlcore.launch.verdict import NotStarted
 from ddlcore.plug.registry import Registry
+from ddlcore.plug.settings import settings_of
 
 __all__ = ["run"]
 

@@ -18,43 +18,15 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.request import IDLE, Entry, Outcome, Recurring
 from ddlcore.runtime.schedule import Launch
+from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Kind
 
-__all__ = ["Engine", "Todo", "Verdict"]
+__all__ = ["Engine", "Todo"]
 
 log = logging.getLogger("ddl")
 # What a thread that helps may be in the middle of when a signal's handler raises.
 LAUNCHING, ENTERING, DELIVERING = "was about to launch a batch", "waited in a batch", "handed a result over"
 VERDICT_WAIT_S = 2.0  # how long a failed transport waits to hear that a peer died: the better explanation
-
-
-class Verdict:
-    """Why the job is over, once it is. The first verdict stands."""
-
-    def __init__(self) -> None:
-        self._given = threading.Event()
-        self._make: Callable[[str], BaseException] | None = None
-        self._lock = threading.Lock()
-
-    def give(self, make: Callable[[str], BaseException]) -> bool:
-        """``make(during)`` builds the error for one operation. True if this is the first verdict."""
-        with self._lock:
-            if self._make is not None:
-                return False
-            self._make = make
-        self._given.set()
-        return True
-
-    def wait(self, timeout_s: float) -> bool:
-        return self._given.wait(timeout_s)
-
-    @property
-    def given(self) -> bool:
-        return self._make is not None
-
-    def error(self, during: str = "") -> BaseException:
-        assert self._make is not None
-        return self._make(during)
 
 
 Todo = tuple[Batch, list[Entry | None]] | Callable[[], None]

@@ -33,10 +33,11 @@ from ddlcore.messages import (
     Where,
 )
 from ddlcore.runtime.checks import describe
-from ddlcore.runtime.engine import Engine, Todo, Verdict
+from ddlcore.runtime.engine import Engine, Todo
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import ProcessSets
+from ddlcore.runtime.verdict import Verdict
 
 __all__ = ["Channel", "Link"]
 

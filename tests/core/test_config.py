@@ -9,7 +9,8 @@ import pytest
 
 from ddlcore.config import SETTINGS, Environment, Setting, load_settings, read_toml
 from ddlcore.control.local import LocalNetwork
-from ddlcore.job import Job, build_sessions, settings_of
+from ddlcore.job import Job, build_sessions
+from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
 
 SWITCH = Setting("switch", bool, True, "a switch")

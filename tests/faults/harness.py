@@ -18,7 +18,8 @@ from typing import Any
 from ddlcore.config import Environment
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
-from ddlcore.job import build_sessions, settings_of
+from ddlcore.job import build_sessions
+from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
 
 __all__ = ["Launch", "Report", "leftovers"]

@@ -9,11 +9,12 @@ import pytest
 
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
-from ddlcore.runtime.engine import Engine, Verdict
+from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.request import Recurring
+from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Buffer, DType, Kind
 
 SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))

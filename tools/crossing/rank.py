@@ -20,11 +20,12 @@ import numpy as np
 
 from ddlcore.contracts.store import PrefixStore
 from ddlcore.contracts.transport import Context, Transport
-from ddlcore.job import build_transport, settings_of
+from ddlcore.job import build_transport
 from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.launch.bench.contenders import Call, finish
 from ddlcore.launch.bench.results import Row
 from ddlcore.launch.bench.timing import Together
+from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.routes import choose_route
 from ddlcore.types import Buffer, DType, Member, ReduceOp
 from tools.crossing.store import FileStore

@@ -13,7 +13,6 @@ import click
 
 from ddlcore.config import Settings
 from ddlcore.errors import DdlInternalError, PluginError, RankFailed
-from ddlcore.job import settings_of
 from ddlcore.launch.bench.pipe import told
 from ddlcore.launch.bench.plan import (
     DTYPES,
@@ -31,6 +30,7 @@ from ddlcore.launch.environment import setting_variables
 from ddlcore.launch.facts import machine_facts
 from ddlcore.launch.launcher import check_route
 from ddlcore.launch.options import setting_options
+from ddlcore.plug.settings import settings_of
 
 __all__ = ["Show", "bench", "results_json"]
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from ddl_gloo.plugin import ddl_transports
 
-from ddlcore.job import settings_of
+from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.routes import choose_route
 from ddlcore.types import Member
 

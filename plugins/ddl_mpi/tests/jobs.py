@@ -21,7 +21,8 @@ from ddl_mpi.library import find_library
 
 from ddlcore.config import Environment
 from ddlcore.control.server import Server
-from ddlcore.job import build_sessions, settings_of
+from ddlcore.job import build_sessions
+from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
 
 __all__ = ["OPENMPI", "PROGRAMS", "Job", "run"]

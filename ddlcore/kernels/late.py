@@ -1,0 +1,50 @@
+"""The CPU kernels behind a door that opens late: importing this compiles and imports none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddlcore.contracts.kernels import Kernels
+from ddlcore.types import DType, ReduceOp
+
+__all__ = ["LateKernels"]
+
+
+class LateKernels(Kernels):
+    """The CPU kernels, imported and compiled when the first of them is called: a world of one may never need one."""
+
+    def __init__(self, cache_dir: str) -> None:
+        self._cache_dir = cache_dir
+        self._kernels: Kernels | None = None
+
+    def _load(self) -> Kernels:
+        if self._kernels is None:
+            from ddlcore.kernels.cpu import CpuKernels
+
+            self._kernels = CpuKernels(self._cache_dir)
+        return self._kernels
+
+    def pack(
+        self, sources: Sequence[int], counts: Sequence[int], dtype: DType, target: int, wire: DType, scale: float = 1.0
+    ) -> None:
+        self._load().pack(sources, counts, dtype, target, wire, scale)
+
+    def unpack(
+        self, source: int, wire: DType, targets: Sequence[int], counts: Sequence[int], dtype: DType, scale: float = 1.0
+    ) -> None:
+        self._load().unpack(source, wire, targets, counts, dtype, scale)
+
+    def reduce(
+        self,
+        sources: Sequence[int],
+        target: int,
+        count: int,
+        dtype: DType,
+        op: ReduceOp,
+        scale: float = 1.0,
+        prescale: float = 1.0,
+    ) -> None:
+        self._load().reduce(sources, target, count, dtype, op, scale, prescale)
+
+    def fill_identity(self, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._load().fill_identity(target, count, dtype, op)

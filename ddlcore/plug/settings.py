@@ -1,0 +1,41 @@
+"""The settings of a job with the rows that its plugins bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddlcore.config import SETTINGS, Setting, Settings, load_settings
+from ddlcore.plug.loader import load_plugins
+from ddlcore.plug.registry import Registry
+
+__all__ = ["settings_of"]
+
+
+def settings_of(
+    environ: Mapping[str, str],
+    flags: Mapping[str, object] | None = None,
+    file: Mapping[str, object] | None = None,
+    registry: Registry | None = None,
+) -> tuple[Settings, Registry]:
+    """The settings and the plugins that hold here. Plugins bring rows of their own, so they are loaded in between.
+
+    ``registry``: of the plugins, where they have been loaded already.
+    """
+    if registry is None:
+        registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))
+    rows: list[Setting] = list(SETTINGS)
+    for door in (
+        registry.transports,
+        registry.adapters,
+        registry.fusion_policies,
+        registry.compressors,
+        registry.launchers,
+    ):
+        for provider in door.values():
+            rows += provider.settings
+    return load_settings(environ, file, flags, rows), registry
+
+
+def _known(flags: Mapping[str, object] | None, rows: Sequence[Setting]) -> dict[str, object]:
+    names = {row.name for row in rows}
+    return {name: value for name, value in (flags or {}).items() if name in names}
