@@ -32,6 +32,8 @@ $(VENV)/.made: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUG
 	@echo "creating $(VENV) with $$($(PYTHON) --version); the first time takes some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) $(TORCH) -e '.[test]' $(addprefix -e ,$(PLUGINS))
+	@# legacy Keras asks for the distribution "tensorflow"; what is installed is its CPU build, under another name
+	! $(BIN)/python -c 'import tensorflow' 2>/dev/null || $(BIN)/python $(PIP_INSTALL) --no-deps tf_keras
 	@$(BIN)/python -c 'import sys; sys.version_info < (3, 13) or print("MXNet is left out: it needs numpy 1.26, which has no wheel for this Python")'
 	@touch $@
 

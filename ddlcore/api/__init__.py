@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ddlcore.api.arguments import UserCompressor, resolve_op, wire_compression
+from ddlcore.api.handles import Mapped, Waitable, poll, synchronize
 from ddlcore.api.objects import allgather_object, barrier, broadcast_object, join
 from ddlcore.api.operations import Operations
 from ddlcore.api.transports import built, enabled, threads_supported
@@ -34,9 +34,12 @@ from ddlcore.runtime.meter import Stats
 __all__ = [
     "Handle",
     "Job",
+    "Mapped",
     "Operations",
     "ProcessSet",
     "Stats",
+    "UserCompressor",
+    "Waitable",
     "add_process_set",
     "allgather_object",
     "barrier",
@@ -57,20 +60,12 @@ __all__ = [
     "process_sets",
     "rank",
     "remove_process_set",
+    "resolve_op",
     "shutdown",
     "size",
     "stats",
     "synchronize",
     "threads_supported",
     "use_job",
+    "wire_compression",
 ]
-
-
-def poll(handle: Handle) -> bool:
-    """Whether ``synchronize(handle)`` would return (or raise) at once."""
-    return handle.poll()
-
-
-def synchronize(handle: Handle) -> Any:
-    """Waits for an asynchronous operation and returns its result; raises what became of it otherwise."""
-    return handle.wait()

@@ -7,8 +7,8 @@ from typing import Any
 import ddl_torch as ddl
 import pytest
 import torch
-from ddl_torch.compression import wire_compression
 
+from ddlcore.api import wire_compression
 from ddlcore.testing import run_world
 
 

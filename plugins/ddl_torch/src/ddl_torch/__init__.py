@@ -21,7 +21,6 @@ from ddl_torch.built import (
     rocm_built,
 )
 from ddl_torch.compression import Compression
-from ddl_torch.handles import poll, synchronize
 from ddl_torch.ops import (
     allgather,
     allgather_async,
@@ -63,11 +62,13 @@ from ddlcore.api import (
     join,
     local_rank,
     local_size,
+    poll,
     rank,
     remove_process_set,
     shutdown,
     size,
     stats,
+    synchronize,
 )
 from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost
 from ddlcore.types import Adasum, Average, Max, Min, Product, Sum

@@ -8,7 +8,6 @@ world, also within a process set. Only the synchronous verbs are differentiable.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +16,17 @@ from torch.autograd.graph import increment_version
 
 from ddl_torch import autograd
 from ddl_torch.autograd import OPERATIONS, Call
-from ddl_torch.compression import Compression, wire_compression
-from ddl_torch.handles import Mapped, Waitable
-from ddlcore.api import ProcessSet, current_job, global_process_set
-from ddlcore.types import Adasum, Average, ReduceOp, Sum
+from ddl_torch.compression import Compression
+from ddlcore.api import (
+    Mapped,
+    ProcessSet,
+    Waitable,
+    current_job,
+    global_process_set,
+    resolve_op,
+    wire_compression,
+)
+from ddlcore.types import Average
 
 __all__ = [
     "allgather",
@@ -45,30 +51,7 @@ __all__ = [
     "grouped_reducescatter_async",
     "reducescatter",
     "reducescatter_async",
-    "resolve_op",
 ]
-
-
-def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3) -> ReduceOp:
-    """The operation that ``op``, or its predecessor ``average``, asks for; Average where neither is given.
-
-    Raises ValueError where both are, for an unknown operation, and for Adasum.
-    """
-    if op is None:
-        if average is None:
-            return Average
-        warnings.warn(
-            "Parameter `average` has been replaced with `op` and will be removed; use op=Average or op=Sum",
-            DeprecationWarning,
-            stacklevel=stacklevel,
-        )
-        return Average if average else Sum
-    if average is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-    resolved = ReduceOp(op)
-    if resolved is Adasum:
-        raise ValueError("op=Adasum is not supported yet; use op=Average or op=Sum")
-    return resolved
 
 
 def _touched(*tensors: torch.Tensor) -> None:
@@ -97,7 +80,8 @@ def allreduce(
     if user is None:
         return autograd.allreduce(call, tensor)
     packed, ctx = user.compress(tensor)
-    return user.decompress(autograd.allreduce(call, packed), ctx)
+    unpacked: torch.Tensor = user.decompress(autograd.allreduce(call, packed), ctx)
+    return unpacked
 
 
 def allreduce_async(
@@ -378,7 +362,8 @@ def reducescatter(
     if user is None:
         return autograd.reducescatter(call, tensor)
     packed, ctx = user.compress(tensor)
-    return user.decompress(autograd.reducescatter(call, packed), ctx)
+    unpacked: torch.Tensor = user.decompress(autograd.reducescatter(call, packed), ctx)
+    return unpacked
 
 
 def reducescatter_async(

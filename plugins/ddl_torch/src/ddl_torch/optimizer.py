@@ -18,10 +18,9 @@ import torch
 
 from ddl_torch import autograd
 from ddl_torch.autograd import OPERATIONS, Call
-from ddl_torch.compression import Compression, wire_compression
-from ddl_torch.ops import resolve_op
+from ddl_torch.compression import Compression
 from ddl_torch.reducer import Reducer, Reduction
-from ddlcore.api import ProcessSet, global_process_set
+from ddlcore.api import ProcessSet, global_process_set, resolve_op, wire_compression
 from ddlcore.types import Average
 
 __all__ = ["DistributedOptimizer"]

@@ -16,10 +16,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ddl_torch.autograd import OPERATIONS
-from ddl_torch.compression import UserCompressor
-from ddl_torch.handles import Mapped, Waitable
 from ddl_torch.sparse import start_sparse
-from ddlcore.api import ProcessSet, current_job, global_process_set
+from ddlcore.api import Mapped, ProcessSet, UserCompressor, Waitable, current_job, global_process_set
 from ddlcore.errors import NotInitialized
 from ddlcore.types import ReduceOp
 
@@ -375,7 +373,8 @@ class Reducer:
 
 
 def _part(index: int, compressor: UserCompressor, ctx: Any, results: Sequence[torch.Tensor]) -> torch.Tensor:
-    return compressor.decompress(results[index], ctx)
+    whole: torch.Tensor = compressor.decompress(results[index], ctx)
+    return whole
 
 
 def _place(result: torch.Tensor, slot: Slot, grad: torch.Tensor) -> None:

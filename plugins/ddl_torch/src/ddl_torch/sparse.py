@@ -7,9 +7,7 @@ from typing import Any
 import torch
 
 from ddl_torch.autograd import OPERATIONS
-from ddl_torch.handles import Waitable
-from ddl_torch.ops import resolve_op
-from ddlcore.api import ProcessSet, current_job, global_process_set
+from ddlcore.api import ProcessSet, Waitable, current_job, global_process_set, resolve_op
 from ddlcore.types import Average, ReduceOp, Sum
 
 __all__ = ["SparseHandle", "sparse_allreduce_async", "start_sparse"]

@@ -1,4 +1,4 @@
-"""Handles whose result torch code sees in another form than the core made it; nothing here talks to other ranks."""
+"""What users hold of an operation under way: they poll and wait; a framework may show its result in another form."""
 
 from __future__ import annotations
 

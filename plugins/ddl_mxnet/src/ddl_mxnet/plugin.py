@@ -1,0 +1,23 @@
+"""Introduces ddl_mxnet to the core by data alone: it imports neither MXNet nor anything that does."""
+
+from __future__ import annotations
+
+from ddlcore.hooks import AdapterProvider, hookimpl
+
+__all__ = ["ddl_adapters"]
+
+
+@hookimpl
+def ddl_adapters() -> list[AdapterProvider]:
+    """MXNet's tensors."""
+    return [
+        AdapterProvider(
+            name="mxnet",
+            target="ddl_mxnet.adapter:MxnetAdapter",
+            requires=("mxnet",),
+            install="pip install mxnet",
+            doc="MXNet tensors",
+            module="ddl_mxnet",
+            framework="mxnet",
+        )
+    ]

@@ -1,0 +1,1 @@
+"""TensorFlow for ddl: everything that a training script imports, under Horovod's names."""
