@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -38,6 +39,8 @@ _strangers: set[int] = set()  # processes that were there at the last look and a
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[_MARK] = uuid.uuid4().hex
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of a thousand processes would compile all modules
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs have it, and pass it on
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
