@@ -1,4 +1,7 @@
-"""Shows eager TensorFlow tensors as dense memory, and memory as such tensors; knows no collective and no gradient."""
+"""Shows eager TensorFlow tensors as dense memory, and memory as such tensors; knows no collective and no gradient.
+
+numpy arrays count as tensors too: inside a running graph, that is what TensorFlow shows of its tensors.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ddl_tf.devices import HOST
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
 from ddlcore.types import CPU, Buffer, DType
@@ -17,6 +21,8 @@ __all__ = ["TfAdapter"]
 
 _TF: dict[DType, Any] = {dtype: tf.dtypes.as_dtype(dtype.label) for dtype in DType}
 _DTYPES = {native: dtype for dtype, native in _TF.items()}
+_ARRAY_DTYPES = {np.dtype(native.as_numpy_dtype): dtype for dtype, native in _TF.items()}
+_ARRAYS = {dtype: native for native, dtype in _ARRAY_DTYPES.items()}
 # What memory is called on its way through numpy, which has no bfloat16.
 _NUMPY = {dtype: np.dtype("uint16" if dtype is DType.BF16 else dtype.label) for dtype in DType}
 
@@ -34,6 +40,8 @@ class TfAdapter(Adapter):
     name = "tensorflow"
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
+        if isinstance(tensor, np.ndarray):
+            return _of_array(tensor)
         dtype = None
         if isinstance(tensor, tf.Tensor) and not tf.is_symbolic_tensor(tensor):
             dtype = _DTYPES.get(tensor.dtype)
@@ -58,7 +66,7 @@ class TfAdapter(Adapter):
 
     def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
         shape = tuple(like.shape if shape is None else shape)
-        dtype = _DTYPES[like.dtype]
+        dtype = _ARRAY_DTYPES[like.dtype] if isinstance(like, np.ndarray) else _DTYPES[like.dtype]
         count = 1
         for extent in shape:
             count *= extent
@@ -68,11 +76,14 @@ class TfAdapter(Adapter):
         count = 1
         for extent in shape:
             count *= extent
+        arrays = isinstance(like, np.ndarray)
         if count == 0:  # frombuffer refuses it
-            with tf.device("/cpu:0"):
-                return tf.zeros(shape, _TF[dtype])
+            with tf.device(HOST):
+                return np.empty(tuple(shape), _ARRAYS[dtype]) if arrays else tf.zeros(shape, _TF[dtype])
         held: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(memory.address)
         held.memory = memory  # the tensor keeps the array, that keeps ``held``, and that the memory
+        if arrays:
+            return np.frombuffer(held, _ARRAYS[dtype]).reshape(tuple(shape))
         array = np.frombuffer(held, _NUMPY[dtype]).reshape(tuple(shape))
         tensor = _from_dlpack(array.__dlpack__())  # kernels want 64-byte alignment, which Memory has
         return tf.bitcast(tensor, tf.bfloat16) if dtype is DType.BF16 else tensor
@@ -85,6 +96,13 @@ class TfAdapter(Adapter):
             )
         if here.count:
             ctypes.memmove(there.address, here.address, here.nbytes)
+
+
+def _of_array(array: Any) -> Buffer:
+    dtype = _ARRAY_DTYPES.get(array.dtype)
+    if dtype is None or not array.flags.c_contiguous:
+        raise ValueError(f"an array of {array.dtype} or its layout is not supported; pass tf.convert_to_tensor(array)")
+    return Buffer(array.__array_interface__["data"][0], array.size, dtype, array.shape, None, CPU, array)
 
 
 def _address(tensor: Any) -> int:
