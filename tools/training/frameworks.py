@@ -58,5 +58,21 @@ FRAMEWORKS = {
             over_peer={"wide": 0.65, "deep": 0.75, "gpt": 0.90, "resnet": 1.00},
             over_barrier=1.10,
         ),
+        Framework(
+            "tf",
+            ("tensorflow", "tensorflow-cpu"),
+            ("wide", "deep"),
+            "mwms",
+            "MultiWorkerMirroredStrategy",
+            over_none={"wide": 1.60, "deep": 2.00},
+            over_peer={"wide": 0.35, "deep": 0.60},
+            messages=0.0,
+            environment={
+                "CUDA_VISIBLE_DEVICES": "",
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "TF_NUM_INTEROP_THREADS": "1",
+                "TF_NUM_INTRAOP_THREADS": "1",
+            },
+        ),
     )
 }
