@@ -189,7 +189,7 @@ class Job:
     def _enter(self) -> None:
         fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_batch_bytes")
         place = (self._launched.rank, self._ranks, self._ordinal)
-        hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self._overlaps())
+        hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self.overlaps())
         self._link.say(hello)
         timeout_s = self.settings.number("start_timeout_s")
         if not self._link.welcomed.wait(timeout_s):
@@ -203,7 +203,7 @@ class Job:
             raise DdlInternalError(self._link.refusal)
         self._open_global(self.settings.number("open_timeout_s"))
 
-    def _overlaps(self) -> bool:
+    def overlaps(self) -> bool:
         """Whether batches of host memory are to run while the step still computes.
 
         On one host they would take the cores that compute, and a core has little to hide. Sizes that
