@@ -423,6 +423,13 @@ class Operations:
             )
             for i, spec in enumerate(specs)
         ]
+        self.hand_over(job, handle, entries, waits)
+
+    def hand_over(self, job: Job, handle: Handle, entries: Sequence[Entry], waits: bool) -> None:
+        """Submits what a verb has described. A framework that computes in the background overrides this.
+
+        Its buffers then need no address before it calls ``job.submit``; an error from there goes to ``handle.refuse``.
+        """
         job.submit(entries, waits)
 
     def _encoded(self, spec: Spec) -> bytes:
