@@ -31,6 +31,11 @@ class Source:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, filename=str(self.path))
 
+    def forget(self) -> None:
+        """Frees what was read and parsed; it is there again when it is asked for."""
+        for name in ("text", "tree", "nodes"):
+            vars(self).pop(name, None)
+
     @property
     def package(self) -> str:
         """What a relative import starts from."""
