@@ -53,9 +53,9 @@ class Call:
     postscale_factor: float = 1.0
     compression: str = "none"
 
-    def named(self, verb: str, tensor: Any) -> Call:
+    def named(self, verb: str) -> Call:
         """The same call under the name that it has on the wire; eagerly, one without a name is paired by its order."""
-        return self if tf.executing_eagerly() else replace(self, name=wire_name(verb, self.name, tensor))
+        return self if tf.executing_eagerly() else replace(self, name=wire_name(verb, self.name))
 
     def more(self, what: str, **changes: Any) -> Call:
         """Another call that goes with this one, under a name of its own."""
@@ -89,7 +89,7 @@ class Call:
 
 def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
     """The reduced tensors, which become ready together."""
-    call = call.named("Allreduce", tensors[0])
+    call = call.named("Allreduce")
 
     def run(*given: Any) -> Tensors:
         if grouped:
@@ -109,7 +109,7 @@ def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
 
 def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
     """All members' rows of each tensor, one member's behind another's, by rank; they become ready together."""
-    call = call.named("Allgather", tensors[0])
+    call = call.named("Allgather")
 
     def run(*given: Any) -> Tensors:
         if grouped:
@@ -132,7 +132,7 @@ def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
 
 def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
     """The root's tensor; ``root_rank`` is a rank of the world, also within a process set."""
-    call = call.named("Broadcast", tensor)
+    call = call.named("Broadcast")
 
     def run(*given: Any) -> Tensors:
         return [OPERATIONS.broadcast_async(given[0], root_rank, **call.plain()).wait()]
@@ -152,7 +152,7 @@ def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
 
 def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
     """(rows that were sent to this member, int32 tensor of how many came from each). ``splits``: a tensor, or None."""
-    call = call.named("Alltoall", tensor)
+    call = call.named("Alltoall")
 
     def run(*given: Any) -> Tensors:
         parts = None if splits is None else [int(rows) for rows in np.asarray(given[1])]
@@ -180,7 +180,7 @@ def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
 
 def reducescatter(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
     """This member's rows of each reduced tensor; they become ready together."""
-    call = call.named("Reducescatter", tensors[0])
+    call = call.named("Reducescatter")
 
     def run(*given: Any) -> Tensors:
         if grouped:
