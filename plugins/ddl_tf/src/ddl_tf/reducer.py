@@ -212,7 +212,7 @@ class Reducer:
             return [run for run in runs if run] + [[i] for i in place.values()]
         if not late_first:
             return []
-        if not self.job.overlaps():
+        if not self.job.overlaps:
             return [late_first]
         settings = self.job.settings
         return cut(looks, late_first, settings.whole("first_batch_bytes"), settings.whole("fusion_bytes"))
