@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -38,24 +37,17 @@ class Completion:
         self.waited_s = 0.0  # by all threads that have waited
         self._polled_since_s: float | None = None
 
-    def wait(self, operation: Waited, timeout_s: float = math.inf, since_s: float | None = None) -> bool:
-        """Blocks until ``operation`` is over, or ``timeout_s`` has passed; whether it is over.
-
-        ``since_s`` (of ``time.monotonic``): since when the caller has waited, with pauses; None: since now.
-        """
-        begun_s = time.monotonic()
+    def wait(self, operation: Waited) -> None:
+        """Blocks until ``operation`` is over."""
+        since_s = time.monotonic()
         self.help(operation)
         while operation.pending:
-            left_s = begun_s + timeout_s - time.monotonic()
-            if left_s <= 0:
-                break
-            patience_s = min(self.watch(begun_s if since_s is None else since_s), SLICE_S, left_s)
+            patience_s = min(self.watch(since_s), SLICE_S)
             with self.condition:
                 if operation.pending:
                     self.condition.wait(patience_s)
         with self.condition:
-            self.waited_s += time.monotonic() - begun_s
-        return not operation.pending
+            self.waited_s += time.monotonic() - since_s
 
     def polled(self, pending: bool) -> None:
         """Somebody has asked whether an operation is over: who asks again and again, waits."""
@@ -75,7 +67,7 @@ class Completion:
 class Handle:
     """An operation under way. ``wait`` and ``poll`` may be called from any thread, and again when it is over."""
 
-    __slots__ = ("_completion", "_error", "_finish", "_finishing", "_index", "_left", "_outcomes", "_result", "_then")
+    __slots__ = ("_completion", "_error", "_finish", "_finishing", "_index", "_left", "_outcomes", "_result")
 
     def __init__(self, completion: Completion, entries: int, finish: Callable[[Sequence[Outcome | None]], Any]) -> None:
         self._completion = completion
@@ -86,18 +78,6 @@ class Handle:
         self._error: BaseException | None = None
         self._result: Any = None
         self._index = -1
-        self._then: Callable[[], None] | None = None
-
-    def then(self, call: Callable[[], None]) -> None:
-        """Has ``call`` made once, when the operation is over, one way or the other; at once where it is.
-
-        On whatever thread ends it, with no lock held: it must be short, and raise nothing. One call a handle.
-        """
-        with self._completion.condition:
-            if self._left > 0:
-                self._then = call
-                return
-        call()
 
     def poll(self) -> bool:
         """Whether ``wait`` would return (or raise) at once."""
@@ -125,39 +105,10 @@ class Handle:
                 self._outcomes = []
         return self._result
 
-    def settle(self, timeout_s: float, since_s: float) -> bool:
-        """Whether it is over within ``timeout_s``, so that ``wait`` would not block.
-
-        For callers that must let others have their thread now and then: they call it until it is true, with the
-        same ``since_s`` (of ``time.monotonic``), when they began. It may run what is ready itself, and take longer.
-        """
-        return self._left <= 0 or self._completion.wait(self, timeout_s, since_s)
-
     @property
     def pending(self) -> bool:
         """Whether it is under way."""
         return self._left > 0
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The operation's error; None while it is under way, and where it went well."""
-        return self._error
-
-    def over(self) -> Callable[[], None] | None:
-        """The call that is to be made now, if there is one; only once. The caller holds the completion's condition."""
-        if self._left > 0:
-            return None
-        then, self._then = self._then, None
-        return then
-
-    def refuse(self, error: BaseException) -> None:
-        """The operation could not even be handed over: whoever waits gets ``error``. Any thread."""
-        with self._completion.condition:
-            self.fail(error)
-            then = self.over()
-            self._completion.condition.notify_all()
-        if then is not None:
-            then()
 
     def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
         """One entry is done. The caller holds the completion's condition and notifies."""
