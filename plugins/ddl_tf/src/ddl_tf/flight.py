@@ -17,6 +17,8 @@ from ddlcore.contracts.transport import Memory
 
 __all__ = ["Flight"]
 
+import os
+WAITS = os.environ.get('TFG_WAITS','0')=='1'
 TOKEN = np.int32(0)
 
 
@@ -51,8 +53,7 @@ class Flight:
 
     def send(self, first: int, *tensors: Any) -> Any:
         """Sends off the tensors with the numbers ``first`` and up; they are kept until they are no longer needed."""
-        for number, tensor in enumerate(tensors, first):
-            self._send(number, tensor)
+        self.job.again_together([self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)], WAITS)
         return TOKEN
 
     def gather(self, first: int, *tensors: Any) -> Any:
@@ -63,7 +64,8 @@ class Flight:
             )
         return TOKEN
 
-    def _send(self, number: int, tensor: Any) -> None:
+    def _made_ready(self, number: int, tensor: Any) -> tuple[Any, int, Any]:
+        """What starts it: its entry, where it lies, and what keeps it there."""
         entry = self._entries[number]
         address = None
         if entry is not None:
@@ -78,7 +80,7 @@ class Flight:
         else:
             entry.target.address = self._address(output, entry)
         self._outputs[number] = output
-        self.job.again(entry, address, tensor)
+        return entry, address, tensor
 
     def _describe(self, number: int, tensor: Any, output: Any) -> Any:
         entry = self._operations.recurring_allreduce(
