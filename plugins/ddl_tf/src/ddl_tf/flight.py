@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ddlcore.api import Job, Operations
+from ddlcore.api import Job, Operations, current_job
 from ddlcore.contracts.transport import Memory
 
 __all__ = ["Flight"]
 
 import os
-WAITS = os.environ.get('TFG_WAITS','0')=='1'
+
+WAITS = os.environ.get("TFG_WAITS", "0") == "1"
 TOKEN = np.int32(0)
 
 
@@ -53,16 +54,27 @@ class Flight:
 
     def send(self, first: int, *tensors: Any) -> Any:
         """Sends off the tensors with the numbers ``first`` and up; they are kept until they are no longer needed."""
-        self.job.again_together([self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)], WAITS)
+        self._bind()
+        self.job.again_together(
+            [self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)], WAITS
+        )
         return TOKEN
 
     def gather(self, first: int, *tensors: Any) -> Any:
         """The same for tensors whose rows are gathered from all members."""
+        self._bind()
         for number, tensor in enumerate(tensors, first):
             self._handles[number] = self._operations.allgather_async(
                 tensor, name=f"{self._name}.{number}", process_set=self._kinds["process_set"], job=self.job
             )
         return TOKEN
+
+    def _bind(self) -> None:
+        """A graph may outlive the job that it was built in: then it goes over to the present one."""
+        if self.job.closed:
+            self.job = current_job()
+            self._entries = [None] * len(self._entries)
+            self._handles.clear()
 
     def _made_ready(self, number: int, tensor: Any) -> tuple[Any, int, Any]:
         """What starts it: its entry, where it lies, and what keeps it there."""

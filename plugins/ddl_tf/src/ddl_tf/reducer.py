@@ -24,7 +24,7 @@ from ddl_tf.flight import Flight
 from ddl_tf.graph import asynchronous
 from ddl_tf.parcels import Look, Parcel, cut, pack
 from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op, wire_compression
-from ddlcore.types import Average, ReduceOp, Sum
+from ddlcore.types import Average, DType, ReduceOp, Sum
 
 __all__ = ["Groups", "Reducer", "Reduction", "verbatim"]
 
@@ -82,8 +82,8 @@ class Reduction:
 class Reducer:
     """The gradients of one optimizer or tape, which go by ``name`` on the wire, the same on every rank.
 
-    It holds the job that was current when it was made; after ``shutdown()`` and another ``init()`` it goes over to
-    the new one. Graphs that were traced before that must be traced again.
+    It holds the job that was current when it was made; after ``shutdown()`` and another ``init()`` it, and the
+    graphs that it is part of, go over to the new one.
     """
 
     def __init__(self, reduction: Reduction, name: str) -> None:
@@ -140,10 +140,16 @@ class Reducer:
                     "needs dense ones; pass sparse_as_dense=True"
                 )
             return gradient
+        called = f"the gradient of {_called(index, variables[index])}"
         try:
-            return tf.convert_to_tensor(gradient)
+            dense = tf.convert_to_tensor(gradient)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"the gradient of {_called(index, variables[index])} is no tensor: {error}") from None
+            raise ValueError(f"{called} is no tensor: {error}") from None
+        try:
+            DType.of(dense.dtype.name)
+        except ValueError as error:
+            raise ValueError(f"{called}: {error}") from None
+        return dense
 
     # --- eager
 
