@@ -17,9 +17,6 @@ from ddlcore.contracts.transport import Memory
 
 __all__ = ["Flight"]
 
-import os
-
-WAITS = os.environ.get("TFG_WAITS", "0") == "1"
 TOKEN = np.int32(0)
 
 
@@ -55,9 +52,8 @@ class Flight:
     def send(self, first: int, *tensors: Any) -> Any:
         """Sends off the tensors with the numbers ``first`` and up; they are kept until they are no longer needed."""
         self._bind()
-        self.job.again_together(
-            [self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)], WAITS
-        )
+        started = [self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)]
+        self.job.again_together(started, waits=False)  # who waits is another thread, and may come late
         return TOKEN
 
     def gather(self, first: int, *tensors: Any) -> Any:
