@@ -12,7 +12,6 @@ from ddlcore.runtime.handle import Handle
 from ddlcore.types import Average, ReduceOp
 
 __all__ = [
-    "OPERATIONS",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -38,7 +37,7 @@ __all__ = [
 ]
 
 Array = Any  # numpy.ndarray; numpy's own types would make every caller import them
-OPERATIONS = Operations(NumpyAdapter())
+_ops = Operations(NumpyAdapter())
 
 
 def _start(
@@ -52,7 +51,7 @@ def _start(
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
 ) -> Handle:
-    return OPERATIONS.allreduce_async(
+    return _ops.allreduce_async(
         tensor,
         output=output,
         name=name,
@@ -111,7 +110,7 @@ def _reduce_in_place(
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
 ) -> None:
-    OPERATIONS.allreduce_in_place(
+    _ops.allreduce_in_place(
         tensor,
         name=name,
         op=op,
@@ -132,7 +131,7 @@ def grouped_allreduce_async(
     compression: str = "none",
 ) -> Handle:
     """Starts an allreduce of arrays that go together; its result is a list of new arrays."""
-    return OPERATIONS.grouped_allreduce_async(
+    return _ops.grouped_allreduce_async(
         tensors,
         name=name,
         op=op,
@@ -153,7 +152,7 @@ def grouped_allreduce_async_(
     compression: str = "none",
 ) -> Handle:
     """Starts an allreduce in place of arrays that go together."""
-    return OPERATIONS.grouped_allreduce_async(
+    return _ops.grouped_allreduce_async(
         tensors,
         outputs=tensors,
         name=name,
@@ -177,7 +176,7 @@ def grouped_allreduce_(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> l
 
 def allgather_async(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Starts an allgather along the first dimension, in which the ranks may differ."""
-    return OPERATIONS.allgather_async(tensor, name=name, process_set=process_set)
+    return _ops.allgather_async(tensor, name=name, process_set=process_set)
 
 
 def allgather(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
@@ -189,7 +188,7 @@ def grouped_allgather_async(
     tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Starts an allgather of arrays that go together."""
-    return OPERATIONS.grouped_allgather_async(tensors, name=name, process_set=process_set)
+    return _ops.grouped_allgather_async(tensors, name=name, process_set=process_set)
 
 
 def grouped_allgather(
@@ -203,7 +202,7 @@ def broadcast_async(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Starts a broadcast from ``root_rank`` (a rank of the world) into a new array."""
-    return OPERATIONS.broadcast_async(tensor, root_rank, name=name, process_set=process_set)
+    return _ops.broadcast_async(tensor, root_rank, name=name, process_set=process_set)
 
 
 def broadcast(
@@ -217,7 +216,7 @@ def broadcast_async_(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Starts a broadcast in place."""
-    return OPERATIONS.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
+    return _ops.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
 
 
 def broadcast_(
@@ -234,7 +233,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Starts an alltoall; its result is the output, and with ``splits`` also what was received from each rank."""
-    return OPERATIONS.alltoall_async(tensor, splits, name=name, process_set=process_set)
+    return _ops.alltoall_async(tensor, splits, name=name, process_set=process_set)
 
 
 def alltoall(
@@ -258,7 +257,7 @@ def reducescatter_async(
     compression: str = "none",
 ) -> Handle:
     """Starts a reducescatter over the first dimension."""
-    return OPERATIONS.reducescatter_async(
+    return _ops.reducescatter_async(
         tensor,
         op=op,
         name=name,
@@ -284,7 +283,7 @@ def grouped_reducescatter_async(
     compression: str = "none",
 ) -> Handle:
     """Starts a reducescatter of arrays that go together."""
-    return OPERATIONS.grouped_reducescatter_async(
+    return _ops.grouped_reducescatter_async(
         tensors,
         op=op,
         name=name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +82,7 @@ class Recurring(Entry):
     and tell where the tensor lies this time.
     """
 
-    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "state")
+    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "state", "then")
 
     source: Buffer
     target: Buffer
@@ -101,6 +102,7 @@ class Recurring(Entry):
         self.state = IDLE
         self.error: BaseException | None = None
         self.how: Any = None  # whoever keeps it may say what it was made from
+        self.then: Callable[[], None] | None = None  # called whenever it has ended, as Handle.then says; not by at_once
         self.index = -1  # of the batch it was part of last, as the coordinator counts
         self.replay: Any = self  # whose slot it has: position and seat hold for no other
         self.position: Any = None
@@ -131,6 +133,10 @@ class Recurring(Entry):
     def pending(self) -> bool:
         """Whether it is under way."""
         return self.state != IDLE
+
+    def over(self) -> Callable[[], None] | None:
+        """As Handle.over."""
+        return self.then
 
     def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
         """The caller holds the completion's condition and notifies."""

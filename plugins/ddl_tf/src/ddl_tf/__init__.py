@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from ddl_tf import version  # isort: skip  # first: it says in one line what is missing
+from ddl_tf.broadcast import (
+    BroadcastGlobalVariablesHook,
+    broadcast_,
+    broadcast_global_variables,
+    broadcast_variables,
+)
 from ddl_tf.built import (
     ccl_built,
     cuda_built,
@@ -35,6 +41,8 @@ from ddl_tf.ops import (
     reducescatter,
     size_op,
 )
+from ddl_tf.optimizer import DistributedOptimizer
+from ddl_tf.tape import DistributedGradientTape, PartialDistributedGradientTape
 from ddlcore.api import (
     ProcessSet,
     Stats,
@@ -61,11 +69,15 @@ from ddlcore.types import Adasum, Average, Max, Min, Product, Sum
 __all__ = [
     "Adasum",
     "Average",
+    "BroadcastGlobalVariablesHook",
     "Compression",
     "DdlInternalError",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
     "HorovodInternalError",
     "Max",
     "Min",
+    "PartialDistributedGradientTape",
     "PeerLost",
     "ProcessSet",
     "Product",
@@ -78,8 +90,11 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "broadcast_",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
+    "broadcast_variables",
     "ccl_built",
     "cross_rank",
     "cross_size",

@@ -141,7 +141,10 @@ def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
 
     def backward(gradients: Tensors, given: Tensors) -> Tensors:
         (reduced,) = allreduce(call.more("grad", op=Average), gradients)
-        return [reduced if call.job.rank == root_rank else tf.zeros_like(reduced)]
+        if call.job.rank == root_rank:
+            return [reduced]
+        with tf.control_dependencies([reduced]):  # else a session would leave out what the root waits for
+            return [tf.identity(tf.zeros_like(gradients[0]))]
 
     return _differentiable(forward, backward, [tensor])[0]
 

@@ -44,7 +44,7 @@ def translated(error: Exception) -> Exception:
     if base is None or issubclass(ours, tf.errors.OpError):
         return error
     both = _both(ours, base)
-    made: Exception = both.__new__(both, *error.args)
+    made: Exception = both(*error.args)
     made.__dict__.update(error.__dict__)
     # What tf.errors.OpError's own __init__ would set; ours take other arguments.
     made.__dict__.update(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -102,9 +103,18 @@ def _built(
 ) -> list[Any]:
     inputs = list(inputs) or [tf.constant(0)]
     count = len(inputs)
+    free = Lock()
 
     def run(*arrays: Any) -> list[Any]:
-        return list(function(*(np.asarray(array) for array in arrays)))
+        if not free.acquire(blocking=False):  # which of the two comes first may differ between ranks
+            raise ValueError(
+                f"{label} has begun again before it ended; give its tf.while_loop parallel_iterations=1, "
+                "and let one thread at a time run the graph"
+            )
+        try:
+            return list(function(*(np.asarray(array) for array in arrays)))
+        finally:
+            free.release()
 
     run.__name__ = re.sub(r"\W", "_", label)
     traced = tf.function(lambda *tensors: tf.numpy_function(run, tensors[:count], list(dtypes)), autograph=False)

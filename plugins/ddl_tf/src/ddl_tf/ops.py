@@ -198,7 +198,7 @@ def alltoall(
     Returns the rows received, by rank; where splits were given, (those, int32 tensor of how many came from each).
     """
     if splits is not None:
-        splits = tf.convert_to_tensor(splits, None if isinstance(splits, (tf.Tensor, np.ndarray)) else tf.int32)
+        splits = tf.convert_to_tensor(np.asarray(splits) if isinstance(splits, (list, tuple)) else splits)
         if splits.shape.rank not in (1, None) or not splits.dtype.is_integer:
             raise ValueError(
                 "alltoall: splits must be a one-dimensional tensor of integers, one a rank, "

@@ -11,23 +11,30 @@ import hashlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
-from ddl_tf.adapter import TfAdapter
+from ddl_tf.autograd import OPERATIONS
+from ddl_tf.devices import HOST, check_device
 from ddl_tf.flight import Flight
 from ddl_tf.parcels import Look, Parcel, cut, pack
-from ddlcore.api import Operations, ProcessSet, arrays, current_job, global_process_set, resolve_op, wire_compression
+from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op, wire_compression
 from ddlcore.types import Average, ReduceOp, Sum
 
-__all__ = ["Reducer", "Reduction"]
+__all__ = ["Groups", "Reducer", "Reduction", "verbatim"]
 
-EAGER = Operations(TfAdapter())
 FLIGHTS_LIMIT = 64  # of one reducer that are remembered
 Groups = int | Sequence[Sequence[Any]] | None
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def verbatim(function: F) -> F:
+    """``function``, which a ``tf.function`` traces as it is written, not as AutoGraph would write it."""
+    return cast("F", tf.autograph.experimental.do_not_convert(function))
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Reduction:
     * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
     * ``compression``: a class of ``Compression``, a compressor's name, or a class with both methods; None: none.
     * ``groups``: how many groups of gradients go off together, or a list of lists of variables.
-    * ``device_dense``, ``device_sparse``: where TensorFlow hands gradients over; "" leaves it to TensorFlow.
+    * ``device_dense``, ``device_sparse``: '' or this host, where TensorFlow hands gradients over.
     """
 
     op: ReduceOp = Average
@@ -57,6 +64,8 @@ class Reduction:
         if factor <= 0:
             raise ValueError(f"gradient_predivide_factor must be greater than 0, not {factor}")
         wire_compression(self.wire)
+        check_device(self.device_dense, "device_dense")
+        check_device(self.device_sparse, "device_sparse")
         if isinstance(self.groups, int) and not isinstance(self.groups, bool):
             if self.groups < 0:
                 raise ValueError(f"groups must be 0 or more, not {self.groups}")
@@ -94,6 +103,7 @@ class Reducer:
     def _is_member(self, process_set: ProcessSet) -> bool:
         return process_set is global_process_set or self.job.rank in process_set.ranks
 
+    @verbatim
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The reduced gradients, in the same places; None stays None.
 
@@ -142,10 +152,8 @@ class Reducer:
         flight = self._flights.get(key)
         if flight is None:
             part_of = self._describe(given, variables)
-            flight = self._keep(key, self._flight(EAGER, self._named(), max(len(dense), 1), part_of, False))
-        with _device(self.reduction.device_dense, "device_dense"):
-            taken = [tf.identity(given[i]) if self.reduction.device_dense else given[i] for i in reversed(dense)]
-        flight.send(0, *(taken or [_nothing()]))
+            flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, False))
+        flight.send(0, *([given[i] for i in reversed(dense)] or [_nothing()]))
         flight.gather(max(len(dense), 1), *(part for i in sparse for part in (given[i].values, given[i].indices)))
         while not flight.settle():
             pass
@@ -172,18 +180,16 @@ class Reducer:
         parcels = [parcel for run in runs for parcel in run]
         part_of = self._describe(given, variables)
         name = self._named(_ordinal(self.name))
-        flight = self._flight(arrays.OPERATIONS, name, len(tensors), part_of, True)
-        loose = _is_function()  # a function would run what has effects in the order of tracing, which may differ
-        guard = [tf.timestamp()] if loose else []  # what depends on it is no constant, which would be sent only once
+        flight = self._flight(name, len(tensors), part_of, True)
         tokens, first = [], 0
-        with _device(self.reduction.device_dense, "device_dense"):
+        with tf.device(HOST):
             for count in [len(run) for run in runs] or [1]:
-                tokens.append(_call(flight.send, first, tensors[first : first + count], guard, loose))
+                tokens.append(_call(flight.send, first, tensors[first : first + count]))
                 first += count
         slices = [part for i in sparse for part in (given[i].values, given[i].indices)]
         if slices:
-            with _device(self.reduction.device_sparse, "device_sparse"):
-                tokens.append(_call(flight.gather, first, slices, guard, loose))
+            with tf.device(HOST):
+                tokens.append(_call(flight.gather, first, slices))
         arrived = _home(flight, tokens, [tensor.dtype for tensor in [*tensors, *slices]])
         results: list[Any] = [None] * len(given)
         for parcel, whole, sent in zip(parcels, arrived, tensors, strict=False):
@@ -208,14 +214,14 @@ class Reducer:
             return [run for run in runs if run] + [[i] for i in place.values()]
         if not late_first:
             return []
-        if not self.job.overlaps():
+        if not self.job.overlaps:
             return [late_first]
         settings = self.job.settings
         return cut(looks, late_first, settings.whole("first_batch_bytes"), settings.whole("fusion_bytes"))
 
     # --- both
 
-    def _flight(self, operations: Operations, name: str, count: int, part_of: str, reuse: bool) -> Flight:
+    def _flight(self, name: str, count: int, part_of: str, reuse: bool) -> Flight:
         factor = self.reduction.gradient_predivide_factor
         kinds = {
             "op": self.reduction.op,
@@ -224,7 +230,7 @@ class Reducer:
             "compression": wire_compression(self.reduction.wire)[0],
             "process_set": self.reduction.process_set,
         }
-        return Flight(operations, self.job, name, count, kinds, part_of, reuse)
+        return Flight(OPERATIONS, self.job, name, count, kinds, part_of, reuse)
 
     def _named(self, ordinal: int = 0) -> str:
         return f"gradient.{self.name}" + (f".call{ordinal}" if ordinal else "")
@@ -250,28 +256,36 @@ class Reducer:
 # --- graphs
 
 
-def _call(function: Any, first: int, tensors: Sequence[Any], guard: Sequence[Any], loose: bool) -> Any:
+def _call(function: Any, first: int, tensors: Sequence[Any]) -> Any:
     """An operation that hands tensors over and blocks nobody."""
-    count = len(tensors)
+    return _independent(tf.numpy_function(partial(function, first), tensors, tf.int32))
 
-    def send(*values: Any) -> Any:
-        return function(first, *values[:count])
 
-    return tf.numpy_function(send, [*tensors, *guard], tf.int32, stateful=not loose)
+def _independent(output: Any) -> Any:
+    """``output``; in a function, what makes it has no place in the order of tracing, which may differ between ranks."""
+    independently = getattr(getattr(_graph(), "experimental_acd_manager", None), "run_independently", None)
+    if independently is not None:
+        independently(output.op)
+    return output
 
 
 def _home(flight: Flight, tokens: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
     """The operations that wait, in slices, and then bring the results."""
-    over = tf.numpy_function(lambda *tokens: flight.settle(), tokens, tf.bool)
-    over.set_shape(())
-    over = tf.while_loop(tf.logical_not, lambda over: [_again(flight, over)], [over], parallel_iterations=1)
-    over = over[0] if isinstance(over, (list, tuple)) else over
-    arrived = tf.numpy_function(lambda over: flight.take(), [over], list(dtypes))
-    return list(arrived) if isinstance(arrived, (list, tuple)) else [arrived]
+    with tf.device(HOST):
+        over = tf.while_loop(
+            lambda over, *_: tf.logical_not(over),
+            lambda over, *tokens: (_over(flight, tokens), *tokens),
+            [tf.constant(False), *tokens],
+            parallel_iterations=1,
+        )[0]
+        arrived = tf.numpy_function(lambda over: flight.take(), [over], list(dtypes))
+    arrived = list(arrived) if isinstance(arrived, (list, tuple)) else [arrived]
+    _independent(arrived[0])
+    return arrived
 
 
-def _again(flight: Flight, over: Any) -> Any:
-    over = tf.numpy_function(lambda over: flight.settle(), [over], tf.bool)
+def _over(flight: Flight, tokens: Sequence[Any]) -> Any:
+    over = tf.numpy_function(lambda *_: flight.settle(), list(tokens), tf.bool, stateful=False)
     over.set_shape(())
     return over
 
@@ -294,10 +308,6 @@ def _part(whole: Any, parcel: Parcel, members: Sequence[Any]) -> list[Any]:
     for part, member in zip(parts, members, strict=True):
         part.set_shape(member.shape)
     return parts
-
-
-def _is_function() -> bool:
-    return hasattr(_graph(), "structured_outputs")
 
 
 def _graph() -> Any:
@@ -370,24 +380,6 @@ def _key(variable: Any) -> Any:
 def _nothing() -> Any:
     """What is sent where all gradients are None, so that ranks which have some learn of it."""
     return tf.zeros((0,), tf.float32)
-
-
-def _device(device: str, argument: str) -> Any:
-    """A scope for an operation. Raises ValueError for a device that this process has not."""
-    if not device:
-        return tf.device(None) if tf.executing_eagerly() else _NoScope()
-    kind, _, number = device.lower().strip("/").removeprefix("device:").partition(":")
-    here = [d.name.removeprefix("/device:") for d in tf.config.list_logical_devices()]
-    name = f"{kind.upper()}:{number or 0}"
-    if name not in here:
-        raise ValueError(f"{argument}={device!r}: this process has {', '.join(here)}; give one of them, or ''")
-    return tf.device(f"/{name}")
-
-
-class _NoScope:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def _refuse_xla() -> None:

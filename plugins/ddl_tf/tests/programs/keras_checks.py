@@ -56,10 +56,22 @@ def network(seed: int = 1, **kwargs: Any) -> Any:
     return keras.Sequential([keras.Input((6,)), dense(8, activation="tanh", **kwargs), dense(2)])
 
 
-def train(optimizer: Any, x: Any, y: Any, batch: int, model: Any = None, **kwargs: Any) -> Any:
+def fit(optimizer: Any, x: Any, y: Any, batch: int, model: Any = None, **kwargs: Any) -> Any:
+    """As users do it: compiled and in a graph."""
     model = model or network()
     model.compile(optimizer=optimizer, loss="mse", **kwargs)
     model.fit(x, y, batch_size=batch, epochs=1, shuffle=False, verbose=0)
+    return model
+
+
+def walk(optimizer: Any, x: Any, y: Any, batch: int, model: Any = None) -> Any:
+    """The same in a loop of the user's own, eagerly: sooner begun."""
+    model = model or network()
+    variables = model.trainable_variables
+    for i in range(0, len(x), batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x[i : i + batch]) - y[i : i + batch]) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
     return model
 
 
@@ -75,15 +87,12 @@ def equal_on_all(model: Any) -> None:
         assert (everyones == everyones[:1]).all(), "the ranks' weights differ"
 
 
-def same_as_alone(make: Make, tolerance: float = 1e-10, passes: int = 1, eager: bool = False, **options: Any) -> Any:
+def same_as_alone(make: Make, train: Any = walk, tolerance: float = 1e-10, passes: int = 1, **options: Any) -> Any:
     """Ten steps on all ranks come to what one process with the whole batch comes to."""
-    alone = train(make(), X, Y, 16)
-    options = {"average_aggregated_gradients": True, **options} if passes > 1 else options
-    wrapped = DistributedOptimizer(make(), backward_passes_per_step=passes, **options)
-    if passes == 1:
-        here = train(wrapped, own(X), own(Y), 8, run_eagerly=eager)
-    else:
-        here = train(wrapped, own(X), own(Y), 8 // passes, run_eagerly=eager)
+    if passes > 1:
+        options = {"average_aggregated_gradients": True, **options, "backward_passes_per_step": passes}
+    alone = walk(make(), X, Y, 16)
+    here = train(DistributedOptimizer(make(), **options), own(X), own(Y), 8 // passes)
     assert apart(alone, here) <= tolerance, apart(alone, here)
     equal_on_all(here)
     return here
@@ -107,14 +116,14 @@ def sgd(rate: float = 0.1, **kwargs: Any) -> Any:
 
 @check()
 def ten_steps_come_to_the_same() -> None:
-    same_as_alone(lambda: sgd(momentum=0.9))
+    same_as_alone(lambda: sgd(momentum=0.9), fit)
+    same_as_alone(lambda: keras.optimizers.Adam(0.01), fit)
     same_as_alone(lambda: keras.optimizers.Adam(0.01))
-    same_as_alone(lambda: sgd(momentum=0.9), eager=True)
 
 
 @check(LEGACY_ONLY)
 def ten_steps_of_the_older_optimizers() -> None:
-    same_as_alone(lambda: older.SGD(0.1, momentum=0.9))
+    same_as_alone(lambda: older.SGD(0.1, momentum=0.9), fit)
     same_as_alone(lambda: older.Adam(0.01))
 
 
@@ -128,8 +137,8 @@ def clipping_comes_after_the_reduction() -> None:
 
 @check()
 def sums_where_a_sum_is_asked_for() -> None:
-    alone = train(sgd(0.1), X, Y, 16)
-    here = train(DistributedOptimizer(sgd(0.05), op=ddl.Sum), own(X), own(Y), 8)
+    alone = walk(sgd(0.1), X, Y, 16)
+    here = walk(DistributedOptimizer(sgd(0.05), op=ddl.Sum), own(X), own(Y), 8)
     assert apart(alone, here) <= 1e-10
 
 
@@ -140,26 +149,26 @@ def other_ways_to_reduce() -> None:
     same_as_alone(sgd, tolerance=1e-3, compression=ddl.Compression.fp16)
     model = network()
     optimizer = DistributedOptimizer(sgd(), groups=[model.trainable_variables[:2], model.trainable_variables[2:]])
-    train(optimizer, own(X), own(Y), 8, model)
-    assert apart(train(sgd(), X, Y, 16), model) <= 1e-10
+    walk(optimizer, own(X), own(Y), 8, model)
+    assert apart(walk(sgd(), X, Y, 16), model) <= 1e-10
 
 
 @check()
 def a_process_set_of_one() -> None:
     only = ddl.add_process_set([0])
-    here = train(DistributedOptimizer(sgd(), process_set=only), own(X), own(Y), 8)
-    assert apart(train(sgd(), own(X), own(Y), 8), here) == 0.0
+    here = walk(DistributedOptimizer(sgd(), process_set=only), own(X), own(Y), 8)
+    assert apart(walk(sgd(), own(X), own(Y), 8), here) == 0.0
     ddl.remove_process_set(only)
 
 
 @check()
 def several_passes_a_step() -> None:
     for make in (lambda: keras.optimizers.Adam(0.01, clipnorm=0.5), *([lambda: older.Adam(0.01)] if LEGACY else [])):
-        model = same_as_alone(make, passes=2)
+        model = same_as_alone(make, fit, passes=2)
         assert int(np.asarray(model.optimizer.iterations)) == 10
-    same_as_alone(sgd, passes=4, eager=True)
+    same_as_alone(sgd, passes=4)
     half = DistributedOptimizer(sgd(0.05), backward_passes_per_step=2)  # summed, not averaged
-    assert apart(train(sgd(), X, Y, 16), train(half, own(X), own(Y), 4)) <= 1e-10
+    assert apart(walk(sgd(), X, Y, 16), walk(half, own(X), own(Y), 4)) <= 1e-10
 
 
 @check()
@@ -172,12 +181,12 @@ def sparse_gradients() -> None:
         layers = [keras.Input((3,), dtype="int64"), keras.layers.Embedding(20, 4), keras.layers.Flatten()]
         return keras.Sequential([*layers, keras.layers.Dense(1)])
 
-    alone = train(sgd(), words, goal, 16, reader())
+    alone = walk(sgd(), words, goal, 16, reader())
     for options in ({}, {"sparse_as_dense": True}):
-        here = train(DistributedOptimizer(sgd(), **options), own(words), own(goal), 8, reader())
+        here = walk(DistributedOptimizer(sgd(), **options), own(words), own(goal), 8, reader())
         assert apart(alone, here) <= 1e-10, options
     passes = DistributedOptimizer(sgd(), backward_passes_per_step=2, average_aggregated_gradients=True)
-    assert apart(alone, train(passes, own(words), own(goal), 4, reader())) <= 1e-10
+    assert apart(alone, walk(passes, own(words), own(goal), 4, reader())) <= 1e-10
 
 
 @check()
@@ -203,12 +212,12 @@ def local_variables_stay() -> None:
 def local_layers_stay() -> None:
     model = network()
     optimizer = PartialDistributedOptimizer(sgd(), local_layers=model.layers[-1], scale_local_gradients=False)
-    train(optimizer, own(X), own(Y), 8, model)
+    walk(optimizer, own(X), own(Y), 8, model)
     kernels = [ddl.allgather(layer.kernel.numpy()[None]) for layer in model.layers]
     assert (kernels[0][0] == kernels[0][1]).all()
     assert (kernels[1][0] != kernels[1][1]).any()
     unbuilt = PartialDistributedOptimizer(sgd(), local_layers=[keras.layers.Dense(3)])
-    raises(ValueError, "was not built", lambda: train(unbuilt, own(X), own(Y), 8))
+    raises(ValueError, "was not built", lambda: walk(unbuilt, own(X), own(Y), 8))
 
 
 @check()
@@ -255,7 +264,10 @@ def loss_scaling_skips_on_all_ranks_or_none() -> None:
     keras.backend.set_floatx("float32")
     ways: list[Make] = [lambda: DistributedOptimizer(scaled(sgd())), lambda: scaled(DistributedOptimizer(sgd()))]
     if LEGACY:
-        ways += [lambda: DistributedOptimizer(scaled(older.SGD(0.1))), lambda: scaled(DistributedOptimizer(older.SGD(0.1)))]
+        ways += [
+            lambda: DistributedOptimizer(scaled(older.SGD(0.1))),
+            lambda: scaled(DistributedOptimizer(older.SGD(0.1))),
+        ]
     for way in ways:
         model, optimizer = network(), way()
         model.build((None, 6))
@@ -282,7 +294,7 @@ def mixed_precision_by_compile() -> None:
         else:
             optimizer = scaled(DistributedOptimizer(sgd(), backward_passes_per_step=passes))
         before = model.get_weights()
-        train(optimizer, own(X).astype("float32"), own(Y).astype("float32"), 8, model)
+        fit(optimizer, own(X).astype("float32"), own(Y).astype("float32"), 8, model)
         assert hasattr(model.optimizer, "inner_optimizer")
         assert any((a != b).any() for a, b in zip(before, model.get_weights()))
         equal_on_all(model)
@@ -299,8 +311,14 @@ def saved_as_the_plain_optimizer() -> None:
     for found in (first, second):
         found["config"].pop("name")
     assert first == second, (first, second)
-    copied = copy.deepcopy(wrapped) if LEGACY else pickle.loads(pickle.dumps(wrapped))
-    assert type(copied) is type(plain)
+    if LEGACY:  # of tf_keras' own, only the older can be copied
+        copied = copy.deepcopy(DistributedOptimizer(older.SGD(0.1), backward_passes_per_step=2))
+    else:
+        copied = pickle.loads(pickle.dumps(wrapped))
+    before, after = walk(sgd(0.0), own(X)[:8], own(Y)[:8], 8), walk(copied, own(X)[:8], own(Y)[:8], 8)
+    mine = ddl.allgather(after.get_weights()[0][None])
+    assert (mine[0] != mine[1]).any()
+    assert apart(before, after) > 0.0
     DistributedOptimizer(copied)  # it is bare, or this would raise
 
 
@@ -310,9 +328,9 @@ def goes_on_from_a_file() -> None:
     if LEGACY:
         makes.append(lambda: older.SGD(0.1, momentum=0.9))
     for i, make in enumerate(makes):
-        for suffix in ("keras", "h5"):
-            alone = train(make(), X, Y, 16)
-            half = train(DistributedOptimizer(make()), own(X)[:40], own(Y)[:40], 8)
+        for suffix in ("keras", "h5")[: 2 if LEGACY else 1]:  # an .h5 file's optimizer is lost to Keras 3 itself
+            alone = walk(make(), X, Y, 16)
+            half = fit(DistributedOptimizer(make()), own(X)[:40], own(Y)[:40], 8)
             path = str(FOLDER / f"model{i}.{ddl.rank()}.{suffix}")
             half.save(path)
             plain = keras.models.load_model(path)
@@ -330,7 +348,7 @@ class Slow(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
 @check()
 def custom_optimizers_are_known() -> None:
     path = str(FOLDER / f"custom.{ddl.rank()}.keras")
-    train(DistributedOptimizer(Slow(0.1)), own(X)[:40], own(Y)[:40], 8).save(path)
+    fit(DistributedOptimizer(Slow(0.1)), own(X)[:40], own(Y)[:40], 8).save(path)
     loaded = ddl.load_model(path, custom_optimizers=[Slow])
     assert type(loaded.optimizer) is Slow
     loaded.fit(own(X), own(Y), batch_size=8, verbose=0)
@@ -367,12 +385,12 @@ def automatic_xla_is_off() -> None:
         logging.getLogger("ddl").removeHandler(handler)
     assert len(heard) == (2 if ddl.rank() == 0 else 0), heard
     assert all("jit_compile" in line and "\n" not in line for line in heard)
-    equal_on_all(train(ours.optimizer, own(X), own(Y), 8, ours))
+    equal_on_all(fit(ours.optimizer, own(X), own(Y), 8, ours))
 
 
 @check()
 def xla_around_a_step_is_refused() -> None:
-    raises(ValueError, "XLA", lambda: train(DistributedOptimizer(sgd()), own(X), own(Y), 8, jit_compile=True))
+    raises(ValueError, "XLA", lambda: fit(DistributedOptimizer(sgd()), own(X), own(Y), 8, jit_compile=True))
     model, optimizer = network(), DistributedOptimizer(sgd())
     getattr(optimizer, "build", lambda _: None)(model.trainable_variables)
 
@@ -389,7 +407,7 @@ def xla_around_a_step_is_refused() -> None:
 @check()
 def all_ranks_begin_alike() -> None:
     """Built models get the root's variables before the first step, so that all steps are as one process makes them."""
-    alone = train(sgd(momentum=0.9), X, Y, 16, network(seed=8))
+    alone = walk(sgd(momentum=0.9), X, Y, 16, network(seed=8))
     makes: list[Make] = [lambda: sgd(momentum=0.9), *([lambda: older.SGD(0.1, momentum=0.9)] if LEGACY else [])]
     for make in makes:
         model = network(seed=7 + ddl.rank())
@@ -597,7 +615,7 @@ def batch_norm_sees_all_ranks() -> None:
                 a = a[mine]
             elif i < 4:  # parameters' gradients are each rank's own; the optimizer reduces them
                 b = ddl.allreduce(b, op=ddl.Sum, name=f"parameter.{i}")
-            np.testing.assert_allclose(a, b, atol=1e-10, err_msg=f"{shape}, {i}")
+            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12, err_msg=f"{shape}, {i}")
     raises(ValueError, "fused", lambda: ddl.SyncBatchNormalization(fused=True))
     raises(ValueError, "renorm", lambda: ddl.SyncBatchNormalization(renorm=True))
 
@@ -624,13 +642,15 @@ def batch_norm_in_a_model() -> None:
         return keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), layer, keras.layers.Dense(2)])
 
     plain = {"fused": False} if LEGACY else {}
-    alone = train(sgd(), X, Y, 16, deep(keras.layers.BatchNormalization(**plain)))
-    here = train(DistributedOptimizer(sgd()), own(X), own(Y), 8, deep(ddl.SyncBatchNormalization()))
+    alone = walk(sgd(), X, Y, 16, deep(keras.layers.BatchNormalization(**plain)))
+    here = fit(DistributedOptimizer(sgd()), own(X), own(Y), 8, deep(ddl.SyncBatchNormalization()))
     assert apart(alone, here) <= 1e-10
     path = str(FOLDER / f"norm.{ddl.rank()}.keras")
     here.save(path)
     if ddl.rank() == 0:
-        np.testing.assert_allclose(keras.models.load_model(path).predict(X, verbose=0), alone.predict(X, verbose=0), atol=1e-10)
+        np.testing.assert_allclose(
+            keras.models.load_model(path).predict(X, verbose=0), alone.predict(X, verbose=0), atol=1e-10
+        )
 
 
 # --- arguments
@@ -643,7 +663,9 @@ def wrong_arguments_are_named() -> None:
     raises(ValueError, "already", lambda: DistributedOptimizer(scaled(wrapped)))
     raises(ValueError, "not str", lambda: DistributedOptimizer("sgd"))
     raises(ValueError, "only supports", lambda: DistributedOptimizer(sgd(), op=ddl.Max))
-    raises(ValueError, "needs op=Average", lambda: DistributedOptimizer(sgd(), op=ddl.Sum, gradient_predivide_factor=2.0))
+    raises(
+        ValueError, "needs op=Average", lambda: DistributedOptimizer(sgd(), op=ddl.Sum, gradient_predivide_factor=2.0)
+    )
     raises(ValueError, "1 or more", lambda: DistributedOptimizer(sgd(), backward_passes_per_step=0))
     raises(ValueError, "groups", lambda: DistributedOptimizer(sgd(), groups=-1))
     raises(ValueError, "compression", lambda: DistributedOptimizer(sgd(), compression=3))
@@ -654,8 +676,8 @@ def wrong_arguments_are_named() -> None:
 @check(LEGACY_ONLY)
 def the_slides_compile() -> None:
     model = network()
-    train(DistributedOptimizer(sgd()), own(X), own(Y), 8, model, experimental_run_tf_function=False)
-    assert apart(train(sgd(), X, Y, 16), model) <= 1e-10
+    fit(DistributedOptimizer(sgd()), own(X), own(Y), 8, model, experimental_run_tf_function=False)
+    assert apart(walk(sgd(), X, Y, 16), model) <= 1e-10
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ def DistributedOptimizer(
         process_set=process_set,
     )
     reducer = Reducer(reduction, name or _name(optimizer))
-    step = Step(reducer, backward_passes_per_step, average_aggregated_gradients, scale_local_gradients)
+    step = Step(optimizer, reducer, backward_passes_per_step, average_aggregated_gradients, scale_local_gradients)
     vars(optimizer)["_ddl"] = step  # past __setattr__, which would have Keras track, and save, what it is not to know
     vars(optimizer)["register_local_var"] = step.register_local_var
     _MEET[family](optimizer, step)
@@ -157,6 +157,20 @@ class _Met:
         return types.MethodType(getattr(type(copy), self._name), copy)
 
 
+class _Aggregator:
+    """What an older optimizer of tf_keras calls to aggregate gradients; in a copy of it, what it called before."""
+
+    def __init__(self, step: Step, bare: Any) -> None:
+        self._step = step
+        self._bare = bare
+
+    def __call__(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        return _reduced(self._step, grads_and_vars)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._bare
+
+
 def _meet(optimizer: Any, name: str, around: Callable[..., Any]) -> None:
     vars(optimizer)[name] = _Met(optimizer, name, around)
 
@@ -198,7 +212,8 @@ def _meet_tf_keras(optimizer: Any, step: Step) -> None:
 
 
 def _meet_tf_keras_older(optimizer: Any, step: Step) -> None:
-    _innermost(optimizer).gradient_aggregator = functools.partial(_reduced, step)
+    inner = _innermost(optimizer)
+    inner.gradient_aggregator = _Aggregator(step, inner.gradient_aggregator)
     if step.passes > 1:
         _meet(optimizer, "apply_gradients", functools.partial(_accumulating, optimizer, step))
 

@@ -25,10 +25,12 @@ _MARK = "_ddl_wrapped"
 
 def step_of(optimizer: Any) -> Step | None:
     """The step of a distributed optimizer, or of the one that it scales losses for; None where neither is one."""
+    return _own_step(optimizer) or _own_step(getattr(optimizer, "inner_optimizer", None))
+
+
+def _own_step(optimizer: Any) -> Step | None:
     step = getattr(optimizer, "__dict__", {}).get("_ddl")
-    if step is None:
-        step = getattr(getattr(optimizer, "inner_optimizer", None), "__dict__", {}).get("_ddl")
-    return step if isinstance(step, Step) else None
+    return step if isinstance(step, Step) and step.optimizer is optimizer else None
 
 
 def settle_jit(model: Any, asked: Any) -> None:
@@ -83,7 +85,7 @@ def _compile(bare: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 
 def _apply_scaled(bare: Callable[..., Any], scaler: Any, grads: Any, trainable_variables: Any = None) -> Any:
     """Reduces before the scaler looks for overflow: all ranks must find the same, or some would skip a step alone."""
-    step: Step | None = getattr(scaler.inner_optimizer, "__dict__", {}).get("_ddl")
+    step = _own_step(scaler.inner_optimizer)
     if step is None:
         return bare(scaler, grads, trainable_variables)
     if not scaler.built:

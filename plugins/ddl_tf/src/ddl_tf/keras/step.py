@@ -23,7 +23,8 @@ XLA = (
 class Step:
     """The gradients of one optimizer. Used by the thread that trains, or while that thread's graph is traced."""
 
-    def __init__(self, reducer: Reducer, passes: int, average_passes: bool, scale_local: bool) -> None:
+    def __init__(self, optimizer: Any, reducer: Reducer, passes: int, average_passes: bool, scale_local: bool) -> None:
+        self.optimizer = optimizer
         self.reducer = reducer
         self.passes = passes
         self.reduced = False  # whether whoever calls the optimizer now has reduced the gradients already
@@ -34,6 +35,9 @@ class Step:
         self._sums: dict[int, Any] = {}  # by variable; of the passes since the last step
         self._count: Any = None  # of those passes
         self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Step:
+        return self  # a copy of the optimizer is none that it knows
 
     # --- local variables
 

@@ -73,7 +73,7 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
         weights = None if mask is None else tf.cast(tf.broadcast_to(tf.expand_dims(mask, -1), tf.shape(x)), kind)
         mean, variance = _moments(x, weights, axes, self.name)
         self._track(mean, variance)
-        scale = tf.math.rsqrt(variance + tf.cast(self.epsilon, kind))
+        scale = tf.math.rsqrt(variance + tf.constant(self.epsilon, kind))
         if self.scale:
             scale *= tf.cast(tf.convert_to_tensor(self.gamma), kind)
         output = (x - _aligned(mean, x, axes)) * _aligned(scale, x, axes)
@@ -84,7 +84,7 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
     def _track(self, mean: Any, variance: Any) -> None:
         for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
             before = tf.convert_to_tensor(moving)
-            factor = tf.cast(1.0 - self.momentum, before.dtype)
+            factor = tf.constant(1.0 - self.momentum, before.dtype)
             update = moving.assign(before + (tf.cast(value, before.dtype) - before) * factor)
             if not tf.compat.v1.executing_eagerly_outside_functions():  # tf_keras in a v1 graph
                 self.add_update(update)
