@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -55,17 +54,16 @@ def test_check(keras: str, check: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_other_backends_are_refused(backend: str) -> None:
-    """In one line that says what to set; before a framework that may not be there is imported."""
+    """In one line that says what to set, whether or not that framework is there."""
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     code = "import ddl_tf.keras"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: ddl_tf.keras works on Keras' TensorFlow backend")
-    assert f"'{backend}'" in last and "KERAS_BACKEND=tensorflow" in last
+    assert last.startswith("ImportError: ")
+    assert f"'{backend}'" in last and "set KERAS_BACKEND=tensorflow" in last
 
 
-def test_the_program_says_where_it_keeps_files() -> None:
+def test_every_check_is_found() -> None:
     """Checks are found by their marks; none is lost to a change of the pattern."""
     assert len(CHECKS) == len(re.findall(r"^@check", PROGRAM.read_text(), re.MULTILINE)) > 20
-    assert Path(PROGRAM).exists()

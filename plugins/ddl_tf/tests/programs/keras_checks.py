@@ -72,7 +72,7 @@ def walk(optimizer: Any, x: Any, y: Any, batch: int, model: Any = None) -> Any:
     variables = model.trainable_variables
     for i in range(0, len(x), batch):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x[i : i + batch]) - y[i : i + batch]) ** 2)
+            loss = tf.reduce_mean((model(x[i : i + batch], training=True) - y[i : i + batch]) ** 2)
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
     return model
 

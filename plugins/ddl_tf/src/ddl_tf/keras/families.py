@@ -1,9 +1,7 @@
-"""Says which Keras is in use and of which family an optimizer is: Keras 3, tf_keras, or tf_keras' older family; imports none unasked."""
+"""Says which Keras is in use, and of which family an optimizer is; imports none unasked."""
 
 from __future__ import annotations
 
-import os
-import sys
 from enum import Enum
 from typing import Any
 
@@ -20,6 +18,8 @@ class Family(Enum):
     TF_KERAS_OLDER = "tf_keras.optimizers.legacy"
 
 
+ADVICE = "ddl_tf.keras works on Keras' TensorFlow backend; set KERAS_BACKEND=tensorflow before Keras is imported"
+
 # The base classes by name, so that an optimizer of one Keras is told without an import of the other.
 _FAMILIES = {
     ("keras.src.optimizers.base_optimizer", "BaseOptimizer"): Family.KERAS3,
@@ -33,13 +33,13 @@ def the_keras() -> Any:
 
     Raises ImportError where it is Keras 3 on a backend other than TensorFlow.
     """
-    named = os.environ.get("KERAS_BACKEND", "tensorflow")
-    if named != "tensorflow" and "keras" not in sys.modules and not _legacy_is_asked_for():
-        raise ImportError(_wrong_backend(named))
     keras = tf.keras
-    backend = keras.backend.backend()
+    try:
+        backend = keras.backend.backend()  # tf.keras imports late: here
+    except ImportError as error:
+        raise ImportError(f"Keras cannot be imported ({_cause(error)}). {ADVICE}") from error
     if backend != "tensorflow":
-        raise ImportError(_wrong_backend(backend))
+        raise ImportError(f"Keras' backend is {backend!r}. {ADVICE}")
     return keras
 
 
@@ -52,12 +52,8 @@ def family_of(optimizer: Any) -> Family | None:
     return None
 
 
-def _legacy_is_asked_for() -> bool:
-    return os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
-
-
-def _wrong_backend(backend: str) -> str:
-    return (
-        f"ddl_tf.keras works on Keras' TensorFlow backend, but the backend is {backend!r}; "
-        "set KERAS_BACKEND=tensorflow before Keras is imported"
-    )
+def _cause(error: BaseException) -> BaseException:
+    """The error that it all began with: the backend that is not installed, say."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
