@@ -7,8 +7,28 @@ from ddl_mxnet.version import mend_numpy
 
 mend_numpy()
 
+from ddl_mxnet.broadcast import broadcast_parameters
 from ddl_mxnet.ops import allreduce_
-from ddlcore.api import init, rank, shutdown, size
+from ddl_mxnet.optimizer import DistributedOptimizer
+from ddl_mxnet.trainer import DistributedTrainer
+from ddlcore.api import ProcessSet, add_process_set, init, rank, shutdown, size, stats
 from ddlcore.types import Average, Max, Min, Product, Sum
 
-__all__ = ["Average", "Max", "Min", "Product", "Sum", "allreduce_", "init", "rank", "shutdown", "size"]
+__all__ = [
+    "Average",
+    "DistributedOptimizer",
+    "DistributedTrainer",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allreduce_",
+    "broadcast_parameters",
+    "init",
+    "rank",
+    "shutdown",
+    "size",
+    "stats",
+]
