@@ -172,9 +172,16 @@ class Operations:
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
+        reduces: bool = False,
     ) -> Handle:
-        """All ranks' tensors, one behind the other along the first dimension, in which they may differ."""
-        return self.grouped_allgather_async([tensor], name=name, process_set=process_set, job=job, _single=True)
+        """All ranks' tensors, one behind the other along the first dimension, in which they may differ.
+
+        ``reduces``: it stands for an allreduce of this name, so that a rank which calls that instead is found out.
+        """
+        kind = Kind.ALLREDUCE if reduces else Kind.ALLGATHER
+        return self.grouped_allgather_async(
+            [tensor], name=name, process_set=process_set, job=job, _single=True, _named_as=kind
+        )
 
     def grouped_allgather_async(
         self,
@@ -184,12 +191,13 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
         _single: bool = False,
+        _named_as: Kind = Kind.ALLGATHER,
     ) -> Handle:
         """As ``allgather_async`` for several tensors that go together."""
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "allgather") for tensor in tensors]
-        names, group = self._names(job, set_id, Kind.ALLGATHER, name, len(tensors), _single)
+        names, group = self._names(job, set_id, _named_as, name, len(tensors), _single)
         specs = [
             Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], device=source.device.kind, group=group)
             for source in sources
