@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import mxnet as mx
 
-from ddl_mxnet.reducer import Reducer, Reduction
+from ddl_mxnet.reducer import Plan, Reducer, Reduction
 from ddlcore.api import ProcessSet, global_process_set, process_sets
 
 __all__ = ["DistributedOptimizer", "undistributed"]
@@ -54,7 +54,7 @@ def _wrap(optimizer: Any, reducer: Reducer) -> Any:
     bare = type(optimizer)
     optimizer.__class__ = type(bare.__name__, (_Distributed, bare), {"__module__": bare.__module__})
     optimizer._ddl = reducer
-    optimizer._arranged = []
+    optimizer._plans = {}
     optimizer._inside = False
     return optimizer
 
@@ -69,14 +69,16 @@ def undistributed(optimizer: Any) -> Any:
     return made
 
 
-OWN = ("_ddl", "_arranged", "_inside")
+OWN = ("_ddl", "_plans", "_inside")
 
 
 class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type: ignore[misc]  # a mixin over the optimizer's own class
     """What a wrapped optimizer does otherwise than its own class."""
 
     _ddl: Reducer
-    _arranged: list[Any]  # the gradients that the reducer knows
+    _plans: dict[
+        tuple[Any, ...], tuple[list[Any], Plan]
+    ]  # by indices: gradients that come in one call, and how they go
     _inside: bool  # an update: the optimizer's own code looks
 
     @property
@@ -129,14 +131,16 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
 
     def _reduce(self, indices: Sequence[Any], grads: Sequence[Any]) -> None:
         if self._ddl.rebind():
-            self._arranged = []
+            self._plans.clear()
         if not self._ddl.active:
             return
-        if len(grads) != len(self._arranged) or any(a is not b for a, b in zip(grads, self._arranged)):
+        key = tuple(indices)
+        known, plan = self._plans.get(key, ((), None))
+        if plan is None or any(a is not b for a, b in zip(grads, known, strict=True)):
             named = [(f"gradient.{index}", grad) for index, grad in zip(indices, grads, strict=True)]
-            self._ddl.arrange(named[::-1])  # backward comes from the end
-            self._arranged = list(grads)
-        self._ddl.reduce()
+            plan = Plan(named[::-1])  # backward comes from the end
+            self._plans[key] = list(grads), plan
+        self._ddl.reduce(plan)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduction = self._ddl.reduction

@@ -13,7 +13,7 @@ import numpy as np
 from mxnet.base import _LIB, check_call
 
 from ddl_mxnet.optimizer import undistributed
-from ddl_mxnet.reducer import OPERATIONS, Reducer, Reduction
+from ddl_mxnet.reducer import OPERATIONS, Plan, Reducer, Reduction
 from ddlcore.api import ProcessSet, global_process_set, wire_compression
 
 __all__ = ["DistributedTrainer"]
@@ -68,7 +68,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         # As the network has them, if that is known (Gluon's own order is that of their names): backward comes from the end.
         self._backwards: list[Any] = list(reversed(given))
         self._names: list[str] = []  # on the wire, of the same
-        self._arranged: list[Any] = []  # the lists of gradients that the reducer knows
+        self._arranged: list[Any] = []  # the lists of gradients that ``_plan`` is of
+        self._plan = Plan(())
         self._watched: list[
             tuple[Any, Any, int]
         ] = []  # parameters that have one, with their arrays, and places in ``_fresh``
@@ -101,7 +102,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         if len(gradients) != len(self._arranged) or not all(map(operator.is_, gradients, self._arranged)):
             self._arrange(gradients)
         self._tell_fresh()
-        self._ddl.reduce()
+        self._ddl.reduce(self._plan)
         self._reduced = True
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
@@ -115,7 +116,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
     # --- parameters
 
     def _arrange(self, gradients: Sequence[Any]) -> None:
-        """Tells the reducer which arrays there are: at the first step, and when a parameter gets another one."""
+        """Plans which arrays are reduced: at the first step, and when a parameter gets another one."""
         if not self._names:
             self._names = self._agreed_names()
         trained = [
@@ -124,7 +125,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         named = [(name, param.list_grad()[0]) for name, param in trained]
         counts = mx.nd.zeros((max(1, len(named)),), dtype="float32")
         counts.wait_to_read()
-        self._ddl.arrange(named, [(f"gradient.{self._prefix}fresh", counts)])
+        self._plan = Plan(named, [(f"gradient.{self._prefix}fresh", counts)])
         address = ctypes.c_void_p()
         check_call(_LIB.MXNDArrayGetData(counts.handle, ctypes.byref(address)))
         memory: Any = (ctypes.c_float * len(named)).from_address(address.value or 0)
