@@ -68,5 +68,21 @@ FRAMEWORKS = {
             over_peer={},
             messages=0.0,
         ),
+        Framework(
+            "tf",
+            ("tensorflow", "tensorflow-cpu"),
+            ("wide", "deep"),
+            "mwms",
+            "MultiWorkerMirroredStrategy",
+            over_none={"wide": 1.60, "deep": 2.00},
+            over_peer={"wide": 0.35, "deep": 0.60},
+            messages=0.0,
+            environment={
+                "CUDA_VISIBLE_DEVICES": "",
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "TF_NUM_INTEROP_THREADS": "1",
+                "TF_NUM_INTRAOP_THREADS": "1",
+            },
+        ),
     )
 }
