@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ddl_tf.keras as ddl
 import numpy as np
 import tensorflow as tf
-
-import ddl_tf.keras as ddl
 from ddl_tf.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
 keras: Any = tf.keras
