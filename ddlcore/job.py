@@ -26,6 +26,7 @@ from ddlcore.kernels.late import LateKernels
 from ddlcore.messages import PROTOCOL, Bye, Done, Hello
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
+from ddlcore.runtime.companion import Companions
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.executor import Executor
 from ddlcore.runtime.handle import Completion
@@ -90,6 +91,7 @@ class Job:
         self._address = address
         self._kernels = LateKernels(settings.text("cache_dir"))
         self._compressors: dict[str, Compressor] = {}
+        self.companions = Companions(self)
         self.recurring: dict[Any, Recurring] = {}  # calls by name that wait at once, described the first time
         self._verdict = Verdict()
         self._meter = Meter()
@@ -146,6 +148,8 @@ class Job:
         self.completion = Completion()
         self.inbox = Inbox(self.completion, channel.wake)
         self.again = self.inbox.again  # for those who submit the same tensors in every step; see Inbox.again
+        self.again_together = self.inbox.again_together  # the same, for many at once and a caller who goes on to wait
+        self.overlaps = self._overlaps()
         self.sets = ProcessSets(self._opener(store))
         executor = Executor(self.sets, self._kernels, self.compressor, self._meter)
         self._engine = Engine(
@@ -189,7 +193,7 @@ class Job:
     def _enter(self) -> None:
         fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_batch_bytes")
         place = (self._launched.rank, self._ranks, self._ordinal)
-        hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self._overlaps())
+        hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self.overlaps)
         self._link.say(hello)
         timeout_s = self.settings.number("start_timeout_s")
         if not self._link.welcomed.wait(timeout_s):
@@ -303,11 +307,20 @@ class Job:
 
     # --- end
 
-    def shutdown(self, reason: str = "called shutdown()") -> None:
+    def shutdown(self, reason: str = "called shutdown()", settle: bool = False) -> None:
         """Leaves the world: promised batches run to their end, what is unfinished raises Closed. Idempotent.
 
         Other ranks need not do the same at the same time: a call that needs this rank raises PeerLost there.
+        ``settle``: the user's program has come to its end, so what it has left to a companion is done first.
         """
+        try:
+            if settle and self._started and not self.closed and not self.forked:
+                self.companions.settle()
+        finally:
+            self._shut_down(reason)
+            self.companions.close()
+
+    def _shut_down(self, reason: str) -> None:
         with self._lock:
             if self.closed or not self._started:
                 self.closed = True

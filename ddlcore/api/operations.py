@@ -116,17 +116,24 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
         job: Job | None = None,
+        output: Any = None,
+        part_of: str = "",
     ) -> Recurring:
-        """An ``allreduce_async`` in place of tensors like this one, described once; nothing is sent yet.
+        """An ``allreduce_async`` of tensors like this one, in place, described once; nothing is sent yet.
 
         ``job.again(recurring, address, owner)`` starts it, then ``recurring.wait()``. On the wire it is the same.
+        ``output``: where the result goes instead; before a start, ``recurring.target.address`` may be set to other
+        such memory, which the caller keeps alive till the end. ``part_of``: of what it is a part; ranks that say
+        different things raise MismatchError, which shows what each said.
         """
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         job.compressor(compression)
         buffer = self.adapter.buffer(tensor, elementwise=True)
-        spec = _allreduce_spec(buffer, _reduce_op(op, buffer.dtype), prescale_factor, postscale_factor, compression, 0)
-        return Recurring(job.completion, set_id, f"allreduce.{name}", spec, self._encoded(spec), buffer)
+        target = buffer if output is None else self._target(output, buffer, tensor)
+        op = _reduce_op(op, buffer.dtype)
+        spec = _allreduce_spec(buffer, op, prescale_factor, postscale_factor, compression, 0, part_of)
+        return Recurring(job.completion, set_id, f"allreduce.{name}", spec, self._encoded(spec), buffer, target)
 
     def allreduce_in_place(
         self,
@@ -172,9 +179,16 @@ class Operations:
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
+        reduces: bool = False,
     ) -> Handle:
-        """All ranks' tensors, one behind the other along the first dimension, in which they may differ."""
-        return self.grouped_allgather_async([tensor], name=name, process_set=process_set, job=job, _single=True)
+        """All ranks' tensors, one behind the other along the first dimension, in which they may differ.
+
+        ``reduces``: it stands for an allreduce of this name, so that a rank which calls that instead is found out.
+        """
+        kind = Kind.ALLREDUCE if reduces else Kind.ALLGATHER
+        return self.grouped_allgather_async(
+            [tensor], name=name, process_set=process_set, job=job, _single=True, _named_as=kind
+        )
 
     def grouped_allgather_async(
         self,
@@ -184,12 +198,13 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
         _single: bool = False,
+        _named_as: Kind = Kind.ALLGATHER,
     ) -> Handle:
         """As ``allgather_async`` for several tensors that go together."""
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "allgather") for tensor in tensors]
-        names, group = self._names(job, set_id, Kind.ALLGATHER, name, len(tensors), _single)
+        names, group = self._names(job, set_id, _named_as, name, len(tensors), _single)
         specs = [
             Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], device=source.device.kind, group=group)
             for source in sources
@@ -423,6 +438,13 @@ class Operations:
             )
             for i, spec in enumerate(specs)
         ]
+        self.hand_over(job, handle, entries, waits)
+
+    def hand_over(self, job: Job, handle: Handle, entries: Sequence[Entry], waits: bool) -> None:
+        """Submits what a verb has described. A framework that computes in the background overrides this.
+
+        Its buffers then need no address before it calls ``job.submit``; an error from there goes to ``handle.refuse``.
+        """
         job.submit(entries, waits)
 
     def _encoded(self, spec: Spec) -> bytes:
@@ -447,7 +469,7 @@ def _reduce_op(op: ReduceOp, dtype: DType) -> ReduceOp:
 
 
 def _allreduce_spec(
-    source: Buffer, op: ReduceOp, prescale: float, postscale: float, compression: str, group: int
+    source: Buffer, op: ReduceOp, prescale: float, postscale: float, compression: str, group: int, part_of: str = ""
 ) -> Spec:
     return Spec(
         Kind.ALLREDUCE,
@@ -461,6 +483,7 @@ def _allreduce_spec(
         source.strides,
         compression,
         group,
+        part_of=part_of,
     )
 
 

@@ -30,6 +30,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
     ("compression", lambda spec: spec.compressor),
     ("group", lambda spec: f"{spec.group} tensors" if spec.group else "none"),
     ("ranks", lambda spec: "-" if spec.ranks is None else _tuple(spec.ranks)),
+    ("part of", lambda spec: spec.part_of or "-"),
 )
 
 
@@ -92,6 +93,8 @@ def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
     )
     what = "/".join(sorted(kind.name.lower() for kind in kinds))
     advice = "give the calls different names" if len(kinds) > 1 else "ask for the same on every rank"
+    if kinds == {Kind.ALLREDUCE, Kind.ALLGATHER}:
+        advice += ", or, for a gradient that is sparse on some ranks alone, set sparse_as_dense=True"
     if Kind.ADD_SET in kinds:
         advice = "add the same process sets in the same order on every rank"
     where = "" if set_id == 0 else f" in process set {set_id}"

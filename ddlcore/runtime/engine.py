@@ -381,24 +381,38 @@ class Engine:
         self._broken(error)
 
     def _deliver(self, entries: Sequence[Entry | None], outcomes: Sequence[Outcome | None], index: int) -> None:
+        after: list[Callable[[], None]] = []
         with self._completion.condition:
             for entry, outcome in zip(entries, outcomes):
                 if type(entry) is Recurring:  # as its ``complete`` would, hundreds of times a step
                     entry.index = index
                     entry.source.owner = None
                     entry.state = IDLE
+                    if entry.then is not None:
+                        after.append(entry.then)
                 elif entry is not None:
                     entry.handle.complete(entry.slot, outcome, index)
+                    then = entry.handle.over()
+                    if then is not None:
+                        after.append(then)
             self._completion.condition.notify_all()
+        for then in after:
+            then()
 
     def fail(self, entries: Sequence[Entry | None], error: BaseException | None, index: int = -1) -> None:
         """Ends the entries' handles with ``error``, or with the verdict on the job."""
+        after: list[Callable[[], None]] = []
         with self._completion.condition:
             for entry in entries:
                 if entry is not None:
                     during = called(entry.spec.kind, entry.name)
                     entry.handle.fail(error if error is not None else self._verdict.error(during))
+                    then = entry.handle.over()
+                    if then is not None:
+                        after.append(then)
             self._completion.condition.notify_all()
+        for then in after:
+            then()
 
 
 def _brought(entries: Sequence[Entry | None]) -> int:

@@ -67,7 +67,7 @@ class Completion:
 class Handle:
     """An operation under way. ``wait`` and ``poll`` may be called from any thread, and again when it is over."""
 
-    __slots__ = ("_completion", "_error", "_finish", "_finishing", "_index", "_left", "_outcomes", "_result")
+    __slots__ = ("_completion", "_error", "_finish", "_finishing", "_index", "_left", "_outcomes", "_result", "_then")
 
     def __init__(self, completion: Completion, entries: int, finish: Callable[[Sequence[Outcome | None]], Any]) -> None:
         self._completion = completion
@@ -78,6 +78,18 @@ class Handle:
         self._error: BaseException | None = None
         self._result: Any = None
         self._index = -1
+        self._then: Callable[[], None] | None = None
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Has ``call`` made once, when the operation is over, one way or the other; at once where it is.
+
+        On whatever thread ends it, with no lock held: it must be short, and raise nothing. One call a handle.
+        """
+        with self._completion.condition:
+            if self._left > 0:
+                self._then = call
+                return
+        call()
 
     def poll(self) -> bool:
         """Whether ``wait`` would return (or raise) at once."""
@@ -109,6 +121,27 @@ class Handle:
     def pending(self) -> bool:
         """Whether it is under way."""
         return self._left > 0
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The operation's error; None while it is under way, and where it went well."""
+        return self._error
+
+    def over(self) -> Callable[[], None] | None:
+        """The call that is to be made now, if there is one; only once. The caller holds the completion's condition."""
+        if self._left > 0:
+            return None
+        then, self._then = self._then, None
+        return then
+
+    def refuse(self, error: BaseException) -> None:
+        """The operation could not even be handed over: whoever waits gets ``error``. Any thread."""
+        with self._completion.condition:
+            self.fail(error)
+            then = self.over()
+            self._completion.condition.notify_all()
+        if then is not None:
+            then()
 
     def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
         """One entry is done. The caller holds the completion's condition and notifies."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,25 +76,33 @@ class Entry:
 
 
 class Recurring(Entry):
-    """An allreduce in place that comes again in every step: entry and handle in one, described once.
+    """An allreduce that comes again in every step: entry and handle in one, described once.
 
-    ``Inbox.again`` starts it; it is idle again when its result stands. Its buffer is its own, and tells where
-    the tensor lies this time.
+    ``Inbox.again`` starts it; it is idle again when its result stands. Its buffers are its own (one, in place)
+    and tell where the tensor lies this time.
     """
 
-    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "state")
+    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "state", "then")
 
     source: Buffer
     target: Buffer
 
     def __init__(
-        self, completion: Completion, set_id: int, name: str, spec: Spec, spec_bytes: bytes, buffer: Buffer
+        self,
+        completion: Completion,
+        set_id: int,
+        name: str,
+        spec: Spec,
+        spec_bytes: bytes,
+        source: Buffer,
+        target: Buffer | None = None,
     ) -> None:
-        super().__init__(self, 0, set_id, name, spec, spec_bytes, buffer, buffer)
+        super().__init__(self, 0, set_id, name, spec, spec_bytes, source, source if target is None else target)
         self.completion = completion
         self.state = IDLE
         self.error: BaseException | None = None
         self.how: Any = None  # whoever keeps it may say what it was made from
+        self.then: Callable[[], None] | None = None  # called whenever it has ended, as Handle.then says; not by at_once
         self.index = -1  # of the batch it was part of last, as the coordinator counts
         self.replay: Any = self  # whose slot it has: position and seat hold for no other
         self.position: Any = None
@@ -120,6 +129,10 @@ class Recurring(Entry):
     def pending(self) -> bool:
         """Whether it is under way."""
         return self.state != IDLE
+
+    def over(self) -> Callable[[], None] | None:
+        """As Handle.over."""
+        return self.then
 
     def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
         """The caller holds the completion's condition and notifies."""

@@ -59,3 +59,17 @@ def test_refusals() -> None:
             ddl.sparse_allreduce_async(stored(1), "x", ddl.Max)
 
     run_world(1, play)
+
+
+def test_a_first_gradient_that_is_sparse_on_one_rank_alone() -> None:
+    """The other rank cannot know that it would be sparse, and sends zeros: an error on both that says what to do."""
+
+    def play(rank: int, job: Any) -> None:
+        table = torch.nn.Embedding(5, 2, sparse=True)
+        optimizer = ddl.DistributedOptimizer(torch.optim.SGD(table.parameters(), 0.1), table.named_parameters())
+        if rank == 0:
+            table(torch.tensor([1, 3])).sum().backward()
+        with pytest.raises(ddl.DdlInternalError, match="sparse_as_dense"):
+            optimizer.step()
+
+    run_world(2, play)

@@ -28,8 +28,10 @@ class SparseHandle:
 
     def wait(self) -> torch.Tensor:
         """The reduced tensor, not coalesced; raises what the operation raises."""
+        values: torch.Tensor = (
+            self._values.wait()
+        )  # (entries, *dense dimensions); first: where ranks disagree, this fails
         indices: torch.Tensor = self._indices.wait()  # (entries, sparse dimensions)
-        values: torch.Tensor = self._values.wait()  # (entries, *dense dimensions)
         if self._divisor != 1:
             values = values / self._divisor
         return torch.sparse_coo_tensor(indices.t(), values, self._shape, check_invariants=False)
@@ -62,5 +64,5 @@ def start_sparse(
     values = tensor._values().contiguous()
     gathering = {"process_set": process_set, "job": job}
     first = OPERATIONS.allgather_async(indices, name=None if name is None else f"{name}.indices", **gathering)
-    second = OPERATIONS.allgather_async(values, name=None if name is None else f"{name}.values", **gathering)
+    second = OPERATIONS.allgather_async(values, name=name, reduces=True, **gathering)
     return SparseHandle(first, second, tensor.shape, len(members) if op is Average else 1)

@@ -1,0 +1,168 @@
+"""Shows MXNet's arrays as dense memory, and memory as MXNet's arrays; knows no collective and no gradient."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import _LIB, check_call
+
+from ddlcore.contracts.adapter import Adapter
+from ddlcore.contracts.transport import Memory
+from ddlcore.types import CPU, Buffer, DType
+
+__all__ = ["BFLOAT16", "MxnetAdapter", "address_of", "count_of", "dtype_of"]
+
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet takes for one
+_CODES = {  # MXNet's own, of mshadow
+    DType.F32: 0,
+    DType.F64: 1,
+    DType.F16: 2,
+    DType.U8: 3,
+    DType.I32: 4,
+    DType.I8: 5,
+    DType.I64: 6,
+    DType.BOOL: 7,
+    DType.BF16: 12,
+}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_NATIVE: dict[DType, Any] = {dtype: BFLOAT16 if dtype is DType.BF16 else np.dtype(dtype.label) for dtype in _CODES}
+_KNOWN = ", ".join(sorted(dtype.label for dtype in _CODES))
+_DLPACK = {DType.U8: (1, 8), DType.BOOL: (1, 1), DType.BF16: (4, 16)}  # dlpack.h, code and bits; others by rule
+_POINTER = ctypes.c_void_p
+_DENSE, _CPU, _PINNED, _SHARED = 0, 1, 3, 5  # storage type, and device types whose memory this process reads
+
+
+class MxnetAdapter(Adapter):
+    """Dense arrays in process memory, of ``mx.nd`` and of ``mx.np``. What the engine still writes is waited for."""
+
+    name = "mxnet"
+
+    def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
+        dtype = dtype_of(tensor)
+        # Reads that are pending as well: the result may be written in this memory.
+        check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
+        shape = tuple(tensor.shape)
+        return Buffer(_waited_address(tensor), count_of(shape), dtype, shape, None, CPU, tensor)
+
+    def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
+        return _empty(like, tuple(like.shape if shape is None else shape), dtype_of(like))
+
+    def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
+        if count_of(shape) == 0:
+            return _empty(like, tuple(shape), dtype)
+        return _adopted(memory, tuple(shape), dtype, type(like))
+
+    def copy(self, source: Any, target: Any) -> None:
+        source.copyto(target)
+
+
+def dtype_of(tensor: Any) -> DType:
+    """The element type of an array that a transport can reach. Raises ValueError, with the way out, for others."""
+    if not isinstance(tensor, mx.nd.NDArray):
+        way = "make one: mx.nd.array(...)"
+        if isinstance(tensor, mx.sym.Symbol):
+            way = "a block that calls ddl cannot be hybridized: leave hybridize() out for it"
+        raise ValueError(f"an MXNet NDArray is needed, not {type(tensor).__name__}; {way}")
+    handle = tensor.handle
+    value = ctypes.c_int()
+    check_call(_LIB.MXNDArrayGetStorageType(handle, ctypes.byref(value)))
+    if value.value != _DENSE:
+        raise ValueError(
+            f"Tensor type {tensor.stype} is not supported; ddl carries dense arrays of {_KNOWN}: "
+            "pass tensor.tostype('default'), and let layers make dense gradients (sparse_grad=False)"
+        )
+    device, index = ctypes.c_int(), ctypes.c_int()
+    check_call(_LIB.MXNDArrayGetContext(handle, ctypes.byref(device), ctypes.byref(index)))
+    if device.value not in (_CPU, _PINNED, _SHARED):
+        raise ValueError(
+            f"an array of shape {tuple(tensor.shape)} lies on {tensor.ctx}, which no installed transport reaches; "
+            "pass tensor.as_in_context(mx.cpu())"
+        )
+    check_call(_LIB.MXNDArrayGetDType(handle, ctypes.byref(value)))
+    dtype = _DTYPES.get(value.value)
+    if dtype is None:
+        raise ValueError(
+            f"Tensor type {tensor.dtype} is not supported; ddl carries {_KNOWN}: pass tensor.astype(...) one of them"
+        )
+    return dtype
+
+
+def address_of(handle: Any) -> int | None:
+    """Where the array's memory is; None where oneDNN keeps it in a layout of its own. Never waits for MXNet's engine.
+
+    For code that the engine itself runs: ``MXNDArrayGetData`` would wait there for what waits for it.
+    """
+    exported = ctypes.c_void_p()
+    if _LIB.MXNDArrayToDLPack(handle, ctypes.byref(exported)) != 0:
+        return None
+    address = ctypes.c_void_p.from_address(exported.value or 0).value  # a DLManagedTensor begins with its data
+    _LIB.MXNDArrayCallDLPackDeleter(exported)
+    return address or 0
+
+
+class _DLTensor(ctypes.Structure):
+    """dlpack.h, DLManagedTensor with the DLTensor that it begins with."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int * 2),  # kind, index
+        ("ndim", ctypes.c_int),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+def _let_go(tensor: int) -> None:
+    """What MXNet calls when the last array over adopted memory is gone."""
+    _adoptions.pop(_DLTensor.from_address(tensor).context, None)
+
+
+_adoptions: dict[int | None, object] = {}  # memory that arrays of MXNet stand in
+_numbers = itertools.count(1)
+_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_let_go)
+
+
+def _adopted(memory: Memory, shape: tuple[int, ...], dtype: DType, kind: Any) -> Any:
+    code, bits = _DLPACK.get(dtype, (2 if dtype.is_float else 0, 8 * dtype.itemsize))
+    extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+    number = next(_numbers)
+    tensor = _DLTensor(
+        memory.address, (1, 0), len(shape), code, bits, 1, extents, None, 0, number, ctypes.cast(_deleter, _POINTER)
+    )
+    handle = mx.base.NDArrayHandle()
+    _adoptions[number] = memory
+    with mx.util.np_shape(True):
+        check_call(_LIB.MXNDArrayFromDLPackEx(ctypes.byref(tensor), True, ctypes.byref(handle)))
+    return kind(handle)
+
+
+def _waited_address(tensor: Any) -> int:
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(tensor.handle, ctypes.byref(address)))
+    return address.value or 0
+
+
+def count_of(shape: Sequence[int]) -> int:
+    """How many elements an array of that shape has."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+def _empty(like: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+    """An array of ``like``'s class and context whose values are anything."""
+    with mx.util.np_shape(True):  # scalars and arrays without elements exist only there
+        made = type(like)(mx.nd.ndarray._new_alloc_handle(shape, like.ctx, False, _NATIVE[dtype]))
+    return made
