@@ -45,20 +45,20 @@ def test_the_core_names_no_plugin(source: Source) -> None:
     """Code of the core names a framework or a transport of a plugin in the table of aliases only."""
     if str(source).partition("/")[2] in NAMES_PLUGINS:
         return
-    hits = [f"{source}:{line} {word}" for line, word in spoken(source.tree) if PLUGINS.search(word)]
+    hits = [f"{source}:{line} {word}" for line, word in spoken(source) if PLUGINS.search(word)]
     assert hits == []
 
 
-def spoken(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def spoken(source: Source) -> Iterator[tuple[int, str]]:
     """(line, word) of every name and string of code; comments and docstrings may explain by example."""
     docs = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in source.nodes
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and node.body
         and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
+    for node in source.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
             yield node.lineno, node.value
         elif isinstance(node, ast.Name):
@@ -77,11 +77,14 @@ def test_the_environment_is_read_in_one_file(source: Source) -> None:
     """
     if str(source).partition("/")[2] in READS_ENVIRONMENT or source.module.startswith("ddlcore.launch"):
         return
-    handed_on = {id(argument) for node in ast.walk(source.tree) if isinstance(node, ast.Call) for argument in node.args}
+    handed_on = {id(argument) for node in source.nodes if isinstance(node, ast.Call) for argument in node.args}
     hits = [
-        f"{source}:{node.lineno} {ast.unparse(node)}"
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Attribute) and ENVIRON.fullmatch(ast.unparse(node)) and id(node) not in handed_on
+        f"{source}:{node.lineno} {node.value.id}.{node.attr}"
+        for node in source.nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and ENVIRON.fullmatch(f"{node.value.id}.{node.attr}")
+        and id(node) not in handed_on
     ]
     assert hits == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ddl_tf as ddl
@@ -15,25 +15,23 @@ from tools.training.contenders import Contender, Trainings
 from tools.training.meeting import Meeting
 from tools.training.on_tf.companion import Companion
 from tools.training.on_tf.models import WORKLOADS, Workload
-from tools.training.on_tf.training import TfContender, mean_loss, optimizer_for
+from tools.training.on_tf.training import Momentum, TfContender, mean_loss
 
 __all__ = ["trainings"]
 
 
-def _contender(workload: Workload, name: str, meet: Meeting) -> TfContender:
-    """One of those that train in this process."""
+def _contender(workload: Workload, rank: int, wrapped: Callable[[Any], Any]) -> TfContender:
+    """One that trains in this process, with ``wrapped`` around its tapes."""
     model = workload.make()
-    optimizer = optimizer_for(model)
+    momentum = Momentum(model)
 
     def step(inputs: Any, classes: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = mean_loss(model, inputs, classes)
-        if name == "ddl":
-            tape = ddl.DistributedGradientTape(tape)
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        momentum.apply(wrapped(tape).gradient(loss, momentum.variables))
         return loss
 
-    return TfContender(workload, meet.rank, model, step, meet if name == "barrier" else None)
+    return TfContender(workload, rank, momentum.variables, step, None)
 
 
 def _check_agreement(ours: TfContender, theirs: Companion) -> None:
@@ -57,15 +55,16 @@ def trainings(model: str, meet: Meeting) -> Iterator[Trainings]:
     workload = WORKLOADS[model]
     peer = Companion(model, meet.rank, _ports(meet))
     try:
-        own = {name: _contender(workload, name, meet) for name in ("none", "barrier", "ddl")}
-        sizes = [int(np.prod(variable.shape)) for variable in own["none"].model.trainable_variables]
+        alone = _contender(workload, meet.rank, lambda tape: tape)
+        ours = _contender(workload, meet.rank, ddl.DistributedGradientTape)
+        sizes = [int(np.prod(variable.shape)) for variable in alone.variables]
         contenders: dict[str, Contender] = {
-            "none": own["none"],
-            "barrier": own["barrier"],
+            "none": alone,
+            "barrier": alone.meeting(meet),
             "mwms": peer,
-            "ddl": own["ddl"],
+            "ddl": ours,
         }
-        yield Trainings(contenders, workload.samples, sizes, lambda: _check_agreement(own["ddl"], peer))
+        yield Trainings(contenders, workload.samples, sizes, lambda: _check_agreement(ours, peer))
         meet()
     finally:
         peer.close()

@@ -66,7 +66,7 @@ def _serve(pipe: connection.Connection, model: str, rank: int, ports: list[int])
     _end_with_parent()
     workers = [f"127.0.0.1:{port}" for port in ports]
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
-    contender = _contender(model, rank, len(ports))
+    contender = _contender(model, rank)
     while True:
         request = pipe.recv()
         pipe.send(contender.steps(request) if request else contender.parameters())
@@ -84,24 +84,28 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _contender(name: str, rank: int, ranks: int) -> Any:
+def _contender(name: str, rank: int) -> Any:
     """The strategy comes first: it must configure the context before anything runs."""
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
     from tools.training.on_tf.models import WORKLOADS
-    from tools.training.on_tf.training import TfContender, mean_loss, optimizer_for
+    from tools.training.on_tf.training import Momentum, TfContender, mean_loss
 
     workload = WORKLOADS[name]
     with strategy.scope():
         model = workload.make()
-        optimizer = optimizer_for(model)
+        momentum = Momentum(model)
 
     def step_of_replica(inputs: Any, classes: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = mean_loss(model, inputs, classes) / ranks  # Keras's optimizer adds the gradients of all workers
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+            loss = mean_loss(model, inputs, classes)
+        gradients = tape.gradient(loss, momentum.variables)
+        momentum.apply(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, gradients))
         return loss
 
-    return TfContender(workload, rank, model, lambda inputs, classes: strategy.run(step_of_replica, (inputs, classes)))
+    def step(inputs: Any, classes: Any) -> Any:
+        return strategy.run(step_of_replica, (inputs, classes))
+
+    return TfContender(workload, rank, momentum.variables, step, None)

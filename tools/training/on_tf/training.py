@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from tools.training.on_tf.models import Workload, batches
 
-__all__ = ["TfContender", "mean_loss", "optimizer_for"]
+__all__ = ["Momentum", "TfContender", "mean_loss"]
 
 LEARNING_RATE = 1e-4  # small: what is learned from noise must not diverge
 
 Step = Callable[[Any, Any], Any]  # (inputs, classes) -> loss
 
 
-def optimizer_for(model: Any) -> Any:
-    """SGD with its momenta made, so that a traced step makes no variables."""
-    optimizer = keras.optimizers.SGD(LEARNING_RATE, momentum=0.9)
-    optimizer.build(model.trainable_variables)
-    return optimizer
+class Momentum:
+    """SGD with momentum by TensorFlow's own kernel: one operation a variable, which leaves the more of a step to show.
+
+    Keras 3's SGD takes five, and hides by them much of what communication costs.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.variables = [variable.value for variable in model.trainable_variables]  # TensorFlow's, not Keras's
+        self._momenta = [tf.Variable(tf.zeros_like(variable)) for variable in self.variables]
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """Within a tf.function."""
+        for variable, momentum, gradient in zip(self.variables, self._momenta, gradients):
+            tf.raw_ops.ResourceApplyKerasMomentum(
+                var=variable.handle, accum=momentum.handle, lr=LEARNING_RATE, grad=gradient, momentum=0.9
+            )
 
 
 def mean_loss(model: Any, inputs: Any, classes: Any) -> Any:
@@ -34,16 +45,22 @@ def mean_loss(model: Any, inputs: Any, classes: Any) -> Any:
 
 
 class TfContender:
-    """A model with the function that takes a step with it. ``meet`` is called after each step."""
+    """``step`` of a model, compiled, with the inputs of ``rank``. ``meet`` is called after each step."""
 
     def __init__(
-        self, workload: Workload, rank: int, model: Any, step: Step, meet: Callable[[], None] | None = None
+        self, workload: Workload, rank: int, variables: Sequence[Any], step: Step, meet: Callable[[], None] | None
     ) -> None:
-        self.model = model
+        self.variables = variables
         self._step = tf.function(step, jit_compile=False)
         self._batches = [tuple(map(tf.constant, batch)) for batch in batches(workload, rank)]
         self._meet = meet
         self._taken = 0
+
+    def meeting(self, meet: Callable[[], None]) -> TfContender:
+        """The same training, but for meeting the others after each step."""
+        other = copy.copy(self)
+        other._meet = meet
+        return other
 
     def steps(self, count: int) -> float:
         """Seconds of one of ``count`` steps."""
@@ -58,4 +75,4 @@ class TfContender:
 
     def parameters(self) -> list[npt.NDArray[np.float32]]:
         """As they are now."""
-        return [np.asarray(variable) for variable in self.model.trainable_variables]
+        return [np.asarray(variable) for variable in self.variables]

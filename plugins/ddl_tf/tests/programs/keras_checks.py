@@ -224,7 +224,7 @@ def local_layers_stay() -> None:
 def two_optimizers_in_one_function() -> None:
     models = [network(1), network(2)]
     optimizers = [DistributedOptimizer(sgd()) for _ in models]
-    alone = [train(sgd(), X[:16], Y[:16], 16, network(seed)) for seed in (1, 2)]
+    alone = [walk(sgd(), X[:16], Y[:16], 16, network(seed)) for seed in (1, 2)]
     for model, optimizer in zip(models, optimizers):
         getattr(optimizer, "build", lambda _: None)(model.trainable_variables)
 
