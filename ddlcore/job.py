@@ -26,6 +26,7 @@ from ddlcore.kernels.late import LateKernels
 from ddlcore.messages import PROTOCOL, Bye, Done, Hello
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
+from ddlcore.runtime.companion import Companions
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.executor import Executor
 from ddlcore.runtime.handle import Completion
@@ -90,6 +91,7 @@ class Job:
         self._address = address
         self._kernels = LateKernels(settings.text("cache_dir"))
         self._compressors: dict[str, Compressor] = {}
+        self.companions = Companions(self)
         self.recurring: dict[Any, Recurring] = {}  # calls by name that wait at once, described the first time
         self._verdict = Verdict()
         self._meter = Meter()
@@ -305,11 +307,20 @@ class Job:
 
     # --- end
 
-    def shutdown(self, reason: str = "called shutdown()") -> None:
+    def shutdown(self, reason: str = "called shutdown()", settle: bool = False) -> None:
         """Leaves the world: promised batches run to their end, what is unfinished raises Closed. Idempotent.
 
         Other ranks need not do the same at the same time: a call that needs this rank raises PeerLost there.
+        ``settle``: the user's program has come to its end, so what it has left to a companion is done first.
         """
+        try:
+            if settle and self._started and not self.closed and not self.forked:
+                self.companions.settle()
+        finally:
+            self._shut_down(reason)
+            self.companions.close()
+
+    def _shut_down(self, reason: str) -> None:
         with self._lock:
             if self.closed or not self._started:
                 self.closed = True

@@ -28,10 +28,12 @@ from ddlcore.api.world import (
     use_job,
 )
 from ddlcore.job import Job
+from ddlcore.runtime.companion import Companion
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.meter import Stats
 
 __all__ = [
+    "Companion",
     "Handle",
     "Job",
     "Mapped",

@@ -259,7 +259,7 @@ def shutdown() -> None:
     """Ends this rank's part of the job; again or before init: no effect. Unfinished handles raise Closed."""
     job = getattr(_process.thread, "job", None) or _process.job
     if job is not None:
-        job.shutdown()
+        job.shutdown(settle=True)
     if getattr(_process.thread, "job", None) is None:
         _process.job = None
         Environment.mark_children(False)
@@ -271,7 +271,7 @@ def _at_exit() -> None:
     job, error = _process.job, getattr(sys, "last_value", None)
     reason = f"raised {type(error).__name__}: {error}" if error is not None else "ended its script without shutdown()"
     if job is not None:
-        job.shutdown(reason)
+        job.shutdown(reason, settle=error is None)
     if _process.guest is not None:
         _process.guest.close(reason, patient=error is None)
 

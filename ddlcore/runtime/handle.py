@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -38,24 +37,17 @@ class Completion:
         self.waited_s = 0.0  # by all threads that have waited
         self._polled_since_s: float | None = None
 
-    def wait(self, operation: Waited, timeout_s: float = math.inf, since_s: float | None = None) -> bool:
-        """Blocks until ``operation`` is over, or ``timeout_s`` has passed; whether it is over.
-
-        ``since_s`` (of ``time.monotonic``): since when the caller has waited, with pauses; None: since now.
-        """
-        begun_s = time.monotonic()
+    def wait(self, operation: Waited) -> None:
+        """Blocks until ``operation`` is over."""
+        since_s = time.monotonic()
         self.help(operation)
         while operation.pending:
-            left_s = begun_s + timeout_s - time.monotonic()
-            if left_s <= 0:
-                break
-            patience_s = min(self.watch(begun_s if since_s is None else since_s), SLICE_S, left_s)
+            patience_s = min(self.watch(since_s), SLICE_S)
             with self.condition:
                 if operation.pending:
                     self.condition.wait(patience_s)
         with self.condition:
-            self.waited_s += time.monotonic() - begun_s
-        return not operation.pending
+            self.waited_s += time.monotonic() - since_s
 
     def polled(self, pending: bool) -> None:
         """Somebody has asked whether an operation is over: who asks again and again, waits."""
@@ -124,14 +116,6 @@ class Handle:
                 self._finish = None
                 self._outcomes = []
         return self._result
-
-    def settle(self, timeout_s: float, since_s: float) -> bool:
-        """Whether it is over within ``timeout_s``, so that ``wait`` would not block.
-
-        For callers that must let others have their thread now and then: they call it until it is true, with the
-        same ``since_s`` (of ``time.monotonic``), when they began. It may run what is ready itself, and take longer.
-        """
-        return self._left <= 0 or self._completion.wait(self, timeout_s, since_s)
 
     @property
     def pending(self) -> bool:

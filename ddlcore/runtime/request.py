@@ -125,10 +125,6 @@ class Recurring(Entry):
             error, self.error = self.error, None
             raise error.with_traceback(None)
 
-    def settle(self, timeout_s: float, since_s: float) -> bool:
-        """Whether it is over within ``timeout_s``; see ``Handle.settle``."""
-        return self.state == IDLE or self.completion.wait(self, timeout_s, since_s)
-
     @property
     def pending(self) -> bool:
         """Whether it is under way."""

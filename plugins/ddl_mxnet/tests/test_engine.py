@@ -1,14 +1,36 @@
-"""Allreduces that MXNet's engine runs: they wait for what it computes, and what it computes waits for them."""
+"""Collectives that MXNet's engine runs: they wait for what it computes, and what it computes waits for them."""
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import ddl_mxnet as ddl
 import mxnet as mx
 import numpy as np
+import pytest
+from ddl_mxnet.engine import Pushed, Recurrence
+from ddl_mxnet.ops import OPERATIONS
+from ddl_mxnet.traffic import Traffic
 
+from ddlcore.api import current_job
 from ddlcore.testing import run_world
+
+
+def held(*arrays: Any) -> tuple[Pushed, threading.Event]:
+    """An operation of the engine that writes the arrays, and is not over until ``end`` is called; begun."""
+    begun = threading.Event()
+    operation = Pushed((), arrays, begun.set)
+    operation.push()
+    assert begun.wait(10.0)
+    return operation, begun
+
+
+def stand(*arrays: Any) -> None:
+    """Waits for these; not for all, for the ranks share one engine here."""
+    for array in arrays:
+        array.wait_to_read()
 
 
 def test_results_are_waited_for_like_any_operators() -> None:
@@ -28,3 +50,208 @@ def test_results_are_waited_for_like_any_operators() -> None:
         for _ in range(3):
             value = other = (value + other) * 2 + 1
         np.testing.assert_array_equal(result, value)
+
+
+def test_the_call_does_not_wait_for_what_is_computed() -> None:
+    """It returns while the array's values do not stand, and sends them off when they do."""
+
+    def play(rank: int, job: Any) -> None:
+        array = mx.nd.full((4,), rank + 1.0)
+        array.wait_to_read()
+        writing, _ = held(array)
+        outcome = ddl.allreduce(array, name="new", op=ddl.Sum)  # returns, or this test would hang
+        ddl.allreduce_(array, name="place", op=ddl.Sum)
+        handle = ddl.allreduce_async(array, name="handle", op=ddl.Sum)
+        assert not ddl.poll(handle)
+        assert job.companions.get(Traffic)._running == 0
+        writing.end()
+        assert outcome.asnumpy().tolist() == [3.0] * 4
+        assert array.asnumpy().tolist() == [3.0] * 4
+        assert handle.wait().asnumpy().tolist() == [6.0] * 4
+
+    run_world(2, play)
+
+
+def test_pending_reads_see_the_old_values() -> None:
+    """What was asked for before the reduction in place reads what stood there before."""
+
+    def play(rank: int, job: Any) -> None:
+        array, other = mx.nd.full((5,), rank + 1.0), mx.nd.zeros((5,))
+        stand(array, other)
+        reading, _ = held(other)
+        old = array + other  # waits for ``other``
+        ddl.allreduce_(array, name="a", op=ddl.Sum)
+        time.sleep(0.05)  # a reduction that does not wait would be over
+        reading.end()
+        assert old.asnumpy().tolist() == [rank + 1.0] * 5
+        assert array.asnumpy().tolist() == [3.0] * 5
+
+    run_world(2, play)
+
+
+def test_each_gradient_goes_off_when_it_stands() -> None:
+    """Of two that are pushed, the one that the engine has computed is reduced while the other is not."""
+
+    def play(rank: int, job: Any) -> None:
+        early, late = mx.nd.ones((3,)), mx.nd.ones((3,))
+        stand(early, late)
+        writing, _ = held(late)
+        recurrences = [Recurrence(OPERATIONS, early, "early", job, op=ddl.Sum)]
+        late_one = OPERATIONS.at(1)
+        late_one.allreduce_async(late, output=late, name="late", op=ddl.Sum)
+        recurrences[0].start()
+        assert early.asnumpy().tolist() == [2.0] * 3
+        writing.end()
+        assert late.asnumpy().tolist() == [2.0] * 3
+
+    run_world(2, play)
+
+
+def test_calls_of_one_name_keep_their_order() -> None:
+    """The second waits for the first, though its array stands earlier, and pairs with the second everywhere."""
+
+    def play(rank: int, job: Any) -> list[Any]:
+        first, second = mx.nd.full((2,), 1.0 + rank), mx.nd.full((2,), 10.0 + rank)
+        stand(first, second)
+        writing = held(first)[0] if rank == 0 else None
+        one, two = (ddl.allreduce(array, name="same", op=ddl.Sum) for array in (first, second))
+        if writing is not None:
+            time.sleep(0.05)  # the other rank's are both there by now
+            writing.end()
+        return [one.asnumpy().tolist(), two.asnumpy().tolist()]
+
+    assert run_world(2, play) == [[[3.0] * 2, [21.0] * 2]] * 2
+
+
+def test_recurrences_are_replayed() -> None:
+    """In the steady state a step of them sends no control message."""
+
+    def play(rank: int, job: Any) -> tuple[int, int]:
+        arrays = [mx.nd.ones((n,)) for n in range(1, 9)]
+        recurrences = [Recurrence(OPERATIONS, a, f"g{i}", job, op=ddl.Average) for i, a in enumerate(arrays)]
+        before = ddl.stats()
+        for step in range(30):
+            if step == 20:
+                before = ddl.stats()
+            for i, recurrence in enumerate(recurrences):
+                arrays[i][:] = rank + step
+                recurrence.start(-i)
+            total = sum(array.sum() for array in arrays).asscalar()
+            assert total == pytest.approx(36 * (step + 0.5))
+        after = ddl.stats()
+        return (
+            after["control_messages"] - before["control_messages"],
+            after["batches_replayed"] - before["batches_replayed"],
+        )
+
+    for messages, replayed in run_world(2, play):
+        assert messages == 0
+        assert replayed >= 10
+
+
+def test_who_waits_in_mxnet_is_not_kept_waiting() -> None:
+    """A batch that will not fill is left in milliseconds, though nobody waits for it in ddl."""
+
+    def play(rank: int, job: Any) -> float:
+        arrays = [mx.nd.ones((4,)) for _ in range(4)]
+        recurrences = [Recurrence(OPERATIONS, a, f"g{i}", job, op=ddl.Sum) for i, a in enumerate(arrays)]
+        for _ in range(20):
+            for recurrence in recurrences:
+                recurrence.start()
+            stand(*arrays)
+        replayed = ddl.stats()["batches_replayed"]
+        assert replayed > 0
+        begun_s = time.monotonic()
+        recurrences[0].start()
+        arrays[0].wait_to_read()
+        return time.monotonic() - begun_s
+
+    assert max(run_world(2, play)) < 0.8  # the control thread would see to it after a second
+
+
+def test_errors_are_raised_by_who_waits() -> None:
+    """By their own class, from an array's wait; what is computed from it has it too; the job goes on."""
+
+    def play(rank: int, job: Any) -> None:
+        array = mx.nd.ones((2 + rank,))
+        other = ddl.allreduce(array, name="wrong", op=ddl.Sum) * 2
+        with pytest.raises(ddl.DdlInternalError, match="wrong"):
+            other.asnumpy()
+        _, unlike = ddl.grouped_allreduce_([mx.nd.ones((2,)), mx.nd.ones((1 + rank,))], name="group")
+        with pytest.raises(ddl.DdlInternalError, match="group"):
+            unlike.wait_to_read()
+        good = ddl.allreduce_(mx.nd.ones((2,)), name="right", op=ddl.Sum)
+        assert good.asnumpy().tolist() == [2.0, 2.0]
+
+    run_world(2, play)
+
+
+def test_what_mxnet_cannot_compute_is_not_waited_for() -> None:
+    """An operation whose array has an error is dropped by the engine: handles say so, and the name is free again."""
+
+    def play(rank: int, job: Any) -> None:
+        array = mx.nd.ones((3,))
+        failing, _ = held(array)
+        handle = ddl.allreduce_async(array, name="x", op=ddl.Sum)
+        failing.end(RuntimeError("no memory, say"))
+        with pytest.raises(mx.base.MXNetError, match="could not compute"):
+            handle.wait()
+        with pytest.raises(RuntimeError, match="no memory, say"):
+            array.wait_to_read()
+        job.companions.get(Traffic).settle()
+        assert ddl.allreduce(mx.nd.ones((1,)), name="x", op=ddl.Sum).asscalar() == 2.0
+
+    run_world(2, play)
+
+
+def test_nothing_is_taken_after_shutdown() -> None:
+    """NotInitialized at the call; and shutdown itself lets what was asked for come to its end."""
+
+    def play(rank: int, job: Any) -> None:
+        array = mx.nd.full((3,), rank + 1.0)
+        recurrence = Recurrence(OPERATIONS, array, "r", job, op=ddl.Sum)
+        slow = mx.nd.ones((1,))
+        writing, _ = held(slow, array)
+        recurrence.start()
+        threading.Timer(0.1, writing.end).start()
+        job.shutdown(settle=True)
+        assert array.asnumpy().tolist() == [3.0] * 3
+        for call in (recurrence.start, lambda: OPERATIONS.allreduce_async(array, job=job)):
+            with pytest.raises(ValueError, match="shut down"):
+                call()
+
+    run_world(2, play)
+
+
+def test_layouts_of_onednn_are_put_in_order() -> None:
+    """What a convolution gives, and the weights that it has turned around for inference, travel by their values."""
+
+    def play(rank: int, job: Any) -> None:
+        net = mx.gluon.nn.Conv2D(32, 3, in_channels=16)
+        net.initialize(mx.init.Constant(rank + 1.0))
+        data = mx.nd.ones((2, 16, 8, 8))
+        made = net(data)  # in inference
+        np.testing.assert_array_equal(
+            ddl.allreduce(made, op=ddl.Sum).asnumpy(), np.full(made.shape, 3 * 16 * 9.0, np.float32)
+        )
+        net(data)
+        weight = ddl.broadcast_(net.weight.data(), 1)
+        assert weight.asnumpy().min() == weight.asnumpy().max() == 2.0
+        assert net(data).asnumpy().max() == 2 * 16 * 9.0
+
+    run_world(2, play)
+
+
+def test_the_jobs_thread_ends_with_it() -> None:
+    """One thread a job waits in the user's place; it goes with the job."""
+
+    def play(rank: int, job: Any) -> str:
+        ddl.allreduce(mx.nd.ones((1,))).wait_to_read()
+        thread = current_job().companions.get(Traffic)._thread
+        assert thread is not None
+        assert thread.is_alive()
+        return thread.name
+
+    names = run_world(2, play)
+    assert names == ["ddl-mxnet-0", "ddl-mxnet-1"]
+    assert not [thread for thread in threading.enumerate() if thread.name in names]

@@ -241,14 +241,46 @@ def test_results_nobody_asks_for() -> None:
     """In a tf.function the operation runs all the same: only one rank may print what all have reduced."""
 
     def play(rank: int) -> None:
-        @tf.function
         def step(x: Any) -> Any:
             average = ddl.allreduce(x)
             return average if rank == 0 else x
 
-        assert step(own(rank)).numpy().tolist() == ([2.0] * 4 if rank == 0 else own(rank).numpy().tolist())
+        assert tf.function(step)(own(rank)).numpy().tolist() == ([2.0] * 4 if rank == 0 else own(rank).numpy().tolist())
 
     ranks(play)
+
+
+@pytest.mark.parametrize("mode", ["function", "session"])
+def test_a_rank_may_have_more_in_its_graph(mode: str) -> None:
+    """Where rank 0 alone looks at something, its tensors have other names; the collectives are paired all the same."""
+
+    def play(rank: int) -> None:
+        def build(x: Any) -> Any:
+            if rank == 0:
+                x = tf.debugging.check_numerics(x + 0.0, "rank 0 looks")
+            return ddl.allreduce(x * 2.0, op=ddl.Sum), ddl.allgather(x * 3.0)
+
+        reduced, gathered = evaluate(mode, build, own(rank, 1))
+        assert (reduced.tolist(), gathered.tolist()) == ([12.0], [3.0, 6.0, 9.0])
+
+    ranks(play)
+
+
+def test_tensors_that_are_not_computed_yet() -> None:
+    """Where eager operations run asynchronously, their results are waited for."""
+    before = tf.config.experimental.get_synchronous_execution()
+    tf.config.experimental.set_synchronous_execution(False)
+    try:
+
+        def play(rank: int) -> float:
+            x = own(rank, 300, 300)
+            for _ in range(5):
+                x = tf.matmul(x, tf.eye(300))
+            return float(ddl.allreduce(x, op=ddl.Sum)[7, 7])
+
+        assert ranks(play) == [6.0] * SIZE
+    finally:
+        tf.config.experimental.set_synchronous_execution(before)
 
 
 def test_loops_and_branches() -> None:

@@ -1,14 +1,143 @@
 """MXNet for ddl: everything that a training script imports, under Horovod's names."""
 
-# ruff: noqa: E402  # numpy is mended before anything imports MXNet
+# ruff: noqa: E402  # MXNet must be there, and able to live with numpy, before anything imports it
 from __future__ import annotations
 
-from ddl_mxnet.version import mend_numpy
+from ddl_mxnet.version import require_mxnet
 
-mend_numpy()
+require_mxnet()
 
-from ddl_mxnet.ops import allreduce_
-from ddlcore.api import init, rank, shutdown, size
-from ddlcore.types import Average, Max, Min, Product, Sum
+from ddl_mxnet.broadcast import broadcast_parameters
+from ddl_mxnet.built import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
+from ddl_mxnet.compression import Compression
+from ddl_mxnet.joining import join, remove_process_set
+from ddl_mxnet.objects import allgather_object, broadcast_object
+from ddl_mxnet.ops import (
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+from ddl_mxnet.optimizer import DistributedOptimizer
+from ddl_mxnet.trainer import DistributedTrainer
+from ddlcore.api import (
+    ProcessSet,
+    Stats,
+    add_process_set,
+    barrier,
+    cross_rank,
+    cross_size,
+    global_process_set,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    poll,
+    rank,
+    shutdown,
+    size,
+    stats,
+    synchronize,
+)
+from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost
+from ddlcore.types import Adasum, Average, Max, Min, Product, Sum
 
-__all__ = ["Average", "Max", "Min", "Product", "Sum", "allreduce_", "init", "rank", "shutdown", "size"]
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DdlInternalError",
+    "DistributedOptimizer",
+    "DistributedTrainer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PeerLost",
+    "ProcessSet",
+    "Product",
+    "Stats",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_parameters",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "stats",
+    "synchronize",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
 from ddlcore.types import CPU, Buffer, DType
 
-__all__ = ["MxnetAdapter", "address_of", "dtype_of"]
+__all__ = ["BFLOAT16", "MxnetAdapter", "address_of", "count_of", "dtype_of"]
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet takes for one
 _CODES = {  # MXNet's own, of mshadow
@@ -30,6 +31,9 @@ _CODES = {  # MXNet's own, of mshadow
 }
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _NATIVE: dict[DType, Any] = {dtype: BFLOAT16 if dtype is DType.BF16 else np.dtype(dtype.label) for dtype in _CODES}
+_KNOWN = ", ".join(sorted(dtype.label for dtype in _CODES))
+_DLPACK = {DType.U8: (1, 8), DType.BOOL: (1, 1), DType.BF16: (4, 16)}  # dlpack.h, code and bits; others by rule
+_POINTER = ctypes.c_void_p
 _DENSE, _CPU, _PINNED, _SHARED = 0, 1, 3, 5  # storage type, and device types whose memory this process reads
 
 
@@ -43,17 +47,15 @@ class MxnetAdapter(Adapter):
         # Reads that are pending as well: the result may be written in this memory.
         check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
         shape = tuple(tensor.shape)
-        return Buffer(_waited_address(tensor), _count(shape), dtype, shape, None, CPU, tensor)
+        return Buffer(_waited_address(tensor), count_of(shape), dtype, shape, None, CPU, tensor)
 
     def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
         return _empty(like, tuple(like.shape if shape is None else shape), dtype_of(like))
 
     def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
-        made = _empty(like, tuple(shape), dtype)
-        nbytes = _count(shape) * dtype.itemsize
-        if nbytes:
-            ctypes.memmove(_waited_address(made), memory.address, nbytes)
-        return made
+        if count_of(shape) == 0:
+            return _empty(like, tuple(shape), dtype)
+        return _adopted(memory, tuple(shape), dtype, type(like))
 
     def copy(self, source: Any, target: Any) -> None:
         source.copyto(target)
@@ -62,14 +64,17 @@ class MxnetAdapter(Adapter):
 def dtype_of(tensor: Any) -> DType:
     """The element type of an array that a transport can reach. Raises ValueError, with the way out, for others."""
     if not isinstance(tensor, mx.nd.NDArray):
-        raise ValueError(f"an MXNet NDArray is needed, not {type(tensor).__name__}; make one: mx.nd.array(...)")
+        way = "make one: mx.nd.array(...)"
+        if isinstance(tensor, mx.sym.Symbol):
+            way = "a block that calls ddl cannot be hybridized: leave hybridize() out for it"
+        raise ValueError(f"an MXNet NDArray is needed, not {type(tensor).__name__}; {way}")
     handle = tensor.handle
     value = ctypes.c_int()
     check_call(_LIB.MXNDArrayGetStorageType(handle, ctypes.byref(value)))
     if value.value != _DENSE:
         raise ValueError(
-            f"an array of shape {tuple(tensor.shape)} is sparse ({tensor.stype}), which no transport takes; "
-            "pass tensor.tostype('default')"
+            f"Tensor type {tensor.stype} is not supported; ddl carries dense arrays of {_KNOWN}: "
+            "pass tensor.tostype('default'), and let layers make dense gradients (sparse_grad=False)"
         )
     device, index = ctypes.c_int(), ctypes.c_int()
     check_call(_LIB.MXNDArrayGetContext(handle, ctypes.byref(device), ctypes.byref(index)))
@@ -81,9 +86,8 @@ def dtype_of(tensor: Any) -> DType:
     check_call(_LIB.MXNDArrayGetDType(handle, ctypes.byref(value)))
     dtype = _DTYPES.get(value.value)
     if dtype is None:
-        known = ", ".join(dtype.label for dtype in _CODES)
         raise ValueError(
-            f"Tensor type {tensor.dtype} is not supported; ddl carries {known}: pass tensor.astype(...) one of them"
+            f"Tensor type {tensor.dtype} is not supported; ddl carries {_KNOWN}: pass tensor.astype(...) one of them"
         )
     return dtype
 
@@ -101,13 +105,56 @@ def address_of(handle: Any) -> int | None:
     return address or 0
 
 
+class _DLTensor(ctypes.Structure):
+    """dlpack.h, DLManagedTensor with the DLTensor that it begins with."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int * 2),  # kind, index
+        ("ndim", ctypes.c_int),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+def _let_go(tensor: int) -> None:
+    """What MXNet calls when the last array over adopted memory is gone."""
+    _adoptions.pop(_DLTensor.from_address(tensor).context, None)
+
+
+_adoptions: dict[int | None, object] = {}  # memory that arrays of MXNet stand in
+_numbers = itertools.count(1)
+_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_let_go)
+
+
+def _adopted(memory: Memory, shape: tuple[int, ...], dtype: DType, kind: Any) -> Any:
+    code, bits = _DLPACK.get(dtype, (2 if dtype.is_float else 0, 8 * dtype.itemsize))
+    extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+    number = next(_numbers)
+    tensor = _DLTensor(
+        memory.address, (1, 0), len(shape), code, bits, 1, extents, None, 0, number, ctypes.cast(_deleter, _POINTER)
+    )
+    handle = mx.base.NDArrayHandle()
+    _adoptions[number] = memory
+    with mx.util.np_shape(True):
+        check_call(_LIB.MXNDArrayFromDLPackEx(ctypes.byref(tensor), True, ctypes.byref(handle)))
+    return kind(handle)
+
+
 def _waited_address(tensor: Any) -> int:
     address = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(tensor.handle, ctypes.byref(address)))
     return address.value or 0
 
 
-def _count(shape: Sequence[int]) -> int:
+def count_of(shape: Sequence[int]) -> int:
+    """How many elements an array of that shape has."""
     count = 1
     for extent in shape:
         count *= extent

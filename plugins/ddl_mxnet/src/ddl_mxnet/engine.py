@@ -11,55 +11,83 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from copy import copy
+from functools import cache, partial
 from typing import Any
 
 from mxnet.base import _LIB, MXNetError, check_call, register_error
 
-from ddl_mxnet.adapter import MxnetAdapter, address_of, dtype_of
+from ddl_mxnet.adapter import MxnetAdapter, address_of, count_of, dtype_of
+from ddl_mxnet.traffic import Traffic
 from ddlcore.api import Operations
-from ddlcore.types import CPU, Buffer
+from ddlcore.errors import NotInitialized
+from ddlcore.types import CPU, Buffer, DType, Kind
 
 __all__ = ["EngineOperations", "Pushed", "Recurrence", "is_naive"]
 
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _ON_COMPLETE = ctypes.c_size_t * 3  # engine.h, CallbackOnComplete: a function, the engine, its operation
 _PRIORITIZED = ctypes.c_int(3)  # engine.h, FnProperty::kCPUPrioritized: threads of their own, for what is short
 _CPU_CONTEXT = (ctypes.c_int * 2)(1, 0)  # base.h, Context: cpu(0)
 _NAME = b"ddl"
 _KNOWN_ERRORS = 64
+_ONEDNN = (DType.F32, DType.BF16, DType.I8, DType.U8)  # the types that it computes with
+_SKIPPED = "MXNet could not compute an array of this operation; array.wait_to_read() says why"
 
 _keys = itertools.count(1)
 _pushed: dict[int, Pushed] = {}  # what the engine has yet to call back
 _functions: dict[int, Any] = {}  # address to callable: the engine has one for all operations
-_raised: dict[str, BaseException] = {}  # by the message that goes through MXNet
+_raised: dict[int, BaseException] = {}  # by the number that goes through MXNet in its message
 
-_construct, _destroy = _LIB._ZNSt13runtime_errorC1EPKc, _LIB._ZNSt13runtime_errorD1Ev
+_push = _LIB["MXEnginePushAsyncND"]  # a function object of our own, for MXNet leaves the types of its arguments open
+_push.argtypes = (
+    *(ctypes.c_void_p,) * 5,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_bool,
+)
+_construct, _destroy = _LIB["_ZNSt13runtime_errorC1EPKc"], _LIB["_ZNSt13runtime_errorD1Ev"]
 _construct.argtypes, _construct.restype = (ctypes.c_void_p, ctypes.c_char_p), None
 _destroy.argtypes, _destroy.restype = (ctypes.c_void_p,), None
 
 
 class Pushed:
-    """An operation of MXNet's engine: ``begin`` is called on a thread of its own when the arrays stand.
+    """An operation of MXNet's engine: ``begin`` is called on a thread of the engine's when the arrays stand.
 
     ``begin`` must not wait. What follows in the engine goes on when ``end`` is called, once, by any thread.
-    May be pushed again, from any thread; the engine runs those that write the same arrays one after the other.
+    ``skip`` is called instead of ``begin`` where an array could not be computed. May be pushed again, from any
+    thread; the engine runs those that write the same arrays one after the other.
     """
 
-    __slots__ = ("_arguments", "_error", "_on_complete", "_reads", "_writes", "begin")
+    __slots__ = ("_arguments", "_arrays", "_error", "_on_complete", "_traffic", "begin", "skip")
 
-    def __init__(self, reads: Sequence[Any], writes: Sequence[Any], begin: Callable[[], None]) -> None:
-        self._reads = tuple(reads)  # the arrays themselves: their handles must live until the engine calls back
-        self._writes = tuple(writes)
+    def __init__(
+        self,
+        reads: Sequence[Any],
+        writes: Sequence[Any],
+        begin: Callable[[], None],
+        skip: Callable[[], None] | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self._arrays = (*reads, *writes)  # their handles must live until the engine calls back
         self.begin = begin
+        self.skip = skip
+        self._traffic = traffic
         self._on_complete: tuple[int, ...] = ()
         self._error: BaseException | None = None
         self._arguments = (
-            _handles(self._reads),
-            ctypes.c_int(len(self._reads)),
-            _handles(self._writes),
-            ctypes.c_int(len(self._writes)),
-            ctypes.byref(_PRIORITIZED),
+            _deleter,
+            ctypes.addressof(_CPU_CONTEXT),
+            _handles(reads),
+            len(reads),
+            _handles(writes),
+            len(writes),
+            ctypes.addressof(_PRIORITIZED),
         )
 
     def push(self, priority: int = 0) -> None:
@@ -67,13 +95,14 @@ class Pushed:
 
         Raises what became of the operation where MXNet computes at once, for it returns only when it is over.
         """
+        if self._traffic is not None:
+            self._traffic.pushed()
         key = next(_keys)
         _pushed[key] = self
-        code = _LIB.MXEnginePushAsyncND(
-            _callback, ctypes.c_void_p(key), None, _CPU_CONTEXT, *self._arguments, priority, _NAME, False
-        )
+        code = _push(_callback, key, *self._arguments, priority, _NAME, False)
         if code != 0:
-            del _pushed[key]
+            if _pushed.pop(key, None) is not None and self._traffic is not None:
+                self._traffic.skipped()
             check_call(code)
         if self._error is not None:
             error, self._error = self._error, None
@@ -82,38 +111,55 @@ class Pushed:
     def called_back(self, on_complete: tuple[int, ...]) -> None:
         """The arrays are this operation's alone."""
         self._on_complete = on_complete
+        if self._traffic is not None:
+            self._traffic.called_back()
         try:
             self.begin()
         except BaseException as error:
             self.end(error)
 
+    def skipped(self) -> None:
+        """The engine has dropped it."""
+        if self._traffic is not None:
+            self._traffic.skipped()
+        if self.skip is not None:
+            self.skip()
+
     def end(self, error: BaseException | None = None) -> None:
         """The arrays are MXNet's again; who waits for one of those written gets ``error``. Later calls do nothing."""
-        (*called, argument), self._on_complete = self._on_complete or (0,), ()
-        if not called:
+        if not self._on_complete:
             return
-        address, engine = called
+        (address, engine, argument), self._on_complete = self._on_complete, ()
         function = _functions.get(address)
         if function is None:
             function = _functions[address] = _CALLBACK(address)
         if error is None:
             function(engine, argument, None)
-            return
-        if is_naive():  # which would lose the error
+        elif is_naive():  # which would lose the error
             self._error = error
             function(engine, argument, None)
-            return
-        thrown = (ctypes.c_char * 64)()  # a std::runtime_error, of which MXNet makes a copy
-        _construct(thrown, _remembered(error))
-        function(engine, argument, ctypes.addressof(thrown))
-        _destroy(thrown)
+        else:
+            thrown = (ctypes.c_char * 64)()  # a std::runtime_error, of which MXNet makes a copy
+            _construct(thrown, _remembered(error))
+            function(engine, argument, ctypes.addressof(thrown))
+            _destroy(thrown)
+        if self._traffic is not None:
+            self._traffic.ended()
 
 
 def _call_back(_context: int, on_complete: int, key: int) -> None:
     _pushed.pop(key).called_back(tuple(_ON_COMPLETE.from_address(on_complete)))
 
 
-_callback = _CALLBACK(_call_back)
+def _delete(key: int) -> None:
+    """MXNet forgets the operation: the one notice of those that it has not run."""
+    dropped = _pushed.pop(key, None)
+    if dropped is not None:
+        dropped.skipped()
+
+
+_callback = ctypes.cast(_keep_callback := _CALLBACK(_call_back), ctypes.c_void_p)
+_deleter = ctypes.cast(_keep_deleter := _DELETER(_delete), ctypes.c_void_p)
 
 
 def _handles(arrays: Sequence[Any]) -> Any:
@@ -122,15 +168,17 @@ def _handles(arrays: Sequence[Any]) -> Any:
 
 def _remembered(error: BaseException) -> bytes:
     """The message by which ``_recalled`` finds the error itself, when MXNet has carried it to whoever waits."""
-    message = f"ddl_mxnet: {type(error).__name__}: {error}"
+    number = next(_keys)
     while len(_raised) >= _KNOWN_ERRORS:
-        _raised.pop(next(iter(_raised)))
-    _raised[message.strip()] = error
-    return message.encode()
+        _raised.pop(next(iter(_raised)), None)
+    _raised[number] = error
+    line = str(error).partition("\n")[0]  # MXNet would take what follows for a stack trace
+    return f"ddl_mxnet: {number} {type(error).__name__}: {line}".encode()
 
 
 def _recalled(message: str) -> BaseException:
-    error = _raised.get(message.strip())
+    words = message.split(maxsplit=2)
+    error = _raised.get(int(words[1])) if len(words) > 1 and words[1].isdigit() else None
     return MXNetError(message) if error is None else error.with_traceback(None)
 
 
@@ -159,10 +207,7 @@ class _Promised(MxnetAdapter):
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         dtype, shape = dtype_of(tensor), tuple(tensor.shape)
-        count = 1
-        for extent in shape:
-            count *= extent
-        return Buffer(0, count, dtype, shape, None, CPU, tensor)
+        return Buffer(0, count_of(shape), dtype, shape, None, CPU, tensor)
 
 
 class EngineOperations(Operations):
@@ -170,30 +215,59 @@ class EngineOperations(Operations):
 
     def __init__(self) -> None:
         super().__init__(_Promised())
+        self.priority = 0
+
+    def at(self, priority: int) -> EngineOperations:
+        """The same, pushed with that priority of the engine's."""
+        if priority == 0:
+            return self
+        other = copy(self)
+        other.priority = priority
+        return other
 
     def hand_over(self, job: Any, handle: Any, entries: Sequence[Any], waits: bool) -> None:
-        reads = [entry.source.owner for entry in entries]
+        traffic = job.companions.get(Traffic)
+        if job.closed:
+            raise NotInitialized("ddl has been shut down; call init() again first")
+        sources = [entry.source.owner for entry in entries]
+        for entry in entries:
+            _put_in_order(entry)
         writes = [entry.target.owner for entry in entries if entry.target is not None]
-        buffers = [buffer for entry in entries for buffer in (entry.source, entry.target) if buffer is not None]
+        written = {array.handle.value for array in writes}
+        reads = [array for array in sources if array.handle.value not in written]
+        place = traffic.queue((entries[0].set_id, entries[0].name))
 
-        def begin() -> None:
+        def submit() -> None:
             try:
-                for buffer in buffers:
-                    buffer.address = _located(buffer.owner)
+                for entry in entries:
+                    for buffer in (entry.source, entry.target):
+                        if buffer is not None and buffer.owner is not None:
+                            buffer.address = _located(buffer.owner)
                 job.submit(entries)
             except BaseException as error:
                 handle.refuse(error)  # which ends the operation, too
 
         def end() -> None:
             handle.poll()  # what comes after has seen its end
+            traffic.quit(place)
             operation.end(handle.failure)
 
-        if is_naive():
-            begin()
-            return
-        operation = Pushed([array for array in reads if not _is_in(array, writes)], writes, begin)
+        operation = Pushed(
+            reads,
+            writes,
+            partial(traffic.enter, place, submit),
+            lambda: handle.refuse(MXNetError(_SKIPPED)),
+            traffic,
+        )
         handle.then(end)
-        operation.push()
+        if is_naive():
+            traffic.enter(place, submit)
+            return
+        try:
+            operation.push(self.priority)
+        except BaseException as error:
+            handle.refuse(error)
+            raise
 
 
 class Recurrence:
@@ -212,20 +286,37 @@ class Recurrence:
         self.recurring = operations.recurring_allreduce(array, name=name, job=job, **how)
         self.recurring.then = self._ended
         self._again = job.again
-        self._operation = Pushed((), (array,), self._begin)
+        self._operation = Pushed((), (array,), self._begin, None, job.companions.get(Traffic))
 
     def start(self, priority: int = 0) -> None:
-        """Any thread. ``priority``: the engine's, higher first."""
+        """Any thread. ``priority``: the engine's, higher first. Raises NotInitialized after ``shutdown``."""
+        if self.job.closed:
+            raise NotInitialized("ddl has been shut down; call init() again first")
         self._operation.push(priority)
 
     def _begin(self) -> None:
         self._again(self.recurring, _located(self.array), self.array)
 
     def _ended(self) -> None:
-        error = self.recurring.error
-        self.recurring.error = None
-        self.recurring.completion.observe(self.recurring.index)
+        recurring = self.recurring
+        error, recurring.error = recurring.error, None
+        recurring.completion.observe(recurring.index)
         self._operation.end(error)
+
+
+def _put_in_order(entry: Any) -> None:
+    """Waits for an array whose memory oneDNN may have in an order of its own, and puts it in order.
+
+    On the engine's threads it is too late for that. These are what convolutions give and take, and weights; but no
+    gradients of weights, so that what is reduced in place need not be waited for.
+    """
+    array, spec = entry.source.owner, entry.spec
+    strange = address_of(array.handle) is None
+    if not strange and spec.dtype in _ONEDNN and entry.target is not entry.source:
+        strange = len(array.shape) > 2
+    if strange or (spec.kind is Kind.BROADCAST and spec.dtype in _ONEDNN and len(array.shape) > 1):
+        array.wait_to_read()
+        check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))
 
 
 def _located(array: Any) -> int:
@@ -233,11 +324,7 @@ def _located(array: Any) -> int:
     address = address_of(array.handle)
     if address is None:
         raise ValueError(
-            f"an array of shape {tuple(array.shape)} is in a layout of oneDNN's own; pass array.copy() after "
-            "array.wait_to_read(), or set MXNET_MKLDNN_ENABLED=0"
+            f"an array of shape {tuple(array.shape)} is in a layout of oneDNN's own; call array.wait_to_read() before "
+            "this call, or set MXNET_MKLDNN_ENABLED=0"
         )
     return address
-
-
-def _is_in(array: Any, arrays: Sequence[Any]) -> bool:
-    return any(array is other for other in arrays)

@@ -1,13 +1,43 @@
-"""Sees to it that MXNet 1.9.1 can be imported; the one place that knows what it lacks with today's numpy."""
+"""Sees to it that MXNet can be imported, and says in one line what to install where it cannot."""
 
 from __future__ import annotations
 
-import numpy as np
+import importlib
+import importlib.util
 
-__all__ = ["mend_numpy"]
+from _ddl_mxnet_numpy import mend_numpy
+
+__all__ = ["require_mxnet"]
+
+OLDEST, NEWEST = (1, 9, 1), (2,)
+WANTED = 'pip install "mxnet>=1.9.1,<2" "numpy>=1.26,<2"'
 
 
-def mend_numpy() -> None:
-    """Gives numpy 1.24 to 1.26 back the name ``numpy.bool``, which MXNet 1.9.1 asks for: Python's own, as before."""
-    if "bool" not in vars(np):  # not hasattr, which would warn
-        np.bool = bool  # type: ignore[attr-defined]
+def require_mxnet() -> None:
+    """Imports MXNet. ImportError, with the line that helps, where it or a numpy that it can live with is missing."""
+    numpy = importlib.import_module("numpy").__version__
+    if _numbers(numpy) >= (2,):
+        raise ImportError(
+            f'MXNet does not work with numpy 2, and numpy {numpy} is installed; run: pip install "numpy>=1.26,<2"'
+        )
+    if importlib.util.find_spec("mxnet") is None:
+        raise ImportError(f"ddl_mxnet needs MXNet, which is not installed; run: {WANTED}")
+    mend_numpy()
+    try:
+        found = importlib.import_module("mxnet").__version__
+    except OSError as error:  # its library, or one that it needs
+        raise ImportError(
+            f"MXNet's library cannot be loaded: {error}; on Debian run: apt-get install libgomp1 libquadmath0"
+        ) from error
+    if not OLDEST <= _numbers(found) < NEWEST:
+        raise ImportError(f"ddl_mxnet is for MXNet 1.9.1, and {found} is installed; run: {WANTED}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: ``1.9.1.post0`` gives (1, 9, 1)."""
+    numbers = []
+    for part in version.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from ddl_tf.adapter import TfAdapter
 from ddl_tf.errors import translating
@@ -52,9 +53,9 @@ class Call:
     postscale_factor: float = 1.0
     compression: str = "none"
 
-    def named(self, verb: str, tensor: Any) -> Call:
+    def named(self, verb: str) -> Call:
         """The same call under the name that it has on the wire; eagerly, one without a name is paired by its order."""
-        return self if tf.executing_eagerly() else replace(self, name=wire_name(verb, self.name, tensor))
+        return self if tf.executing_eagerly() else replace(self, name=wire_name(verb, self.name))
 
     def more(self, what: str, **changes: Any) -> Call:
         """Another call that goes with this one, under a name of its own."""
@@ -88,7 +89,7 @@ class Call:
 
 def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
     """The reduced tensors, which become ready together."""
-    call = call.named("Allreduce", tensors[0])
+    call = call.named("Allreduce")
 
     def run(*given: Any) -> Tensors:
         if grouped:
@@ -108,7 +109,7 @@ def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
 
 def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
     """All members' rows of each tensor, one member's behind another's, by rank; they become ready together."""
-    call = call.named("Allgather", tensors[0])
+    call = call.named("Allgather")
 
     def run(*given: Any) -> Tensors:
         if grouped:
@@ -131,7 +132,7 @@ def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
 
 def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
     """The root's tensor; ``root_rank`` is a rank of the world, also within a process set."""
-    call = call.named("Broadcast", tensor)
+    call = call.named("Broadcast")
 
     def run(*given: Any) -> Tensors:
         return [OPERATIONS.broadcast_async(given[0], root_rank, **call.plain()).wait()]
@@ -151,7 +152,7 @@ def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
 
 def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
     """(rows that were sent to this member, int32 tensor of how many came from each). ``splits``: a tensor, or None."""
-    call = call.named("Alltoall", tensor)
+    call = call.named("Alltoall")
 
     def run(*given: Any) -> Tensors:
         parts = None if splits is None else [int(rows) for rows in np.asarray(given[1])]
@@ -172,13 +173,14 @@ def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
         return outputs, gradient
 
     given = [tensor] if splits is None else [tensor, splits]
-    rows, received = _with_gradient(differentiable)(*given) if tensor.dtype.is_floating else forward(*given)
+    plain = not tensor.dtype.is_floating or (tf.executing_eagerly() and not _is_watched(given))
+    rows, received = forward(*given) if plain else _with_gradient(differentiable)(*given)
     return rows, received
 
 
 def reducescatter(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
     """This member's rows of each reduced tensor; they become ready together."""
-    call = call.named("Reducescatter", tensors[0])
+    call = call.named("Reducescatter")
 
     def run(*given: Any) -> Tensors:
         if grouped:
@@ -233,12 +235,18 @@ def _with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def _is_watched(tensors: Tensors) -> bool:
+    """Whether a tape may ask for gradients. TensorFlow has no public way to know, and 0.1 ms of its own else."""
+    tells = getattr(record, "should_record_backprop", None)
+    return tells is None or bool(tells(tensors))
+
+
 def _differentiable(
     forward: Callable[..., list[Any]], backward: Callable[[Tensors, Tensors], Tensors], tensors: Tensors
 ) -> list[Any]:
     """``forward(*tensors)``, with ``backward(gradients, tensors)`` of those that are floats; the others have none."""
     floats = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
-    if not floats:
+    if not floats or (tf.executing_eagerly() and not _is_watched(tensors)):
         return forward(*tensors)
 
     def differentiable(*given: Any) -> tuple[list[Any], Callable[..., Any]]:

@@ -1,4 +1,4 @@
-"""The tensors of one reduction on their way: sent off group by group, never blocking; waited for in slices; taken home.
+"""The tensors of one reduction on their way: sent off group by group, never blocking, and taken home.
 
 It sees numpy arrays (what TensorFlow shows of its tensors inside a graph, without a copy) or eager tensors.
 """
@@ -6,26 +6,24 @@ It sees numpy arrays (what TensorFlow shows of its tensors inside a graph, witho
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from ddlcore.api import Job, Operations
+from ddlcore.api import Job, Operations, current_job
 from ddlcore.contracts.transport import Memory
 
 __all__ = ["Flight"]
 
-SLICE_S = 0.01  # how long one of TensorFlow's threads is held at a time
-STRAY_S = 60.0  # how long a step waits for what one before it, which failed in the midst, left under way
 TOKEN = np.int32(0)
 
 
 class Flight:
     """``count`` tensors that are allreduced, and some that are gathered, once a step under the same names.
 
-    ``send``, ``settle`` and ``take`` may be called by any thread, one run of a step at a time.
+    ``send``, ``gather`` and ``take`` may be called by any thread, one run of a step at a time.
     """
 
     def __init__(
@@ -48,32 +46,40 @@ class Flight:
         self._outputs: list[Any] = [None] * count
         self._pools: list[list[Any]] | None = [[] for _ in range(count)] if reuse else None
         self._handles: dict[int, Any] = {}  # of what is gathered
-        self._since_s = 0.0
 
     # --- off
 
     def send(self, first: int, *tensors: Any) -> Any:
         """Sends off the tensors with the numbers ``first`` and up; they are kept until they are no longer needed."""
-        for number, tensor in enumerate(tensors, first):
-            self._send(number, tensor)
-        self._since_s = time.monotonic()
+        self._bind()
+        started = [self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)]
+        self.job.again_together(started, waits=False)  # who waits is another thread, and may come late
         return TOKEN
 
     def gather(self, first: int, *tensors: Any) -> Any:
         """The same for tensors whose rows are gathered from all members."""
+        self._bind()
         for number, tensor in enumerate(tensors, first):
             self._handles[number] = self._operations.allgather_async(
                 tensor, name=f"{self._name}.{number}", process_set=self._kinds["process_set"], job=self.job
             )
-        self._since_s = time.monotonic()
         return TOKEN
 
-    def _send(self, number: int, tensor: Any) -> None:
+    def _bind(self) -> None:
+        """A graph may outlive the job that it was built in: then it goes over to the present one."""
+        if self.job.closed:
+            self.job = current_job()
+            self._entries = [None] * len(self._entries)
+            self._handles.clear()
+
+    def _made_ready(self, number: int, tensor: Any) -> tuple[Any, int, Any]:
+        """What starts it: its entry, where it lies, and what keeps it there."""
         entry = self._entries[number]
         address = None
         if entry is not None:
-            if entry.pending:
-                self._end_stray(entry)
+            if entry.pending:  # a run before this one went wrong after it had sent something off
+                with suppress(Exception):
+                    entry.wait()
             address = self._operations.adapter.address(tensor, entry.source)
         output = self._output(number, tensor)
         if address is None:
@@ -82,7 +88,7 @@ class Flight:
         else:
             entry.target.address = self._address(output, entry)
         self._outputs[number] = output
-        self.job.again(entry, address, tensor)
+        return entry, address, tensor
 
     def _describe(self, number: int, tensor: Any, output: Any) -> Any:
         entry = self._operations.recurring_allreduce(
@@ -100,15 +106,6 @@ class Flight:
         address = self._operations.adapter.address(output, entry.target)
         assert address is not None
         return address
-
-    def _end_stray(self, entry: Any) -> None:
-        """A run before this one went wrong after it had sent something off: the others' results are due."""
-        since_s = time.monotonic()
-        if not entry.settle(STRAY_S, since_s):
-            raise ValueError(
-                f"{entry.name!r} is still under way from an earlier run of this step; "
-                "run one step at a time, and the same steps on every rank"
-            )
 
     def _output(self, number: int, tensor: Any) -> Any:
         """Memory for the result: new, or what nobody refers to any more.
@@ -130,18 +127,11 @@ class Flight:
 
     # --- home
 
-    def settle(self) -> Any:
-        """Whether all that was sent is over, after a while at most. What is ready is run by this thread meanwhile."""
-        since_s = self._since_s
-        if self._part_of and self._entries[0].error is not None:  # the ranks disagree: the others may never come
-            return np.True_
-        for entry in reversed(self._entries):  # the last is in the last batch, most likely
-            if entry is not None and not entry.settle(SLICE_S, since_s):
-                return np.False_
-        return np.bool_(all(handle.settle(SLICE_S, since_s) for handle in self._handles.values()))
-
     def take(self) -> list[Any]:
-        """The results, by number, when all stand. Raises the error of the first that has one."""
+        """Waits, and returns the results by number. Raises the error of the first that has one, when all are over.
+
+        What is ready is run by this thread meanwhile.
+        """
         outputs, self._outputs = self._outputs, [None] * len(self._entries)
         handles, self._handles = self._handles, {}
         failure: BaseException | None = None
@@ -149,7 +139,7 @@ class Flight:
             try:
                 entry.wait()
             except Exception as error:
-                if self._part_of and entry is self._entries[0]:
+                if entry is self._entries[0] and self._part_of:  # the ranks disagree: the others may never come
                     self._entries = [None] * len(self._entries)
                     raise
                 failure = failure or error

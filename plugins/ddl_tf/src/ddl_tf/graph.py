@@ -42,11 +42,12 @@ def _notes(graph: Any) -> _Notes:
     return notes
 
 
-def wire_name(verb: str, name: str | None, tensor: Any) -> str:
+def wire_name(verb: str, name: str | None) -> str:
     """What an operation of the present graph is called on the wire: the same on every rank that builds the same graph.
 
-    A name that is given stands, with a number from its second use in the graph on. Without one it is made of the
-    tensor's name and those of the functions around it.
+    A name that is given stands, with a number from its second use in the graph on. One without a name is counted
+    within its function. The names of tensors would not do: they have other numbers on a rank that alone prints or
+    writes summaries.
     """
     graph = tf.compat.v1.get_default_graph()
     if name is None:
@@ -55,8 +56,7 @@ def wire_name(verb: str, name: str | None, tensor: Any) -> str:
         while within is not None:
             around.append(re.sub(r"_\d+$", "", getattr(within, "name", "")))  # such numbers differ between ranks
             within = getattr(within, "outer_graph", None)
-        normal = re.sub(r"[^a-zA-Z0-9_]", "_", tensor.name)
-        name = "/".join([*(part for part in reversed(around) if part), f"Ddl{verb}_{normal}"])
+        name = "/".join([*(part for part in reversed(around) if part), f"Ddl{verb}"])
     names = _notes(graph).names
     names[name] += 1
     return name if names[name] == 1 else f"{name}_{names[name] - 1}"
@@ -67,9 +67,10 @@ def asynchronous(
 ) -> list[Any]:
     """The outputs of ``function`` in the present graph, which runs each time its inputs are ready, and may block.
 
-    It gets numpy arrays that must not be written, and returns a sequence of arrays of ``dtypes``; ``shapes`` are
-    what is known of theirs. In a ``tf.function`` it runs even where nobody asks for its outputs, as it would
-    eagerly, and in no particular order with other operations; ``ordered`` changes that. ``label`` is for messages.
+    It gets numpy arrays that must not be written, and returns a sequence of arrays of ``dtypes``, none of which
+    shares memory with another or with an input: TensorFlow may reuse it. ``shapes`` are what is known of theirs.
+    In a ``tf.function`` it runs even where nobody asks for its outputs, as it would eagerly, and in no particular
+    order with other operations; ``ordered`` changes that. ``label`` is for messages.
     """
     graph = tf.compat.v1.get_default_graph()
     notes = _notes(graph)

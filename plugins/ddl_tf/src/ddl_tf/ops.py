@@ -1,7 +1,7 @@
 """The verbs for TensorFlow's tensors under Horovod's names and argument orders; how they are carried out is the core's.
 
 Every one of them is a collective: all members of ``process_set`` call it, with the same name (or, without
-one, in the same order; in a graph, for the tensor of the same name). Any thread may; results are the caller's.
+one, in the same order; in a graph, built in the same order). Any thread may; results are the caller's.
 They work eagerly, in ``tf.function`` and in the graphs of sessions, and are differentiable. Wrong arguments raise
 ValueError at once, what happens to a running job derives from DdlInternalError; ddl_tf.errors says what either is
 to TensorFlow. ``root_rank`` is a rank of the world, also within a process set. ``device_dense`` and

@@ -1,8 +1,8 @@
 """Brings a list of gradients to the ranks' reduction of them, eagerly and in graphs; knows no optimizer and no tape.
 
-In a graph at most 16 operations send gradients off, the late layers' first, and none of them blocks; what waits
-for all lets its thread go every few milliseconds, so that no pool of threads is too small and no order of
-operations can make two ranks wait for each other. See docs/design/tensorflow.md.
+In a graph at most 16 operations send gradients off, the late layers' first, and none of them blocks; one that
+takes none of TensorFlow's threads waits for all. So no pool of threads is too small, and no order of operations
+can make two ranks wait for each other. See docs/design/tensorflow.md.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import tensorflow as tf
 from ddl_tf.autograd import OPERATIONS
 from ddl_tf.devices import HOST, check_device
 from ddl_tf.flight import Flight
+from ddl_tf.graph import asynchronous
 from ddl_tf.parcels import Look, Parcel, cut, pack
 from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op, wire_compression
-from ddlcore.types import Average, ReduceOp, Sum
+from ddlcore.types import Average, DType, ReduceOp, Sum
 
 __all__ = ["Groups", "Reducer", "Reduction", "verbatim"]
 
@@ -81,8 +82,8 @@ class Reduction:
 class Reducer:
     """The gradients of one optimizer or tape, which go by ``name`` on the wire, the same on every rank.
 
-    It holds the job that was current when it was made; after ``shutdown()`` and another ``init()`` it goes over to
-    the new one. Graphs that were traced before that must be traced again.
+    It holds the job that was current when it was made; after ``shutdown()`` and another ``init()`` it, and the
+    graphs that it is part of, go over to the new one.
     """
 
     def __init__(self, reduction: Reduction, name: str) -> None:
@@ -139,10 +140,16 @@ class Reducer:
                     "needs dense ones; pass sparse_as_dense=True"
                 )
             return gradient
+        called = f"the gradient of {_called(index, variables[index])}"
         try:
-            return tf.convert_to_tensor(gradient)
+            dense = tf.convert_to_tensor(gradient)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"the gradient of {_called(index, variables[index])} is no tensor: {error}") from None
+            raise ValueError(f"{called} is no tensor: {error}") from None
+        try:
+            DType.of(dense.dtype.name)
+        except ValueError as error:
+            raise ValueError(f"{called}: {error}") from None
+        return dense
 
     # --- eager
 
@@ -155,8 +162,6 @@ class Reducer:
             flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, False))
         flight.send(0, *([given[i] for i in reversed(dense)] or [_nothing()]))
         flight.gather(max(len(dense), 1), *(part for i in sparse for part in (given[i].values, given[i].indices)))
-        while not flight.settle():
-            pass
         arrived = flight.take()
         results: list[Any] = [None] * len(given)
         for i, tensor in zip(reversed(dense), arrived[: len(dense)], strict=True):
@@ -190,14 +195,13 @@ class Reducer:
         if slices:
             with tf.device(HOST):
                 tokens.append(_call(flight.gather, first, slices))
-        arrived = _home(flight, tokens, [tensor.dtype for tensor in [*tensors, *slices]])
+        shapes = [*(tensor.shape for tensor in tensors), *(tf.TensorShape([None, *s.shape[1:]]) for s in slices)]
+        dtypes = [tensor.dtype for tensor in [*tensors, *slices]]
+        arrived = asynchronous(lambda *_: flight.take(), tokens, dtypes, shapes, "DdlGradients")
         results: list[Any] = [None] * len(given)
-        for parcel, whole, sent in zip(parcels, arrived, tensors, strict=False):
-            whole.set_shape(sent.shape)
+        for parcel, whole in zip(parcels, arrived, strict=False):
             for i, part in zip(parcel.members, _part(whole, parcel, [given[j] for j in parcel.members]), strict=True):
                 results[i] = part
-        for part, sent in zip(arrived[len(tensors) :], slices, strict=True):
-            part.set_shape([None, *sent.shape[1:]])
         self._place_slices(results, given, sparse, arrived[len(tensors) :])
         return results
 
@@ -267,27 +271,6 @@ def _independent(output: Any) -> Any:
     if independently is not None:
         independently(output.op)
     return output
-
-
-def _home(flight: Flight, tokens: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
-    """The operations that wait, in slices, and then bring the results."""
-    with tf.device(HOST):
-        over = tf.while_loop(
-            lambda over, *_: tf.logical_not(over),
-            lambda over, *tokens: (_over(flight, tokens), *tokens),
-            [tf.constant(False), *tokens],
-            parallel_iterations=1,
-        )[0]
-        arrived = tf.numpy_function(lambda over: flight.take(), [over], list(dtypes))
-    arrived = list(arrived) if isinstance(arrived, (list, tuple)) else [arrived]
-    _independent(arrived[0])
-    return arrived
-
-
-def _over(flight: Flight, tokens: Sequence[Any]) -> Any:
-    over = tf.numpy_function(lambda *_: flight.settle(), list(tokens), tf.bool, stateful=False)
-    over.set_shape(())
-    return over
 
 
 def _join(members: Sequence[Any], parcel: Parcel) -> Any:

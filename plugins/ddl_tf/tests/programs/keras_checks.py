@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ddl_tf.keras as ddl
 import numpy as np
 import tensorflow as tf
-
-import ddl_tf.keras as ddl
 from ddl_tf.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 
 keras: Any = tf.keras
@@ -224,7 +223,7 @@ def local_layers_stay() -> None:
 def two_optimizers_in_one_function() -> None:
     models = [network(1), network(2)]
     optimizers = [DistributedOptimizer(sgd()) for _ in models]
-    alone = [train(sgd(), X[:16], Y[:16], 16, network(seed)) for seed in (1, 2)]
+    alone = [walk(sgd(), X[:16], Y[:16], 16, network(seed)) for seed in (1, 2)]
     for model, optimizer in zip(models, optimizers):
         getattr(optimizer, "build", lambda _: None)(model.trainable_variables)
 

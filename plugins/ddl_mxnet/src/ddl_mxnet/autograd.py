@@ -1,0 +1,201 @@
+"""Gives collectives their gradients; each backward pass is a collective too, so all members must run it.
+
+The rules are Horovod's for other frameworks. With g the gradient that reaches a rank's output:
+
+=============  ============================================================================
+allreduce      allreduce of g with the same op and scales
+allgather      allreduce (Average) of g, of which a rank takes the rows it had contributed
+broadcast      allreduce (Average) of g at the root, zero elsewhere
+alltoall       alltoall of g, back along the same splits
+reducescatter  allgather of g, times both scales, and times the set's size for Sum
+=============  ============================================================================
+
+Minimum, maximum and product have none and say so when one is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mxnet as mx
+
+from ddl_mxnet.engine import EngineOperations, is_naive
+from ddl_mxnet.function import Function
+from ddlcore.api import ProcessSet, UserCompressor
+from ddlcore.types import Average, ReduceOp, Sum
+
+__all__ = [
+    "OPERATIONS",
+    "Call",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "reducescatter",
+]
+
+OPERATIONS = EngineOperations()
+
+
+@dataclass(frozen=True)
+class Call:
+    """What forward and backward of one collective share. Backward runs in a thread of MXNet's, hence ``job``.
+
+    ``group``: many tensors that go together; else there is one.
+    """
+
+    job: Any  # the core's Job: held, asked for its rank, handed back
+    process_set: ProcessSet
+    name: str | None = None
+    priority: int = 0
+    group: bool = False
+    op: ReduceOp = Average
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+    compression: str = "none"
+    compressor: UserCompressor | None = None
+
+    def backward(self) -> Call:
+        """The same call for the gradient, under a name of its own."""
+        return replace(self, name=f"{self.name}.grad" if self.name is not None else None)
+
+    def members(self) -> tuple[int, ...]:
+        """The ranks of the process set, by rank in it."""
+        return self.process_set.resolve(self.job)[1]
+
+    def operations(self) -> EngineOperations:
+        """The verbs, at the call's priority."""
+        return OPERATIONS.at(self.priority)
+
+    def plain(self) -> dict[str, Any]:
+        """The arguments of a verb that only moves."""
+        return {"name": self.name, "process_set": self.process_set, "job": self.job}
+
+    def reduction(self) -> dict[str, Any]:
+        """The arguments of a verb that reduces."""
+        return {
+            **self.plain(),
+            "op": self.op,
+            "prescale_factor": self.prescale_factor,
+            "postscale_factor": self.postscale_factor,
+            "compression": self.compression,
+        }
+
+    def check_differentiable(self, verb: str) -> None:
+        """Raises NotImplementedError for an operation that has no gradient."""
+        if self.op not in (Average, Sum):
+            raise NotImplementedError(
+                f"{verb} with op={self.op.name} has no gradient; detach() the array, or use Average or Sum"
+            )
+
+
+def allreduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    """The reduced arrays, which MXNet's engine fills in."""
+    return Function(_reduced, _reduced_back).apply(call, tensors)
+
+
+def allgather(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    """All members' rows of each array, one member's behind another's, by rank. Waits for them."""
+    return Function(_gathered, _gathered_back).apply(call, tensors)
+
+
+def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
+    """The root's array, which MXNet's engine fills in; ``root_rank`` is a rank of the world, also within a set."""
+    function = Function(lambda call, tensors: [_sent(call, tensors[0], root_rank)], _sent_back, root_rank)
+    return function.apply(call, [tensor])[0]
+
+
+def alltoall(call: Call, tensor: Any, splits: Sequence[int] | None) -> tuple[Any, list[int]]:
+    """(rows that were sent to this member, how many came from each). Waits for them."""
+    received: list[int] = []
+
+    def forward(call: Call, tensors: Sequence[Any]) -> list[Any]:
+        rows, came = call.operations().alltoall_async(tensors[0], splits, **call.plain()).wait()
+        received.extend(came)
+        return [rows]
+
+    return Function(forward, _exchanged_back, received).apply(call, [tensor])[0], received
+
+
+def reducescatter(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    """This member's rows of each reduced array. Waits for them."""
+    return Function(_scattered, _scattered_back).apply(call, tensors)
+
+
+# --- forward and backward
+
+
+def _reduced(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    operations = call.operations()
+    travelling, contexts = list(tensors), [None] * len(tensors)
+    if call.compressor is not None:
+        pairs = [call.compressor.compress(tensor) for tensor in tensors]
+        travelling, contexts = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    outputs = [operations.adapter.allocate(tensor) for tensor in travelling]
+    if call.group:
+        handle = operations.grouped_allreduce_async(travelling, outputs=outputs, **call.reduction())
+    else:
+        handle = operations.allreduce_async(travelling[0], output=outputs[0], **call.reduction())
+    if is_naive():
+        handle.wait()
+    if call.compressor is not None:
+        return [call.compressor.decompress(*pair) for pair in zip(outputs, contexts)]
+    return outputs
+
+
+def _reduced_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], _: Any) -> list[Any]:
+    call.check_differentiable("grouped_allreduce" if call.group else "allreduce")
+    return _reduced(call.backward(), gradients)
+
+
+def _gathered(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    if call.group:
+        gathered: list[Any] = call.operations().grouped_allgather_async(tensors, **call.plain()).wait()
+        return gathered
+    return [call.operations().allgather_async(tensors[0], **call.plain()).wait()]
+
+
+def _gathered_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], _: Any) -> list[Any]:
+    back = call.backward()
+    rows = [array.shape[0] for array in inputs]
+    sizes = replace(back, name=f"{back.name}.rows" if back.name is not None else None, group=False)
+    everyones = _gathered(sizes, [mx.nd.array([rows], dtype="int64")])[0].asnumpy()  # (set size, tensors)
+    before = everyones[: call.members().index(call.job.rank)].sum(0).tolist()
+    reduced = _reduced(replace(back, op=Average), gradients)
+    return [one[at : at + mine] for one, at, mine in zip(reduced, before, rows)]
+
+
+def _sent(call: Call, tensor: Any, root_rank: int) -> Any:
+    operations = call.operations()
+    output = operations.adapter.allocate(tensor)
+    handle = operations.broadcast_async(tensor, root_rank, output=output, **call.plain())
+    if is_naive():
+        handle.wait()
+    return output
+
+
+def _sent_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], root_rank: int) -> list[Any]:
+    (reduced,) = _reduced(replace(call.backward(), op=Average), gradients)
+    return [reduced if call.job.rank == root_rank else mx.nd.zeros_like(reduced)]
+
+
+def _exchanged_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], received: Sequence[int]) -> list[Any]:
+    back = call.backward()
+    return [back.operations().alltoall_async(gradients[0], received, **back.plain()).wait()[0]]
+
+
+def _scattered(call: Call, tensors: Sequence[Any]) -> list[Any]:
+    if call.group:
+        parts: list[Any] = call.operations().grouped_reducescatter_async(tensors, **call.reduction()).wait()
+        return parts
+    return [call.operations().reducescatter_async(tensors[0], **call.reduction()).wait()]
+
+
+def _scattered_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], _: Any) -> list[Any]:
+    call.check_differentiable("reducescatter")
+    factor = call.prescale_factor * call.postscale_factor
+    if call.op == Sum:
+        factor *= len(call.members())
+    return _gathered(call.backward(), [gradient * factor for gradient in gradients])

@@ -1,0 +1,117 @@
+"""An operation with a backward pass of its own, in MXNet's record; knows no collective.
+
+As ``mx.autograd.Function``, whose callback of 1.9.1 leaves gradients out where ``grad_req`` is "add" and behind an
+input that needs none, and turns an error into a message that does not name it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mxnet as mx
+from mxnet.base import _LIB, MXCallbackList, NDArrayHandle, check_call
+
+from ddl_mxnet.engine import Pushed
+
+__all__ = ["Function"]
+
+_BACKWARD = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_int),
+    ctypes.c_int,
+    ctypes.c_void_p,
+)
+_DELETE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_PLAIN = ctypes.CFUNCTYPE(ctypes.c_int)
+_WRITE, _IN_PLACE, _ADD = 1, 2, 3  # op_attr_types.h, OpReqType
+
+_keys = itertools.count(1)
+_recorded: dict[int, Any] = {}  # what MXNet may call until it says that it forgets it
+
+
+class Function:
+    """``forward(call, inputs)`` gives the outputs; ``backward(call, inputs, gradients, kept)`` the inputs' gradients.
+
+    ``inputs`` are there for their shapes. Backward runs in a thread of MXNet's.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Any, Sequence[Any]], list[Any]],
+        backward: Callable[[Any, Sequence[Any], Sequence[Any], Any], list[Any]],
+        kept: Any = None,
+    ) -> None:
+        self._forward = forward
+        self._backward = backward
+        self._kept = kept
+
+    def apply(self, call: Any, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs; where MXNet records, it knows how they came about."""
+        recording = mx.autograd.is_recording()
+        with mx.autograd.pause(train_mode=mx.autograd.is_training()):
+            outputs = self._forward(call, inputs)
+        if recording:
+            self._record(call, inputs, outputs)
+        return outputs
+
+    def _record(self, call: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        key = next(_keys)
+        shapes = [_Shape(tuple(array.shape)) for array in inputs]
+
+        def backward(given: int, wanted: int, pointers: Any, requests: Any, _training: int, _state: Any) -> bool:
+            arrays = [mx.nd.NDArray(ctypes.cast(one, NDArrayHandle)) for one in pointers[: given + wanted]]
+            targets = arrays[given:]
+            try:
+                results = self._backward(call, shapes, arrays[:given], self._kept)
+                for target, result, request in zip(targets, results, requests[:wanted]):
+                    if request in (_WRITE, _IN_PLACE):
+                        target[:] = result
+                    elif request == _ADD:
+                        target += result
+            except BaseException as error:
+                _spoil(targets, error)
+            return True
+
+        def delete(_state: Any) -> bool:
+            _recorded.pop(key, None)
+            return True
+
+        callbacks = (_PLAIN * 2)(ctypes.cast(_BACKWARD(backward), _PLAIN), ctypes.cast(_DELETE(delete), _PLAIN))
+        states = (ctypes.c_void_p * 2)()
+        listed = MXCallbackList(
+            2, ctypes.cast(callbacks, ctypes.POINTER(_PLAIN)), ctypes.cast(states, ctypes.POINTER(ctypes.c_void_p))
+        )
+        _recorded[key] = (listed, callbacks, states)
+        check_call(
+            _LIB.MXCustomFunctionRecord(
+                len(inputs), _handles(inputs), len(outputs), _handles(outputs), ctypes.byref(listed)
+            )
+        )
+
+
+class _Shape:
+    """What backward needs to know of an input, without keeping its values."""
+
+    __slots__ = ("shape",)
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+
+def _spoil(arrays: Sequence[Any], error: BaseException) -> None:
+    """Has ``error`` raised by whoever waits for one of the arrays."""
+
+    def begin() -> None:
+        raise error
+
+    Pushed((), arrays, begin).push()
+
+
+def _handles(arrays: Sequence[Any]) -> Any:
+    return (NDArrayHandle * len(arrays))(*(array.handle for array in arrays))

@@ -1,0 +1,124 @@
+"""The MXNet adapter passes the standard suite, and refuses what is peculiar to MXNet with a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import ddl_mxnet  # numpy is mended before MXNet comes
+import mxnet as mx
+import numpy as np
+import pytest
+from ddl_mxnet.adapter import BFLOAT16, MxnetAdapter
+from ddl_mxnet.engine import EngineOperations
+
+from ddlcore.api import Operations
+from ddlcore.contracts.adapter import Adapter
+from ddlcore.contracts.transport import Memory, view
+from ddlcore.testing import AdapterSuite, run_world
+from ddlcore.testing.adapter_verbs import AdapterVerbs
+from ddlcore.types import DType
+
+assert ddl_mxnet.__doc__
+DTYPES = frozenset(DType) - {DType.U16, DType.I16}
+
+
+@pytest.fixture(autouse=True)
+def numpy_shapes() -> Iterator[None]:
+    """Scalars and arrays without elements are MXNet's only where it is told so; in every thread of the tests."""
+    before = mx.util.set_np_shape(2)  # in all threads
+    yield
+    mx.util.set_np_shape(before)
+
+
+class Arrays:
+    """What both suites make their tensors by."""
+
+    adapter: ClassVar[Adapter] = MxnetAdapter()
+    dtypes: ClassVar[frozenset[DType]] = DTYPES
+
+    def make(self, array: Any) -> Any:
+        dtype = BFLOAT16 if array.dtype.name == "bfloat16" else array.dtype
+        made = self.adapter.allocate(mx.nd.zeros((1,), dtype=dtype), array.shape)
+        if dtype == BFLOAT16 and array.size:
+            made[:] = mx.nd.array(array.astype(np.float32)).astype(BFLOAT16)
+        elif array.size:
+            made._sync_copyfrom(np.array(array, order="C"))
+        return made
+
+    def to_numpy(self, tensor: Any) -> Any:
+        if tensor.dtype == BFLOAT16:
+            import ml_dtypes
+
+            return tensor.astype("float32").asnumpy().astype(ml_dtypes.bfloat16)
+        return tensor.asnumpy()
+
+    def permuted(self, tensor: Any) -> Any:
+        return None  # MXNet's arrays are always row-major
+
+    def sliced(self, tensor: Any) -> Any:
+        return None
+
+    def unsupported(self) -> Any:
+        return mx.nd.zeros((3,)).tostype("row_sparse")
+
+
+class TestMxnetAdapter(Arrays, AdapterSuite):
+    """Every verb waits for the arrays first."""
+
+
+class TestEngineOperations(Arrays, AdapterVerbs):
+    """MXNet's engine waits for the arrays, and the verbs do not."""
+
+    def on_ranks(self, function: Callable[[int, int, Operations], None]) -> None:
+        operations = EngineOperations()
+        for size in self.sizes:
+            run_world(size, lambda rank, job: function(rank, job.size, operations), deadline_s=self.deadline_s)
+
+
+@pytest.mark.parametrize(
+    ("make", "way_out"),
+    [
+        (lambda: mx.nd.zeros((3, 2)).tostype("row_sparse"), r"row_sparse.*tostype\('default'\).*sparse_grad=False"),
+        (lambda: mx.nd.zeros((3, 2)).tostype("csr"), r"csr.*tostype\('default'\)"),
+        (lambda: [1.0], "mx.nd.array"),
+        (lambda: mx.sym.Variable("x"), "Symbol.*hybridize"),
+    ],
+    ids=["row_sparse", "csr", "list", "symbol"],
+)
+@pytest.mark.parametrize("operations", [Operations(MxnetAdapter()), EngineOperations()], ids=["plain", "engine"])
+def test_refusals(make: Any, way_out: str, operations: Operations) -> None:
+    """ValueError that says what to call."""
+    with pytest.raises(ValueError, match=way_out):
+        operations.adapter.buffer(make(), elementwise=True)
+
+
+def test_the_class_of_arrays_is_kept() -> None:
+    """mx.np's stay mx.np's, whether made like one or from memory; other arrays do not become them."""
+    adapter = MxnetAdapter()
+    for like in (mx.nd.ones((3,)), mx.np.ones((3,))):
+        assert type(adapter.allocate(like)) is type(like)
+        assert type(adapter.adopt(Memory(12), (3,), DType.F32, like)) is type(like)
+
+
+def test_a_buffer_waits_for_what_is_written_and_read() -> None:
+    """Its memory holds the values, and may be written: nothing that was asked for before reads it any more."""
+    array = mx.nd.random.normal(shape=(700, 700))
+    square = mx.nd.dot(array, array)
+    later = mx.nd.dot(square, square)
+    before = square.copy()
+    buffer = MxnetAdapter().buffer(square, elementwise=True)
+    view(buffer.address, buffer.nbytes)[:] = bytes(buffer.nbytes)
+    np.testing.assert_allclose(later.asnumpy(), np.dot(before.asnumpy(), before.asnumpy()), rtol=1e-2, atol=1e-1)
+    assert not square.asnumpy().any()
+
+
+def test_layouts_of_onednn_are_seen() -> None:
+    """What a convolution leaves in another layout is put in order when it is waited for, and never misread."""
+    data = mx.nd.random.normal(shape=(2, 16, 8, 8))
+    weight = mx.nd.random.normal(shape=(32, 16, 3, 3))
+    made = mx.nd.Convolution(data, weight, no_bias=True, kernel=(3, 3), num_filter=32)
+    expected = mx.nd.Convolution(data, weight, no_bias=True, kernel=(3, 3), num_filter=32).asnumpy()
+    buffer = MxnetAdapter().buffer(made, elementwise=True)
+    found = np.frombuffer(view(buffer.address, buffer.nbytes), np.float32).reshape(expected.shape)
+    np.testing.assert_array_equal(found, expected)

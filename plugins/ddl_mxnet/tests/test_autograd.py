@@ -1,0 +1,157 @@
+"""The gradient of every collective, by the rules in ddl_mxnet.autograd, against sums written down by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ddl_mxnet as ddl
+import mxnet as mx
+import pytest
+
+from ddlcore.testing import run_world
+
+SIZE = 3
+
+
+def gradients(function: Any, *, size: int = SIZE, grad_req: str = "write", passes: int = 1) -> list[list[float]]:
+    """``function(rank, x)`` gives this rank's loss for its x of 6 rows; d loss / d x, by rank."""
+
+    def play(rank: int, job: Any) -> list[float]:
+        x = mx.nd.arange(1.0, 7.0) * (rank + 1)
+        x.attach_grad(grad_req)
+        for _ in range(passes):
+            with mx.autograd.record():
+                loss = function(rank, x)
+            loss.backward()
+        return [round(float(value), 4) for value in x.grad.asnumpy()]
+
+    return run_world(size, play)
+
+
+def weights(rank: int, rows: int = 6) -> Any:
+    """What each row counts in a rank's loss."""
+    return mx.nd.arange(1.0, rows + 1) * float(10**rank)
+
+
+TOTAL = [111.0 * row for row in range(1, 7)]  # of all ranks' weights
+
+
+@pytest.mark.parametrize(
+    ("options", "factor"),
+    [
+        ({}, 1 / SIZE),
+        ({"op": ddl.Sum}, 1.0),
+        ({"op": ddl.Sum, "prescale_factor": 2.0, "postscale_factor": 3.0}, 6.0),
+        ({"compression": ddl.Compression.bf16, "op": ddl.Sum}, 1.0),
+        ({"name": "named"}, 1 / SIZE),
+    ],
+    ids=["average", "sum", "scaled", "compressed", "named"],
+)
+def test_allreduce(options: dict[str, Any], factor: float) -> None:
+    """An allreduce of the gradients, with the same op and scales."""
+    found = gradients(lambda rank, x: (ddl.allreduce(x, **options) * weights(rank)).sum())
+    tolerance = 0.01 if "compression" in options else 1e-4
+    for one in found:
+        assert one == pytest.approx([value * factor for value in TOTAL], rel=tolerance)
+
+
+def test_gradients_are_added_where_that_is_asked_for() -> None:
+    """grad_req="add", which MXNet's own Function leaves out."""
+    found = gradients(
+        lambda rank, x: (ddl.allreduce(x, op=ddl.Sum, name="a") * weights(rank)).sum(), grad_req="add", passes=2
+    )
+    assert found == [[2 * value for value in TOTAL]] * SIZE
+
+
+def test_grouped_allreduce() -> None:
+    """As allreduce, for all arrays of the group; an input that needs no gradient does not keep the others from theirs."""
+
+    def loss(rank: int, x: Any) -> Any:
+        constant = mx.nd.ones((6,))
+        _, first, second, _ = ddl.grouped_allreduce([constant, x, 2 * x, x * 5], name="g", op=ddl.Sum)
+        return (first * weights(rank)).sum() + (second * weights(rank)).sum()
+
+    assert gradients(loss) == [[3 * value for value in TOTAL]] * SIZE
+
+
+def test_allgather() -> None:
+    """The average of the gradients of the rows that this rank had given; rows differ between ranks."""
+
+    def loss(rank: int, x: Any) -> Any:
+        gathered = ddl.allgather(x[: rank + 1], name="rows")  # (1 + 2 + 3,)
+        return (gathered * weights(rank)).sum()
+
+    mean = [value / SIZE for value in TOTAL]
+    assert gradients(loss) == [[*mean[:1], 0, 0, 0, 0, 0], [*mean[1:3], 0, 0, 0, 0], [*mean[3:], 0, 0, 0]]
+
+
+def test_grouped_allgather() -> None:
+    """Each array has its own rows."""
+
+    def loss(rank: int, x: Any) -> Any:
+        one, two = ddl.grouped_allgather([x[:2], x[2:4]])
+        return (one * weights(rank)).sum() + 2 * (two * weights(rank)).sum()
+
+    mean = [value / SIZE for value in TOTAL]
+    assert gradients(loss) == [
+        pytest.approx([*mean[2 * r : 2 * r + 2], *(2 * m for m in mean[2 * r : 2 * r + 2]), 0, 0]) for r in range(SIZE)
+    ]
+
+
+def test_broadcast() -> None:
+    """The average of the gradients at the root, zero elsewhere."""
+    found = gradients(lambda rank, x: (ddl.broadcast(x, 1, name="b") * weights(rank)).sum())
+    assert found == [[0.0] * 6, [value / SIZE for value in TOTAL], [0.0] * 6]
+
+
+def test_alltoall() -> None:
+    """Each row's gradient comes back from where the row went."""
+
+    def loss(rank: int, x: Any) -> Any:
+        rows, received = ddl.alltoall(x, splits=[1, 2, 3], name="a")
+        assert received.asnumpy().tolist() == [rank + 1] * SIZE
+        return (rows * float(10**rank)).sum()
+
+    assert gradients(loss) == [[1.0, 10.0, 10.0, 100.0, 100.0, 100.0]] * SIZE
+
+
+@pytest.mark.parametrize(("op", "factor"), [(ddl.Average, 1.0), (ddl.Sum, float(SIZE))], ids=["average", "sum"])
+def test_reducescatter(op: Any, factor: float) -> None:
+    """Everybody's gradients of their rows, gathered."""
+
+    def loss(rank: int, x: Any) -> Any:
+        return (ddl.reducescatter(x, op=op, prescale_factor=2.0) * float(10**rank)).sum()
+
+    expected = [2 * factor * value for value in (1.0, 1.0, 10.0, 10.0, 100.0, 100.0)]
+    assert gradients(loss) == [expected] * SIZE
+
+
+def test_what_has_no_gradient_says_so() -> None:
+    """Only when one is asked for: whoever waits for it has the error, by its name."""
+
+    def play(rank: int, job: Any) -> None:
+        x = mx.nd.ones((3,))
+        x.attach_grad()
+        with mx.autograd.record():
+            most = ddl.allreduce(x * (rank + 1), op=ddl.Max, name="m")
+        assert most.asnumpy().tolist() == [2.0] * 3
+        most.backward()
+        with pytest.raises(NotImplementedError, match=r"allreduce with op=Max.*detach"):
+            x.grad.asnumpy()
+
+    run_world(2, play)
+
+
+def test_nothing_is_recorded_outside() -> None:
+    """Without record(), and for arrays that need no gradient, a collective leaves nothing behind."""
+    from ddl_mxnet import function
+
+    def play(rank: int, job: Any) -> None:
+        x = mx.nd.ones((3,))
+        ddl.allreduce(x, name="out").wait_to_read()
+        with mx.autograd.record():
+            ddl.allreduce(x, name="in").wait_to_read()
+
+    before = len(function._recorded)
+    run_world(2, play)
+    assert len(function._recorded) == before
