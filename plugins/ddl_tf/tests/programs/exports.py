@@ -18,6 +18,13 @@ INPUTS = np.random.default_rng(0).random((64, 4), np.float32)
 CLASSES = INPUTS.argmax(axis=1)
 
 
+def communicates(graph: Any) -> bool:
+    """Whether Python is called in the graph or one of its functions."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    return bool(PYTHON_OPS & {node.op for node in nodes})
+
+
 def fitted(library: Any) -> Any:
     """A model of Keras 3 or tf_keras, after model.fit."""
     layers = [library.layers.Dense(8, activation="relu"), library.layers.Dense(4)]
@@ -46,7 +53,7 @@ class Taped(tf.Module):  # type: ignore[misc] # TensorFlow has no types
 def taped() -> Taped:
     model = Taped()
     step = tf.function(model.step).get_concrete_function(tf.constant(INPUTS), tf.constant(CLASSES))
-    assert PYTHON_OPS & {node.op for node in step.graph.as_graph_def().node}, "the training step does not communicate"
+    assert communicates(step.graph)
     step(tf.constant(INPUTS), tf.constant(CLASSES))
     return model
 
@@ -64,7 +71,7 @@ def session(folder: Path) -> Any:
         running.run(v1.global_variables_initializer())
         running.run(begin)
         running.run(train, {inputs: INPUTS})
-        assert PYTHON_OPS & {node.op for node in graph.as_graph_def().node}, "the training graph does not communicate"
+        assert communicates(graph)
         frozen = v1.graph_util.convert_variables_to_constants(running, graph.as_graph_def(), ["logits"])
         if ddl.rank() == 0:
             (folder / "frozen.pb").write_bytes(frozen.SerializeToString())

@@ -20,9 +20,24 @@ import tensorflow as tf  # noqa: E402 - likewise
 FOREIGN = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
+def reached(graph: Any) -> list[Any]:
+    """The nodes, and those of the functions that they call; TensorFlow keeps functions that nothing calls in a graph."""
+    functions = {function.signature.name: list(function.node_def) for function in graph.library.function}
+    nodes, ahead = [], list(graph.node)
+    while ahead:
+        node = ahead.pop()
+        nodes.append(node)
+        values = node.attr.values()
+        called = {node.op, *(value.func.name for value in values)}
+        called |= {function.name for value in values for function in value.list.func}
+        for name in called & functions.keys():
+            ahead += functions.pop(name)
+    return nodes
+
+
 def check_ops(name: str, graph: Any) -> None:
-    """None of Python's, and no operation of unknown kind, in the graph or its functions."""
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    """Nothing calls Python, and nothing bears our name."""
+    nodes = reached(graph)
     assert nodes, name
     assert not FOREIGN & {node.op for node in nodes}, name
     assert not [node.name for node in nodes if "ddl" in node.name.lower()], name
