@@ -24,8 +24,9 @@ NAMES_PLUGINS = {  # file below ddlcore: the one reason
     "launch/facts.py": "the frameworks that `ddl info` looks for, whether a plugin serves them or not",
 }
 READS_ENVIRONMENT = {
-    "config.py": "the one reader of DDL_* variables",
-    "kernels/cache.py": "finds the user's cache directory by XDG_CACHE_HOME, before there is a job that has settings",
+    "ddlcore/config.py": "the one reader of DDL_* variables",
+    "ddlcore/kernels/cache.py": "finds the user's cache directory by XDG_CACHE_HOME, before there is a job that has settings",
+    "plugins/ddl_tf/src/ddl_tf/keras/families.py": "asks which Keras is meant, before an import that would load the wrong one",
 }
 
 
@@ -75,7 +76,7 @@ def test_the_environment_is_read_in_one_file(source: Source) -> None:
 
     The launcher, which makes the environment of other processes, is excepted.
     """
-    if str(source).partition("/")[2] in READS_ENVIRONMENT or source.module.startswith("ddlcore.launch"):
+    if str(source) in READS_ENVIRONMENT or source.module.startswith("ddlcore.launch"):
         return
     handed_on = {id(argument) for node in source.nodes if isinstance(node, ast.Call) for argument in node.args}
     hits = [
@@ -94,7 +95,7 @@ def test_the_exceptions_are_needed() -> None:
     for name in NAMES_PLUGINS:
         assert PLUGINS.search((ROOT / "ddlcore" / name).read_text())
     for name in READS_ENVIRONMENT:
-        assert ENVIRON.search((ROOT / "ddlcore" / name).read_text())
+        assert ENVIRON.search((ROOT / name).read_text())
 
 
 def test_no_file_names_this_machine() -> None:

@@ -30,6 +30,7 @@ def draw(runs: Sequence[Measured], path: Path) -> None:
         framework.peer: (framework.peer_label, "tab:orange"),
         "ddl": ("ddl", "tab:blue"),
     }
+    contenders.pop("", None)
     sizes = list(dict.fromkeys(run.ranks for run in runs))
     figure, panels = pyplot.subplots(
         1, len(sizes), figsize=(1.5 + 5 * len(sizes), 3.6), sharey=True, squeeze=False, layout="constrained"

@@ -21,7 +21,7 @@ class Framework:
     name: str
     distributions: tuple[str, ...]  # one of them is installed; its version is shown
     models: tuple[str, ...]
-    peer: str  # the contender that ddl is held to
+    peer: str  # the contender that ddl is held to; "" where the framework has no way of its own that needs no servers
     peer_label: str  # in the chart
     over_none: Mapping[str, float]
     over_peer: Mapping[str, float]
@@ -36,7 +36,7 @@ class Framework:
     @property
     def contenders(self) -> tuple[str, ...]:
         """In the order of the tables."""
-        return ("none", "barrier", self.peer, "ddl")
+        return tuple(name for name in ("none", "barrier", self.peer, "ddl") if name)
 
     @property
     def marks(self) -> tuple[str, str]:
@@ -57,6 +57,16 @@ FRAMEWORKS = {
             over_none={"wide": 1.25, "deep": 1.30, "gpt": 1.12, "resnet": 1.08},
             over_peer={"wide": 0.65, "deep": 0.75, "gpt": 0.90, "resnet": 1.00},
             over_barrier=1.10,
+        ),
+        Framework(
+            "mxnet",
+            ("mxnet",),
+            ("wide", "deep"),
+            "",
+            "",
+            over_none={"wide": 1.40, "deep": 1.60},
+            over_peer={},
+            messages=0.0,
         ),
         Framework(
             "tf",

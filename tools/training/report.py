@@ -83,6 +83,7 @@ def ratio_rows(measured: Measured) -> list[Row]:
         (peer, "none"),
         ("barrier", "none"),
     )
+    pairs = tuple(pair for pair in pairs if "" not in pair)
     spreads = {
         pair: spread([a / b for a, b in zip(measured.seconds[pair[0]], measured.seconds[pair[1]])]) for pair in pairs
     }
@@ -96,7 +97,8 @@ def ratio_rows(measured: Measured) -> list[Row]:
     if measured.ranks == TARGET_RANKS:
         limits["ddl", "none"] = framework.over_none[measured.model]
         limits["ddl", "barrier"] = framework.over_barrier
-        limits["ddl", peer] = framework.over_peer[measured.model]
+        if peer:
+            limits["ddl", peer] = framework.over_peer[measured.model]
         verdicts = {pair: verdict(spreads[pair], limit) for pair, limit in limits.items() if limit is not None}
         if framework.over_barrier is not None:
             either = min(verdicts["ddl", "none"], verdicts["ddl", "barrier"], key=(HOLDS, OPEN, MISSES).index)
