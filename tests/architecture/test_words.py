@@ -26,7 +26,6 @@ NAMES_PLUGINS = {  # file below ddlcore: the one reason
 READS_ENVIRONMENT = {
     "ddlcore/config.py": "the one reader of DDL_* variables",
     "ddlcore/kernels/cache.py": "finds the user's cache directory by XDG_CACHE_HOME, before there is a job that has settings",
-    "plugins/ddl_tf/src/ddl_tf/keras/families.py": "asks which Keras is meant, before an import that would load the wrong one",
 }
 
 
