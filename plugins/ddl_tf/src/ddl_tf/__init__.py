@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ddl_tf import version  # isort: skip  # first: it says in one line what is missing
 from ddl_tf.broadcast import (
     BroadcastGlobalVariablesHook,
@@ -83,6 +86,7 @@ __all__ = [
     "Product",
     "Stats",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -133,3 +137,13 @@ __all__ = [
     "synchronize",
     "version",
 ]
+
+if TYPE_CHECKING:
+    from ddl_tf.keras import SyncBatchNormalization
+
+
+def __getattr__(name: str) -> Any:
+    """What brings Keras with it, when it is asked for: a session's script does not need it."""
+    if name == "SyncBatchNormalization":
+        return import_module("ddl_tf.keras").SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
