@@ -1,15 +1,17 @@
 """Gives numpy 1.24 to 1.26 the name ``numpy.bool`` back when MXNet is imported: MXNet 1.9.1 asks for it.
 
 ``ddl_mxnet.pth`` has every interpreter of the environment import this, so that ``import mxnet`` works as a
-script's first line too. Nothing else happens before that line: no import of numpy, no look at the disk.
+script's first line too. Nothing else happens before that line: no import of numpy, no look at the disk. Hence this
+imports nothing that an interpreter has not loaded anyway, which is why its annotations are strings.
 """
 
-from __future__ import annotations
-
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 __all__ = ["mend_numpy", "watch_for_mxnet"]
 
@@ -28,7 +30,7 @@ class _Watch:
     """Stands in front of the finders of modules, and has a word only where the module is MXNet."""
 
     @classmethod
-    def find_spec(cls, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(cls, name: str, path: "Any" = None, target: "ModuleType | None" = None) -> "ModuleSpec | None":
         if name != "mxnet":
             return None
         for finder in sys.meta_path:
@@ -39,13 +41,13 @@ class _Watch:
         return None
 
 
-def _mend_before(spec: ModuleSpec) -> None:
+def _mend_before(spec: "ModuleSpec") -> None:
     """numpy is mended when the module is run, not when somebody only asks whether it is there."""
     run = getattr(spec.loader, "exec_module", None)
     if run is None:
         return
 
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(module: "ModuleType") -> None:
         mend_numpy()
         run(module)
 

@@ -7,22 +7,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["EXAMPLES", "PROGRAMS", "launch"]
+__all__ = ["EXAMPLES", "PROGRAMS", "SOURCE", "launch", "run_python"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).parents[3] / "examples"
+SOURCE = Path(__file__).parents[1] / "src"
 
 
-def launch(size: int, program: Path, *args: str, timeout_s: float = 100.0, check: bool = True) -> str:
+def launch(size: int, program: Path, *args: str, timeout_s: float = 100.0, check: bool = True, **env: str) -> str:
     """What the ranks printed, with its prefixes; AssertionError with all of it where the exit code is not 0."""
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), sys.executable, str(program), *args]
-    done = subprocess.run(
+    done = _run(command, timeout_s, {"PYTHONUNBUFFERED": "1", **env})
+    assert not check or done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def run_python(code: str, *flags: str, timeout_s: float = 60.0, **env: str) -> tuple[int, str]:
+    """The exit code of an interpreter that runs ``code``, and what it printed."""
+    done = _run([sys.executable, *flags, "-c", code], timeout_s, env)
+    return done.returncode, done.stdout
+
+
+def _run(command: list[str], timeout_s: float, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout_s,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, **env},
     )
-    assert not check or done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stdout}"
-    return done.stdout

@@ -53,7 +53,7 @@ def test_half_precision_travels() -> None:
     """fp16 on the way, float64 at both ends."""
 
     def train(part: Part) -> None:
-        trainer = part.trainer(compression="fp16")
+        trainer = part.trainer(compression=ddl.Compression.fp16)
         for step in range(STEPS):
             trainer.step(part.backward(step))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import ddl_tf as ddl
@@ -132,6 +133,8 @@ def test_what_cannot_be_reduced_is_said_before_anything_is_sent() -> None:
 
 
 def test_tapes_of_one_loop_are_remembered_and_keep_the_structure_of_sources() -> None:
+    measured = threading.Barrier(2)  # who ends leaves the world, which the other would count
+
     def play(rank: int, job: Job) -> tuple[float, int]:
         variables = {"a": tf.Variable(2.0), "b": [tf.Variable(3.0)]}
         for _ in range(30):
@@ -142,6 +145,8 @@ def test_tapes_of_one_loop_are_remembered_and_keep_the_structure_of_sources() ->
         with ddl.DistributedGradientTape(tf.GradientTape()) as tape:
             loss = (1.0 + rank) * variables["a"] * variables["b"][0]
         gradients = tape.gradient(loss, variables, use_generic_names=True)
-        return float(gradients["b"][0]), job.stats()["control_messages"] - before
+        messages = job.stats()["control_messages"] - before
+        measured.wait(20.0)
+        return float(gradients["b"][0]), messages
 
     assert run_world(2, play) == [(3.0, 0)] * 2

@@ -12,6 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
+from ddl_mxnet.compression import Compression
 from ddl_mxnet.optimizer import undistributed
 from ddl_mxnet.reducer import OPERATIONS, Plan, Reducer, Reduction
 from ddlcore.api import ProcessSet, global_process_set, wire_compression
@@ -44,7 +45,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         params: Any,
         optimizer: Any,
         optimizer_params: Mapping[str, Any] | None = None,
-        compression: Any = "none",
+        compression: Any = Compression.none,
         gradient_predivide_factor: float = 1.0,
         prefix: str | None = None,
         num_groups: int = 0,

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
 from ddl_tf.devices import HOST
 
@@ -102,6 +103,12 @@ def ordered(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], la
 def _built(
     function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], label: str, after: Sequence[Any]
 ) -> list[Any]:
+    graph = tf.compat.v1.get_default_graph()
+    if control_flow_util.GraphOrParentsInXlaContext(graph):
+        raise ValueError(
+            f"{label} cannot be compiled: no communication inside a function with jit_compile=True; "
+            "leave jit_compile away there, or set it on the parts that do not communicate"
+        )
     inputs = list(inputs) or [tf.constant(0)]
     count = len(inputs)
     free = Lock()
@@ -119,7 +126,6 @@ def _built(
 
     run.__name__ = re.sub(r"\W", "_", label)
     traced = tf.function(lambda *tensors: tf.numpy_function(run, tensors[:count], list(dtypes)), autograph=False)
-    graph = tf.compat.v1.get_default_graph()
     with tf.device(HOST), tf.control_dependencies(after):
         concrete = traced.get_concrete_function(*(tf.TensorSpec(None, tensor.dtype) for tensor in inputs))
         unknown = [tf.TensorShape(None)] * len(dtypes)

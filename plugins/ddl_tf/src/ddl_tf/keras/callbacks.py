@@ -266,8 +266,7 @@ class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras has 
             mode=mode,
             save_freq=save_freq,
         )
-        if filepath is None:
-            self.filepath = None
+        self.filepath: Any = self.filepath if filepath is not None else None
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self.filepath is None:

@@ -12,7 +12,7 @@ import itertools
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -21,9 +21,10 @@ from ddl_tf.compression import Compression
 from ddl_tf.keras import seams
 from ddl_tf.keras.families import Family, family_of
 from ddl_tf.keras.step import Step
-from ddl_tf.reducer import Reducer, Reduction
+from ddl_tf.local import LocalVariables
+from ddl_tf.reducer import Groups, Reducer, Reduction
 from ddlcore.api import Job, ProcessSet, current_job, global_process_set, resolve_op
-from ddlcore.types import Average, Sum
+from ddlcore.types import Average, ReduceOp, Sum
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
 
@@ -43,7 +44,7 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: int | Sequence[Sequence[Any]] | None = None,
+    groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
@@ -74,9 +75,8 @@ def DistributedOptimizer(
         groups = num_groups if groups is None else groups
     family = _family(optimizer)
     _check_passes(backward_passes_per_step)
-    _check_groups(groups)
     reduction = Reduction(
-        op=_reduce_op(op, gradient_predivide_factor),
+        op=_reduce_op(op),
         gradient_predivide_factor=gradient_predivide_factor,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
@@ -86,7 +86,8 @@ def DistributedOptimizer(
         process_set=process_set,
     )
     reducer = Reducer(reduction, name or _name(optimizer))
-    step = Step(optimizer, reducer, backward_passes_per_step, average_aggregated_gradients, scale_local_gradients)
+    local = LocalVariables(scale_local_gradients)
+    step = Step(optimizer, reducer, local, backward_passes_per_step, average_aggregated_gradients)
     vars(optimizer)["_ddl"] = step  # past __setattr__, which would have Keras track, and save, what it is not to know
     vars(optimizer)["register_local_var"] = step.register_local_var
     _MEET[family](optimizer, step)
@@ -104,7 +105,7 @@ def PartialDistributedOptimizer(
     op: int = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
-    groups: int | Sequence[Sequence[Any]] | None = None,
+    groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
@@ -132,7 +133,7 @@ def PartialDistributedOptimizer(
         scale_local_gradients=scale_local_gradients,
     )
     step: Step = vars(wrapped)["_ddl"]
-    step.register_local_layers(layers)
+    step.local.register_layers(layers)
     return wrapped
 
 
@@ -278,20 +279,10 @@ def _check_passes(passes: int) -> None:
         raise ValueError(f"backward_passes_per_step must be 1 or more, not {passes}")
 
 
-def _check_groups(groups: Any) -> None:
-    fits = groups is None or (groups > 0 if isinstance(groups, int) else isinstance(groups, (list, tuple)))
-    if not fits:
-        raise ValueError("groups should be a positive integer or a list of lists of tf.Variable.")
-
-
-def _reduce_op(op: int, predivide: float) -> Any:
+def _reduce_op(op: int) -> ReduceOp:
     resolved = resolve_op(op)
     if resolved not in (Average, Sum):
         raise ValueError(f"op currently only supports Average and Sum; it is {resolved.name}")
-    if predivide != 1.0 and resolved is not Average:
-        raise ValueError(f"gradient_predivide_factor={predivide} needs op=Average; it is {resolved.name}")
-    if predivide <= 0:
-        raise ValueError(f"gradient_predivide_factor must be greater than 0, not {predivide}")
     return resolved
 
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ddl_tf.keras.step import XLA, Step
+from ddl_tf.keras.step import Step
 from ddlcore.api import current_job
 
 __all__ = ["install", "settle_jit", "step_of"]
@@ -49,8 +49,11 @@ def settle_jit(model: Any, asked: Any) -> None:
                 "it is False here",
                 model.name,
             )
-    elif step.communicates:
-        raise ValueError(XLA.format(who=f"the optimizer of model {model.name!r}"))
+    elif step.reducer.active:
+        raise ValueError(
+            f"model {model.name!r} is compiled with jit_compile=True, and XLA compiles no communication: the job would "
+            "hang or fail in its first step; leave jit_compile away, or set it to False"
+        )
 
 
 def install() -> None:

@@ -1,0 +1,98 @@
+"""MXNet is imported with today's numpy, whoever imports it; where that cannot be, one line says what to install."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from plugins.ddl_mxnet.tests.launching import SOURCE, run_python
+
+ROOT = SOURCE.parents[2]
+SCRIPT = """import mxnet as mx
+import ddl_mxnet as ddl
+ddl.init()
+print("sum", ddl.allreduce(mx.np.array([True]).astype("int32"), op=ddl.Sum).asnumpy()[0])
+"""
+
+
+def test_a_script_that_begins_with_mxnet(tmp_path: Path) -> None:
+    """Unchanged, by plain python and by `ddl run`, in an environment where the wheel's files lie."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    python = tmp_path / "env" / "bin" / "python"
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")}))
+    for name in ("ddl_mxnet.pth", "_ddl_mxnet_numpy.py"):
+        (packages / name).write_text((SOURCE / name).read_text())
+    others = [str(SOURCE), str(ROOT), sysconfig.get_path("purelib")]
+    (packages / "others.pth").write_text("\n".join(others) + "\n")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for command, line in (([], "sum 1"), (["-m", "ddlcore.launch", "run", "-np", "2", str(python)], "sum 2")):
+        done = subprocess.run(
+            [str(python), *command, str(script)], env=env, capture_output=True, text=True, timeout=60.0
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert line in done.stdout
+
+
+def test_nothing_happens_before_mxnet_is_imported() -> None:
+    """Neither at start nor when somebody asks whether MXNet is there: no numpy, no change of it; and no warning after."""
+    code = (
+        f"import sys, site, importlib.util; site.addsitedir({str(SOURCE)!r})\n"
+        "assert sys.meta_path[0].__name__ == '_Watch'\n"
+        "assert importlib.util.find_spec('mxnet') is not None and importlib.util.find_spec('no_such_thing') is None\n"
+        "assert 'numpy' not in sys.modules and 'mxnet' not in sys.modules\n"
+        "import numpy; assert 'bool' not in vars(numpy)\n"
+        "import mxnet; assert numpy.bool is bool\n"
+        "assert mxnet.nd.dot(mxnet.nd.ones((99, 99)), mxnet.nd.ones((99, 99)))[0, 0].asscalar() == 99\n"
+    )
+    assert run_python(code) == (0, "")
+
+
+def _stub(folder: Path, name: str, text: str) -> None:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("numpy", "mxnet", "line"),
+    [
+        ("2.1.0", "__version__ = '1.9.1'", 'numpy 2.1.0 is installed; run: pip install "numpy>=1.26,<2"'),
+        ("1.26.4", None, 'not installed; run: pip install "mxnet>=1.9.1,<2" "numpy>=1.26,<2"'),
+        ("1.26.4", "__version__ = '1.6.0'", '1.6.0 is installed; run: pip install "mxnet>=1.9.1,<2"'),
+        ("1.26.4", "__version__ = '2.0.0b1'", '2.0.0b1 is installed; run: pip install "mxnet>=1.9.1,<2"'),
+        ("1.26.4", "raise OSError('libquadmath.so.0: no such file')", "libquadmath.so.0.*apt-get install"),
+    ],
+    ids=["numpy2", "missing", "older", "newer", "library"],
+)
+def test_what_is_wrong_is_said_with_the_line_that_helps(
+    tmp_path: Path, numpy: str, mxnet: str | None, line: str
+) -> None:
+    """ImportError in one line, before MXNet itself fails."""
+    _stub(tmp_path, "numpy", f"__version__ = {numpy!r}\n")
+    if mxnet is not None:
+        _stub(tmp_path, "mxnet", mxnet)
+    path = os.pathsep.join(map(str, (tmp_path, SOURCE, ROOT)))
+    code, output = run_python("import ddl_mxnet", "-S", PYTHONPATH=path)
+    assert code == 1
+    last = output.strip().splitlines()[-1]
+    assert last.startswith("ImportError: ")
+    head, _, tail = line.partition(".*")
+    assert head in last
+    assert tail in last
+
+
+def test_beside_torch() -> None:
+    """Both compute in one process, though each brings libraries for threads and matrices of its own."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    code = (
+        "import torch, _ddl_mxnet_numpy as n; n.watch_for_mxnet(); import mxnet\n"
+        "assert mxnet.nd.dot(mxnet.nd.ones((99, 99)), mxnet.nd.ones((99, 99)))[0, 0].asscalar() == 99\n"
+        "assert (torch.ones(99, 99) @ torch.ones(99, 99))[0, 0].item() == 99\n"
+    )
+    assert run_python(code) == (0, "")

@@ -1,0 +1,27 @@
+"""Real processes under `ddl run`: all verbs under MXNet's engines, a peer's death, a script that just ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from plugins.ddl_mxnet.tests.launching import PROGRAMS, launch
+
+ENGINES = ("ThreadedEnginePerDevice", "NaiveEngine")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_verbs_under_each_engine(engine: str) -> None:
+    """Where MXNet computes in the background and where it computes at once; the script ends without a wait."""
+    output = launch(2, PROGRAMS / "verbs.py", MXNET_ENGINE_TYPE=engine)
+    assert output.count("done") == 2, output
+    assert "Exception" not in output, output
+    assert "Traceback" not in output, output
+
+
+@pytest.mark.processes
+def test_a_lost_peer_is_named_by_a_wait_of_mxnets() -> None:
+    """PeerLost itself, with its ranks, though it came through MXNet's engine."""
+    output = launch(2, PROGRAMS / "lose_a_peer.py", check=False)
+    assert "lost (1,) within True: rank 1 lost" in output, output
+    assert "Traceback" not in output, output
