@@ -7,8 +7,10 @@ changed DDL_* variable fails, and so does a session at whose end a process that 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -32,12 +34,21 @@ _SERVANTS = (
 _SLOW_ROOMS = ("tests/launch/", "tests/faults/", "tests/training/", "plugins/")
 settings.register_profile("long")  # for --hypothesis-profile=long; see tests/runtime/effort.py
 _HAS_PROC = Path("/proc/self/environ").exists()
+_strangers: set[int] = set()  # processes that were there at the last look and are not ours
 
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[_MARK] = uuid.uuid4().hex
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of a thousand processes would compile all modules
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs have it, and pass it on
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of collected tests are made of lives as long as we: the garbage collector need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,6 +62,7 @@ def _is_slow(item: pytest.Item) -> bool:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    _strangers.clear()  # the last look is at all
     left = _after_grace(_processes)
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -79,20 +91,29 @@ def _processes() -> set[str]:
     """Running processes that are our children or bear the session's mark, ourselves and servants excepted."""
     if not _HAS_PROC:
         return set()
-    mark = f"{_MARK}={os.environ[_MARK]}".encode()
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            ours = int(parent) == os.getpid() or mark in (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # ended meanwhile, or another user's
-            continue
-        if ours and state != "Z" and not any(servant in command for servant in _SERVANTS):
-            found.add(f"process {entry.name} ({command.strip()[:100]})")
-    return found
+    pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+    _strangers.intersection_update(pids)  # a number may come again
+    return {found for pid in pids - _strangers - {os.getpid()} if (found := _if_ours(pid))}
+
+
+def _if_ours(pid: int) -> str:
+    """Its description if it runs and is ours, else "". Who can be neither now nor later is remembered as a stranger."""
+    entry = Path(f"/proc/{pid}")
+    try:
+        state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        environment = (entry / "environ").read_bytes()
+    except PermissionError:  # another user's
+        return ""
+    except OSError:  # ended, or a thread of the kernel
+        _strangers.add(pid)
+        return ""
+    if int(parent) != os.getpid() and f"{_MARK}={os.environ[_MARK]}".encode() not in environment.split(b"\0"):
+        if environment:  # a process that is just becoming another program shows none
+            _strangers.add(pid)
+        return ""
+    is_servant = any(servant in command for servant in _SERVANTS)
+    return "" if state == "Z" or is_servant else f"process {pid} ({command.strip()[:100]})"
 
 
 def _threads() -> set[str]:
@@ -116,7 +137,10 @@ def _sockets() -> set[str]:
     table = Path("/proc/net/unix")
     if not table.exists():
         return set()
-    rows = (line.split() for line in table.read_text().splitlines()[1:])
+    text = table.read_text()
+    if "ddl" not in text:
+        return set()
+    rows = (line.split() for line in text.splitlines()[1:])
     named = {f"socket:[{row[6]}]": row[7] for row in rows if len(row) > 7 and "ddl" in row[7]}
     return {f"socket {named[link]}" for link in _links(Path("/proc/self/fd")) & set(named)}
 

@@ -148,6 +148,8 @@ class Job:
         self.completion = Completion()
         self.inbox = Inbox(self.completion, channel.wake)
         self.again = self.inbox.again  # for those who submit the same tensors in every step; see Inbox.again
+        self.again_together = self.inbox.again_together  # the same, for many at once and a caller who goes on to wait
+        self.overlaps = self._overlaps()
         self.sets = ProcessSets(self._opener(store))
         executor = Executor(self.sets, self._kernels, self.compressor, self._meter)
         self._engine = Engine(
@@ -191,7 +193,7 @@ class Job:
     def _enter(self) -> None:
         fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_batch_bytes")
         place = (self._launched.rank, self._ranks, self._ordinal)
-        hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self._overlaps())
+        hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self.overlaps)
         self._link.say(hello)
         timeout_s = self.settings.number("start_timeout_s")
         if not self._link.welcomed.wait(timeout_s):

@@ -72,6 +72,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     compressor: str = "none"
     group: int = 0  # size of the grouped call it belongs to, whose name is its own up to the last "["
     ranks: tuple[int, ...] | None = None  # of ADD_SET: the members; of REMOVE_SET: (set id,)
+    part_of: str = ""  # what the caller says that it belongs to, in words; the ranks must say the same
 
     def nbytes(self, rows: tuple[int, ...] = ()) -> int:
         """Of the tensor; of ragged kinds, which it alone does not tell, with these ``rows``."""

@@ -1,15 +1,16 @@
-"""Times the training of four models on this host: by ddl, by DDP on Gloo, with a barrier a step, and without any of it.
+"""Times the training of models on this host: by ddl, by the framework's own way, with a barrier a step, and alone.
 
-Run: python tools/bench_training.py [--np 1,2,4] [--models wide,deep,gpt,resnet] [--rounds 15]
+Run: python tools/bench_training.py [--framework torch] [--np 1,2,4] [--models wide,deep,gpt,resnet] [--rounds 15]
 
-It starts its own ranks, with one torch thread each. The four contenders train the same model in the same
-processes, in alternation. A ratio is the median over the rounds, with its 95 % interval. Where the whole
+It starts its own ranks, with one thread each. The four contenders train the same model on the same inputs,
+in alternation. A ratio is the median over the rounds, with its 95 % interval. Where the whole
 interval of a ratio misses its target, the exit status is 1 (--no-check: 0).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import platform
@@ -21,7 +22,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
 
 from tools.training.contenders import Measured, measure
-from tools.training.models import WORKLOADS
+from tools.training.frameworks import FRAMEWORKS, Framework
+from tools.training.meeting import room
 from tools.training.report import (
     Table,
     aligned,
@@ -43,13 +45,6 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
-def _models(text: str) -> list[str]:
-    unknown = set(text.split(",")) - set(WORKLOADS)
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no model is called {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
-    return text.split(",")
-
-
 def _rounds(text: str) -> int:
     if int(text) < LEAST_ROUNDS:
         raise argparse.ArgumentTypeError(f"{LEAST_ROUNDS} rounds at least")
@@ -60,20 +55,35 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--np", type=_numbers, default=[2], metavar="N,…", help="numbers of ranks, one after the other")
-    parser.add_argument("--models", type=_models, default=list(WORKLOADS), metavar="NAME,…", help="which of the four")
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="torch", help="what trains (torch)")
+    parser.add_argument("--models", type=lambda text: text.split(","), metavar="NAME,…", help="which of them (all)")
     parser.add_argument("--rounds", type=_rounds, default=15, metavar="N", help="turns that each contender has")
     parser.add_argument("--no-check", action="store_true", help="exit with 0 whatever is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     parser.add_argument("--load", type=Path, nargs="+", metavar="FILE", help="show what --json wrote; measure nothing")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the efficiency there (.svg or .png)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the tables between the marks of this file")
-    return parser.parse_args(arguments)
+    asked = parser.parse_args(arguments)
+    known = FRAMEWORKS[asked.framework].models
+    unknown = set(asked.models or ()) - set(known)
+    if unknown:
+        parser.error(f"argument --models: no model is called {', '.join(unknown)}; there are {', '.join(known)}")
+    asked.models = asked.models or list(known)
+    return asked
 
 
-def machine() -> str:
+def _version(framework: Framework) -> str:
+    """Of the distribution that brings it."""
+    for name in framework.distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "not installed"
+
+
+def machine(framework: Framework) -> str:
     """The processor, how many cores are ours, and the versions that matter, in a line."""
-    import torch
-
     from ddlcore import __version__
     from ddlcore.launch.environment import usable_cores
 
@@ -81,7 +91,8 @@ def machine() -> str:
     if os.path.exists("/proc/cpuinfo"):
         names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
         processor = names[0].partition(":")[2].strip() if names else processor
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, ddl {__version__}"
+    trained = f"{framework.distributions[0]} {_version(framework)}"
+    versions = f"Python {platform.python_version()}, {trained}, ddl {__version__}"
     return f"{usable_cores()} cores of {processor}, {versions}"
 
 
@@ -110,11 +121,13 @@ def measured(asked: argparse.Namespace) -> Iterator[Measured]:
     """Every model on every number of ranks, in jobs of their own."""
     from ddlcore import run
 
+    env = {"OMP_NUM_THREADS": "1", **FRAMEWORKS[asked.framework].environment}
     terminal = os.ttyname(2) if sys.stderr.isatty() else ""
     for ranks in asked.np:
         for name in asked.models:
-            arguments = (name, asked.rounds, terminal)
-            yield run(measure, arguments, num_proc=ranks, env={"OMP_NUM_THREADS": "1"})[0]
+            with room(ranks) as place:
+                arguments = (asked.framework, name, asked.rounds, place, terminal)
+                yield run(measure, arguments, num_proc=ranks, env=env)[0]
 
 
 def loaded(paths: Sequence[Path]) -> Iterator[Measured]:
@@ -140,19 +153,24 @@ def shown(runs: Iterable[Measured]) -> list[Measured]:
 def main() -> int:
     """The exit status: 1 where a target is missed for certain."""
     asked = options()
-    print(machine(), flush=True)
-    runs = shown(loaded(asked.load) if asked.load else measured(asked))
+    ready = list(loaded(asked.load)) if asked.load else []
+    framework = FRAMEWORKS[ready[0].framework if ready else asked.framework]
+    print(machine(framework), flush=True)
+    runs = shown(ready or measured(asked))
     if asked.json is not None:
-        asked.json.write_text(json.dumps({"machine": machine(), "runs": [asdict(run) for run in runs]}, indent=1))
+        written = {"machine": machine(framework), "runs": [asdict(run) for run in runs]}
+        asked.json.write_text(json.dumps(written, indent=1))
     if asked.plot is not None:
         from tools.training.chart import draw
 
         draw(runs, asked.plot)
     if asked.markdown is not None:
         sizes = ",".join(dict.fromkeys(str(run.ranks) for run in runs))
-        command = f"python tools/bench_training.py --np {sizes} --rounds {len(runs[0].seconds['ddl'])}"
+        which = "" if framework.name == "torch" else f"--framework {framework.name} "
+        command = f"python tools/bench_training.py {which}--np {sizes} --rounds {len(runs[0].seconds['ddl'])}"
         text = asked.markdown.read_text(encoding="utf-8") if asked.markdown.exists() else ""
-        asked.markdown.write_text(refreshed(text, section(runs, command, machine())), encoding="utf-8")
+        tables = section(runs, command, machine(framework))
+        asked.markdown.write_text(refreshed(text, tables, framework.marks), encoding="utf-8")
     wrong = missed([row for run in runs for row in ratio_rows(run)])
     return int(wrong and not asked.no_check)
 

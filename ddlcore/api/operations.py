@@ -116,17 +116,24 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
         job: Job | None = None,
+        output: Any = None,
+        part_of: str = "",
     ) -> Recurring:
-        """An ``allreduce_async`` in place of tensors like this one, described once; nothing is sent yet.
+        """An ``allreduce_async`` of tensors like this one, in place, described once; nothing is sent yet.
 
         ``job.again(recurring, address, owner)`` starts it, then ``recurring.wait()``. On the wire it is the same.
+        ``output``: where the result goes instead; before a start, ``recurring.target.address`` may be set to other
+        such memory, which the caller keeps alive till the end. ``part_of``: of what it is a part; ranks that say
+        different things raise MismatchError, which shows what each said.
         """
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         job.compressor(compression)
         buffer = self.adapter.buffer(tensor, elementwise=True)
-        spec = _allreduce_spec(buffer, _reduce_op(op, buffer.dtype), prescale_factor, postscale_factor, compression, 0)
-        return Recurring(job.completion, set_id, f"allreduce.{name}", spec, self._encoded(spec), buffer)
+        target = buffer if output is None else self._target(output, buffer, tensor)
+        op = _reduce_op(op, buffer.dtype)
+        spec = _allreduce_spec(buffer, op, prescale_factor, postscale_factor, compression, 0, part_of)
+        return Recurring(job.completion, set_id, f"allreduce.{name}", spec, self._encoded(spec), buffer, target)
 
     def allreduce_in_place(
         self,
@@ -462,7 +469,7 @@ def _reduce_op(op: ReduceOp, dtype: DType) -> ReduceOp:
 
 
 def _allreduce_spec(
-    source: Buffer, op: ReduceOp, prescale: float, postscale: float, compression: str, group: int
+    source: Buffer, op: ReduceOp, prescale: float, postscale: float, compression: str, group: int, part_of: str = ""
 ) -> Spec:
     return Spec(
         Kind.ALLREDUCE,
@@ -476,6 +483,7 @@ def _allreduce_spec(
         source.strides,
         compression,
         group,
+        part_of=part_of,
     )
 
 

@@ -24,6 +24,8 @@ __all__ = ["FRAMEWORKS", "all_facts", "framework_facts", "machine_facts"]
 
 Row = dict[str, str]
 
+UNKNOWN = "unknown version"
+
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = {  # module -> the distributions it may come from
     "torch": ("torch",),
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"),
@@ -75,7 +77,7 @@ def _version(distributions: Iterable[str]) -> str:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return "unknown version"
+    return UNKNOWN
 
 
 def _provider_facts(registry: Registry, providers: Mapping[str, Provider], door: str) -> list[Row]:
@@ -94,7 +96,7 @@ def _provider_facts(registry: Registry, providers: Mapping[str, Provider], door:
             }
         )
     for name, line in ALIASES.get(door, {}).items():
-        if name not in providers:
+        if name not in providers and _version([line.split()[-1]]) == UNKNOWN:  # else it goes by another name
             rows.append({"name": name, "from": "-", "state": "not installed", "missing": line, "what": ""})
     return rows
 

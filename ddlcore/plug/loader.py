@@ -35,6 +35,7 @@ from ddlcore.plug.registry import Distribution, Registry
 
 __all__ = ["load_plugins"]
 
+_Found = tuple[Distribution, EntryPoint]
 _BUILTIN = "ddlcore.builtin.plugin"
 _HOOKS: dict[str, type[Provider]] = {
     "ddl_transports": TransportProvider,
@@ -57,9 +58,9 @@ def load_plugins(settings: Settings) -> Registry:
     """
     registry = Registry()
     _introduce(importlib.import_module(_BUILTIN), _core(), registry)
-    installed = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: (_origin(entry).name, entry.name))
-    for entry in _chosen(installed, settings, registry):
-        origin = _origin(entry)
+    found = [(_origin(entry), entry) for entry in entry_points(group=ENTRY_POINT_GROUP)]
+    installed = sorted(found, key=lambda one: (one[0].name, one[1].name))
+    for origin, entry in _chosen(installed, settings, registry):
         try:
             _introduce(_plugin(entry), origin, registry)
         except (Exception, SystemExit) as error:  # whatever foreign code raises; Ctrl-C goes on
@@ -100,17 +101,17 @@ def _checked(provider: object, hook: str, kind: type[Provider]) -> Provider:
     return provider
 
 
-def _chosen(installed: Iterable[EntryPoint], settings: Settings, registry: Registry) -> list[EntryPoint]:
+def _chosen(installed: Iterable[_Found], settings: Settings, registry: Registry) -> list[_Found]:
     """The entry points that the allow and the deny list leave; a name in them that nobody has is a problem."""
     only = {_plain(name) for name in settings.names("plugins")}
     off = {_plain(name) for name in settings.names("plugins_off")}
     chosen = []
     known: set[str] = set()
-    for entry in installed:
-        names = {_plain(entry.name), _plain(_origin(entry).name)}
+    for origin, entry in installed:
+        names = {_plain(entry.name), _plain(origin.name)}
         known |= names
         if not names & off and (not only or names & only):
-            chosen.append(entry)
+            chosen.append((origin, entry))
     for variable, wanted in (("DDL_PLUGINS", only), ("DDL_PLUGINS_OFF", off)):
         for name in sorted(wanted - known):
             there = ", ".join(sorted(known)) or "no plugins"
@@ -124,7 +125,10 @@ def _plain(name: str) -> str:
 
 
 def _origin(entry: EntryPoint) -> Distribution:
-    return Distribution(entry.dist.name, entry.dist.version) if entry.dist else Distribution("unknown", "0")
+    if entry.dist is None:
+        return Distribution("unknown", "0")
+    metadata = entry.dist.metadata  # parsed anew each time it is asked for, its name and version included
+    return Distribution(metadata["Name"], metadata["Version"])
 
 
 def _core() -> Distribution:

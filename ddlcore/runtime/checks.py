@@ -30,6 +30,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
     ("compression", lambda spec: spec.compressor),
     ("group", lambda spec: f"{spec.group} tensors" if spec.group else "none"),
     ("ranks", lambda spec: "-" if spec.ranks is None else _tuple(spec.ranks)),
+    ("part of", lambda spec: spec.part_of or "-"),
 )
 
 

@@ -81,16 +81,25 @@ class Inbox:
 
         This runs once a tensor and step. In replay it does no more than fill the slot.
         """
+        self.again_together(((entry, address, owner),), waits)
+
+    def again_together(self, started: Sequence[tuple[Recurring, int, object]], waits: bool = True) -> None:
+        """``again`` for each (entry, address, owner). Where one is refused, those before it have been started."""
         with self.lock:
-            entry.stamp = self._completion.observed
             replay = self._open
-            if entry.replay is replay and entry.state == IDLE and entry.position.entries[entry.seat] is None:
+            observed = self._completion.observed
+            for entry, address, owner in started:
+                position = entry.position
+                if entry.replay is not replay or entry.state != IDLE or position.entries[entry.seat] is not None:
+                    self._again_anew(entry, address, owner, waits)
+                    replay = self._open
+                    continue
+                entry.stamp = observed
                 entry.state = PENDING
                 entry.error = None
                 buffer = entry.source
                 buffer.address = address
                 buffer.owner = owner
-                position = entry.position
                 position.entries[entry.seat] = entry
                 position.missing -= 1
                 replay.filled += 1
@@ -99,19 +108,22 @@ class Inbox:
                         self.work.notify()
                 elif self._waits_since_s is None:
                     self._waits_since_s = time.monotonic()
-                return
-            if self._refusal is not None:
-                raise self._refusal()
-            self._require_free(entry)
-            self._recurring[entry.set_id, entry.name] = entry
-            entry.state = PENDING
-            entry.error = None
-            entry.source.address = address
-            entry.source.owner = owner
-            self._place(entry, waits)
             wake = bool(self._unsent) and not self._unanswered and not self._moving
         if wake:
             self._wake()
+
+    def _again_anew(self, entry: Recurring, address: int, owner: object, waits: bool) -> None:
+        """Starts one that has no seat in what is replayed now."""
+        if self._refusal is not None:
+            raise self._refusal()
+        self._require_free(entry)
+        self._recurring[entry.set_id, entry.name] = entry
+        entry.stamp = self._completion.observed
+        entry.state = PENDING
+        entry.error = None
+        entry.source.address = address
+        entry.source.owner = owner
+        self._place(entry, waits)
 
     def launch_alone(self, entry: Recurring, address: int, owner: object) -> Launch[Entry] | None:
         """``again`` and ``launch`` in one, for an entry that is the next batch all by itself. The caller holds the lock.

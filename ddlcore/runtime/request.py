@@ -76,10 +76,10 @@ class Entry:
 
 
 class Recurring(Entry):
-    """An allreduce in place that comes again in every step: entry and handle in one, described once.
+    """An allreduce that comes again in every step: entry and handle in one, described once.
 
-    ``Inbox.again`` starts it; it is idle again when its result stands. Its buffer is its own, and tells where
-    the tensor lies this time.
+    ``Inbox.again`` starts it; it is idle again when its result stands. Its buffers are its own (one, in place)
+    and tell where the tensor lies this time.
     """
 
     __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "state", "then")
@@ -88,9 +88,16 @@ class Recurring(Entry):
     target: Buffer
 
     def __init__(
-        self, completion: Completion, set_id: int, name: str, spec: Spec, spec_bytes: bytes, buffer: Buffer
+        self,
+        completion: Completion,
+        set_id: int,
+        name: str,
+        spec: Spec,
+        spec_bytes: bytes,
+        source: Buffer,
+        target: Buffer | None = None,
     ) -> None:
-        super().__init__(self, 0, set_id, name, spec, spec_bytes, buffer, buffer)
+        super().__init__(self, 0, set_id, name, spec, spec_bytes, source, source if target is None else target)
         self.completion = completion
         self.state = IDLE
         self.error: BaseException | None = None

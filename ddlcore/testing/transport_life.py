@@ -20,6 +20,7 @@ from ddlcore.types import DType, ReduceOp
 __all__ = ["TransportLife"]
 
 ABORT_S = 1.0  # what the contract gives abort
+ENDING_S = 1.0  # for native threads: a joined one may still be listed by the kernel
 COUNT = 300_000  # of float32: more than a ring of chunks holds
 
 
@@ -234,10 +235,14 @@ class TransportLife(TransportBase):
         before = self.belongings()
         for _ in range(3):
             self._open_and_close()
-        left = {
-            kind: sorted(now - before[kind]) for kind, now in self.belongings().items() if len(now) > len(before[kind])
-        }
+        deadline_s = time.monotonic() + ENDING_S
+        while (left := self._beyond(before)) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
         assert not left, f"left behind after close: {left}"
+
+    def _beyond(self, before: dict[str, set[str]]) -> dict[str, list[str]]:
+        held = self.belongings()
+        return {kind: sorted(held[kind] - had) for kind, had in before.items() if len(held[kind]) > len(had)}
 
     def belongings(self) -> dict[str, set[str]]:
         """What the process of the ranks holds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 __all__ = ["ROOT", "Source", "core", "every", "plugins"]
@@ -31,14 +31,24 @@ class Source:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, filename=str(self.path))
 
+    def forget(self) -> None:
+        """Frees what was read and parsed; it is there again when it is asked for."""
+        for name in ("text", "tree", "nodes"):
+            vars(self).pop(name, None)
+
     @property
     def package(self) -> str:
         """What a relative import starts from."""
         return self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the tree."""
+        return tuple(ast.walk(self.tree))
+
     def imports(self) -> Iterator[tuple[int, str]]:
         """(line, absolute dotted name) of everything imported, wherever in the file; of ``from a import b``: a.b."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield node.lineno, alias.name
@@ -51,23 +61,24 @@ class Source:
                     yield node.lineno, f"{base}.{alias.name}"
 
 
-def _below(folder: Path, package: str) -> list[Source]:
+@cache  # so that each file is read and parsed once, however many tests look at it
+def _below(folder: Path, package: str) -> tuple[Source, ...]:
     sources = []
     for path in sorted(folder.rglob("*.py")):
         parts = [package, *path.relative_to(folder).with_suffix("").parts]
         sources.append(Source(path, ".".join(part for part in parts if part != "__init__")))
-    return sources
+    return tuple(sources)
 
 
 def core() -> list[Source]:
     """Every file of ddlcore."""
-    return _below(ROOT / "ddlcore", "ddlcore")
+    return list(_below(ROOT / "ddlcore", "ddlcore"))
 
 
 def plugins() -> dict[str, list[Source]]:
     """Every file of each plugin, by the name of its module."""
     folders = sorted(path for path in (ROOT / "plugins").glob("*/src/*") if path.is_dir() and path.suffix == "")
-    return {folder.name: _below(folder, folder.name) for folder in folders}
+    return {folder.name: list(_below(folder, folder.name)) for folder in folders}
 
 
 def every() -> list[Source]:

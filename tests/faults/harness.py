@@ -25,7 +25,7 @@ from ddlcore.types import Placement
 __all__ = ["Launch", "Report", "leftovers"]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["ddlcore", "ddlcore.builtin.shm.transport", "ddlcore.kernels.cpu"])
+_context.set_forkserver_preload(["tests.faults.warm"])
 
 
 @dataclass

@@ -74,7 +74,7 @@ def main() -> None:
         step()
     elif what == "leave":
         if ddl.rank() != who:
-            time.sleep(1.5)  # outlives the other by as much; nothing waits for it
+            time.sleep(0.6)  # outlives the other by as much; nothing waits for it
         say("left", ddl.rank())
     elif what == "child":
         done = subprocess.run(

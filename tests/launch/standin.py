@@ -22,7 +22,7 @@ case $host in
   refuses) echo "me@refuses: Permission denied (publickey)." >&2; exit 255;;
   unknown) echo "ssh: Could not resolve hostname unknown: Name or service not known" >&2; exit 255;;
   down) echo "ssh: connect to host down port 22: No route to host" >&2; exit 255;;
-  silent) exec sleep 60;;
+  silent) if [ -n "$command" ]; then exec sleep 60; fi;;
   bare) command=$(printf %s "$command" | sed 's,^exec [^ ]*,exec /no/such/python,');;
   older) command=$(printf %s "$command" | sed 's,== ([0-9]*\\, [0-9]*),== (3\\, 1),');;
   former) command="$command.0rc1";;

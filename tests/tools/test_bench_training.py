@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tools.bench_training import options
-from tools.training.models import WORKLOADS
+from tools.training.on_torch.models import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 

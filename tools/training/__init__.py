@@ -1,1 +1,1 @@
-"""What tools/bench_training.py is made of: the models, the contenders that train them, and the report."""
+"""What tools/bench_training.py is made of: alternation, report and chart for all, and a folder for each framework."""

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.training.contenders import Measured
+from tools.training.frameworks import FRAMEWORKS
 from tools.training.report import efficiency
 
 __all__ = ["draw"]
 
-SHOWN = {"barrier": ("a barrier a step", "0.75"), "ddp": ("DDP on Gloo", "tab:orange"), "ddl": ("ddl", "tab:blue")}
-
 
 def draw(runs: Sequence[Measured], path: Path) -> None:
-    """Writes ``path`` (.svg or .png): bars of medians with their intervals, a panel for each number of ranks."""
+    """Writes ``path`` (.svg or .png): bars of medians with their intervals, a panel for each number of ranks.
+
+    All ``runs`` are of one framework.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -22,13 +24,20 @@ def draw(runs: Sequence[Measured], path: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.ticker import PercentFormatter
 
+    framework = FRAMEWORKS[runs[0].framework]
+    contenders = {
+        "barrier": ("a barrier a step", "0.75"),
+        framework.peer: (framework.peer_label, "tab:orange"),
+        "ddl": ("ddl", "tab:blue"),
+    }
+    contenders.pop("", None)
     sizes = list(dict.fromkeys(run.ranks for run in runs))
     figure, panels = pyplot.subplots(
         1, len(sizes), figsize=(1.5 + 5 * len(sizes), 3.6), sharey=True, squeeze=False, layout="constrained"
     )
     for panel, ranks in zip(panels[0], sizes):
         of_ranks = [run for run in runs if run.ranks == ranks]
-        for shift, (contender, (label, colour)) in enumerate(SHOWN.items(), start=-1):
+        for shift, (contender, (label, colour)) in enumerate(contenders.items(), start=-1):
             kept = [efficiency(run, contender) for run in of_ranks]
             heights = [each.median for each in kept]
             errors = [[e.median - e.low for e in kept], [e.high - e.median for e in kept]]

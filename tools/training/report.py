@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddlcore.launch.bench.results import median_interval
+from tools.training.frameworks import FRAMEWORKS
 
 if TYPE_CHECKING:
     from tools.training.contenders import Measured
@@ -30,13 +31,9 @@ __all__ = [
     "verdict",
 ]
 
-RATIOS = (("ddl", "none"), ("ddl", "barrier"), ("ddl", "ddp"), ("ddp", "none"), ("barrier", "none"))
 TARGET_RANKS = 2  # for other numbers of ranks there are no targets
-OVER_NONE = {"wide": 1.25, "deep": 1.30, "gpt": 1.12, "resnet": 1.08}
-OVER_BARRIER = 1.10  # or this: what waiting for each other costs is not ours
-OVER_DDP = {"wide": 0.65, "deep": 0.75, "gpt": 0.90, "resnet": 1.00}
+MESSAGES = ("ddl's control messages",)
 HOLDS, OPEN, MISSES = "holds", "within spread", "misses"
-BEGIN, END = "<!-- training: begin -->", "<!-- training: end -->"
 
 Table = list[list[str]]  # the first row is the head
 
@@ -52,12 +49,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One ratio of step times. ``limit`` 0.0: no target. A verdict is "" where there is no target."""
+    """One ratio of step times, or a count. ``limit`` None: no target. A verdict is "" where there is no target."""
 
     model: str
     over: str
     spread: Spread
-    limit: float
+    limit: float | None
     verdict: str
 
 
@@ -73,24 +70,41 @@ def verdict(of: Spread, limit: float) -> str:
 
 
 def ratio_rows(measured: Measured) -> list[Row]:
-    """The ratios of one model: medians over the rounds of what was measured in the same round."""
+    """The ratios of one model: medians over the rounds of what was measured in the same round.
+
+    And ddl's control messages a step, where the framework has a target for them.
+    """
+    framework = FRAMEWORKS[measured.framework]
+    peer = framework.peer
+    pairs: tuple[tuple[str, ...], ...] = (
+        ("ddl", "none"),
+        ("ddl", "barrier"),
+        ("ddl", peer),
+        (peer, "none"),
+        ("barrier", "none"),
+    )
+    pairs = tuple(pair for pair in pairs if "" not in pair)
     spreads = {
-        (ours, theirs): spread([a / b for a, b in zip(measured.seconds[ours], measured.seconds[theirs])])
-        for ours, theirs in RATIOS
+        pair: spread([a / b for a, b in zip(measured.seconds[pair[0]], measured.seconds[pair[1]])]) for pair in pairs
     }
-    limits, verdicts = {}, {}
+    limits: dict[tuple[str, ...], float | None] = {}
+    verdicts = {}
+    if measured.ranks == TARGET_RANKS and framework.messages is not None:
+        pairs += (MESSAGES,)
+        count = measured.control_messages
+        spreads[MESSAGES] = Spread(0.0 if measured.divergences else count, count, count)  # leaving replay takes some
+        limits[MESSAGES] = framework.messages
     if measured.ranks == TARGET_RANKS:
-        limits = {
-            ("ddl", "none"): OVER_NONE[measured.model],
-            ("ddl", "barrier"): OVER_BARRIER,
-            ("ddl", "ddp"): OVER_DDP[measured.model],
-        }
-        verdicts = {pair: verdict(spreads[pair], limit) for pair, limit in limits.items()}
-        either = min(verdicts["ddl", "none"], verdicts["ddl", "barrier"], key=(HOLDS, OPEN, MISSES).index)
-        verdicts["ddl", "none"] = verdicts["ddl", "barrier"] = either  # one of the two is enough
+        limits["ddl", "none"] = framework.over_none[measured.model]
+        limits["ddl", "barrier"] = framework.over_barrier
+        if peer:
+            limits["ddl", peer] = framework.over_peer[measured.model]
+        verdicts = {pair: verdict(spreads[pair], limit) for pair, limit in limits.items() if limit is not None}
+        if framework.over_barrier is not None:
+            either = min(verdicts["ddl", "none"], verdicts["ddl", "barrier"], key=(HOLDS, OPEN, MISSES).index)
+            verdicts["ddl", "none"] = verdicts["ddl", "barrier"] = either  # one of the two is enough
     return [
-        Row(measured.model, " / ".join(pair), spreads[pair], limits.get(pair, 0.0), verdicts.get(pair, ""))
-        for pair in RATIOS
+        Row(measured.model, " / ".join(pair), spreads[pair], limits.get(pair), verdicts.get(pair, "")) for pair in pairs
     ]
 
 
@@ -103,8 +117,8 @@ def ratio_table(rows: Sequence[Row]) -> Table:
     """One line a ratio."""
     table = [["model", "step time", "median", "95 % interval", "target", "verdict"]]
     for row in rows:
-        target = f"<= {row.limit:.2f}" if row.limit else ""
-        if row.limit and row.over == "ddl / barrier":
+        target = f"<= {row.limit:.2f}" if row.limit is not None else ""
+        if row.limit is not None and row.over == "ddl / barrier":
             target = "or " + target
         interval = f"[{row.spread.low:.3f}, {row.spread.high:.3f}]"
         table.append([row.model, row.over, f"{row.spread.median:.3f}", interval, target, row.verdict])
@@ -164,10 +178,11 @@ def section(runs: Sequence[Measured], command: str, machine: str) -> str:
     return "\n\n".join(parts)
 
 
-def refreshed(text: str, section: str) -> str:
+def refreshed(text: str, section: str, marks: tuple[str, str] = FRAMEWORKS["torch"].marks) -> str:
     """``text`` with ``section`` between its two marks, or behind it all where it has none."""
-    before, begun, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2] if begun else "\n"
+    begin, end = marks
+    before, begun, rest = text.partition(begin)
+    after = rest.partition(end)[2] if begun else "\n"
     if not begun:
         before = before.rstrip("\n") + "\n\n" if before else ""
-    return f"{before}{BEGIN}\n{section}\n{END}{after}"
+    return f"{before}{begin}\n{section}\n{end}{after}"

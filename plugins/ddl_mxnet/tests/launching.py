@@ -7,13 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["PROGRAMS", "SOURCE", "launch", "run_python"]
+__all__ = ["EXAMPLES", "PROGRAMS", "SOURCE", "launch", "run_python"]
 
 PROGRAMS = Path(__file__).parent / "programs"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SOURCE = Path(__file__).parents[1] / "src"
 
 
-def launch(size: int, program: Path, *args: str, timeout_s: float = 60.0, check: bool = True, **env: str) -> str:
+def launch(size: int, program: Path, *args: str, timeout_s: float = 100.0, check: bool = True, **env: str) -> str:
     """What the ranks printed, with its prefixes; AssertionError with all of it where the exit code is not 0."""
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), sys.executable, str(program), *args]
     done = _run(command, timeout_s, {"PYTHONUNBUFFERED": "1", **env})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 __all__ = ["EXAMPLES", "PROGRAMS", "launch"]
@@ -13,7 +14,14 @@ PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def launch(size: int, program: Path, *args: str, timeout_s: float = 100.0, check: bool = True) -> str:
+def launch(
+    size: int,
+    program: Path,
+    *args: str,
+    timeout_s: float = 100.0,
+    check: bool = True,
+    env: Mapping[str, str] | None = None,  # beside this process's own
+) -> str:
     """What the ranks printed, with its prefixes; AssertionError with all of it where the exit code is not 0."""
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), sys.executable, str(program), *args]
     done = subprocess.run(
@@ -22,7 +30,7 @@ def launch(size: int, program: Path, *args: str, timeout_s: float = 100.0, check
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout_s,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
     )
     assert not check or done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout

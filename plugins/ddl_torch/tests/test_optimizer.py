@@ -287,8 +287,9 @@ def test_add_param_group_with_a_name_that_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("groups", "requests"), [(None, 6), (1, 1), (2, 2), (4, 4), (6, 6)])
-def test_groups_go_off_together(groups: int | None, requests: int) -> None:
+def test_groups_go_off_together(groups: int | None, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six gradients, on their way when backward returns, in as many requests as there are groups."""
+    monkeypatch.setenv("DDL_OVERLAP", "on")
 
     def play(part: Part) -> int:
         optimizer = made(part, groups=groups)
@@ -300,6 +301,42 @@ def test_groups_go_off_together(groups: int | None, requests: int) -> None:
         return len({id(getattr(handle, "_handle", handle)) for handle in handles})
 
     assert on_ranks(play) == [requests] * 2
+
+
+def test_what_stands_by_counts_as_under_way() -> None:
+    """Where nothing is reduced while the step computes, gradients wait for step(): zero_grad() would lose them."""
+
+    def play(part: Part) -> None:
+        optimizer = made(part)
+        backward(part.loss(0))
+        reducer = optimizer._ddl
+        assert len(reducer.standing_by) == 6
+        assert not reducer.aloft
+        with pytest.raises(AssertionError, match="zero_grad"):
+            optimizer.zero_grad()
+        optimizer.step()
+        assert not reducer.is_under_way()
+
+    on_ranks(play)
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_a_gradient_taken_away_before_the_step_counts_as_zeros(overlap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that stands by is looked at in step(); one that went off has been reduced, and is gone."""
+    monkeypatch.setenv("DDL_OVERLAP", overlap)
+
+    def play(part: Part) -> list[float]:
+        optimizer = made(part)
+        for number in range(4):
+            optimizer.zero_grad()
+            backward(part.loss(number))
+            if part.rank == 1 and overlap == "off":
+                part.model.body.weight.grad = None
+            optimizer.step()
+        return [float(param.detach().sum()) for param in part.model.parameters()]
+
+    results = on_ranks(play)
+    assert results[0] == results[1]
 
 
 def test_ranks_with_different_parameters_in_groups() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -28,11 +29,16 @@ STEPS = 50
 BEAT_BYTES = 200  # at most, each way: ping and pong, encrypted and framed
 
 
-def found(monkeypatch: pytest.MonkeyPatch, replay: bool) -> list[dict[str, Any]]:
-    """What each of two ranks saw over the fifty steps."""
-    monkeypatch.setenv("DDL_REPLAY", str(int(replay)))
-    monkeypatch.setenv("DDL_CONTROL_ADDRESS", "tcp://127.0.0.1:0")
-    shown = launch(2, PROGRAMS / "quiet.py", str(EXAMPLES / "torch_digits.py"))
+@pytest.fixture(scope="module")
+def found() -> dict[bool, list[dict[str, Any]]]:
+    """What each of two ranks saw over the fifty steps, with and without replay: two jobs, which mostly sleep, at once."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip((True, False), pool.map(measured, (True, False))))
+
+
+def measured(replay: bool) -> list[dict[str, Any]]:
+    env = {"DDL_REPLAY": str(int(replay)), "DDL_CONTROL_ADDRESS": "tcp://127.0.0.1:0"}
+    shown = launch(2, PROGRAMS / "quiet.py", str(EXAMPLES / "torch_digits.py"), env=env)
     print(shown)
     ranks = [json.loads(line) for line in re.findall(r"found (\{.*\})", shown)]
     assert len(ranks) == 2
@@ -40,9 +46,9 @@ def found(monkeypatch: pytest.MonkeyPatch, replay: bool) -> list[dict[str, Any]]
     return ranks
 
 
-def test_steady_steps_send_nothing_by_both_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steady_steps_send_nothing_by_both_counts(found: dict[bool, list[dict[str, Any]]]) -> None:
     """0 messages over 50 steps; on every wire heartbeats alone, on the coordinator's as many as on an idle one."""
-    for rank in found(monkeypatch, replay=True):
+    for rank in found[True]:
         assert rank["messages"] == 0
         assert rank["negotiated"] == 0
         assert rank["replayed"] >= STEPS
@@ -54,9 +60,9 @@ def test_steady_steps_send_nothing_by_both_counts(monkeypatch: pytest.MonkeyPatc
             assert max(growths) - min(growths) <= 2 * BEAT_BYTES, "one beat fell into the time on one wire only"
 
 
-def test_negotiated_steps_show_in_both_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_negotiated_steps_show_in_both_counts(found: dict[bool, list[dict[str, Any]]]) -> None:
     """The same steps without replay: the counts that must be 0 above are not blind."""
-    for rank in found(monkeypatch, replay=False):
+    for rank in found[False]:
         assert rank["messages"] >= 2 * STEPS
         assert rank["negotiated"] >= STEPS
         assert rank["replayed"] == 0

@@ -7,6 +7,7 @@ from ddl_mxnet.version import require_mxnet
 
 require_mxnet()
 
+from ddl_mxnet.broadcast import broadcast_parameters
 from ddl_mxnet.built import (
     ccl_built,
     cuda_built,
@@ -46,6 +47,8 @@ from ddl_mxnet.ops import (
     reducescatter,
     reducescatter_async,
 )
+from ddl_mxnet.optimizer import DistributedOptimizer
+from ddl_mxnet.trainer import DistributedTrainer
 from ddlcore.api import (
     ProcessSet,
     Stats,
@@ -74,6 +77,8 @@ __all__ = [
     "Average",
     "Compression",
     "DdlInternalError",
+    "DistributedOptimizer",
+    "DistributedTrainer",
     "HorovodInternalError",
     "Max",
     "Min",
@@ -98,6 +103,7 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
+    "broadcast_parameters",
     "ccl_built",
     "cross_rank",
     "cross_size",

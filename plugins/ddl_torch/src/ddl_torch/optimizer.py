@@ -19,7 +19,8 @@ import torch
 from ddl_torch import autograd
 from ddl_torch.autograd import OPERATIONS, Call
 from ddl_torch.compression import Compression
-from ddl_torch.reducer import Reducer, Reduction
+from ddl_torch.reducer import Reducer
+from ddl_torch.slots import Reduction
 from ddlcore.api import ProcessSet, global_process_set, resolve_op, wire_compression
 from ddlcore.types import Average
 

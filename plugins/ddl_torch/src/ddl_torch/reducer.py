@@ -2,105 +2,31 @@
 
 The path of one gradient: autograd calls ``Slot.on_gradient``, the slot's last pass submits it, in place
 on ``param.grad``, and ``Reducer.synchronize`` waits. What a rank has not computed it submits as zeros there.
+Where nothing is reduced while the step computes (``job.overlaps``), a complete gradient only stands by, and
+all go off together in ``synchronize``: half the work for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from ddl_torch.autograd import OPERATIONS
+from ddl_torch.slots import Group, Reduction, Slot, looks_alike
 from ddl_torch.sparse import start_sparse
-from ddlcore.api import Mapped, ProcessSet, UserCompressor, Waitable, current_job, global_process_set
+from ddlcore.api import Mapped, UserCompressor, Waitable, current_job, global_process_set
 from ddlcore.errors import NotInitialized
-from ddlcore.types import ReduceOp
 
-__all__ = ["Group", "Reducer", "Reduction", "Slot"]
+__all__ = ["Reducer"]
 
-TOO_MANY_PASSES = (
-    "Gradients were computed more than backward_passes_per_step times before call to step(). "
-    "Increase backward_passes_per_step to accumulate gradients locally."
+LOST = (
+    "ddl was shut down between backward() and step(), so the gradients of this step are lost; "
+    "call optimizer.zero_grad() and compute them again"
 )
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """How every gradient is reduced."""
-
-    op: ReduceOp
-    prescale_factor: float
-    postscale_factor: float
-    compression: str
-    user_compressor: UserCompressor | None
-    sparse_as_dense: bool
-    process_set: ProcessSet
-
-
-class Slot:
-    """One parameter: how many backward passes it still awaits before its gradient goes off (0: it is complete)."""
-
-    __slots__ = (
-        "dtype",
-        "group",
-        "hook",
-        "left",
-        "name",
-        "param",
-        "recurring",
-        "shape",
-        "sparse_dims",
-        "strides",
-        "submit",
-    )
-
-    def __init__(self, param: torch.Tensor, name: str, left: int, submit: Callable[[Slot], None]) -> None:
-        self.param = param
-        self.name = name  # on the wire
-        self.left = left
-        self.submit = submit
-        self.group: Group | None = None
-        self.hook: RemovableHandle | None = None
-        self.sparse_dims = 0  # of its last gradient; 0: that was dense
-        self.recurring: Any = None  # the allreduce that its gradients have in common, while they look like the first
-        self.dtype: torch.dtype | None = None
-        self.shape: torch.Size | None = None
-        self.strides: tuple[int, ...] = ()
-
-    def on_gradient(self, _param: torch.Tensor) -> None:
-        """What autograd calls, once a parameter and backward pass: as short as can be."""
-        left = self.left = self.left - 1
-        if left == 0:
-            self.submit(self)
-        elif left < 0:
-            self.left = 0
-            raise AssertionError(TOO_MANY_PASSES)
-
-
-class Group:
-    """Parameters whose gradients go off together, when the last of them is complete."""
-
-    __slots__ = ("name", "sent", "slots", "waiting")
-
-    def __init__(self, slots: Sequence[Slot]) -> None:
-        self.slots = tuple(slots)
-        self.name = "group." + slots[0].name  # on the wire
-        self.begin()
-
-    def begin(self) -> None:
-        """Awaits all of them again."""
-        self.sent = False
-        self.waiting = sum(slot.param.requires_grad for slot in self.slots)
-
-    def is_complete(self) -> bool:
-        """Whether all have come; the count alone does not know who was thawed or frozen meanwhile."""
-        self.waiting -= 1
-        return self.waiting <= 0 and all(slot.left == 0 or not slot.param.requires_grad for slot in self.slots)
 
 
 class Reducer:
@@ -117,6 +43,7 @@ class Reducer:
         self.groups: list[Group] = []
         self.flying: list[tuple[Waitable, Slot, torch.Tensor]] = []
         self.aloft: list[Any] = []  # recurring allreduces under way
+        self.standing_by: list[Slot] = []  # whose gradients are complete, and go off in ``synchronize``
         self.synchronized = False  # since the last step
         self.bind()
 
@@ -129,8 +56,11 @@ class Reducer:
             raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
         self.active = self.job.rank in members and len(members) > 1
         self._again = self.job.again
+        self._again_together = self.job.again_together
         for slot in self.slots:
             slot.recurring = None
+            if slot.group is None:
+                slot.submit = self._way_out(slot.param)
         self._reduce = partial(
             OPERATIONS.allreduce_async,
             op=self.reduction.op,
@@ -148,13 +78,14 @@ class Reducer:
             for slot in self.slots:
                 self._watch(slot)
         else:
+            self.standing_by.clear()  # nobody waits for them
             self.release()
 
     # --- parameters
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> list[Slot]:
         """Watches these parameters too."""
-        added = [Slot(param, "gradient." + name, self.passes, self._submit) for name, param in named]
+        added = [Slot(param, "gradient." + name, self.passes, self._way_out(param)) for name, param in named]
         for slot in added:
             self._watch(slot)
         self.slots += added
@@ -167,6 +98,10 @@ class Reducer:
             slot.group = group
             slot.submit = self._submit_member
         self.groups.append(group)
+
+    def _way_out(self, param: torch.Tensor) -> Callable[[Slot], None]:
+        """What a complete gradient of ``param`` does: it goes off at once, or stands by."""
+        return self._submit if self.job.overlaps or not param.is_cpu else self.standing_by.append
 
     def _watch(self, slot: Slot) -> None:
         param = slot.param
@@ -194,21 +129,30 @@ class Reducer:
         """Runs once a parameter and step: a gradient that looks like the last one costs as little as can be."""
         grad = slot.param.grad
         assert grad is not None
-        recurring = slot.recurring
-        if (
-            recurring is not None
-            and not grad.is_sparse
-            and grad.shape == slot.shape
-            and grad.stride() == slot.strides
-            and grad.dtype is slot.dtype
-            and grad.is_cpu
-            and not grad.is_neg()
-            and not self.job.closed
-        ):
-            self._again(recurring, grad.data_ptr(), grad)
-            self.aloft.append(recurring)
+        if slot.recurring is not None and looks_alike(grad, slot) and not self.job.closed:
+            self._again(slot.recurring, grad.data_ptr(), grad)
+            self.aloft.append(slot.recurring)
             return
         self._submit_other(slot, grad)
+
+    def _submit_standing_by(self) -> None:
+        """All at once what ``_submit`` does one by one."""
+        slots = self.standing_by[:]
+        self.standing_by.clear()  # the list stays: slots have its ``append``
+        started = []
+        others = []
+        for slot in slots:
+            grad = slot.param.grad
+            if grad is None:  # taken away since
+                slot.left = 1
+            elif slot.recurring is not None and looks_alike(grad, slot):
+                started.append((slot.recurring, grad.data_ptr(), grad))
+            else:
+                others.append((slot, grad))
+        self.aloft += [recurring for recurring, _, _ in started]  # one that is refused is idle, and not waited for
+        self._again_together(started)
+        for slot, grad in others:
+            self._submit_other(slot, grad)
 
     def _submit_other(self, slot: Slot, grad: torch.Tensor) -> None:
         """A first gradient, or one that looks different."""
@@ -223,7 +167,8 @@ class Reducer:
             self._submit_compressed(slot, grad, self.reduction.user_compressor)
             return
         slot.recurring = recurring = self._describe(grad, name=slot.name)
-        slot.shape, slot.strides, slot.dtype = grad.shape, grad.stride(), grad.dtype
+        slot.dtype, slot.count, slot.shape = grad.dtype, grad.numel(), grad.shape
+        slot.strides = None if grad.is_contiguous() else grad.stride()
         self._again(recurring, grad.data_ptr(), grad)
         self.aloft.append(recurring)
 
@@ -296,11 +241,15 @@ class Reducer:
 
     def is_under_way(self) -> bool:
         """Whether a complete gradient waits to come home."""
-        return bool(self.flying or self.aloft) or (bool(self.groups) and any(slot.left == 0 for slot in self.slots))
+        return bool(self.flying or self.aloft or self.standing_by) or (
+            bool(self.groups) and any(slot.left == 0 for slot in self.slots)
+        )
 
     def has_begun(self) -> bool:
         """Whether a gradient has come since the last ``synchronize``."""
-        return bool(self.flying or self.aloft) or any(slot.left != self.passes for slot in self.slots)
+        return bool(self.flying or self.aloft or self.standing_by) or any(
+            slot.left != self.passes for slot in self.slots
+        )
 
     def synchronize(self) -> None:
         """Submits what this rank has not computed, and returns when every gradient is reduced.
@@ -310,6 +259,7 @@ class Reducer:
         if self.job.closed:
             self._rebind()
         if self.active:
+            self._submit_standing_by()
             self._submit_rest()
             self._collect()
         self.synchronized = True
@@ -362,14 +312,22 @@ class Reducer:
     def _rebind(self) -> bool:
         """Goes over to the job that is current now; whether that one needs gradients sent."""
         if self.flying or self.aloft:
-            self.flying, self.aloft = [], []
-            self.rewind()
-            raise NotInitialized(
-                "ddl was shut down between backward() and step(), so the gradients of this step are lost; "
-                "call optimizer.zero_grad() and compute them again"
-            )
-        self.bind()
+            self._forget()
+            raise NotInitialized(LOST)
+        try:
+            self.bind()
+        except NotInitialized:
+            if not self.standing_by:
+                raise
+            self._forget()
+            raise NotInitialized(LOST) from None
         return self.active
+
+    def _forget(self) -> None:
+        """Gradients that are complete will not be reduced."""
+        self.flying, self.aloft = [], []
+        self.standing_by.clear()
+        self.rewind()
 
 
 def _part(index: int, compressor: UserCompressor, ctx: Any, results: Sequence[torch.Tensor]) -> torch.Tensor:

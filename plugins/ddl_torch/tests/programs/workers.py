@@ -37,17 +37,22 @@ class Trying(Dataset[torch.Tensor]):
         return torch.tensor(seen)
 
 
-def main(context: str, then: str) -> None:
-    ddl.init()
+def working(context: str) -> tuple[DataLoader[torch.Tensor], object]:
+    """A loader and what keeps its workers alive; in each of them every call has raised."""
     loader = DataLoader(Trying(), batch_size=2, num_workers=2, multiprocessing_context=context, persistent_workers=True)
     batches = iter(loader)
     raised = torch.cat(list(batches)).tolist()
     assert raised == [3] * 8, raised
-    if then == "end":
-        del batches, loader  # ends the workers
-        time.sleep(0.2)
-        print("sum", ddl.allreduce(torch.ones(1), op=ddl.Sum).item(), flush=True)
-        return
+    return loader, batches
+
+
+def main(context: str) -> None:
+    ddl.init()
+    kept = working(context)
+    del kept  # ends the workers
+    time.sleep(0.2)
+    print("sum", ddl.allreduce(torch.ones(1), op=ddl.Sum).item(), flush=True)
+    kept = working(context)  # they live while this does
     ddl.barrier()
     if ddl.rank() == 1:
         print(f"killed {time.time()}", flush=True)
@@ -56,6 +61,7 @@ def main(context: str, then: str) -> None:
         ddl.allreduce(torch.ones(1))
     except ddl.PeerLost as error:
         print(f"lost {error.ranks} {time.time()}", flush=True)
+    del kept
 
 
 if __name__ == "__main__":

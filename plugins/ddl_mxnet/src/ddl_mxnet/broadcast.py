@@ -1,0 +1,109 @@
+"""Brings parameters to one rank's values, those too that have no shape yet; knows no gradient."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import mxnet as mx
+from mxnet.gluon.parameter import Parameter, ParameterDict
+
+from ddl_mxnet.reducer import OPERATIONS
+from ddlcore.api import current_job
+
+__all__ = ["broadcast_parameters"]
+
+READY, DEFERRED, BARE = "ready", "deferred", "not initialized"
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
+    """Gives every parameter the values that it has on ``root_rank``, in place.
+
+    ``params``: ``net.collect_params()``, or a dict of names with parameters or NDArrays, such as those of
+    ``module.get_params()`` (which go back by ``module.set_params``). ``prefix`` goes before the names on the wire. Every rank
+    calls it with the same names.
+
+    A parameter whose initialization is deferred is broadcast when it comes about, in the first forward pass; if
+    ``root_rank`` has its values already (from a checkpoint, say), at once, and it takes its shape from there. Raises
+    ValueError on every rank for other types, for names and shapes that differ, and for a parameter that only others than the root have.
+    """
+    if not isinstance(params, Mapping | ParameterDict):
+        raise ValueError(
+            f"invalid params of type: {type(params)}; pass net.collect_params(), or a dict of names and NDArrays"
+        )
+    if prefix is not None and not isinstance(prefix, str):
+        raise ValueError(f"prefix must be a string, not {type(prefix).__name__}")
+    named = sorted(params.items())
+    wrong = [str(name) for name, value in named if not isinstance(value, Parameter | mx.nd.NDArray)]
+    if wrong:
+        raise ValueError(f"invalid params: {', '.join(wrong)} is no parameter and no NDArray; use broadcast_object")
+    job = current_job()
+    if not 0 <= root_rank < job.size:
+        raise ValueError(f"root_rank={root_rank} is no rank of this world of {job.size}")
+    if job.size == 1:
+        return
+    mine = [(str(name), *_state(value)) for name, value in named]
+    everyone = OPERATIONS.allgather_object(mine, job=job)
+    _check(everyone, root_rank)
+    handles = []
+    for (name, value), (_, state, shape) in zip(named, everyone[root_rank]):
+        label = f"parameter.{prefix or ''}{name}"
+        if state == DEFERRED:
+            _broadcast_later(value, root_rank, label)
+            continue
+        if isinstance(value, Parameter) and _state(value)[0] == DEFERRED:
+            value.shape = shape
+            value._finish_deferred_init()
+        for array in value.list_data() if isinstance(value, Parameter) else [value]:
+            handles.append(OPERATIONS.broadcast_async(array, root_rank, output=array, name=label, job=job))
+    for handle in handles:
+        handle.wait()
+
+
+def _state(value: Any) -> tuple[str, tuple[int, ...] | None]:
+    """How far it is, and its shape."""
+    if not isinstance(value, Parameter):
+        return READY, tuple(value.shape)
+    if value._data is not None:
+        return READY, tuple(value.shape)
+    shape = None if value.shape is None else tuple(value.shape)
+    return DEFERRED if value._deferred_init else BARE, shape
+
+
+def _check(everyone: list[list[tuple[str, str, Any]]], root_rank: int) -> None:
+    """ValueError where the ranks cannot come to the same; every rank finds the same."""
+    root = everyone[root_rank]
+    for rank, theirs in enumerate(everyone):
+        names, expected = {name for name, *_ in theirs}, {name for name, *_ in root}
+        if names != expected:
+            differ = ", ".join(sorted(names ^ expected))
+            raise ValueError(f"broadcast_parameters: rank {rank} and rank {root_rank} have different names: {differ}")
+        for (name, state, shape), (_, wanted, right) in zip(theirs, root):
+            if BARE in (state, wanted):
+                where = rank if state == BARE else root_rank
+                raise ValueError(
+                    f"broadcast_parameters: {name} is not initialized on rank {where}; call initialize() first"
+                )
+            if state == READY and wanted == DEFERRED:
+                raise ValueError(
+                    f"broadcast_parameters: {name} has values on rank {rank} and none on rank {root_rank}, the root; "
+                    "run one forward pass there, or give its input size (in_units, in_channels)"
+                )
+            if state == wanted == READY and shape != right:
+                raise ValueError(
+                    f"broadcast_parameters: {name} has shape {shape} on rank {rank} and {right} on rank {root_rank}"
+                )
+
+
+def _broadcast_later(param: Any, root_rank: int, label: str) -> None:
+    """Has ``param`` broadcast as soon as its values are made."""
+    made = param._init_impl
+
+    def init_then_broadcast(self: Any, data: Any, ctx_list: Any) -> None:
+        made(data, ctx_list)
+        self._init_impl = made  # once
+        for array in self.list_data():
+            OPERATIONS.broadcast_async(array, root_rank, output=array, name=label).wait()
+
+    param._init_impl = types.MethodType(init_then_broadcast, param)

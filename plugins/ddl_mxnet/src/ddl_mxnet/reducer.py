@@ -1,0 +1,283 @@
+"""Sums gradients over the ranks while MXNet's engine still computes others; knows no optimizer and no trainer.
+
+The path of one gradient: a fence in MXNet's engine opens when nothing writes or reads it any more; the thread
+that trains waits for the fences one by one, in the order in which backward comes by, and submits the gradient in
+place; at last it waits for all. So the engine computes, and batches travel, while it waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import _LIB, check_call
+
+from ddl_mxnet.adapter import MxnetAdapter
+from ddlcore.api import Operations, ProcessSet, UserCompressor, Waitable, current_job, global_process_set
+from ddlcore.api.arrays import allgather_async
+from ddlcore.types import Sum
+
+__all__ = ["Fence", "Plan", "Reducer", "Reduction", "Slot"]
+
+Named = Sequence[tuple[str, Any]]
+
+FENCE_BYTES = 128 << 10  # small gradients share a fence: one of their own each would cost more than their sums
+# What a fence runs is nothing: any function of C that takes what it is given for numbers and touches no memory.
+NOTHING = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p)
+PRIORITIZED = ctypes.byref(ctypes.c_int(3))  # FnProperty::kCPUPrioritized: threads of their own, not those of operators
+CPU_CONTEXT = (ctypes.c_int32 * 2)(1, 0)  # mxnet::Context: cpu(0)
+# Plain ones: what goes on from here is awaited here, and never by MXNet's engine.
+OPERATIONS = Operations(MxnetAdapter())
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How every gradient is summed."""
+
+    predivide: float  # gradients are divided by it before the sum, and the optimizer multiplies by it
+    compression: str
+    user_compressor: UserCompressor | None
+    num_groups: int
+    process_set: ProcessSet
+
+    def __post_init__(self) -> None:
+        if self.predivide <= 0:
+            raise ValueError(f"gradient_predivide_factor must be greater than 0, not {self.predivide}")
+        if isinstance(self.num_groups, bool) or not isinstance(self.num_groups, int) or self.num_groups < 0:
+            raise ValueError(f"num_groups must be a whole number, 0 or more, not {self.num_groups!r}")
+
+
+class Slot:
+    """One gradient: its array, what the engine calls that, and the allreduce that it has in every step."""
+
+    __slots__ = ("array", "exact", "handle", "name", "recurring")
+
+    def __init__(self, name: str, array: Any, exact: bool) -> None:
+        self.name = name  # on the wire
+        self.array = array
+        self.exact = exact  # summed as it is, by neither factor nor compression
+        self.handle = array.handle
+        self.recurring: Any = None
+
+
+class Fence:
+    """Gradients that MXNet's engine is asked about together."""
+
+    __slots__ = ("arguments", "first", "slots")
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = slots
+        self.first = slots[0].handle
+        handles = (ctypes.c_void_p * len(slots))(*(slot.handle.value for slot in slots))
+        self.arguments = (NOTHING, None, None, CPU_CONTEXT, None, 0, handles, len(slots), PRIORITIZED, 0, b"ddl_fence")
+
+    def push(self) -> None:
+        """Opens behind all work on these arrays that the engine knows of now, reading included."""
+        check_call(_LIB.MXEnginePushSyncND(*self.arguments))
+
+    def wait(self) -> None:
+        """Until it is open. Raises what MXNet's operators have raised."""
+        check_call(_LIB.MXNDArrayWaitToRead(self.first))
+
+
+class Plan:
+    """Arrays that are reduced together in every step, in the order in which they stand. All ranks have the same names."""
+
+    def __init__(self, gradients: Named, exact: Named = ()) -> None:
+        """``exact``: arrays beside them that are summed as they are. ValueError for a storage that is no gradient's."""
+        self.sparse = [(name, array) for name, array in gradients if array.stype != "default"]
+        strange = [f"{name} ({array.stype})" for name, array in self.sparse if array.stype != "row_sparse"]
+        if strange:
+            raise ValueError(f"gradients are dense or row_sparse; not so {', '.join(strange)}")
+        self.exact = [Slot(name, array, True) for name, array in exact]
+        self.dense = [Slot(name, array, False) for name, array in gradients if array.stype == "default"]
+        self.fences = [Fence(slots) for slots in _shares([*self.exact, *self.dense])]
+
+
+class Reducer:
+    """All gradients of one optimizer. Used by the thread that trains.
+
+    It holds the job that was current when it was made. After ``shutdown()`` and another ``init()`` it goes over
+    to the new one at the next step, and wants new plans.
+    """
+
+    def __init__(self, reduction: Reduction) -> None:
+        self.reduction = reduction
+        self._aloft: list[Any] = []  # recurring allreduces under way
+        self.bind()
+
+    def bind(self) -> None:
+        """Belongs to the current job from now on. Raises NotInitialized where there is none, ValueError for the set."""
+        self.job = current_job()
+        process_set = self.reduction.process_set
+        if process_set.process_set_id is None:
+            raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
+        members = range(self.job.size) if process_set is global_process_set else process_set.ranks
+        self.members = len(members)
+        self.active = self.job.rank in members and self.members > 1
+
+    def rebind(self) -> bool:
+        """Goes over to the job that is current now, where the one it had is over; whether it did."""
+        if not self.job.closed:
+            return False
+        self._aloft = []
+        self.bind()
+        return True
+
+    @property
+    def scale(self) -> float:
+        """What the optimizer multiplies a sum by, to have the mean of the members. 1 where nothing is summed."""
+        return self.reduction.predivide / self.members if self.active else 1.0
+
+    def reduce(self, plan: Plan) -> None:
+        """Every gradient becomes the sum over the members. All of them call it, once a step.
+
+        Raises the first error of any, when all are over: PeerLost, MismatchError and their kin.
+        """
+        if self._aloft:  # Ctrl-C came in between
+            self._land()
+        for fence in plan.fences:
+            fence.push()
+        if self.reduction.num_groups or self.reduction.user_compressor is not None:
+            self._reduce_otherwise(plan)
+        else:
+            self._reduce_in_place(plan)
+        if plan.sparse:
+            self._reduce_sparse(plan)
+
+    def _reduce_in_place(self, plan: Plan) -> None:
+        """Runs hundreds of times a step: a gradient costs one call of MXNet and one of ddl."""
+        again, aloft = self.job.again, self._aloft
+        address, data_of = ctypes.c_void_p(), _LIB.MXNDArrayGetData
+        into = ctypes.byref(address)
+        try:
+            for fence in plan.fences:
+                fence.wait()
+                for slot in fence.slots:
+                    recurring = slot.recurring
+                    if recurring is None:
+                        recurring = slot.recurring = self._describe(slot)
+                    check_call(data_of(slot.handle, into))  # makes the layout MXNet's usual one, too
+                    again(recurring, address.value or 0, slot.array)
+                    aloft.append(recurring)
+        finally:
+            self._land()
+
+    def _describe(self, slot: Slot) -> Any:
+        recurring = OPERATIONS.recurring_allreduce(
+            slot.array,
+            name=slot.name,
+            op=Sum,
+            prescale_factor=1.0 if slot.exact else 1.0 / self.reduction.predivide,
+            compression="none" if slot.exact else self.reduction.compression,
+            process_set=self.reduction.process_set,
+            job=self.job,
+        )
+        recurring.source.wait = None  # a fence sees to it
+        return recurring
+
+    def _land(self) -> None:
+        """Waits for all that is under way, the last first: by then most of the others are over."""
+        failure: Exception | None = None
+        aloft = self._aloft
+        while aloft:
+            try:
+                aloft[-1].wait()
+            except Exception as error:
+                failure = failure or error
+            aloft.pop()
+        if failure is not None:
+            raise failure
+
+    def _reduce_otherwise(self, plan: Plan) -> None:
+        """In groups, or by a compressor of the user's own."""
+        reduce: Callable[..., Waitable] = partial(
+            OPERATIONS.grouped_allreduce_async, op=Sum, process_set=self.reduction.process_set, job=self.job
+        )
+        handles = [reduce([slot.array], outputs=[slot.array], name=slot.name) for slot in plan.exact]
+        landing: list[Callable[[Any], None]] = [_leave] * len(handles)
+        compressor = self.reduction.user_compressor
+        for group in _split(plan.dense, self.reduction.num_groups or len(plan.dense)):
+            arrays = [slot.array for slot in group]
+            packed = [(array, None) if compressor is None else compressor.compress(array) for array in arrays]
+            sent = [array for array, _ in packed]
+            handle = reduce(
+                sent,
+                outputs=sent if compressor is None else None,
+                name=group[0].name if len(group) == 1 else f"group.{group[0].name}",
+                prescale_factor=1.0 / self.reduction.predivide,
+                compression=self.reduction.compression,
+            )
+            handles.append(handle)
+            landing.append(partial(_unpack, compressor, [ctx for _, ctx in packed], arrays))
+        for result, land in zip(_results(handles), landing, strict=True):
+            land(result)
+
+    def _reduce_sparse(self, plan: Plan) -> None:
+        """Rows and their values are gathered; every rank adds them up, in rank order."""
+        gather = partial(allgather_async, process_set=self.reduction.process_set)
+        handles = []
+        for name, array in plan.sparse:
+            handles.append(gather(array.indices.asnumpy(), name=f"{name}.rows"))
+            handles.append(gather(array.data.asnumpy(), name=f"{name}.values"))
+        results = _results(handles)
+        for (_, array), rows, values in zip(plan.sparse, results[::2], results[1::2], strict=True):
+            unique, places = np.unique(rows, return_inverse=True)
+            summed = np.zeros((len(unique), *array.shape[1:]), np.promote_types(values.dtype, np.float32))
+            np.add.at(summed, places, values / self.reduction.predivide)
+            made = mx.nd.sparse.zeros("row_sparse", array.shape, dtype=array.dtype)
+            if len(unique):
+                made = mx.nd.sparse.row_sparse_array((summed, unique), shape=array.shape, dtype=array.dtype)
+            made.copyto(array)
+
+
+def _shares(slots: Sequence[Slot]) -> list[list[Slot]]:
+    """Neighbours, so many that they have FENCE_BYTES together; a large one is alone."""
+    shares: list[list[Slot]] = []
+    room = -1
+    for slot in slots:
+        nbytes = slot.array.size * np.dtype(slot.array.dtype).itemsize
+        if nbytes > room:
+            shares.append([])
+            room = FENCE_BYTES
+        shares[-1].append(slot)
+        room -= nbytes
+    return shares
+
+
+def _split(slots: Sequence[Slot], parts: int) -> list[list[Slot]]:
+    """Neighbours in ``parts`` groups of sizes that differ by one at most; none is empty."""
+    each, more = divmod(len(slots), parts) if parts else (0, 0)
+    left = iter(slots)
+    groups = [list(islice(left, each + (i < more))) for i in range(parts)]
+    return [group for group in groups if group]
+
+
+def _leave(_: Any) -> None:
+    """The result is in place."""
+
+
+def _unpack(compressor: UserCompressor | None, contexts: Sequence[Any], arrays: Sequence[Any], sums: Any) -> None:
+    if compressor is not None:
+        for array, ctx, total in zip(arrays, contexts, sums, strict=True):
+            compressor.decompress(total, ctx).copyto(array)
+
+
+def _results(handles: Sequence[Waitable]) -> list[Any]:
+    """Of all, when all are over; raises the first error."""
+    failure: Exception | None = None
+    results = []
+    for handle in handles:
+        try:
+            results.append(handle.wait())
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return results

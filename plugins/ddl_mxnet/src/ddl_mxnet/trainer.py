@@ -1,0 +1,176 @@
+"""Gluon's Trainer on gradients that are summed over the ranks; how they travel is the reducer's."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import _LIB, check_call
+
+from ddl_mxnet.compression import Compression
+from ddl_mxnet.optimizer import undistributed
+from ddl_mxnet.reducer import OPERATIONS, Plan, Reducer, Reduction
+from ddlcore.api import ProcessSet, global_process_set, wire_compression
+
+__all__ = ["DistributedTrainer"]
+
+
+class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has no types
+    """A Trainer whose ``step`` updates by gradients that are averaged over ``process_set``.
+
+    Every rank makes one, over the same parameters, after ``init()``. ``step`` and ``allreduce_grads`` wait for each
+    gradient as MXNet's engine completes it, and send it off while the engine computes the next; they return when
+    all are reduced. Between ``allreduce_grads`` and ``update`` a gradient holds the *sum* over the ranks (divided by
+    ``gradient_predivide_factor``), as with Horovod; ``update`` divides by the number of ranks. A parameter that
+    got no gradient on this rank since the last step takes part with zeros; with ``ignore_stale_grad`` it is updated
+    if any rank had one. Ranks outside ``process_set`` train by themselves.
+
+    * ``params``, ``optimizer``, ``optimizer_params``: as for Gluon's Trainer. ``optimizer`` may not be a KVStore's.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own.
+    * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and multiplied by f / size after it.
+    * ``prefix``: goes before the parameters' names on the wire.
+    * ``num_groups``: how many groups of gradients go off together; 0: each by itself, fused as it comes.
+
+    Raises ValueError for arguments that do not fit, and for parameters that lie on several contexts or have
+    sparse weights; NotInitialized before ``init()``. ``step`` raises PeerLost and its kin.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: Mapping[str, Any] | None = None,
+        compression: Any = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if prefix is not None and not isinstance(prefix, str):
+            raise ValueError(f"prefix must be a string, not {type(prefix).__name__}")
+        wire, user = wire_compression(compression)
+        reduction = Reduction(float(gradient_predivide_factor), wire, user, num_groups, process_set)
+        bare = undistributed(optimizer)
+        if bare is not optimizer:
+            warnings.warn(
+                "DistributedTrainer averages gradients itself; it takes the optimizer inside the DistributedOptimizer",
+                stacklevel=2,
+            )
+        self._ddl = Reducer(reduction)
+        given = list(params.values()) if isinstance(params, Mapping | mx.gluon.ParameterDict) else params
+        super().__init__(params, bare, optimizer_params=optimizer_params, kvstore=None)
+        self._check_parameters()
+        self._prefix = prefix or ""
+        # As the network has them, if that is known (Gluon's own order is that of their names): backward comes from the end.
+        self._backwards: list[Any] = list(reversed(given))
+        self._names: list[str] = []  # on the wire, of the same
+        self._arranged: list[Any] = []  # the lists of gradients that ``_plan`` is of
+        self._plan = Plan(())
+        self._watched: list[
+            tuple[Any, Any, int]
+        ] = []  # parameters that have one, with their arrays, and places in ``_fresh``
+        self._fresh: Any = np.zeros(0, np.float32)  # how many ranks have a new gradient there
+        self._reduced = False  # since the last update, so that ``_fresh`` tells
+        self._applied = self._ddl.scale
+        self._scale *= self._applied
+
+    def _check_parameters(self) -> None:
+        if self._contexts is not None and len(self._contexts) > 1:
+            where = ", ".join(str(context) for context in self._contexts)
+            raise ValueError(f"the parameters lie on {len(self._contexts)} contexts ({where}); a rank trains on one")
+        sparse = [param.name for param in self._params if param._stype != "default"]
+        if sparse:
+            raise ValueError(
+                f"weights that are sparse live in a KVStore, which ddl has none of: {', '.join(sparse)}; "
+                "make them with stype='default' (their gradients may be row_sparse)"
+            )
+
+    # --- what Gluon's Trainer calls
+
+    def _allreduce_grads(self) -> None:
+        if self._ddl.rebind():
+            self._scale *= self._ddl.scale / self._applied
+            self._applied = self._ddl.scale
+            self._names, self._arranged = [], []
+        if not self._ddl.active:
+            return
+        gradients = [param._grad for param in self._backwards]
+        if len(gradients) != len(self._arranged) or not all(map(operator.is_, gradients, self._arranged)):
+            self._arrange(gradients)
+        self._tell_fresh()
+        self._ddl.reduce(self._plan)
+        self._reduced = True
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        if self._reduced:
+            self._reduced = False
+            stale = np.flatnonzero(self._fresh < self._ddl.members)
+            if len(stale):
+                self._judge(stale, ignore_stale_grad)
+        super()._update(ignore_stale_grad)
+
+    # --- parameters
+
+    def _arrange(self, gradients: Sequence[Any]) -> None:
+        """Plans which arrays are reduced: at the first step, and when a parameter gets another one."""
+        if not self._names:
+            self._names = self._agreed_names()
+        trained = [
+            (name, param) for name, param in zip(self._names, self._backwards, strict=True) if param.grad_req != "null"
+        ]
+        named = [(name, param.list_grad()[0]) for name, param in trained]
+        counts = mx.nd.zeros((max(1, len(named)),), dtype="float32")
+        counts.wait_to_read()
+        self._plan = Plan(named, [(f"gradient.{self._prefix}fresh", counts)])
+        address = ctypes.c_void_p()
+        check_call(_LIB.MXNDArrayGetData(counts.handle, ctypes.byref(address)))
+        memory: Any = (ctypes.c_float * len(named)).from_address(address.value or 0)
+        memory.array = counts  # numpy keeps ``memory``, and that the array
+        self._fresh = np.frombuffer(memory, np.float32) if named else np.zeros(0, np.float32)
+        self._watched = [(param, param.list_data()[0], place) for place, (_, param) in enumerate(trained)]
+        self._arranged = list(gradients)
+
+    def _agreed_names(self) -> list[str]:
+        """Those that the first member has: Gluon numbers blocks as they are made, which may differ between ranks."""
+        process_set, job = self._ddl.reduction.process_set, self._ddl.job
+        mine = [(param.name, (param.shape, str(param.dtype), param.grad_req)) for param in self._backwards]
+        everyone = OPERATIONS.allgather_object(mine, process_set=process_set, job=job)
+        first, ranks = everyone[0], process_set.ranks
+        for rank, theirs in zip(ranks, everyone):
+            differ = [
+                f"{ours[0]} {ours[1]}, not {other[1]}" for ours, other in zip(theirs, first) if ours[1] != other[1]
+            ]
+            if differ or len(theirs) != len(first):
+                what = "; ".join(differ) or f"{len(theirs)} parameters, not {len(first)}"
+                raise ValueError(f"rank {rank} does not train the parameters of rank {ranks[0]}, but {what}")
+        return [f"gradient.{self._prefix}{name}" for name, _ in first]
+
+    # --- gradients that backward has not renewed
+
+    def _tell_fresh(self) -> None:
+        """Notes which gradients are new here; those that are not become zeros, lest they be added a second time."""
+        state = ctypes.c_int()
+        into, ask = ctypes.byref(state), _LIB.MXNDArrayGetGradState
+        self._fresh.fill(1.0)
+        for param, data, place in self._watched:
+            check_call(ask(data.handle, into))
+            if not state.value:
+                self._fresh[place] = 0.0
+                param.list_grad()[0][:] = 0
+
+    def _judge(self, stale: Any, ignore: bool) -> None:
+        """Some rank has not renewed these gradients. Every rank comes to the same, so that none waits for another."""
+        for param, data, place in (self._watched[index] for index in stale):
+            ranks = int(self._fresh[place])
+            if not ignore:
+                raise UserWarning(
+                    f"Gradient of Parameter `{param.name}` has not been updated by backward since last `step` on "
+                    f"{self._ddl.members - ranks} of {self._ddl.members} ranks. If that is intended, call step with "
+                    "ignore_stale_grad=True: it is then updated where any rank had a gradient, and skipped elsewhere"
+                )
+            data._fresh_grad = ranks > 0

@@ -1,0 +1,48 @@
+"""One trainer in two worlds, one after the other; then rank 1 is killed, and rank 0 says what it hears of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import ddl_mxnet as ddl
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from ddlcore.errors import PeerLost
+
+
+def main() -> None:
+    ddl.init()
+    rank = ddl.rank()
+    net = gluon.nn.Dense(4, in_units=4)
+    net.initialize(mx.init.Constant(1.0))
+    trainer = ddl.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+
+    def step() -> None:
+        with autograd.record():
+            loss = (net(mx.nd.full((2, 4), rank + 1.0)) ** 2).mean()
+        loss.backward()
+        trainer.step(1)
+
+    for _ in range(3):
+        step()
+    ddl.shutdown()
+    ddl.init()
+    for _ in range(8):
+        step()
+    print("sum", net.weight.data().sum().asscalar(), flush=True)
+    try:
+        while True:
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step()
+    except PeerLost as lost:
+        begun_s = time.monotonic()
+        mx.nd.waitall()  # what MXNet's engine has in hand is none of ddl's
+        print("lost", lost.ranks, f"{time.monotonic() - begun_s:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

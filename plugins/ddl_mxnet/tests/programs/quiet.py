@@ -1,0 +1,55 @@
+"""Ten steps of a Trainer on this rank's rows of each batch, and what thirty more cost when it has found its rhythm."""
+
+from __future__ import annotations
+
+import json
+
+import ddl_mxnet as ddl
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+ROWS = 8
+
+
+def rows(step: int) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
+    random = np.random.RandomState(step)
+    own = slice(ddl.rank() * ROWS // ddl.size(), (ddl.rank() + 1) * ROWS // ddl.size())
+    return mx.nd.array(random.randn(ROWS, 1, 8, 8)[own]), mx.nd.array(random.randint(3, size=ROWS)[own])
+
+
+def main() -> None:
+    ddl.init()
+    mx.random.seed(1)
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv2D(8, 3, activation="relu"), gluon.nn.Dense(16, activation="relu"), gluon.nn.Dense(3))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    trainer = ddl.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    ddl.broadcast_parameters(net.collect_params())
+    loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def step(number: int) -> None:
+        x, y = rows(number)
+        with autograd.record():
+            loss = loss_of(net(x), y)
+        loss.backward()
+        trainer.step(len(x))
+
+    for number in range(10):
+        step(number)
+    values = [parameter.data().asnumpy().ravel().tolist() for parameter in net.collect_params().values()]
+    for number in range(10, 30):
+        step(number)
+    before = ddl.stats()
+    for number in range(30, 60):
+        step(number)
+    after = ddl.stats()
+    step(60)  # no rank has left before the other has counted
+    counted = {key: after[key] - before[key] for key in ("control_messages", "batches_replayed", "batches_negotiated")}
+    found = {"values": values, "last": net[2].bias.data().asnumpy().tolist(), **counted}
+    print("found", json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

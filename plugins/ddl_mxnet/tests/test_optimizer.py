@@ -1,0 +1,162 @@
+"""DistributedOptimizer in a Module on ranks comes to what the bare one comes to in one process."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import ddl_mxnet as ddl
+import mxnet as mx
+import numpy as np
+import pytest
+
+from ddlcore.testing import run_world
+
+pytestmark = pytest.mark.timeout(60)
+
+ROWS, STEPS = 8, 10
+
+
+def module(rows: int, values: dict[str, Any] | None = None) -> Any:
+    """A bound Module, always from the same start unless ``values`` say otherwise."""
+    x = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.Variable("x"), num_hidden=8, name="body"), act_type="tanh")
+    out = mx.sym.LinearRegressionOutput(
+        mx.sym.FullyConnected(x, num_hidden=3, name="head"), mx.sym.Variable("y"), name="out"
+    )
+    made = mx.mod.Module(out, ["x"], ["y"])
+    made.bind([("x", (rows, 6))], [("y", (rows, 3))])
+    random = np.random.RandomState(3)
+    shapes = {"body_weight": (8, 6), "body_bias": (8,), "head_weight": (3, 8), "head_bias": (3,)}
+    made.init_params(
+        arg_params=values or {name: mx.nd.array(random.randn(*shape) / 3) for name, shape in shapes.items()}
+    )
+    return made
+
+
+def train(made: Any, rank: int, size: int, steps: range = range(STEPS)) -> list[Any]:
+    """Takes this rank's rows of each global batch; the parameters it comes to."""
+    rows = ROWS // size
+    for step in steps:
+        random = np.random.RandomState(step)
+        x, y = random.randn(ROWS, 6), random.randn(ROWS, 3)
+        own = slice(rank * rows, (rank + 1) * rows)
+        made.forward_backward(mx.io.DataBatch([mx.nd.array(x[own])], [mx.nd.array(y[own])]))
+        made.update()
+    values, _ = made.get_params()
+    return [values[name].asnumpy().copy() for name in sorted(values)]
+
+
+def alone(name: str, **settings: Any) -> list[Any]:
+    """What one process comes to."""
+    made = module(ROWS)
+    made.init_optimizer(None, mx.optimizer.create(name, rescale_grad=1 / ROWS, **settings))
+    return train(made, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sgd", {}),
+        ("sgd", {"gradient_predivide_factor": 2.0}),
+        ("sgd", {"num_groups": 2}),
+        ("adam", {}),
+        ("lamb", {}),
+    ],
+)
+def test_ten_steps_agree_with_one_process(name: str, options: dict[str, Any]) -> None:
+    """Those that update several parameters in one call, and those that take one at a time."""
+    settings = {"learning_rate": 0.05, "wd": 0.01}
+    expected = alone(name, **settings)
+
+    def play(rank: int, job: Any) -> list[Any]:
+        made = module(ROWS // 2)
+        bare = mx.optimizer.create(name, rescale_grad=2 / ROWS, **settings)
+        optimizer = ddl.DistributedOptimizer(bare, **options)
+        assert optimizer is bare
+        assert optimizer.rescale_grad == 2 / ROWS
+        made.init_optimizer(None, optimizer)
+        return train(made, rank, 2)
+
+    one, other = run_world(2, play, backend="threads")
+    for a, b, c in zip(expected, one, other):
+        np.testing.assert_allclose(b, a, atol=2e-6)
+        np.testing.assert_array_equal(b, c)
+
+
+def test_all_gradients_go_off_together() -> None:
+    """MXNet updates a few parameters a call; all gradients are reduced together all the same, in the end without a message."""
+
+    def play(rank: int, job: Any) -> tuple[int, int]:
+        made = module(ROWS // 2)
+        made.init_optimizer(None, ddl.DistributedOptimizer(mx.optimizer.create("sgd", rescale_grad=2 / ROWS)))
+        train(made, rank, 2, range(20))
+        before = job.stats()
+        train(made, rank, 2, range(20, 40))
+        after = job.stats()
+        train(made, rank, 2, range(1))  # none has left before the other has counted
+        replayed = after["batches_replayed"] - before["batches_replayed"]
+        return replayed, after["control_messages"] - before["control_messages"]
+
+    for batches, messages in run_world(2, play, backend="threads"):
+        assert batches <= 2 * 20
+        assert messages == 0
+
+
+def test_states_and_the_optimizer_itself_are_saved(tmp_path: Path) -> None:
+    """A Module saves momentum; a pickled optimizer goes on as a distributed one, for any number of ranks."""
+    settings = {"learning_rate": 0.05, "momentum": 0.9}
+    expected = alone("sgd", **settings)
+
+    def play(rank: int, job: Any) -> tuple[list[Any], float]:
+        half = STEPS // 2
+        made = module(ROWS // 2)
+        optimizer = ddl.DistributedOptimizer(mx.optimizer.create("sgd", rescale_grad=2 / ROWS, **settings))
+        made.init_optimizer(None, optimizer)
+        train(made, rank, 2, range(half))
+        file = str(tmp_path / str(rank))
+        made.save_optimizer_states(file)
+        values, _ = made.get_params()
+        again = module(ROWS // 2, values)
+        copied = pickle.loads(pickle.dumps(optimizer))
+        again.init_optimizer(None, copied)
+        again.load_optimizer_states(file)
+        return train(again, rank, 2, range(half, STEPS)), copied.rescale_grad
+
+    for found, factor in run_world(2, play, backend="threads"):
+        assert factor == 2 / ROWS
+        for a, b in zip(expected, found):
+            np.testing.assert_allclose(b, a, atol=2e-6)
+
+
+def test_a_process_set_trains_by_itself() -> None:
+    """Its members together, the third rank alone."""
+    expected = alone("sgd", learning_rate=0.05)
+
+    def play(rank: int, job: Any) -> list[Any]:
+        pair = ddl.add_process_set([0, 2])
+        made = module(ROWS // 2)
+        bare = mx.optimizer.create("sgd", rescale_grad=2 / ROWS, learning_rate=0.05)
+        made.init_optimizer(None, ddl.DistributedOptimizer(bare, process_set=pair))
+        return train(made, {0: 0, 1: 0, 2: 1}[rank], 2)
+
+    first, apart, third = run_world(3, play, backend="threads")
+    for a, b, c, d in zip(expected, first, third, apart):
+        np.testing.assert_allclose(b, a, atol=2e-6)
+        np.testing.assert_array_equal(b, c)
+        assert np.abs(d - b).max() > 1e-6
+
+
+def test_arguments_that_do_not_fit() -> None:
+    """Each with what to do about it."""
+
+    def play(rank: int, job: Any) -> None:
+        with pytest.raises(ValueError, match=r"make one: mx.optimizer.create"):
+            ddl.DistributedOptimizer("sgd")
+        once = ddl.DistributedOptimizer(mx.optimizer.create("sgd"))
+        with pytest.raises(ValueError, match="wrap each optimizer once"):
+            ddl.DistributedOptimizer(once)
+        with pytest.raises(ValueError, match="gradient_predivide_factor"):
+            ddl.DistributedOptimizer(mx.optimizer.create("sgd"), gradient_predivide_factor=-1.0)
+
+    run_world(1, play, backend="threads")

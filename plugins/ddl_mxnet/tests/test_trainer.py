@@ -1,0 +1,370 @@
+"""DistributedTrainer on ranks comes to what Gluon's Trainer comes to in one process, and says what does not fit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import ddl_mxnet as ddl
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+
+from ddlcore.testing import run_world
+from plugins.ddl_mxnet.tests.training import STEPS, Network, Part, agree, values
+
+pytestmark = pytest.mark.timeout(60)
+
+STEP_S = 10.0  # nothing here takes nearly as long
+
+
+class Halves:
+    """A compressor of a user's own."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, float]:
+        return tensor * 4.0, 0.25
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: float) -> Any:
+        return tensor * ctx
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_predivide_factor": 4.0}, {"num_groups": 2}, {"prefix": "a."}, {"compression": Halves}],
+    ids=["plain", "predivide", "groups", "prefix", "compressor"],
+)
+def test_ten_steps_agree_with_one_process(options: dict[str, Any]) -> None:
+    """The same global batches on one process and on two ranks."""
+
+    def train(part: Part) -> None:
+        trainer = part.trainer(**options)
+        for step in range(STEPS):
+            trainer.step(part.backward(step))
+
+    agree(train)
+
+
+def test_half_precision_travels() -> None:
+    """fp16 on the way, float64 at both ends."""
+
+    def train(part: Part) -> None:
+        trainer = part.trainer(compression=ddl.Compression.fp16)
+        for step in range(STEPS):
+            trainer.step(part.backward(step))
+
+    agree(train, tolerance=0.01)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lamb", "nag"])
+def test_optimizers(optimizer: str) -> None:
+    """Whatever an optimizer does with gradients, it does with averaged ones."""
+
+    def train(part: Part) -> None:
+        trainer = part.trainer(optimizer=(optimizer, {"learning_rate": 0.01}))
+        for step in range(STEPS):
+            trainer.step(part.backward(step))
+
+    agree(train, tolerance=1e-6)  # lamb computes in float32
+
+
+def test_gradients_can_be_clipped_between_reduction_and_update() -> None:
+    """They are sums then, as with Horovod, and the same on every rank."""
+
+    def train(part: Part) -> None:
+        trainer = part.trainer()
+        for step in range(STEPS):
+            rows = part.backward(step)
+            trainer.allreduce_grads()
+            for parameter in part.net.collect_params().values():
+                parameter.grad()[:] = parameter.grad().clip(-0.7, 0.7)
+            trainer.update(rows)
+
+    agree(train)
+
+
+def test_accumulated_gradients() -> None:
+    """grad_req "add": several passes, one step."""
+
+    def train(part: Part) -> None:
+        trainer = part.trainer()
+        part.net.collect_params().setattr("grad_req", "add")
+        for step in range(0, STEPS, 2):
+            part.net.collect_params().zero_grad()
+            rows = part.backward(step) + part.backward(step + 1)
+            trainer.step(rows)
+
+    agree(train)
+
+
+def test_a_rank_without_a_gradient_gets_the_others() -> None:
+    """ignore_stale_grad: updated where any rank had one, with zeros of the others; skipped where none had."""
+
+    def train(part: Part) -> list[int]:
+        trainer = part.trainer()
+        for step in range(STEPS):
+            skipped = step % 3 == 2  # by both, but for the first step
+
+            def forward(rank: int, x: Any, skipped: bool = skipped) -> Any:
+                return part.net.leave_right_out(x) if skipped or rank == 1 else part.net(x)
+
+            trainer.step(part.backward(step, forward), ignore_stale_grad=True)
+        return [int(parameter.data()._fresh_grad) for parameter in part.net.collect_params().values()]
+
+    for fresh in agree(train):
+        assert not any(fresh)
+
+
+def test_stale_gradients_are_refused_on_every_rank() -> None:
+    """As Gluon does, but everywhere: none waits for a rank that has stopped."""
+
+    def play(rank: int, job: Any) -> str:
+        part = Part(rank, 2, "float64")
+        trainer = part.trainer()
+        trainer.step(part.backward(0))
+        rows = part.backward(1, lambda rank, x: part.net.leave_right_out(x) if rank == 1 else part.net(x))
+        with pytest.raises(UserWarning) as told:
+            trainer.step(rows)
+        return str(told.value)
+
+    one, other = run_world(2, play, backend="threads")
+    assert "1 of 2 ranks" in one
+    assert "ignore_stale_grad=True" in other
+
+
+def test_sparse_gradients() -> None:
+    """Rows that only one rank has seen, rows of both, and none of the rest."""
+
+    def train(part: Part) -> None:
+        random = np.random.RandomState(5)
+        table = gluon.nn.Embedding(20, 4, sparse_grad=True, dtype="float32")
+        table.initialize()
+        table.weight.set_data(mx.nd.array(random.randn(20, 4)))
+        part.net = table
+        trainer = part.trainer(optimizer=("sgd", {"learning_rate": 0.1}), gradient_predivide_factor=2.0)
+        for step in range(STEPS):
+            rows = np.random.RandomState(step).randint(0, 15, size=(2, 3))
+            losses = []
+            with autograd.record():
+                for rank in range(2):
+                    if part.size == 1 or rank == part.rank:
+                        losses.append((table(mx.nd.array(rows[rank])) ** 2).sum())
+            autograd.backward(losses)
+            trainer.step(6 // part.size)
+
+    agree(train, tolerance=1e-6, kind="float32")
+
+
+class Scaled(gluon.HybridBlock):  # type: ignore[misc]  # MXNet has no types
+    """A layer in float32 and a factor in float16 behind it: MXNet's processors have no layers in float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.body = gluon.nn.Dense(3, in_units=6)
+            self.factor = self.params.get("factor", shape=(1, 3), dtype="float16")
+        self.initialize()
+        random = np.random.RandomState(3)
+        for parameter in self.collect_params().values():
+            parameter.set_data(mx.nd.array(random.randn(*parameter.shape), dtype=parameter.dtype))
+
+    def hybrid_forward(self, F: Any, x: Any, factor: Any) -> Any:
+        return F.broadcast_mul(self.body(x), F.cast(factor, "float32"))
+
+
+def test_types_may_be_mixed() -> None:
+    """float16 with a master copy beside float32."""
+
+    def train(part: Part) -> None:
+        part.net = Scaled()
+        settings = {"learning_rate": 0.01, "momentum": 0.9, "multi_precision": True}
+        trainer = part.trainer(optimizer=("sgd", settings))
+        for step in range(STEPS):
+            trainer.step(part.backward(step))
+
+    agree(train, tolerance=0.01, kind="float32")
+
+
+def test_a_process_set_trains_by_itself() -> None:
+    """Ranks 0 and 2 of three together, rank 1 alone."""
+    alone = Part(0, 1, "float64")
+    trainer = alone.trainer()
+    for step in range(STEPS):
+        trainer.step(alone.backward(step))
+
+    def play(rank: int, job: Any) -> list[Any]:
+        pair = ddl.add_process_set([0, 2])
+        part = Part({0: 0, 2: 1, 1: 0}[rank], 2, "float64")
+        trainer = part.trainer(process_set=pair)
+        for step in range(STEPS):
+            trainer.step(part.backward(step))
+        return values(part.net)
+
+    first, outside, third = run_world(3, play, backend="threads")
+    for expected, one, other, apart in zip(values(alone.net), first, third, outside):
+        np.testing.assert_allclose(one, expected, atol=1e-12)
+        np.testing.assert_array_equal(one, other)
+        assert np.abs(apart - one).max() > 1e-6
+
+
+def test_states_are_saved_and_loaded(tmp_path: Path) -> None:
+    """Momentum goes on where it was."""
+
+    def train(part: Part) -> None:
+        trainer = part.trainer()
+        for step in range(STEPS // 2):
+            trainer.step(part.backward(step))
+        file = str(tmp_path / f"{part.size}.{part.rank}")
+        trainer.save_states(file)
+        begun = part.begun
+        trainer = part.trainer(optimizer=("sgd", {"learning_rate": 7.0}))  # what was saved says otherwise
+        part.begun = begun
+        trainer.load_states(file)
+        assert trainer.learning_rate == 0.1
+        for step in range(STEPS // 2, STEPS):
+            trainer.step(part.backward(step))
+
+    agree(train)
+
+
+def test_blocks_may_be_numbered_otherwise_elsewhere() -> None:
+    """Gluon counts blocks as they are made; a rank that has made one more trains with the others all the same."""
+
+    def play(rank: int, job: Any) -> list[Any]:
+        if rank == 1:
+            gluon.nn.Dense(1)
+            Network()
+        net = Network()
+        trainer = ddl.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        with autograd.record():
+            loss = (net(mx.nd.ones((2, 6), dtype="float64")) * (rank + 1)).sum()
+        loss.backward()
+        trainer.step(2)
+        return values(net)
+
+    one, other = run_world(2, play, backend="threads")
+    for a, b in zip(one, other):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_different_networks_are_refused() -> None:
+    """With what differs, before anything is reduced."""
+
+    def play(rank: int, job: Any) -> str:
+        net = gluon.nn.Dense(3 + rank, in_units=2)
+        net.initialize()
+        trainer = ddl.DistributedTrainer(net.collect_params(), "sgd")
+        with autograd.record():
+            loss = net(mx.nd.ones((2, 2))).sum()
+        loss.backward()
+        with pytest.raises(ValueError, match="rank 1 does not train the parameters of rank 0, but") as told:
+            trainer.allreduce_grads()
+        return str(told.value)
+
+    one, other = run_world(2, play, backend="threads")
+    assert one == other
+    assert "(4, 2)" in one
+
+
+class Gate(autograd.Function):  # type: ignore[misc]  # MXNet has no types
+    """Lets gradients pass only once ``opened`` is set; ``passed`` tells whether that came in time."""
+
+    opened: threading.Event
+    passed = False
+
+    def forward(self, x: Any) -> Any:
+        return x * 1.0
+
+    def backward(self, grad: Any) -> Any:
+        self.passed = self.opened.wait(STEP_S)
+        return grad * 1.0
+
+
+def test_the_first_allreduce_starts_before_the_last_gradient_is_computed() -> None:
+    """The first layer's gradient waits until a batch with the last layer's has run: negotiated ones, then replayed ones."""
+    settings = {"overlap": "on", "first_batch_bytes": 100_000}  # the last layer's gradients are enough for a batch
+
+    def play(rank: int, job: Any) -> tuple[list[bool], int]:
+        first, last = gluon.nn.Dense(600, in_units=600), gluon.nn.Dense(600, in_units=600)  # of 1.4 MB each
+        parameters = {}
+        for layer in (first, last):
+            layer.initialize()
+            parameters.update(layer.collect_params().items())
+        trainer = ddl.DistributedTrainer(parameters, "sgd", {"learning_rate": 1e-6})
+        passed = []
+        for _ in range(12):
+            gate = Gate()
+            gate.opened = threading.Event()
+            watcher = threading.Thread(target=_open_after_a_batch, args=(job, gate.opened))
+            watcher.start()
+            with autograd.record():
+                loss = last(gate(first(mx.nd.ones((2, 600))))).sum()
+            loss.backward()
+            trainer.step(2)
+            watcher.join()
+            passed.append(gate.passed)
+            if not gate.passed:
+                break
+        return passed, job.stats()["batches_replayed"]
+
+    for passed, replayed in run_world(2, play, backend="threads", settings=settings):
+        assert passed == [True] * 12
+        assert replayed > 0
+
+
+def _open_after_a_batch(job: Any, opened: threading.Event) -> None:
+    """Sets ``opened`` when one more batch than now is over."""
+
+    def batches() -> int:
+        counted = job.stats()
+        return int(counted["batches_replayed"] + counted["batches_negotiated"])
+
+    before, until_s = batches(), time.monotonic() + STEP_S
+    while batches() == before and time.monotonic() < until_s:
+        opened.wait(0.001)
+    if batches() > before:
+        opened.set()
+
+
+# --- what does not fit
+
+
+def test_arguments_that_do_not_fit() -> None:
+    """Each with what to do about it."""
+
+    def play(rank: int, job: Any) -> None:
+        net = Network()
+        parameters = net.collect_params()
+        with pytest.raises(ValueError, match="gradient_predivide_factor must be greater than 0"):
+            ddl.DistributedTrainer(parameters, "sgd", gradient_predivide_factor=0.0)
+        with pytest.raises(ValueError, match="num_groups must be a whole number"):
+            ddl.DistributedTrainer(parameters, "sgd", num_groups=-1)
+        with pytest.raises(ValueError, match="prefix must be a string"):
+            ddl.DistributedTrainer(parameters, "sgd", prefix=3)  # type: ignore[arg-type]  # on purpose
+        with pytest.raises(ValueError, match=r"use Compression\.none"):
+            ddl.DistributedTrainer(parameters, "sgd", compression=3)
+        with pytest.raises(ValueError, match="is not registered"):
+            ddl.DistributedTrainer(parameters, "sgd", process_set=ddl.ProcessSet([0, 1]))
+        both = gluon.nn.Dense(1, in_units=1)
+        both.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+        with pytest.raises(ValueError, match="a rank trains on one"):
+            ddl.DistributedTrainer(both.collect_params(), "sgd")
+        sparse = gluon.Parameter("table", shape=(4, 2), stype="row_sparse", grad_stype="row_sparse")
+        sparse.initialize()
+        with pytest.raises(ValueError, match="stype='default'"):
+            ddl.DistributedTrainer([sparse], "sgd")
+        with pytest.warns(UserWarning, match="the optimizer inside the DistributedOptimizer"):
+            trainer = ddl.DistributedTrainer(parameters, ddl.DistributedOptimizer(mx.optimizer.create("sgd")))
+        assert type(trainer.optimizer).__mro__[0] is mx.optimizer.SGD
+
+    run_world(1, play, backend="threads")
+
+
+def test_before_init() -> None:
+    """A named error."""
+    with pytest.raises(ValueError, match="call init"):
+        ddl.DistributedTrainer(Network().collect_params(), "sgd")

@@ -1,0 +1,128 @@
+"""Shows eager TensorFlow tensors as dense memory, and memory as such tensors; knows no collective and no gradient.
+
+numpy arrays count as tensors too: inside a running graph, that is what TensorFlow shows of its tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ddl_tf.devices import HOST
+from ddlcore.contracts.adapter import Adapter
+from ddlcore.contracts.transport import Memory
+from ddlcore.types import CPU, Buffer, DType
+
+__all__ = ["TfAdapter"]
+
+_TF: dict[DType, Any] = {dtype: tf.dtypes.as_dtype(dtype.label) for dtype in DType}
+_DTYPES = {native: dtype for dtype, native in _TF.items()}
+_ARRAY_DTYPES = {np.dtype(native.as_numpy_dtype): dtype for dtype, native in _TF.items()}
+_ARRAYS = {dtype: native for native, dtype in _ARRAY_DTYPES.items()}
+# What memory is called on its way through numpy, which has no bfloat16.
+_NUMPY = {dtype: np.dtype("uint16" if dtype is DType.BF16 else dtype.label) for dtype in DType}
+
+_to_dlpack = tf.experimental.dlpack.to_dlpack
+_from_dlpack = tf.experimental.dlpack.from_dlpack
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype = ctypes.c_void_p
+_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_Address = ctypes.c_uint64  # the first field of DLPack's tensor is where its data begins
+
+
+class TfAdapter(Adapter):
+    """Eager tensors in process memory; they are always row-major. A tensor's memory stays where it is while it lives."""
+
+    name = "tensorflow"
+
+    def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
+        if isinstance(tensor, np.ndarray):
+            return _of_array(tensor)
+        dtype = None
+        if isinstance(tensor, tf.Tensor) and not tf.is_symbolic_tensor(tensor):
+            dtype = _DTYPES.get(tensor.dtype)
+        if dtype is None or "CPU" not in tensor.backing_device:
+            raise ValueError(_objection(tensor))
+        shape = tuple(tensor.shape)
+        count = 1
+        for extent in shape:
+            count *= extent
+        return Buffer(_address(tensor), count, dtype, shape, None, CPU, tensor)
+
+    def address(self, tensor: Any, like: Buffer) -> int | None:
+        if (
+            isinstance(tensor, tf.Tensor)
+            and not tf.is_symbolic_tensor(tensor)
+            and _DTYPES.get(tensor.dtype) is like.dtype
+            and tuple(tensor.shape) == like.shape
+            and "CPU" in tensor.backing_device
+        ):
+            return _address(tensor)
+        return super().address(tensor, like)
+
+    def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
+        shape = tuple(like.shape if shape is None else shape)
+        dtype = _ARRAY_DTYPES[like.dtype] if isinstance(like, np.ndarray) else _DTYPES[like.dtype]
+        count = 1
+        for extent in shape:
+            count *= extent
+        return self.adopt(Memory(count * dtype.itemsize), shape, dtype, like)
+
+    def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
+        count = 1
+        for extent in shape:
+            count *= extent
+        arrays = isinstance(like, np.ndarray)
+        if count == 0:  # frombuffer refuses it
+            with tf.device(HOST):
+                return np.empty(tuple(shape), _ARRAYS[dtype]) if arrays else tf.zeros(shape, _TF[dtype])
+        held: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(memory.address)
+        held.memory = memory  # the tensor keeps the array, that keeps ``held``, and that the memory
+        if arrays:
+            return np.frombuffer(held, _ARRAYS[dtype]).reshape(tuple(shape))
+        array = np.frombuffer(held, _NUMPY[dtype]).reshape(tuple(shape))
+        tensor = _from_dlpack(array.__dlpack__())  # kernels want 64-byte alignment, which Memory has
+        return tf.bitcast(tensor, tf.bfloat16) if dtype is DType.BF16 else tensor
+
+    def copy(self, source: Any, target: Any) -> None:
+        there, here = (self.buffer(tensor, elementwise=True) for tensor in (target, source))
+        if (there.shape, there.dtype) != (here.shape, here.dtype):
+            raise ValueError(
+                f"copy of {here.dtype.label}{list(here.shape)} into {there.dtype.label}{list(there.shape)}"
+            )
+        if here.count:
+            ctypes.memmove(there.address, here.address, here.nbytes)
+
+
+def _of_array(array: Any) -> Buffer:
+    dtype = _ARRAY_DTYPES.get(array.dtype)
+    if dtype is None or not array.flags.c_contiguous:
+        raise ValueError(f"an array of {array.dtype} or its layout is not supported; pass tf.convert_to_tensor(array)")
+    return Buffer(array.__array_interface__["data"][0], array.size, dtype, array.shape, None, CPU, array)
+
+
+def _address(tensor: Any) -> int:
+    """Where the elements of an eager tensor lie; waits for their producer, where TensorFlow runs asynchronously."""
+    return int(_Address.from_address(_pointer(_to_dlpack(tensor), b"dltensor")).value)
+
+
+def _objection(tensor: Any) -> str:
+    """Why no transport takes this, and what to do about it."""
+    if isinstance(tensor, tf.IndexedSlices):
+        return "tf.IndexedSlices have no dense memory; pass tf.convert_to_tensor(slices), or allreduce them"
+    if not isinstance(tensor, tf.Tensor):
+        return f"a TensorFlow tensor is needed, not {type(tensor).__name__}; make one: tf.convert_to_tensor(...)"
+    if tf.is_symbolic_tensor(tensor):
+        return (
+            f"{tensor} is symbolic and has no values yet; call the verbs of ddl_tf, which put an operation in its graph"
+        )
+    what = f"a tensor of shape {tuple(tensor.shape)}"
+    if tensor.dtype not in _DTYPES:
+        way = "tf.bitcast(tensor, tf.float32)" if tensor.dtype.is_complex else "tf.cast(tensor, ...) to one of them"
+        known = ", ".join(dtype.label for dtype in DType)
+        return f"Tensor type {tensor.dtype.name} is not supported; ddl carries {known}: pass {way}"
+    return f"{what} lies on {tensor.backing_device}, which no installed transport reaches; pass tensor.cpu()"

@@ -1,0 +1,262 @@
+"""Carries collectives out, eagerly or in a graph, with their gradients; those are collectives too, so all members run them.
+
+The rules are Horovod's. With g the gradient that reaches a rank's output:
+
+=============  ============================================================================
+allreduce      allreduce of g with the same op and scales
+allgather      allreduce (Average) of g, of which a rank takes the rows it had contributed
+broadcast      allreduce (Average) of g at the root, zero elsewhere
+alltoall       alltoall of g, back along the same splits
+reducescatter  allgather of g, times both scales, and times the set's size for Sum
+=============  ============================================================================
+
+Minimum, maximum and product have none and say so when one is asked for. Tensors of integers have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import record
+
+from ddl_tf.adapter import TfAdapter
+from ddl_tf.errors import translating
+from ddl_tf.graph import asynchronous, wire_name
+from ddlcore.api import Operations, ProcessSet, current_job
+from ddlcore.types import Average, ReduceOp, Sum
+
+__all__ = ["OPERATIONS", "Call", "allgather", "allreduce", "alltoall", "broadcast", "reducescatter", "running"]
+
+OPERATIONS = Operations(TfAdapter())
+
+Tensors = Sequence[Any]
+
+
+def running(job: Any) -> Any:
+    """``job``, or the present one where that is over: a graph may outlive the job that it was built in."""
+    return current_job() if job.closed else job
+
+
+@dataclass(frozen=True)
+class Call:
+    """What forward and backward of one collective share; in a graph, also all its runs."""
+
+    job: Any  # the core's Job: held, because a graph runs in threads of TensorFlow's
+    process_set: ProcessSet
+    name: str | None = None
+    op: ReduceOp = Average
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+    compression: str = "none"
+
+    def named(self, verb: str) -> Call:
+        """The same call under the name that it has on the wire; eagerly, one without a name is paired by its order."""
+        return self if tf.executing_eagerly() else replace(self, name=wire_name(verb, self.name))
+
+    def more(self, what: str, **changes: Any) -> Call:
+        """Another call that goes with this one, under a name of its own."""
+        return replace(self, name=f"{self.name}.{what}" if self.name is not None else None, **changes)
+
+    def members(self) -> tuple[int, ...]:
+        """The ranks of the process set, by rank in it."""
+        return self.process_set.resolve(self.job)[1]
+
+    def plain(self) -> dict[str, Any]:
+        """The arguments of a verb that only moves."""
+        return {"name": self.name, "process_set": self.process_set, "job": running(self.job)}
+
+    def reduction(self) -> dict[str, Any]:
+        """The arguments of a verb that reduces."""
+        return {
+            **self.plain(),
+            "op": self.op,
+            "prescale_factor": self.prescale_factor,
+            "postscale_factor": self.postscale_factor,
+            "compression": self.compression,
+        }
+
+    def check_differentiable(self, verb: str) -> None:
+        """Raises NotImplementedError for an operation that has no gradient."""
+        if self.op not in (Average, Sum):
+            raise NotImplementedError(
+                f"{verb} with op={self.op.name} has no gradient; use tf.stop_gradient(tensor), or Average or Sum"
+            )
+
+
+def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
+    """The reduced tensors, which become ready together."""
+    call = call.named("Allreduce")
+
+    def run(*given: Any) -> Tensors:
+        if grouped:
+            together: list[Any] = OPERATIONS.grouped_allreduce_async(given, waits=True, **call.reduction()).wait()
+            return together
+        return [OPERATIONS.allreduce_async(given[0], waits=True, **call.reduction()).wait()]
+
+    def forward(*given: Any) -> list[Any]:
+        return _carried_out(run, given, [tensor.shape for tensor in given], "DdlAllreduce")
+
+    def backward(gradients: Tensors, given: Tensors) -> Tensors:
+        call.check_differentiable("allreduce")
+        return allreduce(call.more("grad"), gradients, grouped=grouped)
+
+    return _differentiable(forward, backward, tensors)
+
+
+def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
+    """All members' rows of each tensor, one member's behind another's, by rank; they become ready together."""
+    call = call.named("Allgather")
+
+    def run(*given: Any) -> Tensors:
+        if grouped:
+            together: list[Any] = OPERATIONS.grouped_allgather_async(given, **call.plain()).wait()
+            return together
+        return [OPERATIONS.allgather_async(given[0], **call.plain()).wait()]
+
+    def forward(*given: Any) -> list[Any]:
+        return _carried_out(run, given, [_any_rows(tensor) for tensor in given], "DdlAllgather")
+
+    def backward(gradients: Tensors, given: Tensors) -> Tensors:
+        mine = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in given])
+        (everyones,) = allgather(call.more("rows"), [mine[tf.newaxis]])  # (set size, tensors)
+        before = tf.reduce_sum(everyones[: call.members().index(call.job.rank)], 0)
+        reduced = allreduce(call.more("grad", op=Average), gradients, grouped=grouped)
+        return [g[before[i] : before[i] + mine[i]] for i, g in enumerate(reduced)]
+
+    return _differentiable(forward, backward, tensors)
+
+
+def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
+    """The root's tensor; ``root_rank`` is a rank of the world, also within a process set."""
+    call = call.named("Broadcast")
+
+    def run(*given: Any) -> Tensors:
+        return [OPERATIONS.broadcast_async(given[0], root_rank, **call.plain()).wait()]
+
+    def forward(*given: Any) -> list[Any]:
+        return _carried_out(run, given, [given[0].shape], "DdlBroadcast")
+
+    def backward(gradients: Tensors, given: Tensors) -> Tensors:
+        (reduced,) = allreduce(call.more("grad", op=Average), gradients)
+        if call.job.rank == root_rank:
+            return [reduced]
+        with tf.control_dependencies([reduced]):  # else a session would leave out what the root waits for
+            return [tf.identity(tf.zeros_like(gradients[0]))]
+
+    return _differentiable(forward, backward, [tensor])[0]
+
+
+def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
+    """(rows that were sent to this member, int32 tensor of how many came from each). ``splits``: a tensor, or None."""
+    call = call.named("Alltoall")
+
+    def run(*given: Any) -> Tensors:
+        parts = None if splits is None else [int(rows) for rows in np.asarray(given[1])]
+        rows, received = OPERATIONS.alltoall_async(given[0], parts, **call.plain()).wait()
+        return [rows, np.asarray(received, np.int32)]
+
+    def forward(*given: Any) -> list[Any]:
+        shapes = [_any_rows(given[0]), tf.TensorShape([len(call.members())])]
+        return _carried_out(run, given, shapes, "DdlAlltoall", also=(tf.int32,))
+
+    def differentiable(*given: Any) -> tuple[list[Any], Callable[..., Any]]:
+        outputs = forward(*given)
+
+        def gradient(rows: Any, _: Any = None) -> list[Any]:
+            back = alltoall(call.more("grad"), tf.convert_to_tensor(rows), outputs[1])[0]
+            return [back, *[None] * (len(given) - 1)]
+
+        return outputs, gradient
+
+    given = [tensor] if splits is None else [tensor, splits]
+    plain = not tensor.dtype.is_floating or (tf.executing_eagerly() and not _is_watched(given))
+    rows, received = forward(*given) if plain else _with_gradient(differentiable)(*given)
+    return rows, received
+
+
+def reducescatter(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
+    """This member's rows of each reduced tensor; they become ready together."""
+    call = call.named("Reducescatter")
+
+    def run(*given: Any) -> Tensors:
+        if grouped:
+            together: list[Any] = OPERATIONS.grouped_reducescatter_async(given, **call.reduction()).wait()
+            return together
+        return [OPERATIONS.reducescatter_async(given[0], **call.reduction()).wait()]
+
+    def forward(*given: Any) -> list[Any]:
+        return _carried_out(run, given, [_any_rows(tensor) for tensor in given], "DdlReducescatter")
+
+    def backward(gradients: Tensors, given: Tensors) -> Tensors:
+        call.check_differentiable("reducescatter")
+        factor = call.prescale_factor * call.postscale_factor
+        if call.op == Sum:
+            factor *= len(call.members())
+        scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+        return allgather(call.more("grad"), scaled, grouped=grouped)
+
+    return _differentiable(forward, backward, tensors)
+
+
+# --- shared
+
+
+@translating
+def _carried_out(
+    run: Callable[..., Tensors], tensors: Tensors, shapes: Sequence[Any], label: str, also: Sequence[Any] = ()
+) -> list[Any]:
+    """The outputs of ``run``, at once or each time the present graph runs; typed as the tensors are, then as ``also``."""
+    if tf.executing_eagerly():
+        outputs = run(*(_on_host(tensor) for tensor in tensors))
+        return [output if isinstance(output, tf.Tensor) else tf.constant(output) for output in outputs]
+    dtypes = [tensor.dtype for tensor in tensors[: len(shapes) - len(also)]] + list(also)
+    return asynchronous(run, tensors, dtypes, shapes, label)
+
+
+def _on_host(tensor: Any) -> Any:
+    if not isinstance(tensor, tf.Tensor) or tf.is_symbolic_tensor(tensor) or "CPU" in tensor.backing_device:
+        return tensor
+    return tensor.cpu()
+
+
+def _any_rows(tensor: Any) -> Any:
+    """The tensor's static shape but for the first dimension. ValueError for a scalar."""
+    if tensor.shape.rank == 0:
+        raise ValueError("a tensor with at least one dimension is needed; reshape the scalar to (1,)")
+    return tensor.shape if tensor.shape.rank is None else tf.TensorShape([None]).concatenate(tensor.shape[1:])
+
+
+def _with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    wrapped: Callable[..., Any] = tf.custom_gradient(function)
+    return wrapped
+
+
+def _is_watched(tensors: Tensors) -> bool:
+    """Whether a tape may ask for gradients. TensorFlow has no public way to know, and 0.1 ms of its own else."""
+    tells = getattr(record, "should_record_backprop", None)
+    return tells is None or bool(tells(tensors))
+
+
+def _differentiable(
+    forward: Callable[..., list[Any]], backward: Callable[[Tensors, Tensors], Tensors], tensors: Tensors
+) -> list[Any]:
+    """``forward(*tensors)``, with ``backward(gradients, tensors)`` of those that are floats; the others have none."""
+    floats = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
+    if not floats or (tf.executing_eagerly() and not _is_watched(tensors)):
+        return forward(*tensors)
+
+    def differentiable(*given: Any) -> tuple[list[Any], Callable[..., Any]]:
+        def gradient(*gradients: Any) -> list[Any]:
+            dense = [tf.convert_to_tensor(gradients[i]) for i in floats]
+            results: list[Any] = [None] * len(given)
+            for i, result in zip(floats, backward(dense, [given[i] for i in floats])):
+                results[i] = result
+            return results
+
+        return forward(*given), gradient
+
+    return list(_with_gradient(differentiable)(*tensors))

@@ -1,0 +1,163 @@
+"""Brings every rank to one rank's variables: eagerly, in a graph, or as a session begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ddl_tf.autograd import OPERATIONS, running
+from ddl_tf.devices import check_device
+from ddl_tf.errors import translating
+from ddl_tf.graph import asynchronous
+from ddl_tf.reducer import verbatim
+from ddlcore.api import ProcessSet, current_job, global_process_set
+from ddlcore.errors import MismatchError
+
+__all__ = ["BroadcastGlobalVariablesHook", "broadcast_", "broadcast_global_variables", "broadcast_variables"]
+
+# What no transport carries goes as another type of the same bytes: seeds of Keras are uint32.
+_CARRIED = {
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+    tf.complex64: tf.float32,
+    tf.complex128: tf.float64,
+}
+
+NO_EAGER = (
+    "broadcast_global_variables() does not support eager execution, where there are no global variables; "
+    "use broadcast_variables(<model/optimizer variables>)"
+)
+
+
+@verbatim
+@translating
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Gives every variable the value that it has on ``root_rank``. In a graph: the operation that does so.
+
+    Every member calls it, with as many variables of the same types and shapes; where they differ, all raise
+    MismatchError (eagerly), and no variable has changed. Variables of TensorFlow and of Keras. ``inplace`` is
+    accepted for Horovod's sake: there is one way to do it. Raises ValueError for a variable that is not built yet.
+    """
+    return _broadcast("variables", list(variables), root_rank, process_set)
+
+
+@verbatim
+@translating
+def broadcast_(
+    variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """The variables themselves, with the root's values (in a graph: their values, after that)."""
+    variables = list(variables)
+    assigned = _broadcast(name or "in_place", variables, root_rank, process_set)
+    if tf.executing_eagerly() or assigned is None:
+        return variables
+    with tf.control_dependencies([assigned]):
+        return [tf.identity(_inner(variable, i)) for i, variable in enumerate(variables)]
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """The operation that gives all global variables of the present graph the root's values, once they are initialized.
+
+    Raises RuntimeError in eager execution, which has no such variables.
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(NO_EAGER)
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
+    """Gives all ranks the root's global variables when a session begins, be they initialized or from a checkpoint.
+
+    For MonitoredTrainingSession and Estimator, on every rank. ``device``: '' or this host.
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        check_device(device, "device")
+        self.root_rank = root_rank
+        self.bcast_op: Any = None
+
+    def begin(self) -> None:
+        """Adds the operation to the graph, which is finalized after this."""
+        if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
+            self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Runs it."""
+        session.run(self.bcast_op)
+
+
+def _broadcast(name: str, variables: list[Any], root_rank: int, process_set: ProcessSet) -> Any:
+    job = current_job()
+    members = process_set.resolve(job)[1]
+    if root_rank not in members:
+        raise ValueError(f"broadcast: root_rank={root_rank} is not a member of {process_set}")
+    inner = [_inner(variable, i) for i, variable in enumerate(variables)]
+    eager = tf.executing_eagerly()
+    if len(members) == 1:
+        return None if eager else tf.group()
+    values = [_carried(tf.convert_to_tensor(variable)) for variable in inner]
+    signs = [(value.dtype.name, str(value.shape)) for value in values]
+
+    def run(*tensors: Any) -> list[Any]:
+        world = running(job)
+        everyones = OPERATIONS.allgather_object(signs, f"{name}.signs", process_set, world)
+        _check_alike(everyones, members)
+        handles = [
+            OPERATIONS.broadcast_async(
+                tensor, root_rank, name=f"variable.{name}.{i}", process_set=process_set, job=world
+            )
+            for i, tensor in enumerate(tensors[: len(signs)])
+        ]
+        return [handle.wait() for handle in handles]
+
+    if eager:
+        received = run(*values)
+    elif not values:
+        return tf.group()
+    else:
+        received = asynchronous(run, values, [v.dtype for v in values], [v.shape for v in values], "DdlBroadcast")
+    done = [tf.compat.v1.assign(to, _own(value, to.dtype)) for to, value in zip(inner, received, strict=True)]
+    return None if eager else tf.group(*done)
+
+
+def _inner(variable: Any, index: int) -> Any:
+    """TensorFlow's variable; Keras wraps one of its own around it."""
+    if hasattr(variable, "_value") and hasattr(variable, "path"):
+        if variable._value is None:
+            raise ValueError(f"variable {index} ({variable.path!r}) is not built yet; call the model on a batch first")
+        return variable._value
+    if not hasattr(variable, "assign"):
+        raise ValueError(f"variable {index} is a {type(variable).__name__}; pass tf.Variable objects")
+    return variable
+
+
+def _carried(value: Any) -> Any:
+    other = _CARRIED.get(value.dtype)
+    return value if other is None else tf.bitcast(value, other)
+
+
+def _own(value: Any, dtype: Any) -> Any:
+    dtype = tf.as_dtype(dtype)
+    return value if value.dtype == dtype else tf.bitcast(value, dtype)
+
+
+def _check_alike(everyones: Sequence[Any], members: Sequence[int]) -> None:
+    """Raises MismatchError where the members' variables differ; each member finds the same."""
+    for rank, signs in zip(members, everyones, strict=True):
+        if len(signs) != len(everyones[0]):
+            raise MismatchError(
+                f"broadcast: rank {members[0]} has {len(everyones[0])} variables, rank {rank} has {len(signs)}; "
+                "is the model, or its optimizer, not built yet on one of them? Call it on a batch first"
+            )
+        for i, (sign, first) in enumerate(zip(signs, everyones[0], strict=True)):
+            if sign != first:
+                what = f"{' '.join(first)} on rank {members[0]}, {' '.join(sign)} on rank {rank}"
+                raise MismatchError(f"broadcast: variable {i} is {what}; give all ranks the same model")

@@ -1,0 +1,79 @@
+"""Horovod's questions about what it was built with; here they are about what is installed."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from ddlcore.api import built, enabled, threads_supported
+
+__all__ = [
+    "ccl_built",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "gpu_available",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rocm_built",
+]
+
+
+def mpi_built() -> bool:
+    """Whether the MPI transport is installed. All but ``*_enabled`` may be called before ``init``."""
+    return built("mpi")
+
+
+def mpi_enabled() -> bool:
+    """Whether the present job communicates by MPI."""
+    return enabled("mpi")
+
+
+def mpi_threads_supported() -> bool:
+    """Whether the program may call MPI (by mpi4py, say) while the job runs, whatever transport that uses.
+
+    ValueError where MPI did not start the processes, or is not installed. Every rank calls it.
+    """
+    return threads_supported("mpi")
+
+
+def gloo_built() -> bool:
+    """Whether the Gloo transport is installed."""
+    return built("gloo")
+
+
+def gloo_enabled() -> bool:
+    """Whether the present job communicates by Gloo."""
+    return enabled("gloo")
+
+
+def nccl_built() -> int:
+    """Above 0 where the NCCL transport is installed and usable."""
+    return int(built("nccl"))
+
+
+def ddl_built() -> bool:
+    """Whether IBM's DDL is there: never, it is not supported. Horovod's scripts ask."""
+    return built("ibm-ddl")
+
+
+def ccl_built() -> bool:
+    """Whether oneCCL is installed as a transport."""
+    return built("ccl")
+
+
+def cuda_built() -> bool:
+    """Whether this TensorFlow was built for CUDA."""
+    return bool(tf.test.is_built_with_cuda())
+
+
+def rocm_built() -> bool:
+    """Whether this TensorFlow was built for ROCm."""
+    return bool(tf.test.is_built_with_rocm())
+
+
+def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Whether TensorFlow sees a GPU. Both arguments are accepted for Horovod's sake."""
+    return bool(tf.config.list_physical_devices("GPU"))

@@ -1,0 +1,90 @@
+"""Gives ddl's errors TensorFlow's classes as well, so that scripts may catch either; decides nothing else.
+
+=========================================  =======================================
+ValueError: an argument is wrong           tf.errors.InvalidArgumentError
+NotInitialized, MismatchError              tf.errors.FailedPreconditionError
+Closed: this rank has shut down            tf.errors.AbortedError
+DeadlineExceeded                           tf.errors.DeadlineExceededError
+PeerLost and whatever else a job raises    tf.errors.UnknownError
+=========================================  =======================================
+
+That holds in eager mode. An error inside a graph reaches its caller as TensorFlow makes it: with our message in
+the text, as InvalidArgumentError where an argument is wrong, else as UnknownError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import tensorflow as tf
+
+from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, MismatchError, NotInitialized
+
+__all__ = ["translated", "translating"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CLASSES: tuple[tuple[type[Exception], Any], ...] = (  # the first that fits
+    (NotInitialized, tf.errors.FailedPreconditionError),
+    (MismatchError, tf.errors.FailedPreconditionError),
+    (Closed, tf.errors.AbortedError),
+    (DeadlineExceeded, tf.errors.DeadlineExceededError),
+    (DdlInternalError, tf.errors.UnknownError),
+    (ValueError, tf.errors.InvalidArgumentError),
+)
+
+
+def translated(error: Exception) -> Exception:
+    """The same error, of its own class and of TensorFlow's at once; pickled, it is the first again."""
+    ours: Any = type(error)
+    base: Any = next((theirs for kind, theirs in _CLASSES if isinstance(error, kind)), None)
+    if base is None or issubclass(ours, tf.errors.OpError):
+        return error
+    both = _both(ours, base)
+    made: Exception = both(*error.args)
+    made.__dict__.update(error.__dict__)
+    # What tf.errors.OpError's own __init__ would set; ours take other arguments.
+    made.__dict__.update(
+        _node_def=None, _op=None, _message=str(error), _error_code=_code(base), _experimental_payloads={}, _first=error
+    )
+    return made
+
+
+def _code(base: Any) -> int:
+    code: int = base(None, None, "").error_code
+    return code
+
+
+@cache
+def _both(ours: Any, theirs: Any) -> Any:
+    parts = {
+        "__module__": ours.__module__,
+        "__str__": ours.__str__,
+        "__reduce__": _reduce,
+        "__init__": Exception.__init__,
+    }
+    return type(ours.__name__, (ours, theirs), parts)
+
+
+def _again(first: Exception) -> Exception:
+    return first
+
+
+def _reduce(error: Exception) -> tuple[Callable[[Exception], Exception], tuple[Exception]]:
+    return _again, (error.__dict__["_first"],)
+
+
+def translating(function: Callable[P, R]) -> Callable[P, R]:
+    """``function``, whose errors are TensorFlow's too."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (ValueError, DdlInternalError) as error:
+            raise translated(error).with_traceback(error.__traceback__) from error.__cause__
+
+    return called

@@ -1,0 +1,151 @@
+"""The tensors of one reduction on their way: sent off group by group, never blocking, and taken home.
+
+It sees numpy arrays (what TensorFlow shows of its tensors inside a graph, without a copy) or eager tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ddlcore.api import Job, Operations, current_job
+from ddlcore.contracts.transport import Memory
+
+__all__ = ["Flight"]
+
+TOKEN = np.int32(0)
+
+
+class Flight:
+    """``count`` tensors that are allreduced, and some that are gathered, once a step under the same names.
+
+    ``send``, ``gather`` and ``take`` may be called by any thread, one run of a step at a time.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        job: Job,
+        name: str,
+        count: int,
+        kinds: Mapping[str, Any],
+        part_of: str,
+        reuse: bool,
+    ) -> None:
+        """``part_of``: what the ranks must agree upon. ``reuse``: outputs are arrays, whose memory comes again."""
+        self.job = job
+        self._operations = operations
+        self._name = name
+        self._kinds = dict(kinds)
+        self._part_of = part_of
+        self._entries: list[Any] = [None] * count  # recurring allreduces
+        self._outputs: list[Any] = [None] * count
+        self._pools: list[list[Any]] | None = [[] for _ in range(count)] if reuse else None
+        self._handles: dict[int, Any] = {}  # of what is gathered
+
+    # --- off
+
+    def send(self, first: int, *tensors: Any) -> Any:
+        """Sends off the tensors with the numbers ``first`` and up; they are kept until they are no longer needed."""
+        self._bind()
+        started = [self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)]
+        self.job.again_together(started, waits=False)  # who waits is another thread, and may come late
+        return TOKEN
+
+    def gather(self, first: int, *tensors: Any) -> Any:
+        """The same for tensors whose rows are gathered from all members."""
+        self._bind()
+        for number, tensor in enumerate(tensors, first):
+            self._handles[number] = self._operations.allgather_async(
+                tensor, name=f"{self._name}.{number}", process_set=self._kinds["process_set"], job=self.job
+            )
+        return TOKEN
+
+    def _bind(self) -> None:
+        """A graph may outlive the job that it was built in: then it goes over to the present one."""
+        if self.job.closed:
+            self.job = current_job()
+            self._entries = [None] * len(self._entries)
+            self._handles.clear()
+
+    def _made_ready(self, number: int, tensor: Any) -> tuple[Any, int, Any]:
+        """What starts it: its entry, where it lies, and what keeps it there."""
+        entry = self._entries[number]
+        address = None
+        if entry is not None:
+            if entry.pending:  # a run before this one went wrong after it had sent something off
+                with suppress(Exception):
+                    entry.wait()
+            address = self._operations.adapter.address(tensor, entry.source)
+        output = self._output(number, tensor)
+        if address is None:
+            entry = self._describe(number, tensor, output)
+            address = entry.source.address
+        else:
+            entry.target.address = self._address(output, entry)
+        self._outputs[number] = output
+        return entry, address, tensor
+
+    def _describe(self, number: int, tensor: Any, output: Any) -> Any:
+        entry = self._operations.recurring_allreduce(
+            tensor,
+            name=f"{self._name}.{number}",
+            job=self.job,
+            output=output,
+            part_of=self._part_of if number == 0 else "",
+            **self._kinds,
+        )
+        self._entries[number] = entry
+        return entry
+
+    def _address(self, output: Any, entry: Any) -> int:
+        address = self._operations.adapter.address(output, entry.target)
+        assert address is not None
+        return address
+
+    def _output(self, number: int, tensor: Any) -> Any:
+        """Memory for the result: new, or what nobody refers to any more.
+
+        TensorFlow refers to an array as long as a tensor lies in it, so what a user keeps is never written again.
+        """
+        if self._pools is None:
+            return self._operations.adapter.allocate(tensor)
+        pool = self._pools[number]
+        for i in range(len(pool)):
+            if sys.getrefcount(pool[i]) == 2 and pool[i].shape == tensor.shape and pool[i].dtype == tensor.dtype:
+                return pool[i]
+        pool[:] = [array for array in pool if array.shape == tensor.shape and array.dtype == tensor.dtype]
+        adapter = self._operations.adapter
+        dtype = adapter.buffer(tensor, elementwise=True).dtype
+        # TensorFlow takes memory over without a copy where it begins on 64 bytes, as ours does.
+        pool.append(adapter.adopt(Memory(max(tensor.nbytes, 1)), tensor.shape, dtype, tensor))
+        return pool[-1]
+
+    # --- home
+
+    def take(self) -> list[Any]:
+        """Waits, and returns the results by number. Raises the error of the first that has one, when all are over.
+
+        What is ready is run by this thread meanwhile.
+        """
+        outputs, self._outputs = self._outputs, [None] * len(self._entries)
+        handles, self._handles = self._handles, {}
+        failure: BaseException | None = None
+        for entry in self._entries:
+            try:
+                entry.wait()
+            except Exception as error:
+                if entry is self._entries[0] and self._part_of:  # the ranks disagree: the others may never come
+                    self._entries = [None] * len(self._entries)
+                    raise
+                failure = failure or error
+        results: Sequence[Any] = outputs
+        if handles:
+            results = [*outputs, *(handles[number].wait() for number in sorted(handles))]
+        if failure is not None:
+            raise failure
+        return list(results)

@@ -1,0 +1,336 @@
+"""Keras callbacks for training on many ranks: equal variables at the start, averaged metrics, learning rates that scale.
+
+One set of classes for whatever ``tf.keras`` stands for, Keras 3 or tf_keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import tensorflow as tf
+
+from ddl_tf.broadcast import broadcast_variables
+from ddl_tf.keras.families import Family, family_of, the_keras
+from ddl_tf.keras.values import broadcast_global_variables
+from ddlcore.api import arrays, rank, size
+from ddlcore.types import Average, Min
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+]
+
+_keras: Any = the_keras()
+_Base: Any = _keras.callbacks.Callback
+_ModelCheckpoint: Any = _keras.callbacks.ModelCheckpoint
+
+NOTHING, WEIGHTS, EVERYTHING = range(3)  # what a rank has to broadcast before its first step
+
+
+class _Callback(_Base):  # type: ignore[misc]  # Keras has no types
+    """A callback that a model of the other Keras takes too: tf_keras asks each what it implements, Keras 3 does not."""
+
+    def _implements_train_batch_hooks(self) -> bool:
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    def _implements_predict_batch_hooks(self) -> bool:
+        return False
+
+
+class BroadcastGlobalVariablesCallback(_Callback):
+    """Gives every rank the variables of the model and of its optimizer that ``root_rank`` has.
+
+    Before the first step, where all ranks' models are built by then; else, and for what is not made yet, after it.
+    ``local_variables`` (a variable, or several) are left as they are. ``device`` is accepted for Horovod's sake.
+    """
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.broadcast_done = False
+        self._local = [] if local_variables is None else _as_list(local_variables)
+        if not all(hasattr(variable, "assign") for variable in self._local):
+            raise ValueError("All local variables must be of tf.Variable type.")
+
+    def register_local_var(self, variable: Any) -> None:
+        """This variable, too, is left as it is."""
+        self._local.append(variable)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.broadcast_done or not tf.executing_eagerly():
+            return
+        ready = int(arrays.allreduce(np.array(self._ready()), "broadcast_callback.ready", Min))
+        if ready == NOTHING:
+            return
+        self._broadcast(optimizer=ready == EVERYTHING)
+        self.broadcast_done = ready == EVERYTHING
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.broadcast_done:
+            return
+        if tf.executing_eagerly():
+            self._broadcast(optimizer=True)
+        else:
+            broadcast_global_variables(self.root_rank)
+        self.broadcast_done = True
+
+    def _ready(self) -> int:
+        """What there is to broadcast on this rank; builds the optimizer, where that can be done from outside."""
+        if not self.model.built:
+            return NOTHING
+        optimizer = self.model.optimizer
+        if family_of(optimizer) is Family.TF_KERAS_OLDER:
+            return WEIGHTS
+        if optimizer is not None and not getattr(optimizer, "built", False):
+            optimizer.build(self.model.trainable_variables)
+        return EVERYTHING
+
+    def _broadcast(self, optimizer: bool) -> None:
+        local = {id(variable) for variable in self._local}
+        variables = [v for v in self.model.weights if id(v) not in local]
+        broadcast_variables(variables, self.root_rank)
+        if optimizer and self.model.optimizer is not None:
+            state = self.model.optimizer.variables
+            state = state() if callable(state) and not isinstance(state, list) else state
+            broadcast_variables([v for v in state if id(v) not in local], self.root_rank)
+
+
+class MetricAverageCallback(_Callback):
+    """Averages the metrics of an epoch over all ranks, in place, for the callbacks that stand after it in the list.
+
+    Raises ValueError where the ranks have different metrics. ``device`` is accepted for Horovod's sake.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is None or size() == 1:
+            return
+        names = sorted(logs)
+        parts = [np.asarray(logs[name], dtype=np.float64) for name in names]
+        digest = float(crc32(repr([(name, part.shape) for name, part in zip(names, parts)]).encode()))
+        lengths = _gathered(float(sum(part.size for part in parts)), digest)
+        if any(pair != lengths[0] for pair in lengths):
+            raise ValueError(
+                f"MetricAverageCallback: rank {rank()} has the metrics {', '.join(names) or '(none)'} after epoch "
+                f"{epoch + 1}, another rank has others; compile and validate on all ranks alike"
+            )
+        if not names:
+            return
+        flat = np.concatenate([part.ravel() for part in parts])
+        averaged = arrays.allreduce(flat, "metric_average_callback.values", Average)
+        place = 0
+        for name, part in zip(names, parts):
+            values = averaged[place : place + part.size].reshape(part.shape)
+            logs[name] = float(values) if values.ndim == 0 else values
+            place += part.size
+
+
+class LearningRateScheduleCallback(_Callback):
+    """Sets the learning rate to ``initial_lr * multiplier`` from ``start_epoch`` until before ``end_epoch``.
+
+    ``multiplier`` is a number, or a function of the epoch. With ``staircase`` it is asked at the start of each
+    epoch; without, before each batch, with epoch + batch / steps_per_epoch (which Keras tells where it knows it).
+    ``momentum_correction`` scales what momentum has gathered as the learning rate changes (Goyal et al. 2017,
+    arXiv:1706.02677), for SGD and RMSprop. Epochs begin at 0.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: float | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self.multiplier: Callable[[float], float] = multiplier if callable(multiplier) else lambda epoch: multiplier
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ValueError(
+                    f"{type(self).__name__} could not find out the number of steps per epoch; "
+                    "give it as steps_per_epoch=..."
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.current_epoch < self.start_epoch or (
+            self.end_epoch is not None and self.current_epoch >= self.end_epoch
+        ):
+            return
+        if self.staircase and batch == 0:
+            self._adjust(self.current_epoch)
+        elif not self.staircase:
+            self._adjust(self.current_epoch + batch / (self.steps_per_epoch or 1))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs["lr"] = _learning_rate(self.model.optimizer)
+
+    def _adjust(self, epoch: float) -> None:
+        optimizer = self.model.optimizer
+        before, after = _learning_rate(optimizer), self.initial_lr * self.multiplier(epoch)
+        if before == after:
+            return
+        _set_learning_rate(optimizer, after)
+        if self.momentum_correction and before:
+            for velocity in _velocities(optimizer, self.model):
+                _scale(velocity, after / before)
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from ``initial_lr / size()`` to ``initial_lr``, batch by batch, in ``warmup_epochs``.
+
+    With it, a learning rate that was scaled by the number of ranks does no harm at the start (Goyal et al. 2017,
+    arXiv:1706.02677). ``verbose``: rank 0 says when it is done.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            reached = epoch + 1.0 / (self.steps_per_epoch or 1)  # so that epochs end on round numbers
+            return (reached * (size() - 1) / warmup_epochs + 1) / size()
+
+        super().__init__(
+            initial_lr,
+            multiplier,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if self.verbose and self.end_epoch is not None and epoch + 1 == int(np.ceil(self.end_epoch)) and rank() == 0:
+            reached = _learning_rate(self.model.optimizer)
+            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {reached:g}.")
+
+
+class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras has no types
+    """Saves the model when ``monitor`` is better than ever, on rank 0 alone, to ``filepath`` (also settable later).
+
+    Put it after MetricAverageCallback, so that what it monitors is the average of all ranks.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        filepath: Any = None,
+    ) -> None:
+        super().__init__(
+            filepath=filepath or ("best.weights.h5" if save_weights_only else "best.keras"),
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath: Any = self.filepath if filepath is not None else None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.filepath is None:
+            raise ValueError("BestModelCheckpoint has no file to save to; give filepath=..., or set callback.filepath")
+        super().on_train_begin(logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if rank() == 0:
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if rank() == 0:
+            super().on_epoch_end(epoch, logs)
+
+
+# --- optimizers
+
+
+def _unscaled(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _learning_rate(optimizer: Any) -> float:
+    value = _unscaled(optimizer).learning_rate
+    if callable(value):  # a schedule
+        value = value(optimizer.iterations)
+    if isinstance(value, tf.Variable) and not tf.executing_eagerly():
+        value = _keras.backend.get_value(value)
+    return float(np.asarray(value))
+
+
+def _set_learning_rate(optimizer: Any, value: float) -> None:
+    optimizer = _unscaled(optimizer)
+    try:
+        optimizer.learning_rate = value
+    except TypeError as error:
+        raise ValueError(
+            "the optimizer's learning rate is a schedule, which cannot be set; give it a number to use this callback"
+        ) from error
+
+
+def _velocities(optimizer: Any, model: Any) -> Iterable[Any]:
+    """What momentum has gathered, in units of the learning rate; empty before the first step."""
+    optimizer = _unscaled(optimizer)
+    if not any(cls.__name__ in ("SGD", "RMSprop") for cls in type(optimizer).__mro__):
+        return []
+    if family_of(optimizer) is Family.TF_KERAS_OLDER:
+        if "momentum" not in optimizer.get_slot_names():
+            return []
+        return [optimizer.get_slot(variable, "momentum") for variable in model.trainable_variables]
+    return [v for v in getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", []) if v is not None]
+
+
+def _scale(variable: Any, factor: float) -> None:
+    if tf.executing_eagerly():
+        variable.assign(variable * factor)
+    else:
+        _keras.backend.set_value(variable, _keras.backend.get_value(variable) * factor)
+
+
+def _gathered(*numbers: float) -> list[tuple[float, ...]]:
+    """Every rank's numbers."""
+    return [tuple(row) for row in arrays.allgather(np.array([numbers]), "metric_average_callback.names")]
+
+
+def _as_list(variables: Any) -> list[Any]:
+    return list(variables) if isinstance(variables, (list, tuple, set, frozenset)) else [variables]

@@ -1,0 +1,293 @@
+"""Makes a Keras optimizer step on reduced gradients: the object itself, met where its gradients pass on their way.
+
+Its class, its configuration and its variables stay as they are, so that it is saved, and loaded without ddl, as the
+plain optimizer that it is. Where gradients pass depends on the Keras: ``apply`` in Keras 3, ``aggregate_gradients`` in
+tf_keras, ``gradient_aggregator`` in its older optimizers; each comes before clipping, as on one device.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from ddl_tf.compression import Compression
+from ddl_tf.keras import seams
+from ddl_tf.keras.families import Family, family_of
+from ddl_tf.keras.step import Step
+from ddl_tf.local import LocalVariables
+from ddl_tf.reducer import Groups, Reducer, Reduction
+from ddlcore.api import Job, ProcessSet, current_job, global_process_set, resolve_op
+from ddlcore.types import Average, ReduceOp, Sum
+
+__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
+
+# How many optimizers each job has had: their gradients' names must differ, and be the same on every rank.
+_ordinals: weakref.WeakKeyDictionary[Job, Iterator[int]] = weakref.WeakKeyDictionary()
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """``optimizer`` itself (of Keras 3 or tf_keras), which from now on steps on gradients reduced over ``process_set``.
+
+    Every rank wraps its optimizers in the same order, with the same arguments, after ``init()``. Gradients are
+    reduced before they are clipped and before mixed precision looks for overflow. Ranks outside ``process_set`` step
+    on their own gradients. A copy of it, and what a saved model loads, is the bare optimizer.
+
+    * ``name``: what its gradients are called on the wire; by default, its class and number.
+    * ``device_dense``, ``device_sparse``: where gradients are reduced: '/cpu:0', 'cpu' or ''.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own.
+    * ``sparse_as_dense``: sparse gradients (``tf.IndexedSlices``) are made dense; else they are gathered.
+    * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
+    * ``op``: Average or Sum.
+    * ``backward_passes_per_step``: gradients of so many steps are summed here, then reduced and applied; it is the
+      steps that are applied which ``iterations`` counts. ``average_aggregated_gradients``: averaged, not summed.
+    * ``groups``: how many groups of variables go off together, or a list of lists of variables (``num_groups`` is its
+      older name).
+    * ``scale_local_gradients``: gradients of variables that ``register_local_var`` named, which are not reduced, are
+      divided by the size.
+
+    Added method: ``register_local_var(variable)``. Raises ValueError for arguments that do not fit, NotInitialized
+    before ``init()``.
+    """
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    family = _family(optimizer)
+    _check_passes(backward_passes_per_step)
+    reduction = Reduction(
+        op=_reduce_op(op),
+        gradient_predivide_factor=gradient_predivide_factor,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        groups=groups,
+        process_set=process_set,
+    )
+    reducer = Reducer(reduction, name or _name(optimizer))
+    local = LocalVariables(scale_local_gradients)
+    step = Step(optimizer, reducer, local, backward_passes_per_step, average_aggregated_gradients)
+    vars(optimizer)["_ddl"] = step  # past __setattr__, which would have Keras track, and save, what it is not to know
+    vars(optimizer)["register_local_var"] = step.register_local_var
+    _MEET[family](optimizer, step)
+    return optimizer
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """As ``DistributedOptimizer``, but the variables of ``local_layers`` (a layer, or several) stay this rank's own.
+
+    Their gradients are not reduced; with ``scale_local_gradients`` they are divided by the size. The layers may be
+    built later, by the first step at the latest.
+    """
+    layers = [] if local_layers is None else local_layers
+    layers = list(layers) if isinstance(layers, (list, tuple, set, frozenset)) else [layers]
+    wrapped = DistributedOptimizer(
+        optimizer,
+        name=name,
+        device_dense=device_dense,
+        device_sparse=device_sparse,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    step: Step = vars(wrapped)["_ddl"]
+    step.local.register_layers(layers)
+    return wrapped
+
+
+# --- where gradients are met
+
+
+class _Met:
+    """A method of one optimizer with ours around it; in a copy of the optimizer, the method alone."""
+
+    def __init__(self, optimizer: Any, name: str, around: Callable[..., Any]) -> None:
+        self._owner = optimizer
+        self._name = name
+        self._around = around
+        self._bare = getattr(optimizer, name)
+        functools.update_wrapper(self, self._bare, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self._bare, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copy = memo[id(self._owner)]
+        return types.MethodType(getattr(type(copy), self._name), copy)
+
+
+class _Aggregator:
+    """What an older optimizer of tf_keras calls to aggregate gradients; in a copy of it, what it called before."""
+
+    def __init__(self, step: Step, bare: Any) -> None:
+        self._step = step
+        self._bare = bare
+
+    def __call__(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        return _reduced(self._step, grads_and_vars)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._bare
+
+
+def _meet(optimizer: Any, name: str, around: Callable[..., Any]) -> None:
+    vars(optimizer)[name] = _Met(optimizer, name, around)
+
+
+def _meet_keras3(optimizer: Any, step: Step) -> None:
+    seams.install()
+
+    def apply(bare: Callable[..., Any], grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
+        if step.reduced:
+            return bare(grads, trainable_variables)
+        gradients = list(grads)
+        if not gradients:
+            return None
+        if trainable_variables is None and not optimizer.built:
+            return bare(gradients)  # which says what is missing
+        variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+        if step.passes == 1:
+            return bare(step.reduce(gradients, variables), variables)
+        if not optimizer.built:
+            optimizer.build(variables)  # no variable can be made within a condition
+        return step.accumulate(gradients, variables, lambda sums: bare(step.reduce(sums, variables), variables))
+
+    _meet(optimizer, "apply", apply)
+
+
+def _meet_tf_keras(optimizer: Any, step: Step) -> None:
+    if not tf.__internal__.tf2.enabled():
+        raise ValueError(
+            "where TensorFlow 2's behaviour is disabled, tf_keras replaces this optimizer by an older one when it "
+            f"compiles a model; use tf.keras.optimizers.legacy.{type(optimizer).__name__}"
+        )
+
+    def aggregate(bare: Callable[..., Any], grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        return _reduced(step, grads_and_vars)
+
+    _meet(_innermost(optimizer), "aggregate_gradients", aggregate)
+    if step.passes > 1:
+        _meet(optimizer, "apply_gradients", functools.partial(_accumulating, optimizer, step))
+
+
+def _meet_tf_keras_older(optimizer: Any, step: Step) -> None:
+    inner = _innermost(optimizer)
+    inner.gradient_aggregator = _Aggregator(step, inner.gradient_aggregator)
+    if step.passes > 1:
+        _meet(optimizer, "apply_gradients", functools.partial(_accumulating, optimizer, step))
+
+
+_MEET = {
+    Family.KERAS3: _meet_keras3,
+    Family.TF_KERAS: _meet_tf_keras,
+    Family.TF_KERAS_OLDER: _meet_tf_keras_older,
+}
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer that a loss scaler asks to aggregate; the scaler looks for overflow after that."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _reduced(step: Step, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    pairs = list(grads_and_vars)
+    reduced = step.reduce([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+    return [(gradient, variable) for gradient, (_, variable) in zip(reduced, pairs, strict=True)]
+
+
+def _accumulating(
+    optimizer: Any,
+    step: Step,
+    bare: Callable[..., Any],
+    grads_and_vars: Iterable[tuple[Any, Any]],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """``apply_gradients`` of tf_keras over several passes; it aggregates on the last."""
+    pairs = list(grads_and_vars)
+    variables = [variable for _, variable in pairs]
+    build = getattr(optimizer, "build", None)  # the older ones make their variables outside of conditions themselves
+    if build is not None:
+        with tf.init_scope():
+            build(variables)
+
+    def apply(sums: list[Any]) -> None:
+        bare(list(zip(sums, variables, strict=True)), *args, **kwargs)
+
+    step.accumulate([gradient for gradient, _ in pairs], variables, apply)
+    return optimizer.iterations
+
+
+# --- arguments
+
+
+def _family(optimizer: Any) -> Family:
+    family = family_of(optimizer)
+    if family is None:
+        raise ValueError(
+            f"DistributedOptimizer takes an optimizer of Keras 3 or tf_keras, not {type(optimizer).__name__}"
+        )
+    if seams.step_of(optimizer) is not None:
+        raise ValueError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
+    return family
+
+
+def _check_passes(passes: int) -> None:
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step must be 1 or more, not {passes}")
+
+
+def _reduce_op(op: int) -> ReduceOp:
+    resolved = resolve_op(op)
+    if resolved not in (Average, Sum):
+        raise ValueError(f"op currently only supports Average and Sum; it is {resolved.name}")
+    return resolved
+
+
+def _name(optimizer: Any) -> str:
+    """The same on every rank, whatever else was made there: by class, and by order among those that are distributed."""
+    ordinal = next(_ordinals.setdefault(current_job(), itertools.count()))
+    name = f"Distributed{type(optimizer).__name__}"
+    return f"{name}_{ordinal}" if ordinal else name

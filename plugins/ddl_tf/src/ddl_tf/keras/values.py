@@ -1,0 +1,78 @@
+"""The verbs on Python's and numpy's values, for what callbacks and scripts count; they touch no graph and no session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ddl_tf.broadcast import broadcast_global_variables as the_operation
+from ddl_tf.compression import Compression
+from ddlcore.api import UserCompressor, arrays, resolve_op, wire_compression
+from ddlcore.types import Average
+
+__all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "reducescatter"]
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """The ranks' values combined by ``op`` (Average where neither it nor ``average`` is given), as numpy's.
+
+    Every rank calls it with a value of the same shape and type.
+    """
+    reduce_op = resolve_op(op, average)
+    wire, user = wire_compression(compression)
+    if user is not None:
+        return _by_the_users(user, value, name, reduce_op, prescale_factor, postscale_factor)
+    result = arrays.allreduce(_array(value), name, reduce_op, prescale_factor, postscale_factor, compression=wire)
+    return _value(result)
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """The ranks' values one after another along the first dimension, in which alone they may differ."""
+    return _value(arrays.allgather(_array(value), name))
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """The value of ``root_rank``, on every rank. All give one of the same shape and type."""
+    return _value(arrays.broadcast(_array(value), root_rank, name))
+
+
+def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
+    """This rank's rows of the ranks' values combined by ``op``."""
+    return _value(arrays.reducescatter(_array(value), name, resolve_op(op)))
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """Gives every rank ``root_rank``'s global variables of the default graph, in the default or Keras' session.
+
+    Raises RuntimeError in eager mode, where there are none: there, use broadcast_variables or the callback.
+    """
+    operation = the_operation(root_rank)
+    session = tf.compat.v1.get_default_session() or tf.compat.v1.keras.backend.get_session()
+    session.run(operation)
+
+
+def _by_the_users(
+    compressor: UserCompressor, value: Any, name: str | None, op: Any, prescale: float, postscale: float
+) -> Any:
+    packed, ctx = compressor.compress(tf.convert_to_tensor(_array(value)))
+    reduced = arrays.allreduce(_array(packed), name, op, prescale, postscale)
+    return _value(np.asarray(compressor.decompress(tf.convert_to_tensor(reduced), ctx)))
+
+
+def _array(value: Any) -> Any:
+    return np.require(np.asarray(value), requirements="C")
+
+
+def _value(array: Any) -> Any:
+    """numpy's own number where the array has no dimension."""
+    return array[()] if array.ndim == 0 else array

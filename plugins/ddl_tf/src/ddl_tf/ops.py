@@ -1,0 +1,360 @@
+"""The verbs for TensorFlow's tensors under Horovod's names and argument orders; how they are carried out is the core's.
+
+Every one of them is a collective: all members of ``process_set`` call it, with the same name (or, without
+one, in the same order; in a graph, built in the same order). Any thread may; results are the caller's.
+They work eagerly, in ``tf.function`` and in the graphs of sessions, and are differentiable. Wrong arguments raise
+ValueError at once, what happens to a running job derives from DdlInternalError; ddl_tf.errors says what either is
+to TensorFlow. ``root_rank`` is a rank of the world, also within a process set. ``device_dense`` and
+``device_sparse`` may name this host, the only place that is reached; ``ignore_name_scope`` is accepted for
+Horovod's sake: names on the wire never have a scope in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import tensorflow as tf
+
+from ddl_tf import autograd
+from ddl_tf.autograd import Call, running
+from ddl_tf.compression import Compression
+from ddl_tf.devices import check_device
+from ddl_tf.errors import translating
+from ddl_tf.graph import ordered
+from ddlcore import api
+from ddlcore.api import (
+    ProcessSet,
+    UserCompressor,
+    current_job,
+    global_process_set,
+    resolve_op,
+    wire_compression,
+)
+from ddlcore.types import Average, Sum
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "rank_op",
+    "reducescatter",
+    "size_op",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _verb(function: F) -> F:
+    """Errors are TensorFlow's too, and AutoGraph leaves the code as it is."""
+    return cast(F, tf.autograph.experimental.do_not_convert(translating(function)))
+
+
+# --- allreduce
+
+
+@_verb
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """A new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``.
+
+    tf.IndexedSlices stay such: all members' rows and indices, one behind another; only Average and Sum, unscaled.
+    """
+    wire, user = _understood(compression, device_dense, device_sparse)
+    call = Call(current_job(), process_set, name, resolve_op(op, average), prescale_factor, postscale_factor, wire)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _sparse(call, tensor)
+    return _compressed(user, [tensor], lambda packed: autograd.allreduce(call, packed))[0]
+
+
+@_verb
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """New tensors, reduced as one: none of them is before all members have submitted all.
+
+    tf.IndexedSlices among them are reduced each by itself, as ``allreduce`` does.
+    """
+    wire, user = _understood(compression, device_dense, device_sparse)
+    call = Call(current_job(), process_set, name, resolve_op(op, average), prescale_factor, postscale_factor, wire)
+    results = _listed(tensors)
+    slices = [i for i, tensor in enumerate(results) if isinstance(tensor, tf.IndexedSlices)]
+    dense = [i for i in range(len(results)) if i not in slices]
+    if dense or not slices:
+        reduced = _compressed(
+            user, [results[i] for i in dense], lambda packed: autograd.allreduce(call, packed, grouped=True)
+        )
+        for i, result in zip(dense, reduced):
+            results[i] = result
+    for i in slices:
+        results[i] = _sparse(call.more(str(i)), results[i])
+    return results
+
+
+def _sparse(call: Call, tensor: Any) -> Any:
+    if call.op not in (Average, Sum):
+        raise NotImplementedError(
+            f"op={call.op.name} has no meaning for tf.IndexedSlices; use Average or Sum, or tf.convert_to_tensor(slices)"
+        )
+    if (call.prescale_factor, call.postscale_factor) != (1.0, 1.0):
+        raise NotImplementedError(
+            "prescale_factor and postscale_factor are not supported for tf.IndexedSlices; scale the values yourself, "
+            "or pass tf.convert_to_tensor(slices)"
+        )
+    values, indices = autograd.allgather(call, [tensor.values, tensor.indices], grouped=True)
+    if call.op is Average:
+        count = tf.cast(len(call.members()), values.dtype)
+        values = values / count if values.dtype.is_floating else values // count
+    return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
+
+
+# --- allgather
+
+
+@_verb
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """All members' tensors, joined along the first dimension in rank order; it alone may differ."""
+    return autograd.allgather(Call(current_job(), process_set, name), _tensors([tensor]))[0]
+
+
+@_verb
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """``allgather`` of each tensor, as one."""
+    return autograd.allgather(Call(current_job(), process_set, name), _tensors(_listed(tensors)), grouped=True)
+
+
+# --- broadcast
+
+
+@_verb
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """A new tensor with the root's values."""
+    call = Call(current_job(), process_set, name)
+    if root_rank not in call.members():
+        raise ValueError(f"broadcast: root_rank={root_rank} is not a member of {process_set}")
+    return autograd.broadcast(call, _tensors([tensor])[0], root_rank)
+
+
+# --- alltoall
+
+
+@_verb
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends ``splits[r]`` rows to member r (equally many without splits).
+
+    Returns the rows received, by rank; where splits were given, (those, int32 tensor of how many came from each).
+    """
+    if splits is not None:
+        splits = tf.convert_to_tensor(np.asarray(splits) if isinstance(splits, (list, tuple)) else splits)
+        if splits.shape.rank not in (1, None) or not splits.dtype.is_integer:
+            raise ValueError(
+                "alltoall: splits must be a one-dimensional tensor of integers, one a rank, "
+                f"not {splits.dtype.name} of shape {splits.shape}"
+            )
+    rows, received = autograd.alltoall(Call(current_job(), process_set, name), _tensors([tensor])[0], splits)
+    return rows if splits is None else (rows, received)
+
+
+# --- reducescatter
+
+
+@_verb
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """This member's rows of the reduced tensor; the first members have one more where they must."""
+    wire, user = _understood(compression, device_dense)
+    call = Call(current_job(), process_set, name, resolve_op(op), prescale_factor, postscale_factor, wire)
+    return _compressed(user, [tensor], lambda packed: autograd.reducescatter(call, packed))[0]
+
+
+@_verb
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """``reducescatter`` of each tensor, as one."""
+    wire, user = _understood(compression, device_dense)
+    call = Call(current_job(), process_set, None, resolve_op(op), prescale_factor, postscale_factor, wire)
+    return _compressed(user, _listed(tensors), lambda packed: autograd.reducescatter(call, packed, grouped=True))
+
+
+# --- without a tensor
+
+
+@_verb
+def join(device: int = -1) -> Any:
+    """Says that this rank has no more data; the last rank that did, an int32 scalar, when all have.
+
+    Until then this rank takes part in what the others do with values that change nothing.
+    """
+    return _scalar(lambda job: api.join(device, job=job), "DdlJoin", waits=True)
+
+
+@_verb
+def barrier(process_set: ProcessSet = global_process_set) -> Any:
+    """Returns on no member before every member has called it. In a graph, an int32 scalar that is ready by then."""
+
+    def value(job: Any) -> int:
+        api.barrier(process_set, job)
+        return 0
+
+    result = _scalar(value, "DdlBarrier", waits=True)
+    return None if tf.executing_eagerly() else result
+
+
+@_verb
+def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """The number of ranks (of a process set), an int32 scalar; in a graph, what it is when the graph runs."""
+    return _scalar(lambda job: len(_members(job, process_set_id)), name or "DdlSize")
+
+
+@_verb
+def rank_op(name: str | None = None) -> Any:
+    """This process's rank, an int32 scalar; in a graph, what it is when the graph runs."""
+    return _scalar(lambda job: job.rank, name or "DdlRank")
+
+
+@_verb
+def local_size_op(name: str | None = None) -> Any:
+    """The number of ranks on this host, an int32 scalar; in a graph, what it is when the graph runs."""
+    return _scalar(lambda job: job.local_size, name or "DdlLocalSize")
+
+
+@_verb
+def local_rank_op(name: str | None = None) -> Any:
+    """This process's rank among those of its host, an int32 scalar; in a graph, what it is when the graph runs."""
+    return _scalar(lambda job: job.local_rank, name or "DdlLocalRank")
+
+
+@_verb
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """1 where this process is a member of the process set, else 0: an int32 scalar, as of when the graph runs."""
+    return _scalar(lambda job: int(job.rank in _members(job, process_set_id)), name or "DdlProcessSetIncluded")
+
+
+def _members(job: Any, process_set_id: int) -> Any:
+    members = job.sets.members(process_set_id)
+    if members is None:
+        raise ValueError(f"process set {process_set_id} is not registered in this job; call add_process_set() first")
+    return members
+
+
+def _scalar(value: Callable[[Any], int], label: str, *, waits: bool = False) -> Any:
+    """An int32 scalar that ``value(job)`` gives, at once or each time the present graph runs."""
+    built_in = current_job()
+    if tf.executing_eagerly():
+        return tf.constant(value(built_in), tf.int32)
+
+    def run(*_: Any) -> list[Any]:
+        return [np.asarray(value(running(built_in)), np.int32)]
+
+    if waits:
+        return ordered(run, [], [tf.int32], label)[0]
+    (result,) = tf.numpy_function(run, [], [tf.int32], name=label)
+    result.set_shape([])
+    return result
+
+
+# --- shared
+
+
+def _understood(compression: Any, *devices: str) -> tuple[str, UserCompressor | None]:
+    for device, argument in zip(devices, ("device_dense", "device_sparse")):
+        check_device(device, argument)
+    return wire_compression(compression)
+
+
+def _tensors(values: Sequence[Any]) -> list[Any]:
+    return [tf.convert_to_tensor(value) for value in values]
+
+
+def _listed(tensors: Any) -> list[Any]:
+    """The tensors of a group. ValueError for none at all, and for None among them."""
+    if isinstance(tensors, tf.Tensor):
+        raise ValueError("a grouped operation takes a list of tensors, not one tensor")
+    listed = list(tensors)
+    if not listed:
+        raise ValueError("a grouped operation takes a list of tensors; this one is empty")
+    missing = [i for i, tensor in enumerate(listed) if tensor is None]
+    if missing:
+        raise ValueError(f"entry {missing[0]} of the list of tensors is None; leave it out on every rank")
+    return listed
+
+
+def _compressed(
+    user: UserCompressor | None, values: Sequence[Any], carry_out: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    """The verb, between the two methods of a compressor of the user's own, where there is one."""
+    tensors = _tensors(values)
+    if user is None:
+        return carry_out(tensors)
+    pairs = [user.compress(tensor) for tensor in tensors]
+    results = carry_out([packed for packed, _ in pairs])
+    return [user.decompress(tensor, ctx) for tensor, (_, ctx) in zip(results, pairs)]

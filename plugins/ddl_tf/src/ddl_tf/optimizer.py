@@ -1,0 +1,205 @@
+"""Makes an optimizer of ``tf.compat.v1.train`` step on reduced gradients; how they travel is the reducer's."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any
+
+import tensorflow as tf
+
+from ddl_tf.compression import Compression
+from ddl_tf.errors import translating
+from ddl_tf.local import LocalVariables
+from ddl_tf.reducer import Groups, Reducer, Reduction, verbatim
+from ddlcore.api import Job, ProcessSet, current_job, global_process_set, resolve_op
+from ddlcore.types import Average
+
+__all__ = ["DistributedOptimizer"]
+
+# How many optimizers each job has had: their gradients' names must differ, and be the same on every rank.
+_ordinals: weakref.WeakKeyDictionary[Job, Any] = weakref.WeakKeyDictionary()
+
+
+@translating
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """An optimizer that steps as ``optimizer`` does, on gradients that are reduced over ``process_set``.
+
+    ``optimizer`` is one of ``tf.compat.v1.train``, in a graph of a session, a ``tf.function`` or eagerly; one of Keras
+    is passed on to ``ddl_tf.keras.DistributedOptimizer``. Every rank wraps its own, with the same arguments, after
+    ``init()``. ``compute_gradients`` gives reduced gradients, so that what comes between it and ``apply_gradients``
+    (clipping) sees what all ranks see.
+
+    * ``backward_passes_per_step`` n: gradients are summed on this rank (averaged with
+      ``average_aggregated_gradients``), and reduced and applied on each n-th step. In a session, run
+      ``tf.compat.v1.local_variables_initializer()`` first, as MonitoredTrainingSession does.
+    * the others: see ``DistributedGradientTape``.
+
+    Raises ValueError for arguments that do not fit, NotInitialized before ``init()``.
+    """
+    common = {
+        "device_dense": device_dense,
+        "device_sparse": device_sparse,
+        "compression": compression,
+        "sparse_as_dense": sparse_as_dense,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "groups": groups if groups is not None else num_groups or None,
+        "process_set": process_set,
+    }
+    if isinstance(optimizer, _Distributed):
+        raise ValueError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        keras = import_module("ddl_tf.keras")  # brings Keras, which a session's script does not need
+        return keras.DistributedOptimizer(
+            optimizer,
+            name=name,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            scale_local_gradients=scale_local_gradients,
+            **common,
+        )
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step must be 1 or more, not {backward_passes_per_step}")
+    reduction = Reduction(**{**common, "op": resolve_op(op)})
+    name = name or f"Distributed{type(optimizer).__name__}"
+    ordinal = next(_ordinals.setdefault(current_job(), itertools.count()))
+    reducer = Reducer(reduction, f"{name}_{ordinal}" if ordinal else name)
+    local = LocalVariables(scale_local_gradients)
+    divisor = backward_passes_per_step if average_aggregated_gradients else 1
+    return _Distributed(optimizer, name, use_locking, reducer, local, backward_passes_per_step, divisor)
+
+
+class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # TensorFlow has no types
+    """What ``DistributedOptimizer`` gives. Its slots and variables are those of the optimizer that was wrapped."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        name: str,
+        use_locking: bool,
+        reducer: Reducer,
+        local: LocalVariables,
+        passes: int,
+        divisor: int,
+    ) -> None:
+        super().__init__(use_locking, name)
+        self._optimizer = optimizer
+        self._reducer = reducer
+        self._local = local
+        self._passes = passes
+        self._divisor = divisor
+        self._sums: dict[int, Any] = {}  # by variable; of the passes since the last step
+        self._count: Any = None  # of those passes
+        self._last: Any = None  # whether the gradients that were computed last are to be applied
+
+    def register_local_var(self, variable: Any) -> None:
+        """The gradient of this variable stays this rank's own. On every rank, before the first step."""
+        self._local.register(variable)
+
+    @verbatim
+    @translating
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """As the optimizer's, reduced. Every member calls it for the same variables."""
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        several = self._passes > 1
+        reduced = self._accumulated(gradients, variables) if several else self._reduced(gradients, variables)
+        return list(zip(reduced, variables, strict=True))
+
+    @verbatim
+    @translating
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's. With several passes a step, only on the last of them."""
+        pairs = list(grads_and_vars)
+        if self._passes == 1:
+            return self._optimizer.apply_gradients(pairs, *args, **kwargs)
+        if self._last is None:
+            raise ValueError("backward_passes_per_step > 1: call compute_gradients() before apply_gradients()")
+        last, self._last = self._last, None
+
+        def apply() -> Any:
+            applied = self._optimizer.apply_gradients(pairs, *args, **kwargs)
+            with tf.control_dependencies([] if applied is None else [applied]):
+                cleared = [total.assign(tf.zeros_like(total), read_value=False) for total in self._sums.values()]
+                cleared.append(self._count.assign(0, read_value=False))
+            with tf.control_dependencies([op for op in cleared if op is not None]):
+                return tf.constant(True)
+
+        done = tf.cond(last, apply, lambda: tf.constant(False))
+        return None if tf.executing_eagerly() else done.op
+
+    def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        return self._local.reduce(self._reducer, gradients, variables)
+
+    def _accumulated(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The sums of this step's passes; on the last of them divided, and reduced. Sparse ones become dense."""
+        self._make_sums(gradients, variables)
+        added = []
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is not None:
+                total = self._sums[id(variable)]
+                added.append(total.assign_add(tf.cast(tf.convert_to_tensor(gradient), total.dtype), read_value=False))
+        with tf.control_dependencies([op for op in added if op is not None]):
+            count = self._count.assign_add(1)
+            self._last = count >= self._passes
+        with tf.control_dependencies([] if tf.executing_eagerly() else [count]):
+            sums = [
+                None if gradient is None else self._sums[id(variable)].read_value()
+                for gradient, variable in zip(gradients, variables, strict=True)
+            ]
+        there = [i for i, total in enumerate(sums) if total is not None]
+
+        def reduced() -> list[Any]:
+            divided = [None if total is None else total / self._divisor for total in sums]
+            results = self._reduced(divided, variables)
+            return [tf.ensure_shape(results[i], variables[i].shape) for i in there]
+
+        given = tf.cond(self._last, reduced, lambda: [tf.identity(sums[i]) for i in there])
+        given = given if isinstance(given, (list, tuple)) else [given]
+        results: list[Any] = [None] * len(sums)
+        for i, gradient in zip(there, given, strict=True):
+            results[i] = gradient
+        return results
+
+    def _make_sums(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        kind = {"trainable": False, "collections": [tf.compat.v1.GraphKeys.LOCAL_VARIABLES], "use_resource": True}
+        with tf.init_scope():
+            if self._count is None:
+                self._count = tf.compat.v1.Variable(0, dtype=tf.int64, name="ddl_passes", **kind)
+            for gradient, variable in zip(gradients, variables, strict=True):
+                if gradient is not None and id(variable) not in self._sums:
+                    zeros = tf.zeros(variable.shape, variable.dtype.base_dtype)
+                    self._sums[id(variable)] = tf.compat.v1.Variable(zeros, name="ddl_sum", **kind)
+
+    # --- as the optimizer that was wrapped
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer's."""
+        return self._optimizer.variables(*args, **kwargs)

@@ -1,0 +1,376 @@
+"""Brings a list of gradients to the ranks' reduction of them, eagerly and in graphs; knows no optimizer and no tape.
+
+In a graph at most 16 operations send gradients off, the late layers' first, and none of them blocks; one that
+takes none of TensorFlow's threads waits for all. So no pool of threads is too small, and no order of operations
+can make two ranks wait for each other. See docs/design/tensorflow.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import tensorflow as tf
+
+from ddl_tf.autograd import OPERATIONS
+from ddl_tf.devices import HOST, check_device
+from ddl_tf.flight import Flight
+from ddl_tf.graph import asynchronous
+from ddl_tf.parcels import Look, Parcel, cut, pack
+from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op, wire_compression
+from ddlcore.types import Average, DType, ReduceOp, Sum
+
+__all__ = ["Groups", "Reducer", "Reduction", "verbatim"]
+
+FLIGHTS_LIMIT = 64  # of one reducer that are remembered
+Groups = int | Sequence[Sequence[Any]] | None
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def verbatim(function: F) -> F:
+    """``function``, which a ``tf.function`` traces as it is written, not as AutoGraph would write it."""
+    return cast("F", tf.autograph.experimental.do_not_convert(function))
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How every gradient is reduced. Raises ValueError for what does not fit.
+
+    * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
+    * ``compression``: a class of ``Compression``, a compressor's name, or a class with both methods; None: none.
+    * ``groups``: how many groups of gradients go off together, or a list of lists of variables.
+    * ``device_dense``, ``device_sparse``: '' or this host, where TensorFlow hands gradients over.
+    """
+
+    op: ReduceOp = Average
+    gradient_predivide_factor: float = 1.0
+    compression: Any = None
+    sparse_as_dense: bool = False
+    device_dense: str = ""
+    device_sparse: str = ""
+    groups: Groups = None
+    process_set: ProcessSet = global_process_set
+
+    def __post_init__(self) -> None:
+        op, factor = resolve_op(self.op), self.gradient_predivide_factor
+        object.__setattr__(self, "op", op)
+        if factor != 1.0 and op is not Average:
+            raise ValueError(f"gradient_predivide_factor={factor} needs op=Average; it is {op.name}")
+        if factor <= 0:
+            raise ValueError(f"gradient_predivide_factor must be greater than 0, not {factor}")
+        wire_compression(self.wire)
+        check_device(self.device_dense, "device_dense")
+        check_device(self.device_sparse, "device_sparse")
+        if isinstance(self.groups, int) and not isinstance(self.groups, bool):
+            if self.groups < 0:
+                raise ValueError(f"groups must be 0 or more, not {self.groups}")
+        elif self.groups is not None and not isinstance(self.groups, (list, tuple)):
+            raise ValueError("groups should be a positive integer or a list of lists of tf.Variable")
+
+    @property
+    def wire(self) -> Any:
+        """The compression, where one is given."""
+        return "none" if self.compression is None else self.compression
+
+
+class Reducer:
+    """The gradients of one optimizer or tape, which go by ``name`` on the wire, the same on every rank.
+
+    It holds the job that was current when it was made; after ``shutdown()`` and another ``init()`` it, and the
+    graphs that it is part of, go over to the new one.
+    """
+
+    def __init__(self, reduction: Reduction, name: str) -> None:
+        self.reduction = reduction
+        self.name = name
+        self._flights: OrderedDict[Any, Flight] = OrderedDict()
+        self._bind()
+
+    def _bind(self) -> None:
+        self.job = current_job()
+        process_set = self.reduction.process_set
+        if process_set.process_set_id is None:
+            raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
+        self.ranks: tuple[int, ...] = tuple(process_set.resolve(self.job)[1]) if self._is_member(process_set) else ()
+        self.active = len(self.ranks) > 1
+        self._flights.clear()
+
+    def _is_member(self, process_set: ProcessSet) -> bool:
+        return process_set is global_process_set or self.job.rank in process_set.ranks
+
+    @verbatim
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The reduced gradients, in the same places; None stays None.
+
+        Every member calls it, with gradients of the same types and shapes; where they differ, or one member has
+        None and another has not, all raise MismatchError, which shows what each had. IndexedSlices come back as
+        the members' slices one behind the other (divided by how many members there are for an average), or dense
+        with ``sparse_as_dense``. Ranks outside the process set, and a world of one, get their own gradients back.
+        """
+        if self.job.closed:
+            self._bind()
+        given = [self._checked(i, g, variables) for i, g in enumerate(_all_of(gradients, variables))]
+        if not self.active:
+            return given
+        _refuse_xla()
+        compressor = wire_compression(self.reduction.wire)[1]
+        contexts: dict[int, Any] = {}
+        if compressor is not None:
+            for i, gradient in enumerate(given):
+                if gradient is not None and not isinstance(gradient, tf.IndexedSlices):
+                    given[i], contexts[i] = compressor.compress(gradient)
+        results = self._eagerly(given, variables) if tf.executing_eagerly() else self._in_graph(given, variables)
+        for i, context in contexts.items():
+            assert compressor is not None
+            results[i] = compressor.decompress(results[i], context)
+        return results
+
+    def _checked(self, index: int, gradient: Any, variables: Sequence[Any]) -> Any:
+        """One gradient as it is reduced: dense, slices, or None."""
+        if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not self.reduction.sparse_as_dense):
+            if gradient is not None and self.reduction.op not in (Average, Sum):
+                raise NotImplementedError(
+                    f"the gradient of {_called(index, variables[index])} is sparse, and op={self.reduction.op.name} "
+                    "needs dense ones; pass sparse_as_dense=True"
+                )
+            return gradient
+        called = f"the gradient of {_called(index, variables[index])}"
+        try:
+            dense = tf.convert_to_tensor(gradient)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{called} is no tensor: {error}") from None
+        try:
+            DType.of(dense.dtype.name)
+        except ValueError as error:
+            raise ValueError(f"{called}: {error}") from None
+        return dense
+
+    # --- eager
+
+    def _eagerly(self, given: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        dense, sparse = _kinds(given)
+        key = ("eager", tuple(_sign(gradient) for gradient in given))
+        flight = self._flights.get(key)
+        if flight is None:
+            part_of = self._describe(given, variables)
+            flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, False))
+        flight.send(0, *([given[i] for i in reversed(dense)] or [_nothing()]))
+        flight.gather(max(len(dense), 1), *(part for i in sparse for part in (given[i].values, given[i].indices)))
+        arrived = flight.take()
+        results: list[Any] = [None] * len(given)
+        for i, tensor in zip(reversed(dense), arrived[: len(dense)], strict=True):
+            results[i] = tensor
+        self._place_slices(results, given, sparse, arrived[max(len(dense), 1) :])
+        return results
+
+    def _keep(self, key: Any, flight: Flight) -> Flight:
+        self._flights[key] = flight
+        if len(self._flights) > FLIGHTS_LIMIT:
+            self._flights.popitem(last=False)
+        return flight
+
+    # --- graphs
+
+    def _in_graph(self, given: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        dense, sparse = _kinds(given)
+        looks = [_look(gradient) for gradient in given]
+        runs = [pack(looks, run) for run in self._runs(looks, dense, variables)]
+        tensors = [_join([given[i] for i in parcel.members], parcel) for run in runs for parcel in run] or [_nothing()]
+        parcels = [parcel for run in runs for parcel in run]
+        part_of = self._describe(given, variables)
+        name = self._named(_ordinal(self.name))
+        flight = self._flight(name, len(tensors), part_of, True)
+        tokens, first = [], 0
+        with tf.device(HOST):
+            for count in [len(run) for run in runs] or [1]:
+                tokens.append(_call(flight.send, first, tensors[first : first + count]))
+                first += count
+        slices = [part for i in sparse for part in (given[i].values, given[i].indices)]
+        if slices:
+            with tf.device(HOST):
+                tokens.append(_call(flight.gather, first, slices))
+        shapes = [*(tensor.shape for tensor in tensors), *(tf.TensorShape([None, *s.shape[1:]]) for s in slices)]
+        dtypes = [tensor.dtype for tensor in [*tensors, *slices]]
+        arrived = asynchronous(lambda *_: flight.take(), tokens, dtypes, shapes, "DdlGradients")
+        results: list[Any] = [None] * len(given)
+        for parcel, whole in zip(parcels, arrived, strict=False):
+            for i, part in zip(parcel.members, _part(whole, parcel, [given[j] for j in parcel.members]), strict=True):
+                results[i] = part
+        self._place_slices(results, given, sparse, arrived[len(tensors) :])
+        return results
+
+    def _runs(self, looks: Sequence[Look], dense: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
+        """What goes off together: the user's groups, or as a schedule would be cut; late layers first."""
+        late_first = list(reversed(dense))
+        groups = self.reduction.groups
+        if isinstance(groups, int) and groups > 0:
+            each = -(-len(late_first) // groups) or 1
+            return [late_first[at : at + each] for at in range(0, len(late_first), each)]
+        if isinstance(groups, (list, tuple)):
+            place = {_key(variables[i]): i for i in late_first}
+            runs = [[place.pop(_key(v)) for v in group if _key(v) in place] for group in groups]
+            return [run for run in runs if run] + [[i] for i in place.values()]
+        if not late_first:
+            return []
+        if not self.job.overlaps:
+            return [late_first]
+        settings = self.job.settings
+        return cut(looks, late_first, settings.whole("first_batch_bytes"), settings.whole("fusion_bytes"))
+
+    # --- both
+
+    def _flight(self, name: str, count: int, part_of: str, reuse: bool) -> Flight:
+        factor = self.reduction.gradient_predivide_factor
+        kinds = {
+            "op": self.reduction.op,
+            "prescale_factor": 1.0 / factor,
+            "postscale_factor": factor,
+            "compression": wire_compression(self.reduction.wire)[0],
+            "process_set": self.reduction.process_set,
+        }
+        return Flight(OPERATIONS, self.job, name, count, kinds, part_of, reuse)
+
+    def _named(self, ordinal: int = 0) -> str:
+        return f"gradient.{self.name}" + (f".call{ordinal}" if ordinal else "")
+
+    def _describe(self, given: Sequence[Any], variables: Sequence[Any]) -> str:
+        """What all ranks must have alike, for the eye and exactly."""
+        digest = hashlib.blake2b(repr([_sign(gradient) for gradient in given]).encode(), digest_size=4).hexdigest()
+        lacking = [_called(i, variables[i]) for i, gradient in enumerate(given) if gradient is None]
+        what = f"{len(given) - len(lacking)} gradients"
+        if lacking:
+            more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
+            what += f", none for {', '.join(lacking[:4])}{more}"
+        return f"{what} [{digest}]"
+
+    def _place_slices(self, results: list[Any], given: Sequence[Any], sparse: Sequence[int], arrived: Any) -> None:
+        for at, i in enumerate(sparse):
+            values, indices = arrived[2 * at : 2 * at + 2]
+            if self.reduction.op is Average:
+                values = values / tf.cast(len(self.ranks), values.dtype)
+            results[i] = tf.IndexedSlices(values, indices, given[i].dense_shape)
+
+
+# --- graphs
+
+
+def _call(function: Any, first: int, tensors: Sequence[Any]) -> Any:
+    """An operation that hands tensors over and blocks nobody."""
+    return _independent(tf.numpy_function(partial(function, first), tensors, tf.int32))
+
+
+def _independent(output: Any) -> Any:
+    """``output``; in a function, what makes it has no place in the order of tracing, which may differ between ranks."""
+    independently = getattr(getattr(_graph(), "experimental_acd_manager", None), "run_independently", None)
+    if independently is not None:
+        independently(output.op)
+    return output
+
+
+def _join(members: Sequence[Any], parcel: Parcel) -> Any:
+    """What travels for these gradients: (rows, *inner)."""
+    if parcel.inner is None:
+        return members[0]
+    parts = [m if m.shape.rank == 1 + len(parcel.inner) else tf.reshape(m, [-1]) for m in members]
+    return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+
+
+def _part(whole: Any, parcel: Parcel, members: Sequence[Any]) -> list[Any]:
+    """The members' parts of what came back."""
+    if parcel.inner is None:
+        return [whole]
+    rows = [parcel.rows(_look(member)) for member in members]
+    parts = tf.split(whole, rows) if len(rows) > 1 else [whole]
+    parts = [p if m.shape.rank == p.shape.rank else tf.reshape(p, m.shape) for p, m in zip(parts, members, strict=True)]
+    for part, member in zip(parts, members, strict=True):
+        part.set_shape(member.shape)
+    return parts
+
+
+def _graph() -> Any:
+    return tf.compat.v1.get_default_graph()
+
+
+_ordinals: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+_ordinals_lock = threading.Lock()
+
+
+def _ordinal(name: str) -> int:
+    """How many reductions of that name the graph that is being built has already: they may be under way at once."""
+    with _ordinals_lock:
+        counts = _ordinals.setdefault(_graph(), {})
+        counts[name] = counts.get(name, -1) + 1
+        return counts[name]
+
+
+# --- arguments
+
+
+def _all_of(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    gradients = list(gradients)
+    if len(gradients) != len(variables):
+        raise ValueError(f"{len(gradients)} gradients are given for {len(variables)} variables; give one for each")
+    if not gradients:
+        raise ValueError(
+            "there is no variable to reduce a gradient for; is the model not built yet? Call it on a batch first"
+        )
+    return gradients
+
+
+def _kinds(given: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """The places of the dense ones, and of the sparse ones."""
+    sparse = [i for i, gradient in enumerate(given) if isinstance(gradient, tf.IndexedSlices)]
+    return [i for i, gradient in enumerate(given) if gradient is not None and i not in set(sparse)], sparse
+
+
+def _look(gradient: Any) -> Look:
+    if gradient is None or isinstance(gradient, tf.IndexedSlices):
+        return Look("", 0, None)
+    shape = tuple(gradient.shape) if gradient.shape.is_fully_defined() else None
+    return Look(gradient.dtype.name, gradient.dtype.size, shape)
+
+
+def _sign(gradient: Any) -> Any:
+    """What the ranks must have alike of one gradient."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return "sparse", gradient.values.dtype.name, _extents(gradient.values.shape)[1:]
+    return gradient.dtype.name, _extents(gradient.shape)
+
+
+def _extents(shape: Any) -> tuple[Any, ...]:
+    return ("any",) if shape.rank is None else tuple(shape.as_list())
+
+
+def _called(index: int, variable: Any) -> str:
+    name = getattr(variable, "path", None) or getattr(variable, "name", None)
+    return f"{index} {name!r}" if name else str(index)
+
+
+def _key(variable: Any) -> Any:
+    """What tells variables apart; they compare by value, some of them."""
+    inner = getattr(variable, "value", None)
+    return id(variable) if not isinstance(inner, tf.Variable) else id(inner)
+
+
+def _nothing() -> Any:
+    """What is sent where all gradients are None, so that ranks which have some learn of it."""
+    return tf.zeros((0,), tf.float32)
+
+
+def _refuse_xla() -> None:
+    """Raises ValueError where the graph is to be compiled as one, which cannot talk to other ranks."""
+    from tensorflow.python.ops import control_flow_util  # nothing public tells it
+
+    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(_graph()):
+        raise ValueError(
+            "gradients cannot be reduced inside a function with jit_compile=True; "
+            "leave jit_compile away there, or set it on the parts that do not communicate"
+        )

@@ -1,0 +1,32 @@
+"""Checks, before anything else of this package is imported, that a TensorFlow is there and is one we know."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import import_module
+
+__all__ = ["NEWEST", "OLDEST", "check", "objection"]
+
+OLDEST, NEWEST = (2, 16), (2, 21)
+_RANGE = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+_INSTALL = "pip install 'tensorflow-cpu>=2.16,<2.22' (or tensorflow, or tensorflow[and-cuda] for GPUs)"
+
+
+def objection(version: str) -> str:
+    """Why this package does not run with that version of TensorFlow; empty where it does."""
+    numbers = version.split(".")[:2]
+    if all(number.isdecimal() for number in numbers) and OLDEST <= tuple(map(int, numbers)) <= NEWEST:
+        return ""
+    return f"ddl_tf runs with TensorFlow {_RANGE}; version {version} is installed: {_INSTALL}"
+
+
+def check() -> None:
+    """Raises ImportError, in one line, where TensorFlow is missing or outside the range."""
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ImportError(f"ddl_tf needs TensorFlow {_RANGE}, and none is installed: {_INSTALL}", name="tensorflow")
+    fault = objection(str(import_module("tensorflow").__version__))
+    if fault:
+        raise ImportError(fault, name="tensorflow")
+
+
+check()

@@ -1,0 +1,28 @@
+"""Runs programs on real processes, by `ddl run`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["EXAMPLES", "PROGRAMS", "launch"]
+
+PROGRAMS = Path(__file__).parent / "programs"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def launch(size: int, program: Path, *args: str, timeout_s: float = 100.0, check: bool = True) -> str:
+    """What the ranks printed, with its prefixes; AssertionError with all of it where the exit code is not 0."""
+    command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), sys.executable, str(program), *args]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert not check or done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout

@@ -1,0 +1,73 @@
+"""The TensorFlow adapter passes the standard suite, and refuses what is peculiar to TensorFlow with a way out."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from ddl_tf.adapter import TfAdapter
+
+from ddlcore.contracts.transport import Memory
+from ddlcore.testing import AdapterSuite
+from ddlcore.types import DType
+
+
+class TestTfAdapter(AdapterSuite):
+    adapter = TfAdapter()
+
+    def make(self, array: Any) -> Any:
+        return tf.identity(tf.constant(array))  # a constant may be one of several that share memory
+
+    def to_numpy(self, tensor: Any) -> Any:
+        return np.array(tensor.numpy())
+
+    def permuted(self, tensor: Any) -> Any:
+        return None
+
+    def sliced(self, tensor: Any) -> Any:
+        return None
+
+
+def _symbolic() -> Any:
+    with tf.Graph().as_default():
+        return tf.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "way_out"),
+    [
+        (lambda: tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])), "convert_to_tensor"),
+        (lambda: tf.zeros(3, tf.complex64), "bitcast"),
+        (lambda: tf.zeros(3, tf.uint32), "tf.cast"),
+        (lambda: tf.constant("a"), "not supported"),
+        (lambda: tf.Variable([1.0]), "convert_to_tensor"),
+        (_symbolic, "symbolic"),
+        (lambda: [1.0], "convert_to_tensor"),
+    ],
+    ids=["slices", "complex", "uint32", "string", "variable", "symbolic", "list"],
+)
+def test_refusals(make: Any, way_out: str) -> None:
+    """ValueError that says what to call."""
+    with pytest.raises(ValueError, match=way_out):
+        TfAdapter().buffer(make(), elementwise=True)
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.label)
+def test_adopted_memory_is_let_go_with_the_tensor(dtype: DType) -> None:
+    """The tensor is an ordinary one over the memory itself, which lives as long as it does, and no longer."""
+    memory = Memory(64)
+    gone = weakref.ref(memory)
+    tensor = TfAdapter().adopt(memory, (2, 2), dtype, None)
+    address = memory.address
+    del memory
+    gc.collect()
+    assert gone() is not None
+    assert TfAdapter().buffer(tensor, elementwise=True).address == address
+    assert tensor.dtype.name == dtype.label
+    del tensor
+    gc.collect()
+    assert gone() is None

@@ -1,0 +1,35 @@
+"""Gradients in graphs and sessions, on processes: threads would share TensorFlow's pool."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).parent / "programs" / "gradients.py"
+CHECKS = (
+    "tape_eager",
+    "tape_function",
+    "v1_optimizer",
+    "v1_passes",
+    "replay",
+    "kept",
+    "kinds",
+    "differing",
+    "shuffled",
+    "broadcasts",
+)
+
+
+def test_two_processes_reduce_as_one_would() -> None:
+    """See the program: values, no control message in replay, 200 shuffled runs on one thread, errors, broadcasts."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", sys.executable, str(PROGRAM)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout
+    missing = [check for check in CHECKS if done.stdout.count(f"held {check}\n") != 2]
+    assert not missing, f"{missing}\n{done.stdout}"

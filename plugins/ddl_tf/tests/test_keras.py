@@ -1,0 +1,71 @@
+"""ddl_tf.keras on two ranks, with Keras 3 and with tf_keras: each check of the program is a test, and runs once for all."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from plugins.ddl_tf.tests.launching import PROGRAMS
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+
+PROGRAM = PROGRAMS / "keras_checks.py"
+CHECKS = re.findall(r"^@check\((\w*)\)\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
+KERAS = {"keras3": {}, "legacy": {"TF_USE_LEGACY_KERAS": "1"}}
+
+
+@cache
+def shown_by(keras: str) -> str:
+    """What two ranks print in all checks."""
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", sys.executable, str(PROGRAM), folder]
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=200,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **KERAS[keras]},
+        )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("keras", "check"),
+    [
+        (keras, check)
+        for keras in KERAS
+        for only, check in CHECKS
+        if not only or only == {"keras3": "KERAS3_ONLY", "legacy": "LEGACY_ONLY"}[keras]
+    ],
+)
+def test_check(keras: str, check: str) -> None:
+    """It held on both ranks."""
+    shown = shown_by(keras)
+    held = re.findall(rf"\[(\d)\] held {check} ", shown)
+    assert sorted(held) == ["0", "1"], f"{check} did not hold with {keras}:\n{shown[-6000:]}"
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_other_backends_are_refused(backend: str) -> None:
+    """In one line that says what to set; before a framework that may not be there is imported."""
+    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    code = "import ddl_tf.keras"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ddl_tf.keras works on Keras' TensorFlow backend")
+    assert f"'{backend}'" in last and "KERAS_BACKEND=tensorflow" in last
+
+
+def test_the_program_says_where_it_keeps_files() -> None:
+    """Checks are found by their marks; none is lost to a change of the pattern."""
+    assert len(CHECKS) == len(re.findall(r"^@check", PROGRAM.read_text(), re.MULTILINE)) > 20
+    assert Path(PROGRAM).exists()

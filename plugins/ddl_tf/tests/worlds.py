@@ -1,0 +1,47 @@
+"""Runs verbs on ranks that are threads, and each of them eagerly, in a tf.function and in a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from ddlcore.testing import run_world
+
+__all__ = ["MODES", "SIZE", "evaluate", "ranks"]
+
+SIZE = 3
+MODES = pytest.mark.parametrize("mode", ["eager", "function", "session"])
+
+
+def ranks(function: Callable[[int], Any], size: int = SIZE) -> list[Any]:
+    """``function(rank)`` on every rank of a new world; the results, by rank."""
+    return run_world(size, lambda rank, job: function(rank))
+
+
+def evaluate(mode: str, build: Callable[..., Any], *tensors: Any, times: int = 2) -> Any:
+    """What ``build(*tensors)`` gives, in numpy arrays; in a graph it is run ``times`` times, for the last result.
+
+    Sessions have one inter-op thread: whatever blocked it would show as a test that does not end.
+    """
+    values = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if mode == "session":
+        return _in_session(build, values, times)
+    function = tf.function(build) if mode == "function" else build
+    for _ in range(times if mode == "function" else 1):
+        result = function(*values)
+    return tf.nest.map_structure(lambda tensor: tensor.numpy(), result, expand_composites=True)
+
+
+def _in_session(build: Callable[..., Any], values: list[Any], times: int) -> Any:
+    v1 = tf.compat.v1
+    config = v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
+    with tf.Graph().as_default():
+        places = [v1.placeholder(value.dtype, value.shape) for value in values]
+        result = build(*places)
+        with v1.Session(config=config) as session:
+            for _ in range(times):
+                arrays = session.run(result, {place: value.numpy() for place, value in zip(places, values)})
+    return arrays

@@ -1,0 +1,114 @@
+"""What is known of each parameter's gradient: its name, how many passes it awaits, what it looked like last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from ddlcore.api import ProcessSet, UserCompressor
+from ddlcore.types import ReduceOp
+
+__all__ = ["Group", "Reduction", "Slot", "looks_alike"]
+
+TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). "
+    "Increase backward_passes_per_step to accumulate gradients locally."
+)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How every gradient is reduced."""
+
+    op: ReduceOp
+    prescale_factor: float
+    postscale_factor: float
+    compression: str
+    user_compressor: UserCompressor | None
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+
+class Slot:
+    """One parameter: how many backward passes it still awaits before its gradient goes off (0: it is complete)."""
+
+    __slots__ = (
+        "count",
+        "dtype",
+        "group",
+        "hook",
+        "left",
+        "name",
+        "param",
+        "recurring",
+        "shape",
+        "sparse_dims",
+        "strides",
+        "submit",
+    )
+
+    def __init__(self, param: torch.Tensor, name: str, left: int, submit: Callable[[Slot], None]) -> None:
+        self.param = param
+        self.name = name  # on the wire
+        self.left = left
+        self.submit = submit
+        self.group: Group | None = None
+        self.hook: RemovableHandle | None = None
+        self.sparse_dims = 0  # of its last gradient; 0: that was dense
+        self.recurring: Any = None  # the allreduce that its gradients have in common, while they look like the first
+        self.dtype: torch.dtype | None = None
+        self.shape: torch.Size | None = None
+        self.count = 0
+        self.strides: tuple[int, ...] | None = None  # None: row-major
+
+    def on_gradient(self, _param: torch.Tensor) -> None:
+        """What autograd calls, once a parameter and backward pass: as short as can be."""
+        left = self.left = self.left - 1
+        if left == 0:
+            self.submit(self)
+        elif left < 0:
+            self.left = 0
+            raise AssertionError(TOO_MANY_PASSES)
+
+
+class Group:
+    """Parameters whose gradients go off together, when the last of them is complete."""
+
+    __slots__ = ("name", "sent", "slots", "waiting")
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = tuple(slots)
+        self.name = "group." + slots[0].name  # on the wire
+        self.begin()
+
+    def begin(self) -> None:
+        """Awaits all of them again."""
+        self.sent = False
+        self.waiting = sum(slot.param.requires_grad for slot in self.slots)
+
+    def is_complete(self) -> bool:
+        """Whether all have come; the count alone does not know who was thawed or frozen meanwhile."""
+        self.waiting -= 1
+        return self.waiting <= 0 and all(slot.left == 0 or not slot.param.requires_grad for slot in self.slots)
+
+
+def looks_alike(grad: torch.Tensor, slot: Slot) -> bool:
+    """Whether ``grad`` differs from the slot's last one by its values and its address at most.
+
+    Each look costs: most gradients are row-major, and there as many elements do as an equal shape.
+    """
+    return (
+        grad.dtype is slot.dtype
+        and grad.is_cpu
+        and not grad.is_sparse
+        and (
+            (grad.is_contiguous() and grad.numel() == slot.count)
+            if slot.strides is None
+            else (grad.stride() == slot.strides and grad.shape == slot.shape)
+        )
+        and not grad.is_neg()
+    )

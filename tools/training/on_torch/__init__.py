@@ -1,0 +1,92 @@
+"""The four trainings on torch: alone, with a barrier a step, by DDP on Gloo, by ddl."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterator
+
+import ddl_torch as ddl
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from tools.training.contenders import Trainings
+from tools.training.meeting import Meeting
+from tools.training.on_torch.models import WORKLOADS, Batch, Workload
+
+__all__ = ["trainings"]
+
+BATCHES = 4  # inputs that a rank takes in turn
+LEARNING_RATE = 1e-4  # small: what is learned from noise must not diverge
+
+
+class TorchContender:
+    """A model with its optimizer, and how many steps it has taken. ``meet`` is called before each update."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Batch], meet: Callable[[], None] | None
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._batches = batches
+        self._meet = meet
+        self._taken = 0
+
+    def step(self) -> None:
+        inputs, classes = self._batches[self._taken % len(self._batches)]
+        self._taken += 1
+        self.optimizer.zero_grad()
+        functional.cross_entropy(self.model(inputs), classes).backward()
+        if self._meet is not None:
+            self._meet()
+        self.optimizer.step()
+
+    def steps(self, count: int) -> float:
+        """Seconds of one of ``count`` steps."""
+        begun_s = time.perf_counter()
+        for _ in range(count):
+            self.step()
+        return (time.perf_counter() - begun_s) / count
+
+
+def _contenders(workload: Workload, meet: Meeting) -> dict[str, TorchContender]:
+    """All of them from the same start on the same inputs of this rank."""
+    torch.manual_seed(0)
+    first = workload.make()
+    own = torch.Generator().manual_seed(1 + meet.rank)
+    batches = [workload.batch(workload.samples, own) for _ in range(BATCHES)]
+    made = {}
+    for name in ("none", "barrier", "ddp", "ddl"):
+        model = copy.deepcopy(first)
+        trained: nn.Module = DistributedDataParallel(model) if name == "ddp" else model
+        optimizer = torch.optim.SGD(trained.parameters(), lr=LEARNING_RATE, momentum=0.9)
+        if name == "ddl":
+            optimizer = ddl.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+            ddl.broadcast_parameters(model.state_dict(), root_rank=0)
+        made[name] = TorchContender(trained, optimizer, batches, meet if name == "barrier" else None)
+    return made
+
+
+def _check_agreement(contenders: dict[str, TorchContender]) -> None:
+    """RuntimeError unless ddl and DDP, after as many steps, have come to the same parameters."""
+    for ours, theirs in zip(contenders["ddl"].model.parameters(), contenders["ddp"].model.parameters()):
+        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5):
+            raise RuntimeError(f"ddl and DDP have trained apart, by {float((ours - theirs).abs().max()):g}")
+
+
+@contextlib.contextmanager
+def trainings(model: str, meet: Meeting) -> Iterator[Trainings]:
+    """All four in this rank, of whose job ddl is initialized; every rank calls it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        workload = WORKLOADS[model]
+        contenders = _contenders(workload, meet)
+        sizes = [parameter.numel() for parameter in contenders["none"].model.parameters()]
+        yield Trainings(contenders, workload.samples, sizes, lambda: _check_agreement(contenders))
+    finally:
+        dist.destroy_process_group()
