@@ -19,8 +19,8 @@ def test_models_are_what_the_targets_were_set_for(name: str, tensors: int, param
     import mxnet as mx
     import numpy as np
 
-    from tools.training.on_torch.models import WORKLOADS as TORCH_WORKLOADS
     from tools.training.on_mxnet.models import WORKLOADS
+    from tools.training.on_torch.models import WORKLOADS as TORCH_WORKLOADS
 
     workload = WORKLOADS[name]
     assert workload.samples == TORCH_WORKLOADS[name].samples
