@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from ddl_mxnet.engine import Pushed, Recurrence
 from ddl_mxnet.ops import OPERATIONS
+from ddl_mxnet.reducer import Fence, Slot
 from ddl_mxnet.traffic import Traffic
 
 from ddlcore.api import current_job
@@ -68,6 +69,23 @@ def test_the_call_does_not_wait_for_what_is_computed() -> None:
         assert outcome.asnumpy().tolist() == [3.0] * 4
         assert array.asnumpy().tolist() == [3.0] * 4
         assert handle.wait().asnumpy().tolist() == [6.0] * 4
+
+    run_world(2, play)
+
+
+def test_views_of_one_array_in_one_call() -> None:
+    """They have one variable in MXNet's engine, which would wait for itself."""
+
+    def play(rank: int, job: Any) -> None:
+        array = mx.nd.full((4, 3), rank + 1.0)
+        ddl.grouped_allreduce_([array[:2], array[2:]], name="halves", op=ddl.Sum)
+        assert array.asnumpy().tolist() == [[3.0] * 3] * 4
+        one, other = ddl.grouped_allreduce([array, array[:1]], name="read", op=ddl.Sum)
+        assert (one.asnumpy().max(), other.asnumpy().min()) == (6.0, 6.0)
+        Fence([Slot("up", array[:2], False), Slot("down", array[2:], False)]).push()
+        array.wait_to_read()
+        with pytest.raises(ValueError, match="stands twice"):
+            ddl.grouped_allreduce_([array, array], name="twice")
 
     run_world(2, play)
 

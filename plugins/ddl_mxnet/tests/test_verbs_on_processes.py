@@ -25,3 +25,14 @@ def test_a_lost_peer_is_named_by_a_wait_of_mxnets() -> None:
     output = launch(2, PROGRAMS / "lose_a_peer.py", check=False)
     assert "lost (1,) within True: rank 1 lost" in output, output
     assert "Traceback" not in output, output
+
+
+@pytest.mark.processes
+def test_a_script_that_raises_ends_by_its_error() -> None:
+    """MXNet's engine still has much to do then; what it would call back must not abort the interpreter."""
+    output = launch(2, PROGRAMS / "end_in_an_error.py", check=False)
+    assert "rank 1 on" in output, output
+    assert "failed first: it exited with code 1 " in output, output
+    assert "PeerLost: rank 1 lost" in output, output
+    assert "rank 0: exited with code 1" in output, output
+    assert "terminate called" not in output, output

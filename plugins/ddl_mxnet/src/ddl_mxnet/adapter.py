@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import mxnet as mx
@@ -15,7 +16,7 @@ from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
 from ddlcore.types import CPU, Buffer, DType
 
-__all__ = ["BFLOAT16", "MxnetAdapter", "address_of", "count_of", "dtype_of"]
+__all__ = ["BFLOAT16", "MxnetAdapter", "address_of", "apart", "count_of", "dtype_of"]
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet takes for one
 _CODES = {  # MXNet's own, of mshadow
@@ -103,6 +104,39 @@ def address_of(handle: Any) -> int | None:
     address = ctypes.c_void_p.from_address(exported.value or 0).value  # a DLManagedTensor begins with its data
     _LIB.MXNDArrayCallDLPackDeleter(exported)
     return address or 0
+
+
+def apart(arrays: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
+    """Those of ``arrays`` that share memory with none before them and none of ``others``: one of each array's views.
+
+    MXNet's engine would wait for itself where an operation has one variable twice, and views have their array's.
+    """
+    known = {_memory_of(array) for array in others}
+    chosen = []
+    for array in arrays:
+        memory = _memory_of(array)
+        if memory not in known:
+            known.add(memory)
+            chosen.append(array)
+    return chosen
+
+
+def _memory_of(array: Any) -> int | None:
+    """A number that arrays have in common if they are views of one memory."""
+    handle: int | None = array.handle.value
+    return _first_word(handle) if _has_memory_first() else handle
+
+
+def _first_word(address: int | None) -> int | None:
+    return ctypes.c_void_p.from_address(address or 0).value
+
+
+@cache
+def _has_memory_first() -> bool:
+    """Whether an NDArray of MXNet begins with the pointer to its memory, as 1.9.1's does; nothing else tells."""
+    whole, other = mx.nd.zeros((2, 1)), mx.nd.zeros((2, 1))
+    words = [_first_word(array.handle.value) for array in (whole, whole[1:], whole.reshape((1, 2)), other)]
+    return words[0] == words[1] == words[2] != words[3] and None not in words
 
 
 class _DLTensor(ctypes.Structure):

@@ -7,9 +7,11 @@ for any operator of MXNet's own. What becomes of it is raised where MXNet raises
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cache, partial
@@ -17,9 +19,9 @@ from typing import Any
 
 from mxnet.base import _LIB, MXNetError, check_call, register_error
 
-from ddl_mxnet.adapter import MxnetAdapter, address_of, count_of, dtype_of
+from ddl_mxnet.adapter import MxnetAdapter, address_of, apart, count_of, dtype_of
 from ddl_mxnet.traffic import Traffic
-from ddlcore.api import Operations
+from ddlcore.api import Operations, is_initialized
 from ddlcore.errors import NotInitialized
 from ddlcore.types import CPU, Buffer, DType, Kind
 
@@ -32,11 +34,14 @@ _PRIORITIZED = ctypes.c_int(3)  # engine.h, FnProperty::kCPUPrioritized: threads
 _CPU_CONTEXT = (ctypes.c_int * 2)(1, 0)  # base.h, Context: cpu(0)
 _NAME = b"ddl"
 _KNOWN_ERRORS = 64
+_END_S = 10.0  # for the operator that MXNet is in the midst of when the interpreter ends
+_LOOK_S = 0.002
 _ONEDNN = (DType.F32, DType.BF16, DType.I8, DType.U8)  # the types that it computes with
 _SKIPPED = "MXNet could not compute an array of this operation; array.wait_to_read() says why"
 
 _keys = itertools.count(1)
 _pushed: dict[int, Pushed] = {}  # what the engine has yet to call back
+_entered: set[int] = set()  # what it is calling back now
 _functions: dict[int, Any] = {}  # address to callable: the engine has one for all operations
 _raised: dict[int, BaseException] = {}  # by the number that goes through MXNet in its message
 
@@ -75,6 +80,8 @@ class Pushed:
         traffic: Traffic | None = None,
     ) -> None:
         self._arrays = (*reads, *writes)  # their handles must live until the engine calls back
+        writes = apart(writes)
+        reads = apart(reads, writes)
         self.begin = begin
         self.skip = skip
         self._traffic = traffic
@@ -148,14 +155,36 @@ class Pushed:
 
 
 def _call_back(_context: int, on_complete: int, key: int) -> None:
-    _pushed.pop(key).called_back(tuple(_ON_COMPLETE.from_address(on_complete)))
+    _entered.add(key)
+    try:
+        _pushed.pop(key).called_back(tuple(_ON_COMPLETE.from_address(on_complete)))
+    finally:
+        _entered.discard(key)
 
 
 def _delete(key: int) -> None:
     """MXNet forgets the operation: the one notice of those that it has not run."""
-    dropped = _pushed.pop(key, None)
-    if dropped is not None:
-        dropped.skipped()
+    if key not in _pushed:
+        return
+    _entered.add(key)
+    try:
+        _pushed.pop(key).skipped()
+    finally:
+        _entered.discard(key)
+
+
+@atexit.register
+def _end() -> None:
+    """The interpreter ends: nothing of MXNet's may call back later, for that would abort the process.
+
+    Runs after the job's shutdown and before MXNet's. What the engine has not begun is dropped, as it would be anyway.
+    """
+    if not _pushed or is_initialized():
+        return
+    _LIB.MXNotifyShutdown()
+    until_s = time.monotonic() + _END_S
+    while (_pushed or _entered) and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
 
 
 _callback = ctypes.cast(_keep_callback := _CALLBACK(_call_back), ctypes.c_void_p)
@@ -229,6 +258,9 @@ class EngineOperations(Operations):
         traffic = job.companions.get(Traffic)
         if job.closed:
             raise NotInitialized("ddl has been shut down; call init() again first")
+        places = [entry.target.owner for entry in entries if entry.target is not None]
+        if len({id(array) for array in places}) < len(places):
+            raise ValueError("an array stands twice in one call that writes in place; pass each array once")
         sources = [entry.source.owner for entry in entries]
         for entry in entries:
             _put_in_order(entry)

@@ -18,7 +18,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from ddl_mxnet.adapter import MxnetAdapter
+from ddl_mxnet.adapter import MxnetAdapter, apart
 from ddlcore.api import Operations, ProcessSet, UserCompressor, Waitable, current_job, global_process_set
 from ddlcore.api.arrays import allgather_async
 from ddlcore.types import Sum
@@ -74,8 +74,9 @@ class Fence:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = slots
         self.first = slots[0].handle
-        handles = (ctypes.c_void_p * len(slots))(*(slot.handle.value for slot in slots))
-        self.arguments = (NOTHING, None, None, CPU_CONTEXT, None, 0, handles, len(slots), PRIORITIZED, 0, b"ddl_fence")
+        arrays = apart([slot.array for slot in slots])
+        handles = (ctypes.c_void_p * len(arrays))(*(array.handle.value for array in arrays))
+        self.arguments = (NOTHING, None, None, CPU_CONTEXT, None, 0, handles, len(arrays), PRIORITIZED, 0, b"ddl_fence")
 
     def push(self) -> None:
         """Opens behind all work on these arrays that the engine knows of now, reading included."""
