@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import ddl_mxnet as ddl
 import mxnet as mx
 import pytest
+from ddl_mxnet.engine import Pushed
+from ddl_mxnet.traffic import Traffic
 
 from ddlcore.testing import run_world
 
@@ -155,3 +158,29 @@ def test_nothing_is_recorded_outside() -> None:
     before = len(function._recorded)
     run_world(2, play)
     assert len(function._recorded) == before
+
+
+def test_backward_passes_in_another_order_on_each_rank() -> None:
+    """Without names, too, each gradient meets its own kind; nor does a call after ``backward`` come between."""
+
+    def play(rank: int, job: Any) -> list[float]:
+        traffic = job.companions.get(Traffic)
+        inputs = [mx.nd.ones((4,)), mx.nd.ones((4,))]
+        factors = [mx.nd.full((4,), 2.0), mx.nd.full((4,), 30.0)]
+        mx.autograd.mark_variables(inputs, [mx.nd.zeros((4,)), mx.nd.zeros((4,))])
+        begun = threading.Event()
+        late = Pushed((), [factors[rank]], begun.set)  # the factor stands when this ends
+        late.push()
+        with mx.autograd.record():
+            reduced = [ddl.allreduce(array, op=ddl.Sum) for array in inputs]
+            losses = [(array * factor).sum() for array, factor in zip(reduced, factors)]
+        for array in reduced:
+            array.wait_to_read()
+        mx.autograd.backward(losses)
+        with traffic._changed:
+            assert traffic._changed.wait_for(lambda: traffic._running == 1, 10.0)
+        after = ddl.allreduce(mx.nd.full((4,), 500.0), op=ddl.Sum)
+        late.end()
+        return [float(array.asnumpy()[0]) for array in (inputs[0].grad, inputs[1].grad, after)]
+
+    assert run_world(2, play) == [[4.0, 60.0, 1000.0]] * 2

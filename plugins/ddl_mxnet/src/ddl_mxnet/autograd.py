@@ -23,6 +23,7 @@ import mxnet as mx
 
 from ddl_mxnet.engine import EngineOperations, is_naive
 from ddl_mxnet.function import Function
+from ddl_mxnet.traffic import Traffic
 from ddlcore.api import ProcessSet, UserCompressor
 from ddlcore.types import Average, ReduceOp, Sum
 
@@ -39,7 +40,7 @@ __all__ = [
 OPERATIONS = EngineOperations()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
     """What forward and backward of one collective share. Backward runs in a thread of MXNet's, hence ``job``.
 
@@ -56,10 +57,11 @@ class Call:
     postscale_factor: float = 1.0
     compression: str = "none"
     compressor: UserCompressor | None = None
+    turn: str = ""  # which call it is of those without a name, for MXNet runs backward passes in any order
 
     def backward(self) -> Call:
         """The same call for the gradient, under a name of its own."""
-        return replace(self, name=f"{self.name}.grad" if self.name is not None else None)
+        return replace(self, name=f"{self.turn if self.name is None else self.name}.grad")
 
     def members(self) -> tuple[int, ...]:
         """The ranks of the process set, by rank in it."""
@@ -93,18 +95,18 @@ class Call:
 
 def allreduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
     """The reduced arrays, which MXNet's engine fills in."""
-    return Function(_reduced, _reduced_back).apply(call, tensors)
+    return _recorded(Function(_reduced, _reduced_back), call, tensors)
 
 
 def allgather(call: Call, tensors: Sequence[Any]) -> list[Any]:
     """All members' rows of each array, one member's behind another's, by rank. Waits for them."""
-    return Function(_gathered, _gathered_back).apply(call, tensors)
+    return _recorded(Function(_gathered, _gathered_back), call, tensors)
 
 
 def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
     """The root's array, which MXNet's engine fills in; ``root_rank`` is a rank of the world, also within a set."""
     function = Function(lambda call, tensors: [_sent(call, tensors[0], root_rank)], _sent_back, root_rank)
-    return function.apply(call, [tensor])[0]
+    return _recorded(function, call, [tensor])[0]
 
 
 def alltoall(call: Call, tensor: Any, splits: Sequence[int] | None) -> tuple[Any, list[int]]:
@@ -116,15 +118,22 @@ def alltoall(call: Call, tensor: Any, splits: Sequence[int] | None) -> tuple[Any
         received.extend(came)
         return [rows]
 
-    return Function(forward, _exchanged_back, received).apply(call, [tensor])[0], received
+    return _recorded(Function(forward, _exchanged_back, received), call, [tensor])[0], received
 
 
 def reducescatter(call: Call, tensors: Sequence[Any]) -> list[Any]:
     """This member's rows of each reduced array. Waits for them."""
-    return Function(_scattered, _scattered_back).apply(call, tensors)
+    return _recorded(Function(_scattered, _scattered_back), call, tensors)
 
 
 # --- forward and backward
+
+
+def _recorded(function: Function, call: Call, tensors: Sequence[Any]) -> list[Any]:
+    outputs = function.apply(call, tensors)
+    if call.name is None:  # counted when nothing has failed, lest a rank that fails alone count otherwise
+        call.turn = call.job.companions.get(Traffic).turn(call.process_set.process_set_id)
+    return outputs
 
 
 def _reduced(call: Call, tensors: Sequence[Any]) -> list[Any]:
@@ -160,7 +169,7 @@ def _gathered(call: Call, tensors: Sequence[Any]) -> list[Any]:
 def _gathered_back(call: Call, inputs: Sequence[Any], gradients: Sequence[Any], _: Any) -> list[Any]:
     back = call.backward()
     rows = [array.shape[0] for array in inputs]
-    sizes = replace(back, name=f"{back.name}.rows" if back.name is not None else None, group=False)
+    sizes = replace(back, name=f"{back.name}.rows", group=False)
     everyones = _gathered(sizes, [mx.nd.array([rows], dtype="int64")])[0].asnumpy()  # (set size, tensors)
     before = everyones[: call.members().index(call.job.rank)].sum(0).tolist()
     reduced = _reduced(replace(back, op=Average), gradients)

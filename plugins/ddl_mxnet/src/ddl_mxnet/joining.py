@@ -14,8 +14,11 @@ def join(device: int = -1) -> int:
 
     What this rank has asked for before is handed over first. ``device`` is accepted for Horovod's sake.
     """
-    current_job().companions.get(Traffic).handed_over()
-    return api.join(device)
+    traffic = current_job().companions.get(Traffic)
+    traffic.handed_over()
+    last = api.join(device)
+    traffic.joined()
+    return last
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

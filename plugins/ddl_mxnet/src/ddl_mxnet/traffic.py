@@ -1,4 +1,4 @@
-"""Counts what one job has under way in MXNet's engine, and keeps calls of one name in their order.
+"""Counts what one job has under way in MXNet's engine, and keeps calls in their order.
 
 The user's thread waits in MXNet, where ddl does not see it; so when nothing more can come from the engine, this
 waits in its place, and ddl leaves a schedule that cannot go on as soon as if the user had called ``wait``.
@@ -35,6 +35,22 @@ class Traffic(Companion):
         self._closed = False
         self._lines: dict[Any, deque[_Place]] = {}
         self._thread: threading.Thread | None = None
+        self._turns: dict[int | None, int] = {}
+        self._generation = 0  # how many times all ranks have joined
+
+    # --- calls without a name
+
+    def turn(self, set_id: int | None) -> str:
+        """What names such a call's gradient: its ordinal in the process set, as the user's thread calls."""
+        with self._changed:
+            ordinal = self._turns[set_id] = self._turns.get(set_id, -1) + 1
+            return f"turn.{self._generation}.{ordinal}"
+
+    def joined(self) -> None:
+        """All ranks have: some of them had made fewer calls, so the count begins anew on all."""
+        with self._changed:
+            self._generation += 1
+            self._turns.clear()
 
     # --- the life of an operation
 
