@@ -85,14 +85,18 @@ class Inbox:
 
     def again_together(self, started: Sequence[tuple[Recurring, int, object]], waits: bool = True) -> None:
         """``again`` for each (entry, address, owner). Where one is refused, those before it have been started."""
+        refusal: Exception | None = None
         with self.lock:
             replay = self._open
             observed = self._completion.observed
             for entry, address, owner in started:
                 position = entry.position
                 if entry.replay is not replay or entry.state != IDLE or position.entries[entry.seat] is not None:
-                    self._again_anew(entry, address, owner, waits)
-                    replay = self._open
+                    try:
+                        self._again_anew(entry, address, owner, waits)
+                    except Exception as error:
+                        refusal = error  # those before it still want to be asked for
+                        break
                     continue
                 entry.stamp = observed
                 entry.state = PENDING
@@ -111,6 +115,8 @@ class Inbox:
             wake = bool(self._unsent) and not self._unanswered and not self._moving
         if wake:
             self._wake()
+        if refusal is not None:
+            raise refusal
 
     def _again_anew(self, entry: Recurring, address: int, owner: object, waits: bool) -> None:
         """Starts one that has no seat in what is replayed now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ddlcore.errors import MismatchError
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
 from ddlcore.runtime.handle import Completion
@@ -51,6 +53,18 @@ def test_the_engine_is_woken_for_a_batch_whose_thread_was_called_away() -> None:
     inbox.work.notify = lambda n=1: woken.append(n)  # type: ignore[method-assign]  # what is counted
     assert inbox.stuck() is None
     assert woken
+
+
+def test_those_before_a_refused_one_are_asked_for() -> None:
+    completion, woken = Completion(), []
+    inbox = Inbox(completion, lambda: woken.append(1))
+    entry = Recurring(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    with pytest.raises(ValueError, match="already in flight"):
+        inbox.again_together([(entry, 64, None), (entry, 64, None)])
+    assert woken == [1]
+    request = inbox.take_request()
+    assert request is not None
+    assert len(request.asks) == 1
 
 
 def seated() -> tuple[Inbox, Recurring, Launch[Entry]]:

@@ -211,6 +211,28 @@ def test_a_process_set_trains_by_itself() -> None:
         assert np.abs(apart - one).max() > 1e-6
 
 
+def test_two_trainers_are_replayed_together() -> None:
+    """What they send beside the gradients has a name for each of them."""
+
+    def play(rank: int, job: Any) -> int:
+        mine = []
+        for name in ("generator_", "judge_"):
+            net = gluon.nn.Dense(3, in_units=4 + len(mine), use_bias=bool(mine), prefix=name)
+            net.initialize(mx.init.Constant(1.0))
+            mine.append((net, ddl.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})))
+        for _ in range(60):
+            for net, trainer in mine:
+                with autograd.record():
+                    loss = net(mx.nd.full((2, net.weight.shape[1]), rank + 1.0)).sum()
+                loss.backward()
+                trainer.step(2)
+        for net, _ in mine:
+            np.testing.assert_allclose(net.weight.data().asnumpy(), 1.0 - 60 * 0.1 * 1.5, rtol=1e-4)
+        return int(job.stats()["batches_replayed"])
+
+    assert min(run_world(2, play)) >= 40
+
+
 def test_states_are_saved_and_loaded(tmp_path: Path) -> None:
     """Momentum goes on where it was."""
 

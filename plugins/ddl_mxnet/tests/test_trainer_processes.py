@@ -33,6 +33,7 @@ def test_a_trainer_outlives_its_world_and_hears_of_a_death() -> None:
     """After shutdown and init it goes on in the new world; when a rank is killed, ``step`` raises PeerLost and names it."""
     shown = launch(2, PROGRAMS / "lives.py", check=False)
     sums = re.findall(r"^\[\d\] sum (\S+)", shown, re.MULTILINE)
+    assert len(re.findall(r"^\[\d\] alone True", shown, re.MULTILINE)) == 2, shown
     assert len(sums) == 2, shown
     assert len(set(sums)) == 1, shown
     assert re.search(r"lost \(1,\) 0\.\d", shown), shown

@@ -94,7 +94,9 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
 
     def _allreduce_grads(self) -> None:
         if self._ddl.rebind():
-            self._scale *= self._ddl.scale / self._applied
+            ratio = self._ddl.scale / self._applied
+            self._scale *= ratio
+            self._optimizer.rescale_grad *= ratio  # ``step`` has set it before this
             self._applied = self._ddl.scale
             self._names, self._arranged = [], []
         if not self._ddl.active:
@@ -126,7 +128,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         named = [(name, param.list_grad()[0]) for name, param in trained]
         counts = mx.nd.zeros((max(1, len(named)),), dtype="float32")
         counts.wait_to_read()
-        self._plan = Plan(named, [(f"gradient.{self._prefix}fresh", counts)])
+        label = self._names[0] if self._names else f"gradient.{self._prefix}"  # another trainer has one, too
+        self._plan = Plan(named, [(f"{label}.fresh", counts)])
         address = ctypes.c_void_p()
         check_call(_LIB.MXNDArrayGetData(counts.handle, ctypes.byref(address)))
         memory: Any = (ctypes.c_float * len(named)).from_address(address.value or 0)

@@ -1,4 +1,4 @@
-"""One trainer in two worlds, one after the other; then rank 1 is killed, and rank 0 says what it hears of it."""
+"""One trainer in three worlds, the second of a single rank; then rank 1 is killed, and rank 0 says what it hears of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,16 @@ def main() -> None:
     for _ in range(3):
         step()
     ddl.shutdown()
+    ddl.init(comm=[rank])
+    before, momentum = net.bias.data().asnumpy(), trainer._updaters[0].states[0].asnumpy()
+    step()
+    moved = net.bias.data().asnumpy() - before
+    expected = 0.9 * momentum - 0.1 * net.bias.grad().asnumpy()
+    print("alone", abs(moved - expected).max() < 1e-5, flush=True)
+    ddl.shutdown()
     ddl.init()
+    ddl.broadcast_parameters(net.collect_params())
+    ddl.broadcast_parameters({str(i): state for i, state in trainer._updaters[0].states.items()})
     for _ in range(8):
         step()
     print("sum", net.weight.data().sum().asscalar(), flush=True)
