@@ -275,3 +275,16 @@ def test_the_jobs_thread_ends_with_it() -> None:
     names = run_world(2, play)
     assert names == ["ddl-mxnet-0", "ddl-mxnet-1"]
     assert not [thread for thread in threading.enumerate() if thread.name in names]
+
+
+def test_the_end_does_not_wait_for_what_the_peers_lack(caplog: Any) -> None:
+    """Each rank leaves a call that the other never makes."""
+
+    def play(rank: int, job: Any) -> None:
+        lost = ddl.allreduce(mx.nd.ones((3,)), name=f"of {rank} alone")
+        ddl.shutdown()
+        with pytest.raises(ddl.DdlInternalError):
+            lost.wait_to_read()
+
+    run_world(2, play, settings={"stall_warning_s": 0.3})
+    assert "calls that its peers lack" in caplog.text

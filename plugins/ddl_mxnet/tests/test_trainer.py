@@ -215,7 +215,7 @@ def test_two_trainers_are_replayed_together() -> None:
     """What they send beside the gradients has a name for each of them."""
 
     def play(rank: int, job: Any) -> int:
-        mine = []
+        mine: list[Any] = []
         for name in ("generator_", "judge_"):
             net = gluon.nn.Dense(3, in_units=4 + len(mine), use_bias=bool(mine), prefix=name)
             net.initialize(mx.init.Constant(1.0))

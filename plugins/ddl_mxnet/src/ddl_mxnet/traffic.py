@@ -6,6 +6,7 @@ waits in its place, and ddl leaves a schedule that cannot go on as soon as if th
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,6 +22,9 @@ GRACE_S = 0.05  # that the user waits is a guess; in a step the next operation c
 LEAST_S = 0.005
 SLICE_S = 0.1  # users wait in slices, so that Ctrl-C works
 JOIN_S = 2.0
+STALL_S = 60.0  # where stalls are not to be reported
+
+log = logging.getLogger(__name__)
 
 
 class Traffic(Companion):
@@ -122,7 +126,20 @@ class Traffic(Companion):
         self._wait(lambda: self._pushed == 0)
 
     def settle(self) -> None:
-        self._wait(lambda: self._pushed == self._running == 0)
+        """Gives up where ddl has had something for ``stall_warning_s`` and none of it ends: the peers lack it."""
+        patience_s = self.job.settings.number("stall_warning_s") or STALL_S
+        seen, since_s = (0, 0), time.monotonic()
+        with self._changed:
+            while self._pushed or self._running:
+                now_s = time.monotonic()
+                if not self._running or (self._pushed, self._running) != seen:
+                    seen, since_s = (self._pushed, self._running), now_s
+                elif now_s - since_s > patience_s:
+                    log.warning("rank %d ends with %d calls that its peers lack", self.job.rank, self._running)
+                    return
+                if self.job.closed:
+                    return
+                self._changed.wait(SLICE_S)
 
     def _wait(self, over: Callable[[], bool]) -> None:
         with self._changed:
