@@ -605,12 +605,12 @@ def batch_norm_sees_all_ranks() -> None:
     """As one device with the ranks' batches, of 3 and 5 rows, put together: forward, backward and moving statistics."""
     keras.utils.set_random_seed(3)
     mine = slice(0, 3) if ddl.rank() == 0 else slice(3, 8)
-    plain = {"fused": False} if LEGACY else {}
+    plain = {"momentum": 0.5, **({"fused": False} if LEGACY else {})}  # to tf_keras momentum is a float32
     for shape, axis in (((4,), -1), ((2, 3, 4), -1), ((4, 2, 3), 1)):
         rng = np.random.default_rng(4)
         x, upstream = rng.normal(5.0, 2.0, (8, *shape)), rng.normal(size=(8, *shape))
         whole = normalizing(keras.layers.BatchNormalization(axis=axis, **plain), shape, x, upstream)
-        part = normalizing(ddl.SyncBatchNormalization(axis=axis), shape, x[mine], upstream[mine])
+        part = normalizing(ddl.SyncBatchNormalization(axis=axis, momentum=0.5), shape, x[mine], upstream[mine])
         for i, (a, b) in enumerate(zip(whole, part)):
             if i < 2:
                 a = a[mine]
@@ -642,9 +642,9 @@ def batch_norm_in_a_model() -> None:
         keras.utils.set_random_seed(6)
         return keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), layer, keras.layers.Dense(2)])
 
-    plain = {"fused": False} if LEGACY else {}
+    plain = {"momentum": 0.5, **({"fused": False} if LEGACY else {})}  # to tf_keras momentum is a float32
     alone = walk(sgd(), X, Y, 16, deep(keras.layers.BatchNormalization(**plain)))
-    here = fit(DistributedOptimizer(sgd()), own(X), own(Y), 8, deep(ddl.SyncBatchNormalization()))
+    here = fit(DistributedOptimizer(sgd()), own(X), own(Y), 8, deep(ddl.SyncBatchNormalization(momentum=0.5)))
     assert apart(alone, here) <= 1e-10
     path = str(FOLDER / f"norm.{ddl.rank()}.keras")
     here.save(path)
