@@ -20,10 +20,10 @@ def test_models_are_what_the_targets_were_set_for(name: str, tensors: int, param
     import numpy as np
 
     from tools.training.on_mxnet.models import WORKLOADS
-    from tools.training.on_torch import models as on_torch
+    from tools.training.on_torch.models import WORKLOADS as TORCH_WORKLOADS
 
     workload = WORKLOADS[name]
-    assert workload.samples == on_torch.WORKLOADS[name].samples
+    assert workload.samples == TORCH_WORKLOADS[name].samples
     net = workload.make()
     mine: list[Any] = list(net.collect_params().values())
     assert (len(mine), sum(int(np.prod(one.shape)) for one in mine)) == (tensors, parameters)

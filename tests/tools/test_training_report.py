@@ -131,3 +131,16 @@ def test_the_same_numbers_draw_the_same_file(tmp_path: Path) -> None:
     drawn = (tmp_path / "a.svg").read_text()
     assert drawn == (tmp_path / "b.svg").read_text()
     assert "<!-- 4 ranks -->" in drawn and "<!-- gpt -->" in drawn
+
+
+def test_each_framework_has_its_own_peer_and_targets() -> None:
+    """TensorFlow's is held to MultiWorkerMirroredStrategy, without the barrier's way out, and to no message in replay."""
+    times = {"none": 1.0, "barrier": 1.0, "mwms": 3.0, "ddl": 1.0}
+    seconds = {name: [value * noise for noise in NOISE] for name, value in times.items()}
+    verdicts = {}
+    for messages, left in ((0.0, 0), (2.0, 0), (2.0, 1)):
+        run = Measured("wide", 2, 8, 33_000_000, 8, 2, seconds, messages, 1.0, left, framework="tf")
+        verdicts[messages, left] = {row.over: row.verdict for row in ratio_rows(run)}
+    assert verdicts[0.0, 0]["ddl / mwms"] == "holds" and verdicts[0.0, 0]["ddl / barrier"] == ""
+    of_messages = [found["ddl's control messages"] for found in verdicts.values()]
+    assert of_messages == ["holds", "misses", "within spread"]

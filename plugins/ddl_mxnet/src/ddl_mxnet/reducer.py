@@ -152,10 +152,14 @@ class Reducer:
             self._reduce_sparse(plan)
 
     def _reduce_in_place(self, plan: Plan) -> None:
-        """Runs hundreds of times a step: a gradient costs one call of MXNet and one of ddl."""
-        again, aloft = self.job.again, self._aloft
+        """Runs once a step, for hundreds of gradients: each costs one call of MXNet and a line of ddl's.
+
+        Where nothing travels while the step computes, all go off together, and this thread runs their batch itself.
+        """
+        started: list[tuple[Any, int, Any]] = []
         address, data_of = ctypes.c_void_p(), _LIB.MXNDArrayGetData
         into = ctypes.byref(address)
+        overlaps = self.job.overlaps
         try:
             for fence in plan.fences:
                 fence.wait()
@@ -163,11 +167,20 @@ class Reducer:
                     recurring = slot.recurring
                     if recurring is None:
                         recurring = slot.recurring = self._describe(slot)
-                    check_call(data_of(slot.handle, into))  # makes the layout MXNet's usual one, too
-                    again(recurring, address.value or 0, slot.array)
-                    aloft.append(recurring)
+                    if data_of(slot.handle, into) != 0:  # it makes the layout MXNet's usual one, too
+                        check_call(-1)
+                    started.append((recurring, address.value or 0, slot.array))
+                if overlaps:
+                    self._start(started, False)
+                    started = []
+            self._start(started, True)
         finally:
             self._land()
+
+    def _start(self, started: Sequence[tuple[Any, int, Any]], waits: bool) -> None:
+        self._aloft += [recurring for recurring, _, _ in started]
+        if started:
+            self.job.again_together(started, waits)
 
     def _describe(self, slot: Slot) -> Any:
         recurring = OPERATIONS.recurring_allreduce(

@@ -17,6 +17,7 @@ from ddlcore.api import Companion
 __all__ = ["Traffic"]
 
 LOOK_AGAIN_S = 0.02  # while the engine still has operations to hand over
+GRACE_S = 0.05  # that the user waits is a guess; in a step the next operation comes sooner
 LEAST_S = 0.005
 SLICE_S = 0.1  # users wait in slices, so that Ctrl-C works
 JOIN_S = 2.0
@@ -128,7 +129,7 @@ class Traffic(Companion):
                     self._changed.wait()
                 if self._closed:
                     return
-                since_s = self._quiet_since_s if self._pushed == 0 else None
+                since_s = self._quiet_since_s + GRACE_S if self._pushed == 0 else None
             pause_s = LOOK_AGAIN_S if since_s is None else max(self.job.completion.watch(since_s), LEAST_S)
             with self._changed:
                 if self._running and not self._closed:

@@ -158,8 +158,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         into, ask = ctypes.byref(state), _LIB.MXNDArrayGetGradState
         self._fresh.fill(1.0)
         for param, data, place in self._watched:
-            check_call(ask(data.handle, into))
-            if not state.value:
+            if ask(data.handle, into) == 0 and not state.value:
                 self._fresh[place] = 0.0
                 param.list_grad()[0][:] = 0
 

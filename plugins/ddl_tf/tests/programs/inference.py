@@ -16,6 +16,7 @@ sys.path.append(sys.argv[2])
 import keras  # noqa: E402 - the path comes first
 import numpy as np  # noqa: E402 - likewise
 import tensorflow as tf  # noqa: E402 - likewise
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel  # noqa: E402 - likewise
 
 FOREIGN = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
@@ -76,7 +77,7 @@ def main() -> None:
         check("checkpoint", from_checkpoint(inputs), expected["session"])
         check("whole.keras", keras.saving.load_model(FOLDER / "whole.keras")(inputs), expected["keras"])
         for name in ("keras", "tf_keras", "tape"):
-            saved = tf.compat.v1.saved_model.loader_impl.parse_saved_model(str(FOLDER / name))
+            saved = SavedModel.FromString((FOLDER / name / "saved_model.pb").read_bytes())
             for graph in saved.meta_graphs:
                 check_ops(name, graph.graph_def)
             serve = tf.saved_model.load(str(FOLDER / name)).signatures["serving_default"]
