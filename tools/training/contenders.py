@@ -17,7 +17,7 @@ __all__ = ["Contender", "Measured", "Trainings", "measure"]
 WARM_STEPS = 12  # ddl has found the period and replays, a peer has settled (DDP rebuilds its buckets)
 BLOCK_S = 0.5  # about how long one contender trains before the next has its turn
 LEAST_STEPS, MOST_STEPS = 2, 50  # of such a block
-WARM_SHARE = 5  # so many times fewer steps are taken untimed before, one at least: a turn begins in the caches of another's
+WARM_SHARE = 5  # so many times fewer steps, one at least, go untimed before: a turn begins in another's caches
 COUNTED = ("control_messages", "batches_replayed", "divergences")
 
 
