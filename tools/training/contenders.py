@@ -16,8 +16,8 @@ __all__ = ["Contender", "Measured", "Trainings", "measure"]
 
 WARM_STEPS = 12  # ddl has found the period and replays, a peer has settled (DDP rebuilds its buckets)
 BLOCK_S = 0.5  # about how long one contender trains before the next has its turn
-LEAST_STEPS, MOST_STEPS = 1, 50  # of such a block
-WARM_SHARE = 5  # so many times fewer steps are taken untimed before: small models must find their memory in the caches
+LEAST_STEPS, MOST_STEPS = 2, 50  # of such a block
+WARM_SHARE = 5  # so many times fewer steps, one at least, go untimed before: a turn begins in another's caches
 COUNTED = ("control_messages", "batches_replayed", "divergences")
 
 
@@ -96,8 +96,7 @@ def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, ro
     for _ in rounds:
         shuffle(order)
         for turn in order:
-            if steps >= WARM_SHARE:
-                contenders[turn].steps(steps // WARM_SHARE)
+            contenders[turn].steps(max(1, steps // WARM_SHARE))
             meet()
             before = ddlcore.stats()
             own[turn].append(contenders[turn].steps(steps))
