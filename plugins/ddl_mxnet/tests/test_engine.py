@@ -288,3 +288,23 @@ def test_the_end_does_not_wait_for_what_the_peers_lack(caplog: Any) -> None:
 
     run_world(2, play, settings={"stall_warning_s": 0.3})
     assert "calls that its peers lack" in caplog.text
+
+
+def test_a_call_behind_one_of_its_name_is_handed_over_later() -> None:
+    """``join`` and ``remove_process_set`` wait until ddl itself has every call, not just MXNet's callback."""
+
+    def play(rank: int, job: Any) -> None:
+        traffic = job.companions.get(Traffic)
+        first, second = traffic.queue("x"), traffic.queue("x")
+        thread = threading.Thread(target=traffic.handed_over)
+        thread.start()
+        traffic.enter(first, lambda: traffic.submitted(first))
+        traffic.enter(second, lambda: traffic.submitted(second))
+        assert traffic._unsubmitted == 1
+        assert thread.is_alive()
+        traffic.quit(first)
+        thread.join(10.0)
+        assert not thread.is_alive()
+        traffic.quit(second)
+
+    run_world(1, play)

@@ -278,6 +278,8 @@ class EngineOperations(Operations):
                 job.submit(entries)
             except BaseException as error:
                 handle.refuse(error)  # which ends the operation, too
+            finally:
+                traffic.submitted(place)
 
         def end() -> None:
             handle.poll()  # what comes after has seen its end

@@ -36,6 +36,9 @@ class Traffic(Companion):
         self._pushed = 0  # the engine has not called back yet
         self._running = 0  # handed to ddl
         self._quiet_since_s = 0.0  # when the engine had handed over all it had
+        self._unsubmitted = (
+            0  # calls that ddl has not got yet: pushed, called back just now, or behind one of their name
+        )
         self._closed = False
         self._lines: dict[Any, deque[_Place]] = {}
         self._thread: threading.Thread | None = None
@@ -97,6 +100,7 @@ class Traffic(Companion):
             line = self._lines.setdefault(name, deque())
             place = _Place(name, line)
             line.append(place)
+            self._unsubmitted += 1
             return place
 
     def enter(self, place: _Place, begin: Callable[[], None]) -> None:
@@ -107,9 +111,22 @@ class Traffic(Companion):
         if mine:
             begin()
 
+    def submitted(self, place: _Place) -> None:
+        """ddl has the call, or never will."""
+        with self._changed:
+            self._has_submitted(place)
+
+    def _has_submitted(self, place: _Place) -> None:
+        if not place.submitted:
+            place.submitted = True
+            self._unsubmitted -= 1
+            if self._unsubmitted == 0:
+                self._changed.notify_all()
+
     def quit(self, place: _Place) -> None:
         """The call is over: it is the next one's turn."""
         with self._changed:
+            self._has_submitted(place)
             first = place.line[0] is place
             place.line.remove(place)
             following = place.line[0] if place.line and first else None
@@ -122,8 +139,8 @@ class Traffic(Companion):
     # --- waiting
 
     def handed_over(self) -> None:
-        """Returns when the engine has called back for all that has been pushed so far."""
-        self._wait(lambda: self._pushed == 0)
+        """Returns when ddl has all that has been asked for so far."""
+        self._wait(lambda: self._pushed == self._unsubmitted == 0)
 
     def settle(self) -> None:
         """Gives up where ddl has had something for ``stall_warning_s`` and none of it ends: the peers lack it."""
@@ -172,9 +189,10 @@ class Traffic(Companion):
 class _Place:
     """Where a call stands among those of its name."""
 
-    __slots__ = ("begin", "line", "name")
+    __slots__ = ("begin", "line", "name", "submitted")
 
     def __init__(self, name: Any, line: deque[_Place]) -> None:
         self.name = name
         self.line = line
+        self.submitted = False
         self.begin: Callable[[], None] | None = None
