@@ -24,6 +24,8 @@ from ddlcore.types import Placement
 
 __all__ = ["Launch", "Report", "leftovers"]
 
+STAYS_S = 2.0  # what is still there after so long is left behind
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.faults.warm"])
 
@@ -133,9 +135,18 @@ def _play(
         sys.exit(1)
 
 
-def leftovers(before: Sequence[str] = ()) -> list[str]:
-    """Entries of /dev/shm and abstract sockets of ours that were not there ``before``."""
+def leftovers(before: Sequence[str] | None = None) -> list[str]:
+    """Entries of /dev/shm and abstract sockets of ours that were not there ``before``, and stay: other jobs' go."""
+    left = [one for one in _entries() if one not in (before or ())]
+    until_s = time.monotonic() + STAYS_S
+    while before is not None and left and time.monotonic() < until_s:
+        time.sleep(0.05)
+        there = _entries()
+        left = [one for one in left if one in there]
+    return left
+
+
+def _entries() -> list[str]:
     found = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")]
     with open("/proc/net/unix") as table:
-        found += [line.split()[-1] for line in table if "@ddl" in line]
-    return [one for one in found if one not in before]
+        return found + [line.split()[-1] for line in table if "@ddl" in line]
