@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
+from ddl_tf.adapter import on_host
 from ddl_tf.autograd import OPERATIONS
 from ddl_tf.devices import HOST, check_device
 from ddl_tf.flight import Flight
@@ -160,8 +161,9 @@ class Reducer:
         if flight is None:
             part_of = self._describe(given, variables)
             flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, False))
-        flight.send(0, *([given[i] for i in reversed(dense)] or [_nothing()]))
-        flight.gather(max(len(dense), 1), *(part for i in sparse for part in (given[i].values, given[i].indices)))
+        flight.send(0, *([on_host(given[i]) for i in reversed(dense)] or [_nothing()]))
+        parts = [part for i in sparse for part in (given[i].values, given[i].indices)]
+        flight.gather(max(len(dense), 1), *map(on_host, parts))
         arrived = flight.take()
         results: list[Any] = [None] * len(given)
         for i, tensor in zip(reversed(dense), arrived[: len(dense)], strict=True):
@@ -362,7 +364,8 @@ def _key(variable: Any) -> Any:
 
 def _nothing() -> Any:
     """What is sent where all gradients are None, so that ranks which have some learn of it."""
-    return tf.zeros((0,), tf.float32)
+    with tf.device(HOST):
+        return tf.zeros((0,), tf.float32)
 
 
 def _refuse_xla() -> None:
