@@ -17,6 +17,7 @@ CHECKS = (
     "kinds",
     "differing",
     "shuffled",
+    "called_twice",
     "broadcasts",
 )
 

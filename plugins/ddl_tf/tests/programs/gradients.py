@@ -253,6 +253,29 @@ def shuffled() -> None:
     assert runs == 200
 
 
+def called_twice() -> None:
+    """Functions that communicate, called again and again in one graph where nothing but that orders the calls."""
+    variables = [[tf.Variable(tf.ones((8,))) for _ in range(3)] for _ in range(2)]
+
+    def gradients(weights: Any, scale: Any) -> Any:
+        with ddl.DistributedGradientTape(tf.GradientTape(), op=ddl.Sum) as tape:
+            loss = sum(tf.reduce_sum(weight) * scale for weight in weights)
+        return tape.gradient(loss, weights)
+
+    ours, theirs = (tf.function(partial(gradients, weights)) for weights in variables)  # alike, but of other models
+    total = tf.function(lambda x: ddl.allreduce(x * variables[0][0], op=ddl.Sum))
+
+    def all_of_them(x: Any) -> Any:
+        return ours(x), ours(2 * x), theirs(3 * x), total(4 * x), total(5 * x)
+
+    run = tf.function(all_of_them)
+    every = float(ddl.size() * (ddl.size() + 1) // 2)
+    for _ in range(20):
+        *lists, first, second = run(tf.constant(1.0 + ddl.rank()))
+        for factor, values in enumerate([*lists, [first], [second]], 1):
+            assert {float(v) for value in values for v in value.numpy()} == {factor * every}, (factor, values)
+
+
 def broadcasts() -> None:
     rank = ddl.rank()
     kinds_of = (tf.float32, tf.int64, tf.bool, tf.uint32, tf.complex64, tf.bfloat16)
@@ -283,6 +306,7 @@ def main() -> None:
         kinds,
         differing,
         shuffled,
+        called_twice,
         broadcasts,
     )
     wanted = sys.argv[1:]
