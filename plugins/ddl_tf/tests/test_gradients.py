@@ -18,6 +18,7 @@ CHECKS = (
     "differing",
     "shuffled",
     "called_twice",
+    "branches",
     "broadcasts",
 )
 

@@ -8,6 +8,7 @@ can make two ranks wait for each other. See docs/design/tensorflow.md.
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -186,7 +187,7 @@ class Reducer:
         tensors = [_join([given[i] for i in parcel.members], parcel) for run in runs for parcel in run] or [_nothing()]
         parcels = [parcel for run in runs for parcel in run]
         part_of = self._describe(given, variables)
-        name = self._named(_ordinal(self.name))
+        name = self._named(_place(self.name))
         flight = self._flight(name, len(tensors), part_of, True)
         tokens, first = [], 0
         with tf.device(HOST):
@@ -238,8 +239,8 @@ class Reducer:
         }
         return Flight(OPERATIONS, self.job, name, count, kinds, part_of, reuse)
 
-    def _named(self, ordinal: int = 0) -> str:
-        return f"gradient.{self.name}" + (f".call{ordinal}" if ordinal else "")
+    def _named(self, place: str = "") -> str:
+        return f"gradient.{self.name}" + (f".call{place}" if place else "")
 
     def _describe(self, given: Sequence[Any], variables: Sequence[Any]) -> str:
         """What all ranks must have alike, for the eye and exactly."""
@@ -299,16 +300,31 @@ def _graph() -> Any:
     return tf.compat.v1.get_default_graph()
 
 
-_ordinals: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
-_ordinals_lock = threading.Lock()
+_places: weakref.WeakKeyDictionary[Any, dict[str, dict[Any, int]]] = weakref.WeakKeyDictionary()
+_places_lock = threading.Lock()
+_BRANCH = re.compile(r"_(true|false|branch\d+|body|cond)_\d+$")
 
 
-def _ordinal(name: str) -> int:
-    """How many reductions of that name the graph that is being built has already: they may be under way at once."""
-    with _ordinals_lock:
-        counts = _ordinals.setdefault(_graph(), {})
-        counts[name] = counts.get(name, -1) + 1
-        return counts[name]
+def _place(name: str) -> str:
+    """Where the present graph's next reduction of that name stands in the function: several may be under way at once.
+
+    Counted as they come, so that it is the same on ranks that trace the same. The branches of one condition have one
+    place: which of them runs, its ranks may not agree upon.
+    """
+    path: list[int] = []
+    graph = _graph()
+    construct: Any = None  # whose branch or body the graph before was
+    with _places_lock:
+        while graph is not None:
+            places = _places.setdefault(graph, {}).setdefault(name, {})
+            key = len(places) if construct is None else construct
+            path.insert(0, places.setdefault(key, len(places)))
+            graph_name = getattr(graph, "name", "")
+            construct = _BRANCH.sub("", graph_name)
+            graph = graph.outer_graph if construct != graph_name else None
+    while path and path[-1] == 0:  # a place holds one reduction or one construct
+        path.pop()
+    return ".".join(map(str, path))
 
 
 # --- arguments

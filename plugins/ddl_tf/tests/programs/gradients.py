@@ -276,6 +276,36 @@ def called_twice() -> None:
             assert {float(v) for value in values for v in value.numpy()} == {factor * every}, (factor, values)
 
 
+def branches() -> None:
+    """Reductions in conditions that nothing orders have names of their own; a condition's two branches have one."""
+    weights = [tf.Variable(tf.ones((4,))) for _ in range(3)]
+
+    def gradient(weight: Any, scale: Any) -> Any:
+        with ddl.DistributedGradientTape(tf.GradientTape(), op=ddl.Sum) as tape:
+            loss = tf.reduce_sum(weight) * scale
+        return tape.gradient(loss, weight)
+
+    def all_of_them(x: Any, way: Any) -> Any:
+        late = [tf.ones((64, 64))]  # what another rank has at once
+        for _ in range(50):
+            late.append(late[-1] @ tf.eye(64))
+        later = x * tf.reduce_mean(late[-1])
+        xs = [x, later] if ddl.rank() == 0 else [later, x]
+        first, second = (
+            tf.cond(way > 0, partial(gradient, weights[i], xs[i]), partial(gradient, weights[i], 2 * xs[i]))
+            for i in range(2)
+        )
+        return first, second, gradient(weights[2], x)
+
+    run = tf.function(all_of_them)
+    for agreed in (True, False):
+        for turn in range(20):
+            way = turn % 2 if agreed else ddl.rank()
+            values = [float(value[0]) for value in run(tf.constant(1.0), tf.constant(way))]
+            factors = [1 if (turn % 2 if agreed else rank) else 2 for rank in range(ddl.size())]
+            assert values == [sum(factors), sum(factors), ddl.size()], (agreed, turn, values)
+
+
 def broadcasts() -> None:
     rank = ddl.rank()
     kinds_of = (tf.float32, tf.int64, tf.bool, tf.uint32, tf.complex64, tf.bfloat16)
@@ -307,6 +337,7 @@ def main() -> None:
         differing,
         shuffled,
         called_twice,
+        branches,
         broadcasts,
     )
     wanted = sys.argv[1:]
