@@ -14,6 +14,7 @@ CHECKS = (
     "v1_passes",
     "replay",
     "kept",
+    "let_go",
     "kinds",
     "differing",
     "shuffled",

@@ -23,7 +23,7 @@ from tensorflow.python.ops import control_flow_util
 
 from ddl_tf.devices import HOST
 
-__all__ = ["asynchronous", "ordered", "wire_name"]
+__all__ = ["asynchronous", "keep", "ordered", "wire_name"]
 
 IN_ORDER = 0x64646C  # the number on calls that are not to overtake one another
 Function = Callable[..., Sequence[Any]]  # arrays in, arrays out
@@ -45,6 +45,18 @@ def _notes(graph: Any) -> _Notes:
     if notes is None:
         notes = graph._ddl_notes = _Notes()
     return notes
+
+
+def keep(thing: Any) -> None:
+    """Holds it as long as the present graph, or a function around it, is there.
+
+    Python functions do not do so: TensorFlow never lets go of those that stand in a ``tf.function``.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    _notes(graph).kept.append(thing)
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+        _notes(graph).kept.append(thing)
 
 
 def wire_name(verb: str, name: str | None) -> str:

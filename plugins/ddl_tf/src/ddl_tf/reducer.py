@@ -22,8 +22,8 @@ import tensorflow as tf
 from ddl_tf.adapter import on_host
 from ddl_tf.autograd import OPERATIONS
 from ddl_tf.devices import HOST, check_device
-from ddl_tf.flight import Flight
-from ddl_tf.graph import asynchronous
+from ddl_tf.flight import Flight, Pools
+from ddl_tf.graph import asynchronous, keep
 from ddl_tf.parcels import Look, Parcel, cut, pack
 from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op, wire_compression
 from ddlcore.types import Average, DType, ReduceOp, Sum
@@ -161,7 +161,7 @@ class Reducer:
         flight = self._flights.get(key)
         if flight is None:
             part_of = self._describe(given, variables)
-            flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, False))
+            flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, None))
         flight.send(0, *([on_host(given[i]) for i in reversed(dense)] or [_nothing()]))
         parts = [part for i in sparse for part in (given[i].values, given[i].indices)]
         flight.gather(max(len(dense), 1), *map(on_host, parts))
@@ -188,7 +188,9 @@ class Reducer:
         parcels = [parcel for run in runs for parcel in run]
         part_of = self._describe(given, variables)
         name = self._named(_place(self.name))
-        flight = self._flight(name, len(tensors), part_of, True)
+        pools = Pools()
+        keep(pools)
+        flight = self._flight(name, len(tensors), part_of, pools)
         tokens, first = [], 0
         with tf.device(HOST):
             for count in [len(run) for run in runs] or [1]:
@@ -228,7 +230,7 @@ class Reducer:
 
     # --- both
 
-    def _flight(self, name: str, count: int, part_of: str, reuse: bool) -> Flight:
+    def _flight(self, name: str, count: int, part_of: str, pools: Pools | None) -> Flight:
         factor = self.reduction.gradient_predivide_factor
         kinds = {
             "op": self.reduction.op,
@@ -237,7 +239,7 @@ class Reducer:
             "compression": wire_compression(self.reduction.wire)[0],
             "process_set": self.reduction.process_set,
         }
-        return Flight(OPERATIONS, self.job, name, count, kinds, part_of, reuse)
+        return Flight(OPERATIONS, self.job, name, count, kinds, part_of, pools)
 
     def _named(self, place: str = "") -> str:
         return f"gradient.{self.name}" + (f".call{place}" if place else "")

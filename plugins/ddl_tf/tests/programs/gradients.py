@@ -5,6 +5,7 @@ Run with `ddl run -np 2`; the ranks' threads of TensorFlow are one each.
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import ddl_tf as ddl
 import numpy as np
 import tensorflow as tf
+from ddl_tf.flight import Pools
 from ddl_tf.reducer import Reducer, Reduction
 
 STEPS, ROWS = 10, 8
@@ -151,6 +153,30 @@ def kept() -> None:
     assert [float(np.asarray(view)[0, 0]) for view in views] == [ddl.size() * float(i) for i in range(6)]
     constant = tf.function(lambda: reducer.reduce([tf.ones((300, 100))], [weight])[0])  # folded by TensorFlow
     assert [float(constant()[5, 5]) for _ in range(3)] == [float(ddl.size())] * 3
+
+
+def let_go() -> None:
+    """Memory for results lives as long as the function that they are of, also where it stands in a branch."""
+    weight = tf.Variable(tf.zeros((300, 100)))
+    reducer = Reducer(Reduction(op=ddl.Sum), "let_go")
+
+    def count() -> int:
+        gc.collect()
+        return sum(isinstance(thing, Pools) and 0 in thing for thing in gc.get_objects())
+
+    def train() -> Any:
+        def reduced() -> Any:
+            return reducer.reduce([weight + 1.0], [weight])[0]
+
+        run = tf.function(lambda way: tf.cond(way > 0, reduced, lambda: tf.zeros_like(weight)))
+        assert float(run(tf.constant(1))[0, 0]) == ddl.size()
+        return run
+
+    before = count()
+    functions = [train() for _ in range(3)]
+    assert count() - before == len(functions)
+    functions.clear()
+    assert count() == before
 
 
 def kinds() -> None:
@@ -333,6 +359,7 @@ def main() -> None:
         v1_passes,
         replay,
         kept,
+        let_go,
         kinds,
         differing,
         shuffled,
