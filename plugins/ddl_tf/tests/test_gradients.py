@@ -14,9 +14,12 @@ CHECKS = (
     "v1_passes",
     "replay",
     "kept",
+    "let_go",
     "kinds",
     "differing",
     "shuffled",
+    "called_twice",
+    "branches",
     "broadcasts",
 )
 

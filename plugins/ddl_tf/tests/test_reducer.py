@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from importlib import import_module
 from typing import Any
 
 import ddl_tf as ddl
@@ -55,6 +56,27 @@ def test_a_user_compressor_stands_around_the_reduction() -> None:
         return float(reducer.reduce([tf.constant(3.0)], [tf.Variable(0.0)])[0])
 
     assert run_world(2, play) == [3.0, 3.0]
+
+
+def test_what_lies_on_a_gpu_is_brought_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There need be none here: what brings tensors home is watched, and may be given any."""
+    brought: list[int] = []
+
+    def bring(tensor: Any) -> Any:
+        brought.append(int(tf.size(tensor)))
+        return tf.identity(tensor)
+
+    for module in ("ddl_tf.reducer", "ddl_tf.broadcast"):  # the package has a verb of that name
+        monkeypatch.setattr(import_module(module), "on_host", bring)
+
+    def play(rank: int, job: Job) -> None:
+        variables = [tf.Variable(tf.ones(3)), tf.Variable(tf.ones((4, 2)))]
+        slices = tf.IndexedSlices(tf.ones((5, 2)), tf.zeros(5, tf.int32), tf.constant([4, 2]))
+        Reducer(Reduction(), "home").reduce([tf.ones(3), slices], variables)
+        ddl.broadcast_variables(variables, 0)
+
+    run_world(2, play)
+    assert sorted(brought) == [3, 3, 3, 3, 5, 5, 8, 8, 10, 10]
 
 
 def test_none_on_one_rank_alone_raises_on_all_and_says_whose() -> None:

@@ -17,7 +17,7 @@ from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
 from ddlcore.types import CPU, Buffer, DType
 
-__all__ = ["TfAdapter"]
+__all__ = ["TfAdapter", "on_host"]
 
 _TF: dict[DType, Any] = {dtype: tf.dtypes.as_dtype(dtype.label) for dtype in DType}
 _DTYPES = {native: dtype for dtype, native in _TF.items()}
@@ -96,6 +96,13 @@ class TfAdapter(Adapter):
             )
         if here.count:
             ctypes.memmove(there.address, here.address, here.nbytes)
+
+
+def on_host(tensor: Any) -> Any:
+    """The tensor where a transport reaches it: itself, or its copy in process memory."""
+    if not isinstance(tensor, tf.Tensor) or tf.is_symbolic_tensor(tensor) or "CPU" in tensor.backing_device:
+        return tensor
+    return tensor.cpu()
 
 
 def _of_array(array: Any) -> Buffer:

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from ddl_tf.adapter import TfAdapter
+from ddl_tf.adapter import TfAdapter, on_host
 from ddl_tf.errors import translating
 from ddl_tf.graph import asynchronous, wire_name
 from ddlcore.api import Operations, ProcessSet, current_job
@@ -211,16 +211,10 @@ def _carried_out(
 ) -> list[Any]:
     """The outputs of ``run``, at once or each time the present graph runs; typed as the tensors are, then as ``also``."""
     if tf.executing_eagerly():
-        outputs = run(*(_on_host(tensor) for tensor in tensors))
+        outputs = run(*(on_host(tensor) for tensor in tensors))
         return [output if isinstance(output, tf.Tensor) else tf.constant(output) for output in outputs]
     dtypes = [tensor.dtype for tensor in tensors[: len(shapes) - len(also)]] + list(also)
     return asynchronous(run, tensors, dtypes, shapes, label)
-
-
-def _on_host(tensor: Any) -> Any:
-    if not isinstance(tensor, tf.Tensor) or tf.is_symbolic_tensor(tensor) or "CPU" in tensor.backing_device:
-        return tensor
-    return tensor.cpu()
 
 
 def _any_rows(tensor: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddl_tf.adapter import on_host
 from ddl_tf.autograd import OPERATIONS, running
 from ddl_tf.devices import check_device
 from ddl_tf.errors import translating
@@ -119,7 +120,7 @@ def _broadcast(name: str, variables: list[Any], root_rank: int, process_set: Pro
         return [handle.wait() for handle in handles]
 
     if eager:
-        received = run(*values)
+        received = run(*map(on_host, values))
     elif not values:
         return tf.group()
     else:

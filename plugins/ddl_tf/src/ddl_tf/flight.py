@@ -6,6 +6,7 @@ It sees numpy arrays (what TensorFlow shows of its tensors inside a graph, witho
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,9 +16,13 @@ import numpy as np
 from ddlcore.api import Job, Operations, current_job
 from ddlcore.contracts.transport import Memory
 
-__all__ = ["Flight"]
+__all__ = ["Flight", "Pools"]
 
 TOKEN = np.int32(0)
+
+
+class Pools(dict[int, list[Any]]):
+    """Memory for the results of one flight, by number."""
 
 
 class Flight:
@@ -34,9 +39,10 @@ class Flight:
         count: int,
         kinds: Mapping[str, Any],
         part_of: str,
-        reuse: bool,
+        pools: Pools | None,
     ) -> None:
-        """``part_of``: what the ranks must agree upon. ``reuse``: outputs are arrays, whose memory comes again."""
+        """``part_of``: what the ranks must agree upon. ``pools``: outputs are arrays, whose memory comes again
+        for as long as the caller holds them; None: outputs are new each time."""
         self.job = job
         self._operations = operations
         self._name = name
@@ -44,7 +50,7 @@ class Flight:
         self._part_of = part_of
         self._entries: list[Any] = [None] * count  # recurring allreduces
         self._outputs: list[Any] = [None] * count
-        self._pools: list[list[Any]] | None = [[] for _ in range(count)] if reuse else None
+        self._pools = (lambda: None) if pools is None else weakref.ref(pools)
         self._handles: dict[int, Any] = {}  # of what is gathered
 
     # --- off
@@ -112,9 +118,10 @@ class Flight:
 
         TensorFlow refers to an array as long as a tensor lies in it, so what a user keeps is never written again.
         """
-        if self._pools is None:
+        pools = self._pools()
+        if pools is None:
             return self._operations.adapter.allocate(tensor)
-        pool = self._pools[number]
+        pool = pools.setdefault(number, [])
         for i in range(len(pool)):
             if sys.getrefcount(pool[i]) == 2 and pool[i].shape == tensor.shape and pool[i].dtype == tensor.dtype:
                 return pool[i]

@@ -17,12 +17,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import ops
+from tensorflow.python.framework.auto_control_deps_utils import COLLECTIVE_MANAGER_IDS
 from tensorflow.python.ops import control_flow_util
 
 from ddl_tf.devices import HOST
 
-__all__ = ["asynchronous", "ordered", "wire_name"]
+__all__ = ["asynchronous", "keep", "ordered", "wire_name"]
 
+IN_ORDER = 0x64646C  # the number on calls that are not to overtake one another
 Function = Callable[..., Sequence[Any]]  # arrays in, arrays out
 
 
@@ -34,6 +37,7 @@ class _Notes:
         self.kept: list[Any] = []  # concrete functions that the graph calls
         self.begun: list[Any] = []  # operations since the last one that came after all before it
         self.last: Any = None  # that one
+        self.in_order = False  # whether calls of it are run in the order in which they were traced
 
 
 def _notes(graph: Any) -> _Notes:
@@ -41,6 +45,18 @@ def _notes(graph: Any) -> _Notes:
     if notes is None:
         notes = graph._ddl_notes = _Notes()
     return notes
+
+
+def keep(thing: Any) -> None:
+    """Holds it as long as the present graph, or a function around it, is there.
+
+    Python functions do not do so: TensorFlow never lets go of those that stand in a ``tf.function``.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    _notes(graph).kept.append(thing)
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+        _notes(graph).kept.append(thing)
 
 
 def wire_name(verb: str, name: str | None) -> str:
@@ -147,9 +163,29 @@ def _built(
             )
         )
     _notes(graph).kept.append(concrete)
+    _call_in_order(graph)
     # TensorFlow would run such operations of a tf.function one after another, each to its end.
     independent = getattr(getattr(graph, "experimental_acd_manager", None), "run_independently", None)
     if independent is not None:
         independent(source.op)
         independent(outputs[0].op)
     return outputs
+
+
+def _call_in_order(graph: Any) -> None:
+    """Lets the calls of a function that communicates follow one another wherever they stand in one graph.
+
+    TensorFlow orders only calls that write the same variables. Others, of one function or of two that look alike, would
+    be under way at once with the same names, and which is the first may differ between ranks. It does order calls
+    of functions that hold collectives, by a number on them; so an empty call in this function has such a number.
+    """
+    while getattr(graph, "experimental_acd_manager", None) is not None:
+        notes = _notes(graph)
+        if not notes.in_order:
+            notes.in_order = True
+            with graph.as_default(), tf.control_dependencies(None):
+                nothing = tf.function(lambda: None, autograph=False).get_concrete_function()
+                call = tf.raw_ops.StatefulPartitionedCall(args=[], Tout=[], f=nothing, name="DdlInOrder")
+            ops.set_int_list_attr(call, COLLECTIVE_MANAGER_IDS, [IN_ORDER])
+            notes.kept.append(nothing)
+        graph = graph.outer_graph  # a branch's or a loop's own calls do not tell the function around it

@@ -8,6 +8,7 @@ can make two ranks wait for each other. See docs/design/tensorflow.md.
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -18,10 +19,11 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
+from ddl_tf.adapter import on_host
 from ddl_tf.autograd import OPERATIONS
 from ddl_tf.devices import HOST, check_device
-from ddl_tf.flight import Flight
-from ddl_tf.graph import asynchronous
+from ddl_tf.flight import Flight, Pools
+from ddl_tf.graph import asynchronous, keep
 from ddl_tf.parcels import Look, Parcel, cut, pack
 from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op, wire_compression
 from ddlcore.types import Average, DType, ReduceOp, Sum
@@ -159,9 +161,10 @@ class Reducer:
         flight = self._flights.get(key)
         if flight is None:
             part_of = self._describe(given, variables)
-            flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, False))
-        flight.send(0, *([given[i] for i in reversed(dense)] or [_nothing()]))
-        flight.gather(max(len(dense), 1), *(part for i in sparse for part in (given[i].values, given[i].indices)))
+            flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, None))
+        flight.send(0, *([on_host(given[i]) for i in reversed(dense)] or [_nothing()]))
+        parts = [part for i in sparse for part in (given[i].values, given[i].indices)]
+        flight.gather(max(len(dense), 1), *map(on_host, parts))
         arrived = flight.take()
         results: list[Any] = [None] * len(given)
         for i, tensor in zip(reversed(dense), arrived[: len(dense)], strict=True):
@@ -184,8 +187,10 @@ class Reducer:
         tensors = [_join([given[i] for i in parcel.members], parcel) for run in runs for parcel in run] or [_nothing()]
         parcels = [parcel for run in runs for parcel in run]
         part_of = self._describe(given, variables)
-        name = self._named(_ordinal(self.name))
-        flight = self._flight(name, len(tensors), part_of, True)
+        name = self._named(_place(self.name))
+        pools = Pools()
+        keep(pools)
+        flight = self._flight(name, len(tensors), part_of, pools)
         tokens, first = [], 0
         with tf.device(HOST):
             for count in [len(run) for run in runs] or [1]:
@@ -225,7 +230,7 @@ class Reducer:
 
     # --- both
 
-    def _flight(self, name: str, count: int, part_of: str, reuse: bool) -> Flight:
+    def _flight(self, name: str, count: int, part_of: str, pools: Pools | None) -> Flight:
         factor = self.reduction.gradient_predivide_factor
         kinds = {
             "op": self.reduction.op,
@@ -234,10 +239,10 @@ class Reducer:
             "compression": wire_compression(self.reduction.wire)[0],
             "process_set": self.reduction.process_set,
         }
-        return Flight(OPERATIONS, self.job, name, count, kinds, part_of, reuse)
+        return Flight(OPERATIONS, self.job, name, count, kinds, part_of, pools)
 
-    def _named(self, ordinal: int = 0) -> str:
-        return f"gradient.{self.name}" + (f".call{ordinal}" if ordinal else "")
+    def _named(self, place: str = "") -> str:
+        return f"gradient.{self.name}" + (f".call{place}" if place else "")
 
     def _describe(self, given: Sequence[Any], variables: Sequence[Any]) -> str:
         """What all ranks must have alike, for the eye and exactly."""
@@ -297,16 +302,31 @@ def _graph() -> Any:
     return tf.compat.v1.get_default_graph()
 
 
-_ordinals: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
-_ordinals_lock = threading.Lock()
+_places: weakref.WeakKeyDictionary[Any, dict[str, dict[Any, int]]] = weakref.WeakKeyDictionary()
+_places_lock = threading.Lock()
+_BRANCH = re.compile(r"_(true|false|branch\d+|body|cond)_\d+$")
 
 
-def _ordinal(name: str) -> int:
-    """How many reductions of that name the graph that is being built has already: they may be under way at once."""
-    with _ordinals_lock:
-        counts = _ordinals.setdefault(_graph(), {})
-        counts[name] = counts.get(name, -1) + 1
-        return counts[name]
+def _place(name: str) -> str:
+    """Where the present graph's next reduction of that name stands in the function: several may be under way at once.
+
+    Counted as they come, so that it is the same on ranks that trace the same. The branches of one condition have one
+    place: which of them runs, its ranks may not agree upon.
+    """
+    path: list[int] = []
+    graph = _graph()
+    construct: Any = None  # whose branch or body the graph before was
+    with _places_lock:
+        while graph is not None:
+            places = _places.setdefault(graph, {}).setdefault(name, {})
+            key = len(places) if construct is None else construct
+            path.insert(0, places.setdefault(key, len(places)))
+            graph_name = getattr(graph, "name", "")
+            construct = _BRANCH.sub("", graph_name)
+            graph = graph.outer_graph if construct != graph_name else None
+    while path and path[-1] == 0:  # a place holds one reduction or one construct
+        path.pop()
+    return ".".join(map(str, path))
 
 
 # --- arguments
@@ -362,7 +382,8 @@ def _key(variable: Any) -> Any:
 
 def _nothing() -> Any:
     """What is sent where all gradients are None, so that ranks which have some learn of it."""
-    return tf.zeros((0,), tf.float32)
+    with tf.device(HOST):
+        return tf.zeros((0,), tf.float32)
 
 
 def _refuse_xla() -> None:

@@ -5,6 +5,7 @@ Run with `ddl run -np 2`; the ranks' threads of TensorFlow are one each.
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import ddl_tf as ddl
 import numpy as np
 import tensorflow as tf
+from ddl_tf.flight import Pools
 from ddl_tf.reducer import Reducer, Reduction
 
 STEPS, ROWS = 10, 8
@@ -153,6 +155,30 @@ def kept() -> None:
     assert [float(constant()[5, 5]) for _ in range(3)] == [float(ddl.size())] * 3
 
 
+def let_go() -> None:
+    """Memory for results lives as long as the function that they are of, also where it stands in a branch."""
+    weight = tf.Variable(tf.zeros((300, 100)))
+    reducer = Reducer(Reduction(op=ddl.Sum), "let_go")
+
+    def count() -> int:
+        gc.collect()
+        return sum(isinstance(thing, Pools) and 0 in thing for thing in gc.get_objects())
+
+    def train() -> Any:
+        def reduced() -> Any:
+            return reducer.reduce([weight + 1.0], [weight])[0]
+
+        run = tf.function(lambda way: tf.cond(way > 0, reduced, lambda: tf.zeros_like(weight)))
+        assert float(run(tf.constant(1))[0, 0]) == ddl.size()
+        return run
+
+    before = count()
+    functions = [train() for _ in range(3)]
+    assert count() - before == len(functions)
+    functions.clear()
+    assert count() == before
+
+
 def kinds() -> None:
     """Types, sparse gradients, None, compression, groups and local sources; eagerly and in a function."""
     weights = [tf.Variable(tf.ones((4, 2), dtype)) for dtype in (tf.float32, tf.float16, tf.bfloat16, tf.float64)]
@@ -253,6 +279,59 @@ def shuffled() -> None:
     assert runs == 200
 
 
+def called_twice() -> None:
+    """Functions that communicate, called again and again in one graph where nothing but that orders the calls."""
+    variables = [[tf.Variable(tf.ones((8,))) for _ in range(3)] for _ in range(2)]
+
+    def gradients(weights: Any, scale: Any) -> Any:
+        with ddl.DistributedGradientTape(tf.GradientTape(), op=ddl.Sum) as tape:
+            loss = sum(tf.reduce_sum(weight) * scale for weight in weights)
+        return tape.gradient(loss, weights)
+
+    ours, theirs = (tf.function(partial(gradients, weights)) for weights in variables)  # alike, but of other models
+    total = tf.function(lambda x: ddl.allreduce(x * variables[0][0], op=ddl.Sum))
+
+    def all_of_them(x: Any) -> Any:
+        return ours(x), ours(2 * x), theirs(3 * x), total(4 * x), total(5 * x)
+
+    run = tf.function(all_of_them)
+    every = float(ddl.size() * (ddl.size() + 1) // 2)
+    for _ in range(20):
+        *lists, first, second = run(tf.constant(1.0 + ddl.rank()))
+        for factor, values in enumerate([*lists, [first], [second]], 1):
+            assert {float(v) for value in values for v in value.numpy()} == {factor * every}, (factor, values)
+
+
+def branches() -> None:
+    """Reductions in conditions that nothing orders have names of their own; a condition's two branches have one."""
+    weights = [tf.Variable(tf.ones((4,))) for _ in range(3)]
+
+    def gradient(weight: Any, scale: Any) -> Any:
+        with ddl.DistributedGradientTape(tf.GradientTape(), op=ddl.Sum) as tape:
+            loss = tf.reduce_sum(weight) * scale
+        return tape.gradient(loss, weight)
+
+    def all_of_them(x: Any, way: Any) -> Any:
+        late = [tf.ones((64, 64))]  # what another rank has at once
+        for _ in range(50):
+            late.append(late[-1] @ tf.eye(64))
+        later = x * tf.reduce_mean(late[-1])
+        xs = [x, later] if ddl.rank() == 0 else [later, x]
+        first, second = (
+            tf.cond(way > 0, partial(gradient, weights[i], xs[i]), partial(gradient, weights[i], 2 * xs[i]))
+            for i in range(2)
+        )
+        return first, second, gradient(weights[2], x)
+
+    run = tf.function(all_of_them)
+    for agreed in (True, False):
+        for turn in range(20):
+            way = turn % 2 if agreed else ddl.rank()
+            values = [float(value[0]) for value in run(tf.constant(1.0), tf.constant(way))]
+            factors = [1 if (turn % 2 if agreed else rank) else 2 for rank in range(ddl.size())]
+            assert values == [sum(factors), sum(factors), ddl.size()], (agreed, turn, values)
+
+
 def broadcasts() -> None:
     rank = ddl.rank()
     kinds_of = (tf.float32, tf.int64, tf.bool, tf.uint32, tf.complex64, tf.bfloat16)
@@ -280,9 +359,12 @@ def main() -> None:
         v1_passes,
         replay,
         kept,
+        let_go,
         kinds,
         differing,
         shuffled,
+        called_twice,
+        branches,
         broadcasts,
     )
     wanted = sys.argv[1:]

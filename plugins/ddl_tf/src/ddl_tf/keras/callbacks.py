@@ -15,6 +15,7 @@ import tensorflow as tf
 from ddl_tf.broadcast import broadcast_variables
 from ddl_tf.keras.families import Family, family_of, the_keras
 from ddl_tf.keras.values import broadcast_global_variables
+from ddl_tf.local import identity
 from ddlcore.api import arrays, rank, size
 from ddlcore.types import Average, Min
 
@@ -96,13 +97,13 @@ class BroadcastGlobalVariablesCallback(_Callback):
         return EVERYTHING
 
     def _broadcast(self, optimizer: bool) -> None:
-        local = {id(variable) for variable in self._local}
-        variables = [v for v in self.model.weights if id(v) not in local]
+        local = {identity(variable) for variable in self._local}
+        variables = [v for v in self.model.weights if identity(v) not in local]
         broadcast_variables(variables, self.root_rank)
         if optimizer and self.model.optimizer is not None:
             state = self.model.optimizer.variables
             state = state() if callable(state) and not isinstance(state, list) else state
-            broadcast_variables([v for v in state if id(v) not in local], self.root_rank)
+            broadcast_variables([v for v in state if identity(v) not in local], self.root_rank)
 
 
 class MetricAverageCallback(_Callback):

@@ -28,7 +28,9 @@ DIGIT = 2**24  # the base in which counts travel: float32 holds integers up to i
 
 @_register("ddl")
 class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Keras has no types
-    """As ``tf.keras.layers.BatchNormalization`` on the batches of all ranks put together. All ranks run it in the same order.
+    """As ``tf.keras.layers.BatchNormalization`` on the batches of all ranks put together.
+
+    All ranks run such layers in the same order, by which they are paired: their names may differ.
 
     In inference, and in a world of one, it is Keras' own. The moving variance is the biased one, as Keras has it
     without ``fused``. Raises ValueError for ``fused=True``, and for renorm and virtual batches.
@@ -71,7 +73,7 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
         axis = int(np.ravel(self.axis)[0]) % len(x.shape)  # tf_keras has a list of one
         axes = [i for i in range(len(x.shape)) if i != axis]
         weights = None if mask is None else tf.cast(tf.broadcast_to(tf.expand_dims(mask, -1), tf.shape(x)), kind)
-        mean, variance = _moments(x, weights, axes, self.name)
+        mean, variance = _moments(x, weights, axes)
         self._track(mean, variance)
         scale = tf.math.rsqrt(variance + tf.constant(self.epsilon, kind))
         if self.scale:
@@ -90,17 +92,15 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
                 self.add_update(update)
 
 
-def _moments(x: Any, weights: Any, axes: Sequence[int], name: str) -> tuple[Any, Any]:
+def _moments(x: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any]:
     """Mean and biased variance of each channel over all ranks' values; ``weights`` are 0 where a mask hides them."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
     def moments(values: Any) -> tuple[Any, Any]:
-        mean, variance, total, aligned = _joined(values, weights, axes, name)
+        mean, variance, total, aligned = _joined(values, weights, axes)
 
         def gradient(by_mean: Any, by_variance: Any) -> Any:
-            sums = ops.allreduce(
-                tf.stack([by_mean, by_variance]), op=Sum, name=f"sync_batch_norm.{name}.gradient"
-            )  # (2, channels)
+            sums = ops.allreduce(tf.stack([by_mean, by_variance]), op=Sum)  # (2, channels)
             by_mean, by_variance = (_aligned(part, values, axes) for part in tf.unstack(sums))
             result = (by_mean + by_variance * 2.0 * (values - aligned)) / total
             return result if weights is None else result * weights
@@ -111,7 +111,7 @@ def _moments(x: Any, weights: Any, axes: Sequence[int], name: str) -> tuple[Any,
     return result
 
 
-def _joined(x: Any, weights: Any, axes: Sequence[int], name: str) -> tuple[Any, Any, Any, Any]:
+def _joined(x: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any, Any, Any]:
     """(mean, variance, number of values of a channel, mean in x's layout) over all ranks."""
     kind = x.dtype
     if weights is None:
@@ -124,7 +124,7 @@ def _joined(x: Any, weights: Any, axes: Sequence[int], name: str) -> tuple[Any, 
     deviation = tf.reduce_sum(squares if weights is None else squares * weights, axes)
     digits = tf.cast(tf.stack([count % DIGIT, count // DIGIT]), kind)
     own = tf.concat([mean, deviation, digits], 0)
-    everyones = ops.allgather(own[tf.newaxis], name=f"sync_batch_norm.{name}.moments")  # (ranks, 2 * channels + 2)
+    everyones = ops.allgather(own[tf.newaxis])  # (ranks, 2 * channels + 2)
     channels = mean.shape[0]
     means, deviations, counts = tf.split(everyones, [channels, channels, 2], axis=1)
     numbers = tf.cast(counts[:, :1], tf.float64) + tf.cast(counts[:, 1:], tf.float64) * DIGIT  # (ranks, 1)
