@@ -231,9 +231,9 @@ def test_agent_and_sshd_killed(bed: Bed, tmp_path: Path) -> None:
     """The connection ends at once; what the agent had started goes with it."""
     process = begin(bed, "-H", TWO, "--grace-s", "3", "python", "-c", LOOP, where=tmp_path, ranks=4)
     killed_s = time.time()
-    for pid, command in bed.processes("server2").items():
-        if "ddlcore.launch.agent" in command or command.startswith("sshd: "):
-            bed.kill("server2", pid, signal.SIGKILL)
+    found = bed.processes("server2").items()
+    doomed = [pid for pid, command in found if "ddlcore.launch.agent" in command or command.startswith("sshd: ")]
+    bed.run("server2", ["kill", "-KILL", *map(str, doomed)], check=True)  # all at once: one's end ends others
     _, err = process.communicate(timeout=40)
     assert process.returncode == 255, err
     lost = losses(tmp_path, killed_s)

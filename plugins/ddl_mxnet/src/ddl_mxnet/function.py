@@ -78,8 +78,8 @@ class Function:
                 _spoil(targets, error)
             return True
 
-        def delete(_state: Any) -> bool:
-            _recorded.pop(key, None)
+        def delete(_state: Any, forget: Any = _recorded.pop) -> bool:  # called at exit, too, when modules are empty
+            forget(key, None)
             return True
 
         callbacks = (_PLAIN * 2)(ctypes.cast(_BACKWARD(backward), _PLAIN), ctypes.cast(_DELETE(delete), _PLAIN))
