@@ -97,6 +97,7 @@ class Inbox:
                     except Exception as error:
                         refusal = error  # those before it still want to be asked for
                         break
+                    replay = self._open  # which that may have closed
                     continue
                 entry.stamp = observed
                 entry.state = PENDING
