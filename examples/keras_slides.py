@@ -31,12 +31,13 @@ def digest(model: tf.keras.Model) -> str:
 
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--epochs", type=int, default=15)
+parser.add_argument("--epochs", type=int, default=30)
 parser.add_argument("--checkpoints", type=Path, help="folder to keep the model in, after every epoch")
 parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
 args = parser.parse_args()
 
 hvd.init()
+tf.keras.utils.set_random_seed(1 + hvd.rank())  # the same result each time
 gpus = tf.config.experimental.list_physical_devices("GPU")
 for gpu in gpus:
     tf.config.experimental.set_memory_growth(gpu, True)

@@ -51,6 +51,7 @@ class Result(tf.train.SessionRunHook):  # type: ignore[misc] # TensorFlow has no
 # fmt: off
 # Initialize ddl
 hvd.init()
+tf.set_random_seed(1 + hvd.rank())  # the same result each time
 
 # Pin GPU to be used to process local rank (one GPU per process)
 config = tf.ConfigProto()

@@ -50,6 +50,7 @@ def main() -> None:
     args = parser.parse_args()
 
     ddl.init()
+    keras.utils.set_random_seed(1 + ddl.rank())  # the same result each time
     first = ddl.rank() == 0
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
