@@ -37,7 +37,9 @@ class Companions:
         made = self._made.get(kind)
         if made is None:
             with self._lock:
-                made = self._made.setdefault(kind, kind(self._job))
+                made = self._made.get(kind)
+                if made is None:  # of two threads that ask at once, one makes it
+                    made = self._made[kind] = kind(self._job)
         assert isinstance(made, kind)
         return made
 

@@ -388,8 +388,6 @@ class Engine:
                     entry.index = index
                     entry.source.owner = None
                     entry.state = IDLE
-                    if entry.then is not None:
-                        after.append(entry.then)
                 elif entry is not None:
                     entry.handle.complete(entry.slot, outcome, index)
                     then = entry.handle.over()

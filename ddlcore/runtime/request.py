@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +81,7 @@ class Recurring(Entry):
     and tell where the tensor lies this time.
     """
 
-    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "state", "then")
+    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "state")
 
     source: Buffer
     target: Buffer
@@ -102,7 +101,6 @@ class Recurring(Entry):
         self.state = IDLE
         self.error: BaseException | None = None
         self.how: Any = None  # whoever keeps it may say what it was made from
-        self.then: Callable[[], None] | None = None  # called whenever it has ended, as Handle.then says; not by at_once
         self.index = -1  # of the batch it was part of last, as the coordinator counts
         self.replay: Any = self  # whose slot it has: position and seat hold for no other
         self.position: Any = None
@@ -130,9 +128,8 @@ class Recurring(Entry):
         """Whether it is under way."""
         return self.state != IDLE
 
-    def over(self) -> Callable[[], None] | None:
-        """As Handle.over."""
-        return self.then
+    def over(self) -> None:
+        """As Handle.over: whoever starts one waits for it, so nobody is to be called."""
 
     def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
         """The caller holds the completion's condition and notifies."""

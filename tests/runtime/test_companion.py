@@ -71,23 +71,6 @@ def test_a_call_is_made_when_an_operation_is_over() -> None:
     run_world(2, play)
 
 
-def test_a_recurring_operation_calls_each_time() -> None:
-    """In discovery and in replay."""
-    operations = Operations(NumpyAdapter())
-
-    def play(rank: int, job: Any) -> None:
-        array, called = np.ones(4), threading.Semaphore(0)
-        recurring = operations.recurring_allreduce(array, name="r", op=Sum, job=job)
-        recurring.then = called.release
-        for _ in range(20):
-            job.again(recurring, array.ctypes.data, array)
-            assert called.acquire(timeout=10.0)
-            assert recurring.poll()
-        assert not called.acquire(blocking=False)
-
-    run_world(2, play)
-
-
 def test_a_handle_that_could_not_be_handed_over() -> None:
     """Whoever waits gets the error."""
 

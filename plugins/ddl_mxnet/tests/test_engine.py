@@ -10,7 +10,7 @@ import ddl_mxnet as ddl
 import mxnet as mx
 import numpy as np
 import pytest
-from ddl_mxnet.engine import Pushed, Recurrence
+from ddl_mxnet.engine import Pushed
 from ddl_mxnet.ops import OPERATIONS
 from ddl_mxnet.reducer import Fence, Slot
 from ddl_mxnet.traffic import Traffic
@@ -114,10 +114,9 @@ def test_each_gradient_goes_off_when_it_stands() -> None:
         early, late = mx.nd.ones((3,)), mx.nd.ones((3,))
         stand(early, late)
         writing, _ = held(late)
-        recurrences = [Recurrence(OPERATIONS, early, "early", job, op=ddl.Sum)]
         late_one = OPERATIONS.at(1)
         late_one.allreduce_async(late, output=late, name="late", op=ddl.Sum)
-        recurrences[0].start()
+        ddl.allreduce_(early, name="early", op=ddl.Sum)
         assert early.asnumpy().tolist() == [2.0] * 3
         writing.end()
         assert late.asnumpy().tolist() == [2.0] * 3
@@ -141,19 +140,18 @@ def test_calls_of_one_name_keep_their_order() -> None:
     assert run_world(2, play) == [[[3.0] * 2, [21.0] * 2]] * 2
 
 
-def test_recurrences_are_replayed() -> None:
+def test_named_calls_are_replayed() -> None:
     """In the steady state a step of them sends no control message."""
 
     def play(rank: int, job: Any) -> tuple[int, int, int]:
         arrays = [mx.nd.ones((n,)) for n in range(1, 9)]
-        recurrences = [Recurrence(OPERATIONS, a, f"g{i}", job, op=ddl.Average) for i, a in enumerate(arrays)]
         before = ddl.stats()
         for step in range(30):
             if step == 20:
                 before = ddl.stats()
-            for i, recurrence in enumerate(recurrences):
-                arrays[i][:] = rank + step
-                recurrence.start(-i)
+            for i, array in enumerate(arrays):
+                array[:] = rank + step
+                ddl.allreduce_(array, name=f"g{i}", priority=-i)
             total = sum(array.sum() for array in arrays).asscalar()
             assert total == pytest.approx(36 * (step + 0.5))
         after = ddl.stats()
@@ -174,15 +172,14 @@ def test_who_waits_in_mxnet_is_not_kept_waiting() -> None:
 
     def play(rank: int, job: Any) -> float:
         arrays = [mx.nd.ones((4,)) for _ in range(4)]
-        recurrences = [Recurrence(OPERATIONS, a, f"g{i}", job, op=ddl.Sum) for i, a in enumerate(arrays)]
         for _ in range(20):
-            for recurrence in recurrences:
-                recurrence.start()
+            for i, array in enumerate(arrays):
+                ddl.allreduce_(array, name=f"g{i}", op=ddl.Sum)
             stand(*arrays)
         replayed = ddl.stats()["batches_replayed"]
         assert replayed > 0
         begun_s = time.monotonic()
-        recurrences[0].start()
+        ddl.allreduce_(arrays[0], name="g0", op=ddl.Sum)
         arrays[0].wait_to_read()
         return time.monotonic() - begun_s
 
@@ -229,16 +226,14 @@ def test_nothing_is_taken_after_shutdown() -> None:
 
     def play(rank: int, job: Any) -> None:
         array = mx.nd.full((3,), rank + 1.0)
-        recurrence = Recurrence(OPERATIONS, array, "r", job, op=ddl.Sum)
         slow = mx.nd.ones((1,))
         writing, _ = held(slow, array)
-        recurrence.start()
+        ddl.allreduce_(array, name="r", op=ddl.Sum)
         threading.Timer(0.1, writing.end).start()
         job.shutdown(settle=True)
         assert array.asnumpy().tolist() == [3.0] * 3
-        for call in (recurrence.start, lambda: OPERATIONS.allreduce_async(array, job=job)):
-            with pytest.raises(ValueError, match="shut down"):
-                call()
+        with pytest.raises(ValueError, match="shut down"):
+            OPERATIONS.allreduce_async(array, job=job)
 
     run_world(2, play)
 

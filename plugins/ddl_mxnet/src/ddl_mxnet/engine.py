@@ -25,7 +25,7 @@ from ddlcore.api import Operations, is_initialized
 from ddlcore.errors import NotInitialized
 from ddlcore.types import CPU, Buffer, DType, Kind
 
-__all__ = ["EngineOperations", "Pushed", "Recurrence", "is_naive"]
+__all__ = ["EngineOperations", "Pushed", "is_naive"]
 
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -302,40 +302,6 @@ class EngineOperations(Operations):
         except BaseException as error:
             handle.refuse(error)
             raise
-
-
-class Recurrence:
-    """An allreduce in place of one array, again in every step: described once, pushed by ``start``.
-
-    ``start`` returns at once; MXNet's engine reduces the array when what it has been asked for before is done.
-    Errors are raised by whoever waits for the array.
-    """
-
-    __slots__ = ("_again", "_operation", "array", "job", "recurring")
-
-    def __init__(self, operations: EngineOperations, array: Any, name: str, job: Any, **how: Any) -> None:
-        is_naive()  # found out by a thread that MXNet's engine does not wait for
-        self.array = array
-        self.job = job
-        self.recurring = operations.recurring_allreduce(array, name=name, job=job, **how)
-        self.recurring.then = self._ended
-        self._again = job.again
-        self._operation = Pushed((), (array,), self._begin, None, job.companions.get(Traffic))
-
-    def start(self, priority: int = 0) -> None:
-        """Any thread. ``priority``: the engine's, higher first. Raises NotInitialized after ``shutdown``."""
-        if self.job.closed:
-            raise NotInitialized("ddl has been shut down; call init() again first")
-        self._operation.push(priority)
-
-    def _begin(self) -> None:
-        self._again(self.recurring, _located(self.array), self.array)
-
-    def _ended(self) -> None:
-        recurring = self.recurring
-        error, recurring.error = recurring.error, None
-        recurring.completion.observe(recurring.index)
-        self._operation.end(error)
 
 
 def _put_in_order(entry: Any) -> None:
