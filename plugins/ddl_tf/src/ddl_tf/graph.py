@@ -23,7 +23,7 @@ from tensorflow.python.ops import control_flow_util
 
 from ddl_tf.devices import HOST
 
-__all__ = ["asynchronous", "keep", "ordered", "wire_name"]
+__all__ = ["asynchronous", "keep", "ordered", "refuse_xla", "wire_name"]
 
 IN_ORDER = 0x64646C  # the number on calls that are not to overtake one another
 Function = Callable[..., Sequence[Any]]  # arrays in, arrays out
@@ -116,15 +116,20 @@ def ordered(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], la
     return outputs
 
 
-def _built(
-    function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], label: str, after: Sequence[Any]
-) -> list[Any]:
-    graph = tf.compat.v1.get_default_graph()
-    if control_flow_util.GraphOrParentsInXlaContext(graph):
+def refuse_xla(label: str) -> None:
+    """Raises ValueError where the present graph is to be compiled as one, which cannot talk to other ranks."""
+    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise ValueError(
             f"{label} cannot be compiled: no communication inside a function with jit_compile=True; "
             "leave jit_compile away there, or set it on the parts that do not communicate"
         )
+
+
+def _built(
+    function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], label: str, after: Sequence[Any]
+) -> list[Any]:
+    graph = tf.compat.v1.get_default_graph()
+    refuse_xla(label)
     inputs = list(inputs) or [tf.constant(0)]
     count = len(inputs)
     free = Lock()

@@ -23,7 +23,7 @@ from ddl_tf.adapter import on_host
 from ddl_tf.autograd import OPERATIONS
 from ddl_tf.devices import HOST, check_device
 from ddl_tf.flight import Flight, Pools
-from ddl_tf.graph import asynchronous, keep
+from ddl_tf.graph import asynchronous, keep, refuse_xla
 from ddl_tf.parcels import Look, Parcel, cut, pack
 from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op, wire_compression
 from ddlcore.types import Average, DType, ReduceOp, Sum
@@ -120,7 +120,8 @@ class Reducer:
         given = [self._checked(i, g, variables) for i, g in enumerate(_all_of(gradients, variables))]
         if not self.active:
             return given
-        _refuse_xla()
+        if not tf.executing_eagerly():
+            refuse_xla("the reduction of gradients")
         compressor = wire_compression(self.reduction.wire)[1]
         contexts: dict[int, Any] = {}
         if compressor is not None:
@@ -384,14 +385,3 @@ def _nothing() -> Any:
     """What is sent where all gradients are None, so that ranks which have some learn of it."""
     with tf.device(HOST):
         return tf.zeros((0,), tf.float32)
-
-
-def _refuse_xla() -> None:
-    """Raises ValueError where the graph is to be compiled as one, which cannot talk to other ranks."""
-    from tensorflow.python.ops import control_flow_util  # nothing public tells it
-
-    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(_graph()):
-        raise ValueError(
-            "gradients cannot be reduced inside a function with jit_compile=True; "
-            "leave jit_compile away there, or set it on the parts that do not communicate"
-        )

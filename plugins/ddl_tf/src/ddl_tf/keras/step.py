@@ -76,7 +76,7 @@ class Step:
         tf.cond(count >= self.passes, last, lambda: None)
 
     def _sums_of(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """One sum for each variable that has a gradient, made when it is met first; outside of any graph."""
+        """One sum for each variable that has or had a gradient, made when it is met first; outside of any graph."""
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise ValueError(
                 "backward_passes_per_step > 1 of a Keras optimizer needs eager execution or tf.function; "
@@ -90,7 +90,4 @@ class Step:
                 if gradient is not None and key not in self._sums:
                     zeros = tf.zeros(variable.shape, variable.dtype)
                     self._sums[key] = tf.Variable(zeros, trainable=False)
-        return [
-            None if gradient is None else self._sums[identity(variable)]
-            for gradient, variable in zip(gradients, variables, strict=True)
-        ]
+        return [self._sums.get(identity(variable)) for variable in variables]
