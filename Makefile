@@ -15,15 +15,16 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; 
 NEED_PYTHON = @test -n "$(PYTHON)" || { \
 	echo "no Python >= 3.10 with venv found; on Debian: apt-get install python3-venv; or: make PYTHON=/path/to/python"; exit 1; }
 
-.PHONY: help venv demo test check bench clean
+.PHONY: help venv demo test check bench release-check clean
 
 help:
-	@echo "make venv   creates $(VENV): core and plugins editable, everything tests and examples need"
-	@echo "make demo   trains on two ranks; installs only what that needs"
-	@echo "make test   all tests, quick ones first"
-	@echo "make check  ruff, mypy --strict, architecture tests"
-	@echo "make bench  speed on this host against its targets: fails where one is missed (minutes; leave the machine alone)"
-	@echo "make clean  removes what these have made"
+	@echo "make venv          creates $(VENV): core and plugins editable, everything tests and examples need"
+	@echo "make demo          trains on two ranks; installs only what that needs"
+	@echo "make test          all tests, quick ones first"
+	@echo "make check         ruff, mypy --strict, architecture tests"
+	@echo "make bench         speed on this host against its targets: fails where one is missed (minutes; leave the machine alone)"
+	@echo "make release-check builds every wheel, and uses them in fresh environments as the documentation says"
+	@echo "make clean         removes what these have made"
 
 venv: $(VENV)/.made
 
@@ -60,6 +61,9 @@ bench: venv
 	$(BIN)/python tools/bench_collectives.py
 	$(BIN)/python tools/bench_training.py
 	$(BIN)/python tools/bench_startup.py
+
+release-check: venv
+	$(BIN)/python tools/release_check.py
 
 clean:
 	rm -rf .venv .venv-demo build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,6 +1,6 @@
 """Data-parallel training: the core, and its verbs for numpy arrays.
 
-Framework packages (ddl_torch and its kin) offer the same verbs for their tensors.
+Packages for frameworks offer the same verbs for their tensors.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ddlcore.api import (
     is_homogeneous,
     is_initialized,
     join,
+    local_device,
     local_rank,
     local_size,
     poll,
@@ -30,7 +31,9 @@ from ddlcore.api import (
     remove_process_set,
     shutdown,
     size,
+    start_timeline,
     stats,
+    stop_timeline,
     synchronize,
 )
 from ddlcore.api.arrays import (
@@ -130,6 +133,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "local_device",
     "local_rank",
     "local_size",
     "poll",
@@ -141,7 +145,9 @@ __all__ = [
     "run",
     "shutdown",
     "size",
+    "start_timeline",
     "stats",
+    "stop_timeline",
     "synchronize",
 ]
 

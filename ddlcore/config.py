@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlcore.types import Placement
+from ddlcore.types import Placement, Value
 
 __all__ = [
     "CHILD_MARK",
@@ -21,11 +21,11 @@ __all__ = [
     "Environment",
     "Setting",
     "Settings",
+    "Value",
     "load_settings",
     "read_toml",
 ]
 
-Value = str | int | float | bool
 CHILD_MARK = "DDL_INIT_PID"  # in the environment of what a rank starts: that is no rank
 
 
@@ -72,7 +72,10 @@ class Setting:
         try:
             if self.type is int and isinstance(raw, float):
                 raise ValueError  # 1.5 is no whole number, and int() would not say so
-            return self.type(str(raw))
+            value = self.type(str(raw))
+            if value != value:
+                raise ValueError  # nan: no limit is ever passed by it, nor kept
+            return value
         except ValueError:
             raise ValueError(f"{where}: {raw!r} is not of type {self.type.__name__}") from None
 
@@ -84,6 +87,19 @@ SETTINGS: tuple[Setting, ...] = (
         "auto",
         "transport: auto; the name of one (`ddl info` lists them); shm+NAME, one within and one across hosts; "
         "and behind any of these, what serves some operations instead, such as auto,allgather=NAME",
+    ),
+    Setting(
+        "device_dense",
+        str,
+        "auto",
+        "what reduces tensors on accelerators: auto; cpu, by way of the host's memory; or the name of a transport",
+    ),
+    Setting(
+        "device_sparse",
+        str,
+        "auto",
+        "the same for sparse gradients: auto, as all others; or cpu",
+        choices=("auto", "cpu"),
     ),
     Setting(
         "fusion_bytes", int, 8 << 20, "largest batch that tensors are fused into, in bytes; 0 fuses nothing", minimum=0
@@ -137,6 +153,19 @@ SETTINGS: tuple[Setting, ...] = (
         "how long another host may be silent, in seconds, before its ranks are taken for lost",
         minimum=1.5,
     ),
+    Setting(
+        "compression",
+        str,
+        "none",
+        "in replay, what float32 sums and averages travel as where the script names no compression: none, fp16, bf16",
+    ),
+    Setting("autotune", bool, False, "1: look for better settings while training, and go on with the best"),
+    Setting("autotune_log", str, "", "CSV file that gets a line for each sample of the search; empty: none"),
+    Setting("autotune_trials", int, 20, "samples that the search takes before it compares the best", minimum=1),
+    Setting("autotune_steps", int, 10, "steps that count in a sample; of very short steps more are taken", minimum=3),
+    Setting("autotune_warmup_steps", int, 2, "steps after each change that do not count", minimum=0),
+    Setting("autotune_compression", bool, False, "1: the search may try compression, which changes values"),
+    Setting("tuner", str, "auto", "how the search goes: bayes, grid or a plugin's; auto: bayes where it is installed"),
     Setting("fusion_policy", str, "threshold", "which policy lays tensors out in batches"),
     Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
     Setting("open_timeout_s", float, 60.0, "how long opening a transport may take, in seconds", minimum=0.1),
@@ -149,10 +178,69 @@ SETTINGS: tuple[Setting, ...] = (
         minimum=0,
     ),
     Setting(
+        "stall_shutdown_s",
+        float,
+        0.0,
+        "after how long a stall ends the job, with an error on every rank that names what waits for whom, "
+        "in seconds; 0: never",
+        minimum=0,
+    ),
+    Setting("stall_stacks", bool, False, "a stall's report has the Python stacks of the ranks that are waited for"),
+    Setting(
+        "flight_dir",
+        str,
+        "",
+        "directory where each rank writes, as JSON, what it did last when the job fails or stalls, or on flight_signal; "
+        "empty: nowhere",
+    ),
+    Setting("flight_records", int, 1024, "of how many batches and decisions a rank remembers that; 0: none", minimum=0),
+    Setting(
+        "flight_signal",
+        str,
+        "SIGUSR1",
+        "with flight_dir, the signal on which a rank writes it, unless the script handles that signal; empty: none",
+    ),
+    Setting(
+        "timeline",
+        str,
+        "",
+        "file to which what every rank does is written, as a Chrome trace (`ddl timeline summary FILE`); "
+        "NAME.zip: a part for each rank, with a manifest for Perfetto; empty: none",
+    ),
+    Setting(
+        "profiler_ranges",
+        bool,
+        False,
+        "batches appear by name in the framework's own profiler while that runs, on the thread that runs them",
+    ),
+    Setting("timeline_mark_cycles", bool, False, "in the timeline, mark where each period of a schedule begins"),
+    Setting(
         "grace_s",
         float,
         5.0,
         "how long ranks may go on after another failed before they are ended, in seconds",
+        minimum=0,
+    ),
+    Setting(
+        "metrics_port",
+        int,
+        0,
+        "port at which the first rank of each host serves its numbers to Prometheus; 0: none",
+        minimum=0,
+    ),
+    Setting("metrics_address", str, "127.0.0.1", "address that it listens at; 0.0.0.0: any, for whoever can reach it"),
+    Setting(
+        "pulse_s",
+        float,
+        0.0,
+        "how often each rank tells the launcher how it is, in seconds, as `ddl run --top` asks; 0: never",
+        minimum=0,
+    ),
+    Setting(
+        "sample_ms",
+        float,
+        0.0,
+        "how often to look where a rank's main thread stands, in ms, as `ddl doctor -- COMMAND` asks; 0: never",
         minimum=0,
     ),
     Setting("log_level", str, "WARNING", "least level that is logged", choices=("DEBUG", "INFO", "WARNING", "ERROR")),
@@ -186,7 +274,7 @@ class Settings(Mapping[str, Value]):
         return len(self._values)
 
     def source(self, name: str) -> str:
-        """ "flag", "env", "file" or "default"."""
+        """ "flag", "env", "file", "default" or, while a search runs, "tuner"."""
         return self._sources[name]
 
     def text(self, name: str) -> str:
@@ -201,6 +289,22 @@ class Settings(Mapping[str, Value]):
         value = self._values[name]
         assert isinstance(value, int), name
         return value
+
+    def overlaps(self, hosts: int) -> bool:
+        """Whether batches of host memory are to run while the step still computes, of ranks on so many hosts.
+
+        On one host they would take the cores that compute, and a core has little to hide. Sizes that
+        somebody has chosen are kept to. Raises ValueError for a setting that is none.
+        """
+        wanted = self.text("overlap")
+        if wanted not in ("auto", "on", "off"):
+            raise ValueError(f"overlap={wanted!r} is none of auto, on, off")
+        chosen = any(self._sources[name] != "default" for name in ("fusion_bytes", "first_batch_bytes"))
+        return wanted == "on" or (wanted == "auto" and (hosts > 1 or chosen))
+
+    def changed(self, values: Mapping[str, Value]) -> Settings:
+        """These settings with some of them changed; their source is "tuner"."""
+        return Settings({**self._values, **values}, {**self._sources, **dict.fromkeys(values, "tuner")})
 
     def names(self, name: str) -> tuple[str, ...]:
         """A comma-separated setting as its parts."""
@@ -270,6 +374,7 @@ class Environment:
     job_file: str
     address: str = ""
     launcher: str = ""  # what started this process, by its name behind the launchers' door
+    timeline_dir: str = ""  # where whoever started it awaits its part of a timeline; "": nobody does
 
     VARIABLES = ("DDL_RANK", "DDL_HOST_INDEXES", "DDL_JOB_FILE")
 
@@ -283,8 +388,8 @@ class Environment:
             raise ValueError(f"{', '.join(missing)} not set although DDL_JOB_FILE is; start the script by `ddl run`")
         hosts = tuple(int(host) for host in environ["DDL_HOST_INDEXES"].split(","))
         placement = Placement(int(environ["DDL_RANK"]), hosts)
-        given = {name: environ.get(name, "") for name in ("DDL_ADDRESS", "DDL_LAUNCHED_BY")}
-        return cls(placement, environ["DDL_JOB_FILE"], given["DDL_ADDRESS"], given["DDL_LAUNCHED_BY"])
+        given = {name: environ.get(name, "") for name in ("DDL_ADDRESS", "DDL_LAUNCHED_BY", "DDL_TIMELINE_DIR")}
+        return cls(placement, environ["DDL_JOB_FILE"], *given.values())
 
     @staticmethod
     def child_of() -> str:
@@ -339,4 +444,5 @@ class Environment:
             "DDL_JOB_FILE": self.job_file,
             "DDL_ADDRESS": self.address,  # these also where they are empty: a job started by a rank must not inherit that one's
             "DDL_LAUNCHED_BY": self.launcher,
+            "DDL_TIMELINE_DIR": self.timeline_dir,
         }

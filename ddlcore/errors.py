@@ -12,6 +12,7 @@ __all__ = [
     "Closed",
     "DdlInternalError",
     "DeadlineExceeded",
+    "DeviceError",
     "HorovodInternalError",
     "MismatchError",
     "NotInitialized",
@@ -67,6 +68,10 @@ class DeadlineExceeded(DdlInternalError, TimeoutError):
 
 class TransportError(DdlInternalError):
     """The data path failed in a way that names no dead rank; the cause is chained."""
+
+
+class DeviceError(DdlInternalError):
+    """An accelerator, its driver or its memory failed; the message says what to do, the cause is chained."""
 
 
 class ObjectDigestError(DdlInternalError):

@@ -26,6 +26,8 @@ from ddlcore.errors import DdlInternalError, DeadlineExceeded, PeerLost
 from ddlcore.job import Job, build_sessions
 from ddlcore.messages import Arrive, FromCoordinator, Lost, Refused, Seats, ToCoordinator
 from ddlcore.plug.registry import Registry
+from ddlcore.runtime.sessions import Sessions
+from ddlcore.search import build_pilot
 from ddlcore.types import Placement
 
 __all__ = ["Guest"]
@@ -133,13 +135,19 @@ class Guest:
         address = settings.text("control_address") or listening_address(
             settings.text("network_interface"), self.seat.on_one_host
         )
-        self._resident = Resident(self.seat.size, build_sessions(self.seat.size, settings, self._registry), address)
+        self._resident = Resident(self.seat.size, self._sessions(settings), address)
         try:
             self._resident.publish(self._places, self._name, deadline_s - time.monotonic())
         except BaseException:
             self.close("it did not begin", patient=False)
             raise
         return self._resident.invitation
+
+    def _sessions(self, settings: Settings) -> Sessions:
+        pilot = None
+        if settings["autotune"]:  # its tuner thinks in this rank's process: who can, starts the ranks by `ddl run`
+            pilot = build_pilot(settings, self._registry, (0,) * self.seat.size if self.seat.on_one_host else None)
+        return build_sessions(self.seat.size, settings, self._registry, pilot)
 
     def _find(self, deadline_s: float) -> Access:
         """The keys, once somebody answers to them; files that nobody stands behind are passed by."""

@@ -12,21 +12,25 @@ from dataclasses import dataclass, field
 import pluggy
 
 from ddlcore.config import Setting
+from ddlcore.types import Knob
 
 __all__ = [
     "ENTRY_POINT_GROUP",
     "AdapterProvider",
     "BenchPeerProvider",
+    "CheckProvider",
     "ClusterProvider",
     "CommandProvider",
     "CommunicatorsProvider",
     "CompressorProvider",
     "FusionProvider",
     "Hooks",
+    "KernelsProvider",
     "LauncherProvider",
     "Provider",
     "Setting",
     "TransportProvider",
+    "TunerProvider",
     "hookimpl",
     "hookspec",
 ]
@@ -45,9 +49,14 @@ class Provider:
     requires: tuple[str, ...] = ()  # modules that must be importable, found without importing them
     install: str = ""  # the exact line that makes them so
     platforms: tuple[str, ...] = ()  # values of sys.platform that it works on; empty: all
+    probe: str = ""  # "module:function" without arguments: what keeps it from being used here, in one line; "": nothing
+    library: str = ""  # "module:function" without arguments: the Library behind it as it is loaded, or None
     settings: tuple[Setting, ...] = ()  # rows of its own
+    knobs: tuple[Knob, ...] = ()  # of them, what a search may try where this is used
     doc: str = ""
     api_version: tuple[int, int] = (1, 0)
+    suite: str = ""  # "module:Class" of its conformance suite; empty: the kit's own for the door. `ddl conform` runs it
+    suite_over: str = ""  # what that suite puts in the place of what may be missing: then it runs here all the same
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,7 @@ class TransportProvider(Provider):
     spans_devices: bool = False  # knows by itself which ranks share a host: nothing is composed around it
     launcher: str = ""  # what its ranks must be started by, a name behind the launchers' door; empty: anything
     composes: bool = False
+    own_device: bool = False  # no two of its ranks may use one device: where two do, it cannot serve them
     attended: bool = False  # composed, it opens only where the ranks attend that have no part in it: Transport.attend
     sizes: tuple[int, int | None] = (1, None)  # least and greatest number of members
 
@@ -73,13 +83,32 @@ class TransportProvider(Provider):
 class AdapterProvider(Provider):
     """A framework whose tensors are served; the target is an Adapter."""
 
-    module: str = ""  # what the user imports, such as ddl_torch
+    module: str = ""  # what the user imports
     framework: str = ""  # the distribution whose version `ddl info` shows
+    loaders: tuple[str, ...] = ()  # modules of its loaders: a thread that stands in them waits for input
+
+
+@dataclass(frozen=True)
+class KernelsProvider(Provider):
+    """The memory, queues and kernels of one kind of device; the target is a DeviceRuntime, built without arguments."""
+
+    device: str = ""  # the kind, as ``Device.kind`` says it, such as cuda
+    priority: int = 0  # of several for one kind, the highest that can be used is taken
 
 
 @dataclass(frozen=True)
 class FusionProvider(Provider):
     """A way to lay tensors out in batches; the target is a class with the method of FusionPolicy."""
+
+
+@dataclass(frozen=True)
+class TunerProvider(Provider):
+    """A way to search for good settings; the target is a Tuner."""
+
+
+@dataclass(frozen=True)
+class CheckProvider(Provider):
+    """Something that `ddl doctor` looks at; the target is a Check, which is built without arguments."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +170,23 @@ class Hooks:
         return ()
 
     @hookspec
+    def ddl_kernels(self) -> Sequence[KernelsProvider]:
+        """Memory, queues and kernels of accelerators."""
+        return ()
+
+    @hookspec
     def ddl_fusion_policies(self) -> Sequence[FusionProvider]:
         """Ways to lay tensors out in batches."""
+        return ()
+
+    @hookspec
+    def ddl_tuners(self) -> Sequence[TunerProvider]:
+        """Ways to search for good settings."""
+        return ()
+
+    @hookspec
+    def ddl_checks(self) -> Sequence[CheckProvider]:
+        """What `ddl doctor` looks at."""
         return ()
 
     @hookspec

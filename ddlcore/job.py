@@ -11,32 +11,47 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ddlcore.builtin.by_kind import ByKindTransport
-from ddlcore.config import Environment, Settings
+from ddlcore.builtin.solo import QueuedSolo
+from ddlcore.config import Environment, Settings, Value
 from ddlcore.contracts.compressor import Compressor
+from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.store import PrefixStore, Store
 from ddlcore.contracts.transport import Context, Transport
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
+from ddlcore.control.store import JobStore
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, NotInitialized
 from ddlcore.kernels.late import LateKernels
-from ddlcore.messages import PROTOCOL, Bye, Done, Hello
+from ddlcore.messages import PROTOCOL, Bye, Done, Hello, Profile, Pulse
+from ddlcore.observe.flight import Flight
+from ddlcore.observe.signals import listen
+from ddlcore.onlookers import Observer, observers
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
+from ddlcore.runtime.accelerators import Accelerators
 from ddlcore.runtime.companion import Companions
 from ddlcore.runtime.engine import Engine
-from ddlcore.runtime.executor import Executor
+from ddlcore.runtime.executor import Executor, Unserved
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.link import Link
 from ddlcore.runtime.meter import Meter, Stats
 from ddlcore.runtime.process_sets import Opener, ProcessSets
+from ddlcore.runtime.ranges import in_use, ranges_of
+from ddlcore.runtime.recording import Recording
 from ddlcore.runtime.request import Entry, Recurring
 from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.runtime.sessions import Sessions
+from ddlcore.runtime.stall import Patience
+from ddlcore.runtime.tuning import Pilot
 from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Member, Placement
 
@@ -49,6 +64,7 @@ __all__ = [
     "local_jobs",
     "log_at",
     "lone_job",
+    "patience_of",
     "settings_of",
 ]
 
@@ -65,16 +81,17 @@ class Job:
         launched: Placement,
         ranks: tuple[int, ...],
         ordinal: int,
-        network: Callable[[], tuple[Channel, Store]],
+        network: Callable[[], tuple[Channel, JobStore]],
         registry: Registry,
         settings: Settings,
         address: str = "",
         launched_by: str = "",
+        timeline_dir: str = "",
     ) -> None:
         """``launched``: where the launcher put this process; ``ranks``: who of the launch is in this world.
 
         ``address``: this host's own, see Context.address. ``launched_by``: the launcher's name, where a
-        transport may ask for it.
+        transport may ask for it. ``timeline_dir``: where the launcher awaits this rank's part of a timeline.
         """
         self.placement = launched.among(ranks)
         self.rank = self.placement.rank
@@ -83,8 +100,9 @@ class Job:
         self.registry = registry
         self.closed = False
         self.forked = False
-        self._launched = launched
+        self.launched = launched  # not only this world: where the launcher put the process
         self._launched_by = launched_by
+        self._timeline_dir = timeline_dir
         self._ranks = ranks
         self._ordinal = ordinal
         self._network = network
@@ -97,6 +115,9 @@ class Job:
         self._meter = Meter()
         self._lock = threading.Lock()
         self._started = False
+        self._reopened = 0
+        self._deafen: Callable[[], None] = lambda: None  # undoes listening to a signal
+        self._observers: list[Observer] = []
         _jobs.add(self)
 
     @property
@@ -133,6 +154,12 @@ class Job:
             sys.setswitchinterval(switch_ms / 1000)
         channel, store = self._network()
         self._build(channel, store)
+        if self.settings.text("flight_dir"):
+            self._deafen = listen(self.settings.text("flight_signal"), self._want_dump)
+        if self.settings["profiler_ranges"]:
+            providers = [one for one in self.registry.adapters.values() if one.module != "ddlcore"]
+            adapters = in_use((one.module, lambda one=one: self.registry.load(one)()) for one in providers)  # type: ignore[misc]  # the default binds it
+            self._engine.show(ranges_of(adapters))
         self._engine.start()
         self._link.start()
         try:
@@ -140,20 +167,30 @@ class Job:
         except BaseException as error:
             self._leave(f"init failed: {error}", patience_s=0.0)
             raise
+        file = self.settings.text("timeline")
+        if file and file.upper() != "DYNAMIC":
+            self.start_timeline(file, bool(self.settings["timeline_mark_cycles"]), self._timeline_dir)
+        self._observe()
         self._started = True
 
-    def _build(self, channel: Channel, store: Store) -> None:
+    def _build(self, channel: Channel, store: JobStore) -> None:
         name = f"ddl-{{}}-{self.rank}"
         self._store = store
         self.completion = Completion()
-        self.inbox = Inbox(self.completion, channel.wake)
-        self.again = self.inbox.again  # for those who submit the same tensors in every step; see Inbox.again
-        self.again_together = self.inbox.again_together  # the same, for many at once and a caller who goes on to wait
-        self.overlaps = self._overlaps()
-        self.sets = ProcessSets(self._opener(store))
-        executor = Executor(self.sets, self._kernels, self.compressor, self._meter)
+        self.completion.verdict = self._verdict
+        self._flight = Flight(self.settings.whole("flight_records"))
+        self.inbox = Inbox(self.completion, channel.wake, self._flight)
+        self.overlaps = self.settings.overlaps(self.cross_size)
+        opener = self._opener(store)
+        self.sets = ProcessSets(opener)
+        accelerators = self._accelerators(opener)
+        self.device_label = accelerators.label
+        self._executor = executor = Executor(
+            self.sets, self._kernels, self.compressor, self._meter, accelerators.executor
+        )
+        accelerators.executor.serve(executor)
         self._engine = Engine(
-            executor,
+            self._executor,
             self.sets,
             self.inbox,
             self.completion,
@@ -162,7 +199,21 @@ class Job:
             self._meter,
             name.format("engine"),
         )
-        self.at_once = self._engine.at_once  # the same, for those who wait for it; see Engine.at_once
+        self._recording = Recording(
+            self,
+            self.inbox,
+            self._engine,
+            self.completion,
+            self.sets,
+            self._meter,
+            _SessionStore(lambda: self._link.session, store),
+            store.clock,
+            self.launched,
+            self._ranks,
+            {"ddl": VERSION, "fusion_bytes": self.settings.whole("fusion_bytes")},
+        )
+        accelerators.devices.used = self._engine.aloft.used
+        self._engine.aloft.tidy = accelerators.devices.tidy
         self._link = Link(
             channel,
             self.inbox,
@@ -171,10 +222,35 @@ class Job:
             self._break,
             self.sets,
             self._meter,
-            self.settings.number("stall_warning_s"),
+            patience_of(self.settings),
             self.rank,
             name.format("control"),
+            self.dump_flight,
         )
+        self._link.adjust = self._adjust
+
+    def _adjust(self, values: Mapping[str, Value]) -> None:
+        """A search goes on with other settings; on the engine's thread, at the same point of the total order on all ranks."""
+        if "overlap" in values:
+            self.overlaps = values["overlap"] == "on"
+        others = {name: value for name, value in values.items() if name != "overlap"}
+        if others:
+            self.settings = self.settings.changed(others)
+            self._reopened += 1
+            self._executor.reopened()
+            self.sets.reopen(replace(self._opener(self._store), generation=self._reopened))
+
+    def _observe(self) -> None:
+        """Whoever is to look on from beside. Raises ValueError where what was asked for cannot be; then nobody looks."""
+        try:
+            self._observers += observers(self)
+        except BaseException as error:
+            self._leave(f"init failed: {error}", patience_s=0.0)
+            raise
+
+    def tell(self, message: Pulse | Profile) -> None:
+        """Lets the launcher know how this rank is. Any thread; returns at once."""
+        self._link.say(message)
 
     def _opener(self, store: Store) -> Opener:
         backend = self.settings.text("backend")
@@ -190,9 +266,23 @@ class Job:
             address=self._address,
         )
 
+    def _accelerators(self, opener: Opener) -> Accelerators:
+        return Accelerators(
+            self.registry,
+            self.settings,
+            opener,
+            self.sets,
+            QueuedSolo,
+            self._compressor,
+            lambda: self._verdict.given,
+            self._meter,
+            self.local_rank,
+            self._launched_by,
+        )
+
     def _enter(self) -> None:
         fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_batch_bytes")
-        place = (self._launched.rank, self._ranks, self._ordinal)
+        place = (self.launched.rank, self._ranks, self._ordinal)
         hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self.overlaps)
         self._link.say(hello)
         timeout_s = self.settings.number("start_timeout_s")
@@ -206,18 +296,6 @@ class Job:
         if self._link.refusal:
             raise DdlInternalError(self._link.refusal)
         self._open_global(self.settings.number("open_timeout_s"))
-
-    def _overlaps(self) -> bool:
-        """Whether batches of host memory are to run while the step still computes.
-
-        On one host they would take the cores that compute, and a core has little to hide. Sizes that
-        somebody has chosen are kept to.
-        """
-        wanted = self.settings.text("overlap")
-        if wanted not in ("auto", "on", "off"):
-            raise ValueError(f"overlap={wanted!r} is none of auto, on, off")
-        chosen = any(self.settings.source(name) != "default" for name in ("fusion_bytes", "first_batch_bytes"))
-        return wanted == "on" or (wanted == "auto" and (self.cross_size > 1 or chosen))
 
     def _open_global(self, timeout_s: float) -> None:
         opened = threading.Event()
@@ -242,16 +320,49 @@ class Job:
 
     # --- in between
 
+    # For those who submit the same tensors in every step: see Inbox.again; ``again_together``, for many at once and a
+    # caller who goes on to wait; ``at_once``, for one who waits for it: see Engine.at_once. Others while a timeline runs.
+    again: Callable[..., None]
+    again_together: Callable[..., None]
+    at_once: Callable[..., None]
+    submit_entries: Callable[..., None]
+
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
         """Hands entries over, all or none. Any thread; ``waits``: this one goes on to wait for them.
 
         Raises ValueError for a name in flight, or why the job is over.
         """
-        self.inbox.submit(entries, waits)
+        self.submit_entries(entries, waits)
+
+    def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None:
+        """Records from now on; see ``Recording.begin``."""
+        place = Path(directory) if directory else None
+        self._recording.begin(Path(file), mark_cycles, place, self._link.session)
+
+    def stop_timeline(self, patience_s: float = 10.0) -> None:
+        """Ends it, if one is recorded; see ``Recording.end``."""
+        self._recording.end(patience_s)
 
     def stats(self) -> Stats:
         """What this rank has counted since init; ``Stats`` documents the keys. Any thread."""
-        return self._meter.stats(self.completion.waited_s, self.sets.routes())
+        return self._meter.stats(self.completion.waited_s, self.sets.routes(), self.inbox.steps())
+
+    def _want_dump(self) -> None:
+        self._link.dump_wanted = True
+
+    def dump_flight(self, reason: str, text: str) -> Path | None:
+        """Writes what this rank did last, where the setting flight_dir says; its path, None where none was written. Any thread."""
+        directory = self.settings.text("flight_dir")
+        if not directory or self.forked:
+            return None
+        standing = self.inbox.standing()
+        more = {
+            "standing": None if standing is None else msgspec.to_builtins(standing),
+            "pending": self.inbox.pending(),
+            "stats": self.stats(),
+        }
+        groups, under_way = self.sets.all(), self.inbox.under_way()
+        return self._flight.dump(Path(directory), self.rank, self.size, reason, text, groups, under_way, more)
 
     def retire(self) -> None:
         """Forgets all that ``recurring`` holds: names that do not come again must not fill the memory."""
@@ -274,15 +385,18 @@ class Job:
         """This job's compressor of that name. Raises ValueError for a name that no plugin offers."""
         compressor = self._compressors.get(name)
         if compressor is None:
-            provider = self.registry.compressors.get(name)
-            if provider is None:
-                raise ValueError(
-                    f"no compressor is called {name!r}; there are {', '.join(sorted(self.registry.compressors))}"
-                )
-            compressor = self.registry.load(provider)(self._kernels)
-            if not compressor.summable:
-                raise ValueError(f"compressor {name!r} is not summable, which allreduce needs; use another one")
-            self._compressors[name] = compressor
+            compressor = self._compressors[name] = self._compressor(name, self._kernels)
+        return compressor
+
+    def _compressor(self, name: str, kernels: Kernels) -> Compressor:
+        provider = self.registry.compressors.get(name)
+        if provider is None:
+            raise ValueError(
+                f"no compressor is called {name!r}; there are {', '.join(sorted(self.registry.compressors))}"
+            )
+        compressor = self.registry.load(provider)(kernels)
+        if not compressor.summable and kernels is not self._kernels:
+            raise Unserved(f"compression {name!r} is not summable, and such are for host memory only; use another one")
         return compressor
 
     def context(self, part: str) -> Context:
@@ -296,6 +410,8 @@ class Job:
         """The job is over: what is in flight raises, what comes later too. From any thread, once."""
         if not self._verdict.give(make):
             return
+        self._flight.note("end", error=str(make("")))
+        self.dump_flight("error", str(make("")))
         pending = self.inbox.close(lambda: make(""))
         self._engine.fail(pending, None)
         self._engine.post(self._engine.abandon)
@@ -334,6 +450,8 @@ class Job:
     def _leave(self, reason: str, patience_s: float) -> None:
         """Says goodbye, lets the engine finish what was promised within ``patience_s``, and closes everything."""
         self.closed = True
+        while self._observers:
+            self._observers.pop().close()
         if not self._verdict.given:
             self._link.say(Bye(reason, broken=patience_s == 0.0 and bool(self._link.session)))
             self._link.parted.wait(patience_s)
@@ -345,12 +463,12 @@ class Job:
                 log.warning("rank %d: a transport did not end when it was aborted", self.rank)
         left = self.inbox.close(lambda: NotInitialized("ddl has been shut down; call init() again first"))
         self._engine.fail(left, Closed("the job was shut down before this was complete"))
+        self._recording.end(patience_s if clean and not self._verdict.given else 1.0)
         if clean and not self._verdict.given:
             self._link.say(Done())
         self._link.stop(ABORT_WAIT_S)
-        close = getattr(self._store, "close", None)
-        if close is not None:
-            close()
+        self._deafen()
+        self._store.close()
 
 
 def log_at(level: str) -> None:
@@ -389,8 +507,11 @@ class _SessionStore(PrefixStore):
         return self._session() + "/"
 
 
-def build_sessions(size: int, settings: Settings, registry: Registry) -> Sessions:
-    """The coordinator's side for a launch of ``size`` ranks; the launcher gives it to its control server."""
+def build_sessions(size: int, settings: Settings, registry: Registry, pilot: Pilot | None = None) -> Sessions:
+    """The coordinator's side for a launch of ``size`` ranks; the launcher gives it to its control server.
+
+    ``pilot`` looks for better settings meanwhile; see search.py.
+    """
     name = settings.text("fusion_policy")
     provider = registry.fusion_policies.get(name)
     if provider is None:
@@ -398,7 +519,16 @@ def build_sessions(size: int, settings: Settings, registry: Registry) -> Session
             f"no fusion policy is called {name!r}; there are {', '.join(sorted(registry.fusion_policies))}"
         )
     policy = registry.load(provider)()
-    return Sessions(size, policy, settings.number("stall_warning_s"), bool(settings["replay"]))
+    compression = settings.text("compression")
+    registry.compressor(compression)  # a wrong name is told before anything starts
+    return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), pilot, compression)
+
+
+def patience_of(settings: Settings) -> Patience:
+    """What the settings say about stalls."""
+    return Patience(
+        settings.number("stall_warning_s"), settings.number("stall_shutdown_s"), bool(settings["stall_stacks"])
+    )
 
 
 def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
@@ -417,6 +547,7 @@ def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordina
         settings,
         environment.address,
         environment.launcher,
+        environment.timeline_dir,
     )
 
 
@@ -432,13 +563,17 @@ def local_jobs(
     settings: Mapping[str, object] | None = None,
     hosts: Sequence[int] | None = None,
     registry: Registry | None = None,
+    pilot: Pilot | None = None,
 ) -> list[Job]:
-    """A world within this process: jobs not yet started, one for each of ``size`` threads."""
+    """A world within this process: jobs not yet started, one for each of ``size`` threads.
+
+    ``pilot`` looks for better settings meanwhile.
+    """
     given, registry = settings_of(os.environ, {"backend": backend, **(settings or {})}, registry=registry)
-    network = LocalNetwork(size, build_sessions(size, given, registry))
+    network = LocalNetwork(size, build_sessions(size, given, registry, pilot))
     placed = tuple(hosts) if hosts is not None else (0,) * size
 
-    def meet(rank: int) -> Callable[[], tuple[Channel, Store]]:
+    def meet(rank: int) -> Callable[[], tuple[Channel, JobStore]]:
         return lambda: (network.channel(rank), network.store(rank))
 
     everyone = tuple(range(size))

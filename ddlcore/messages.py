@@ -14,6 +14,7 @@ from ddlcore.types import DType, Kind, ReduceOp
 
 __all__ = [
     "PROTOCOL",
+    "Adjust",
     "Answer",
     "Arranged",
     "Arrive",
@@ -30,14 +31,21 @@ __all__ = [
     "Hello",
     "Leave",
     "Lost",
+    "Paused",
     "Planned",
+    "Profile",
+    "Pulse",
     "Refused",
     "Request",
     "Resume",
     "Seats",
+    "Show",
     "Spec",
+    "Stack",
+    "Stalled",
     "Standing",
     "StoreAdd",
+    "StoreClock",
     "StoreDelete",
     "StoreGet",
     "StoreReply",
@@ -184,9 +192,49 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
     names: tuple[str, ...]  # of the batch
     missing: tuple[str, ...] = ()
     alarm: bool = False
+    over: bool = False  # for as long as the job may: it is to end
 
 
-ToCoordinator = Arrive | Standing | Leave | Frozen | Hello | Request | Bye | Done
+class Pulse(msgspec.Struct, frozen=True, array_like=True, tag="pulse"):
+    """How a rank is, now and then and only where the launcher wants to know; no control message. Counts go on since ``init``."""
+
+    at_s: float  # of a steady clock of its own
+    steps: int
+    user_s: float  # that its own threads stood in ``wait``
+    cpu_s: float
+    resident_bytes: int
+    gpu_share: float = -1.0  # of the last moments in which its GPU was used, 0 … 1; below 0: it has none
+    gpu_used_bytes: int = 0
+    gpu_total_bytes: int = 0
+
+
+class Profile(msgspec.Struct, frozen=True, array_like=True, tag="profile"):
+    """Where a rank's main thread stands while it trains, only where the launcher wants to know; no control message."""
+
+    steps: int  # that were seen
+    seconds: float  # that they took
+    input_s: float  # of these, that it waited for what the loop iterates over
+    loop: str  # which that is
+    lines: tuple[tuple[str, str, float, float], ...]  # of the loop: file and number, text, seconds, of these input
+
+
+class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
+    """A rank has launched all before ``Resume.until``, and launches nothing more in this epoch; only while tuning.
+
+    ``periods_ns``: how long each period took, the first after the Resume left out.
+    """
+
+    epoch: int
+    periods_ns: tuple[int, ...]
+
+
+class Stack(msgspec.Struct, frozen=True, array_like=True, tag="stack"):
+    """The answer to Show: where the user's thread of this rank is, as Python prints it; no control message."""
+
+    text: str
+
+
+ToCoordinator = Pulse | Profile | Arrive | Standing | Stack | Leave | Frozen | Paused | Hello | Request | Bye | Done
 
 
 # --- coordinator to rank
@@ -235,6 +283,7 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     names: tuple[str, ...]  # "" for anonymous calls, which are known by their specs
     specs: tuple[bytes, ...]
     hole: bool = False
+    compressor: str = ""  # that it travels by, where that is another than its specs say
 
 
 class Arranged(msgspec.Struct, frozen=True, array_like=True, tag="arranged"):
@@ -256,6 +305,13 @@ class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
     schedule: int
     start: int
     after: tuple[tuple[int, int], ...] = ()
+    until: int = -1  # a period's end: nothing from there on is launched, see Paused; -1: there is none
+
+
+class Adjust(msgspec.Struct, frozen=True, array_like=True, tag="adjust"):
+    """Settings that hold from here on, on every rank; communicators that depend on them are opened anew."""
+
+    values: tuple[tuple[str, str | int | float | bool], ...]
 
 
 class Freeze(msgspec.Struct, frozen=True, array_like=True, tag="freeze"):
@@ -270,7 +326,7 @@ class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
     epoch: int
     highest: tuple[tuple[int, int], ...]  # (set id, place)
     lowest: tuple[tuple[int, int], ...]
-    items: tuple[Batch | Failure | Arranged | Resume, ...] = ()  # what comes next; else discovery
+    items: tuple[Batch | Failure | Arranged | Resume | Adjust, ...] = ()  # what comes next; else discovery
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
@@ -278,7 +334,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
     epoch: int
     serial: int
-    items: tuple[Batch | Failure | Arranged | Resume, ...]
+    items: tuple[Batch | Failure | Arranged | Resume | Adjust, ...]
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
@@ -298,7 +354,17 @@ class Where(msgspec.Struct, frozen=True, array_like=True, tag="where"):
     epoch: int
 
 
-FromCoordinator = Seats | Where | Freeze | Drain | Welcome | Refused | Answer | Lost | Farewell
+class Show(msgspec.Struct, frozen=True, array_like=True, tag="show"):
+    """Answer with your Stack: others wait for you."""
+
+
+class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
+    """Nothing has moved for so long that the job ends; ``text`` says what waits for whom."""
+
+    text: str
+
+
+FromCoordinator = Seats | Where | Show | Stalled | Freeze | Drain | Welcome | Refused | Answer | Lost | Farewell
 
 
 # --- the store
@@ -335,6 +401,12 @@ class StoreDelete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
     prefix: str
 
 
+class StoreClock(msgspec.Struct, frozen=True, array_like=True, tag="clock"):
+    """Answered at once by the clock of whoever keeps the store."""
+
+    serial: int
+
+
 class StoreReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     """``error``: "" or "timeout" or "lost: …"."""
 
@@ -343,7 +415,7 @@ class StoreReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
     error: str = ""
 
 
-StoreRequest = StoreSet | StoreGet | StoreAdd | StoreDelete
+StoreRequest = StoreSet | StoreGet | StoreAdd | StoreDelete | StoreClock
 
 T = TypeVar("T")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,6 +16,7 @@ __all__ = [
     "DType",
     "Device",
     "Kind",
+    "Knob",
     "Max",
     "Member",
     "Min",
@@ -22,6 +24,7 @@ __all__ = [
     "Product",
     "ReduceOp",
     "Sum",
+    "Value",
 ]
 
 BF16_NAME = "bfloat16"  # numpy has no such type of its own; ml_dtypes and the frameworks use this name
@@ -147,11 +150,15 @@ CPU = Device("cpu")
 class Buffer:
     """Dense memory of one tensor, seen without a framework.
 
-    Only a recurring tensor's address and owner ever change, while nothing is under way.
+    Only a recurring tensor's address, owner, event and order ever change, while nothing is under way.
 
     ``strides`` (in elements) is None for row-major memory, else the tensor's own dense permutation.
-    ``owner`` keeps the memory alive. ``wait``, where the producer may still be writing, blocks until
-    the values stand; None says that they do.
+    ``owner`` keeps the memory alive, and the event. ``wait``, where the producer may still be writing,
+    blocks until the values stand; None says that they do, or that the device will see to it: ``event`` is
+    the handle of an event behind which they stand, recorded on the producer's stream; 0 for host memory.
+
+    ``stream`` is that stream's handle, and ``order`` rises from event to event of it, so that of many the
+    last alone need be waited for; where ``order`` is 0, each is waited for.
     """
 
     address: int
@@ -162,6 +169,9 @@ class Buffer:
     device: Device = CPU
     owner: object = None
     wait: Callable[[], None] | None = None
+    event: int = 0
+    stream: int = 0
+    order: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -226,3 +236,51 @@ class Placement:
     def among(self, ranks: Sequence[int]) -> Placement:
         """The placement of the world that consists of ``ranks`` only, in that order."""
         return Placement(list(ranks).index(self.rank), tuple(self.hosts[r] for r in ranks))
+
+
+Value = str | int | float | bool  # of a setting
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting that may be searched: a range (``low`` to ``high``, both included) or ``choices``."""
+
+    name: str  # of the setting
+    low: float = 0.0
+    high: float = 0.0
+    choices: tuple[Value, ...] = ()  # not empty: one of these, and there is no range
+    logarithmic: bool = False  # of a range: equal ratios count alike, as with bytes; then low is above 0
+    whole: bool = True  # of a range: integers only
+    reopens: bool = False  # takes effect when a communicator opens: it is opened anew for each value
+    doc: str = ""
+
+    def holds(self, value: Value) -> bool:
+        """Whether ``value`` is one of this knob's."""
+        if self.choices:
+            return any(value == choice and type(value) is type(choice) for choice in self.choices)
+        if isinstance(value, (str, bool)) or (self.whole and not isinstance(value, int)):
+            return False
+        return self.low <= value <= self.high
+
+    def at(self, part: float) -> Value:
+        """The value at ``part`` of the way from the first to the last, 0 to 1."""
+        if self.choices:
+            return self.choices[min(int(part * len(self.choices)), len(self.choices) - 1)]
+        if self.logarithmic:
+            value = math.exp(math.log(self.low) + part * (math.log(self.high) - math.log(self.low)))
+        else:
+            value = self.low + part * (self.high - self.low)
+        value = min(max(value, self.low), self.high)
+        return int(min(max(round(value), math.ceil(self.low)), math.floor(self.high))) if self.whole else value
+
+    def part(self, value: Value) -> float:
+        """Where ``value`` stands between the first and the last, 0 to 1; what is beyond them counts as one of these."""
+        if self.choices:
+            at = self.choices.index(value) if value in self.choices else 0
+            return (at + 0.5) / len(self.choices)
+        number = min(max(float(value), self.low), self.high)
+        if self.high == self.low:
+            return 0.0
+        if self.logarithmic:
+            return math.log(number / self.low) / math.log(self.high / self.low)
+        return (number - self.low) / (self.high - self.low)

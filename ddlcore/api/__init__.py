@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ddlcore.api.arguments import UserCompressor, resolve_op, wire_compression
+from ddlcore.api.gpus import Gpus, installed_gpus, local_device, local_gpu, log_once, visible_gpus
 from ddlcore.api.handles import Mapped, Waitable, poll, synchronize
 from ddlcore.api.objects import allgather_object, barrier, broadcast_object, join
 from ddlcore.api.operations import Operations
-from ddlcore.api.transports import built, enabled, threads_supported
+from ddlcore.api.transports import built, built_version, enabled, threads_supported
 from ddlcore.api.world import (
     ProcessSet,
     add_process_set,
@@ -24,7 +25,9 @@ from ddlcore.api.world import (
     remove_process_set,
     shutdown,
     size,
+    start_timeline,
     stats,
+    stop_timeline,
     use_job,
 )
 from ddlcore.job import Job
@@ -34,6 +37,7 @@ from ddlcore.runtime.meter import Stats
 
 __all__ = [
     "Companion",
+    "Gpus",
     "Handle",
     "Job",
     "Mapped",
@@ -47,17 +51,22 @@ __all__ = [
     "barrier",
     "broadcast_object",
     "built",
+    "built_version",
     "cross_rank",
     "cross_size",
     "current_job",
     "enabled",
     "global_process_set",
     "init",
+    "installed_gpus",
     "is_homogeneous",
     "is_initialized",
     "join",
+    "local_device",
+    "local_gpu",
     "local_rank",
     "local_size",
+    "log_once",
     "poll",
     "process_sets",
     "rank",
@@ -65,9 +74,12 @@ __all__ = [
     "resolve_op",
     "shutdown",
     "size",
+    "start_timeline",
     "stats",
+    "stop_timeline",
     "synchronize",
     "threads_supported",
     "use_job",
+    "visible_gpus",
     "wire_compression",
 ]

@@ -6,7 +6,7 @@ must share, and submits. Framework packages wrap these in their own signatures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddlcore.api.objects import allgather_object, broadcast_object, check_root
@@ -15,9 +15,10 @@ from ddlcore.contracts.adapter import Adapter
 from ddlcore.job import Job
 from ddlcore.messages import Spec, encode
 from ddlcore.runtime.executor import reducescatter_rows
+from ddlcore.runtime.fenced import FencedHandle, FencedRecurring
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.request import Entry, Outcome, Recurring
-from ddlcore.types import Adasum, Average, Buffer, DType, Kind, ReduceOp
+from ddlcore.types import CPU, Adasum, Average, Buffer, DType, Kind, ReduceOp
 
 __all__ = ["Operations"]
 
@@ -30,6 +31,11 @@ class Operations:
 
     Common arguments: ``name`` pairs the calls of different ranks (without it, calls are paired by
     their order within the process set); ``job`` is the world, by default the caller's current one.
+    ``by_host``: tensors on a device go by way of the host's memory, whatever else could serve them; ``sparse``:
+    they are of a sparse gradient, see the setting ``device_sparse``. All ranks must say the same.
+
+    Of tensors on devices, handles and results come when the work is queued: ``wait`` makes the current stream
+    wait for it, not the host.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -51,6 +57,7 @@ class Operations:
         compression: str = "none",
         job: Job | None = None,
         waits: bool = False,
+        by_host: bool = False,
     ) -> Handle:
         """The ranks' tensors combined by ``op``. ``output=tensor`` works in place; None makes a new tensor.
 
@@ -67,6 +74,7 @@ class Operations:
             compression=compression,
             job=job,
             waits=waits,
+            by_host=by_host,
             _single=True,
         )
         return handle
@@ -84,6 +92,7 @@ class Operations:
         compression: str = "none",
         job: Job | None = None,
         waits: bool = False,
+        by_host: bool = False,
         _single: bool = False,
     ) -> Handle:
         """As ``allreduce_async`` for several tensors that go together: none starts before all are ready everywhere."""
@@ -91,17 +100,19 @@ class Operations:
         set_id, _ = process_set.resolve(job)
         job.compressor(compression)
         sources = [self.adapter.buffer(tensor, elementwise=True) for tensor in tensors]
+        device = _device(job, sources, "allreduce", by_host)
         if outputs is None:
             outputs = [self.adapter.allocate(tensor) for tensor in tensors]
         targets = [self._target(o, s, t) for o, s, t in zip(outputs, sources, tensors)]
         ops = [_reduce_op(op, source.dtype) for source in sources]
         names, group = self._names(job, set_id, Kind.ALLREDUCE, name, len(tensors), _single)
         specs = [
-            _allreduce_spec(source, reduce_op, prescale_factor, postscale_factor, compression, group)
+            _allreduce_spec(source, reduce_op, prescale_factor, postscale_factor, compression, group, device)
             for source, reduce_op in zip(sources, ops)
         ]
         given = list(outputs)
-        handle = Handle(job.completion, len(specs), (lambda _: given[0]) if _single else (lambda _: given))
+        finish = (lambda _: given[0]) if _single else (lambda _: given)
+        handle = self._handle(job, sources, finish, [*tensors, *given])
         self._submit(job, handle, set_id, names, specs, sources, targets, waits=waits)
         return handle
 
@@ -118,6 +129,7 @@ class Operations:
         job: Job | None = None,
         output: Any = None,
         part_of: str = "",
+        by_host: bool = False,
     ) -> Recurring:
         """An ``allreduce_async`` of tensors like this one, in place, described once; nothing is sent yet.
 
@@ -132,8 +144,10 @@ class Operations:
         buffer = self.adapter.buffer(tensor, elementwise=True)
         target = buffer if output is None else self._target(output, buffer, tensor)
         op = _reduce_op(op, buffer.dtype)
-        spec = _allreduce_spec(buffer, op, prescale_factor, postscale_factor, compression, 0, part_of)
-        return Recurring(job.completion, set_id, f"allreduce.{name}", spec, self._encoded(spec), buffer, target)
+        device = _device(job, [buffer], "allreduce", by_host)
+        spec = _allreduce_spec(buffer, op, prescale_factor, postscale_factor, compression, 0, device, part_of)
+        what = (job.completion, set_id, f"allreduce.{name}", spec, self._encoded(spec), buffer, target)
+        return Recurring(*what) if device == CPU.kind else FencedRecurring(*what, self.adapter.after)
 
     def allreduce_in_place(
         self,
@@ -153,7 +167,7 @@ class Operations:
         set_id = process_set.process_set_id
         how = (self.adapter.name, op, prescale_factor, postscale_factor, compression)  # compared, never hashed: dear
         recurring = job.recurring.get((name, set_id))
-        address = None
+        address, owner = None, tensor
         if recurring is not None and recurring.how == how:
             address = self.adapter.address(tensor, recurring.source)
         if recurring is None or address is None:
@@ -167,8 +181,8 @@ class Operations:
             recurring = self.recurring_allreduce(tensor, name=name, **kinds)
             recurring.how = how
             job.recurring[name, set_id] = recurring
-            address = recurring.source.address
-        job.at_once(recurring, address, tensor)
+            address, owner = recurring.source.address, recurring.source.owner
+        job.at_once(recurring, address, owner)
 
     # --- allgather
 
@@ -180,6 +194,8 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
         reduces: bool = False,
+        sparse: bool = False,
+        by_host: bool = False,
     ) -> Handle:
         """All ranks' tensors, one behind the other along the first dimension, in which they may differ.
 
@@ -187,7 +203,14 @@ class Operations:
         """
         kind = Kind.ALLREDUCE if reduces else Kind.ALLGATHER
         return self.grouped_allgather_async(
-            [tensor], name=name, process_set=process_set, job=job, _single=True, _named_as=kind
+            [tensor],
+            name=name,
+            process_set=process_set,
+            job=job,
+            sparse=sparse,
+            by_host=by_host,
+            _single=True,
+            _named_as=kind,
         )
 
     def grouped_allgather_async(
@@ -197,6 +220,8 @@ class Operations:
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
+        sparse: bool = False,
+        by_host: bool = False,
         _single: bool = False,
         _named_as: Kind = Kind.ALLGATHER,
     ) -> Handle:
@@ -204,11 +229,9 @@ class Operations:
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "allgather") for tensor in tensors]
+        device = _device(job, sources, "allgather", by_host, sparse)
         names, group = self._names(job, set_id, _named_as, name, len(tensors), _single)
-        specs = [
-            Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], device=source.device.kind, group=group)
-            for source in sources
-        ]
+        specs = [Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], device=device, group=group) for source in sources]
 
         def finish(outcomes: Sequence[Outcome | None]) -> Any:
             gathered = [
@@ -218,7 +241,7 @@ class Operations:
             ]
             return gathered[0] if _single else gathered
 
-        handle = Handle(job.completion, len(specs), finish)
+        handle = self._handle(job, sources, finish, tensors)
         rows = [(source.shape[0],) for source in sources]
         self._submit(job, handle, set_id, names, specs, sources, [None] * len(specs), rows)
         return handle
@@ -234,6 +257,7 @@ class Operations:
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
+        by_host: bool = False,
     ) -> Handle:
         """The tensor of ``root_rank`` (a rank of the world, member of the set) on every rank."""
         job = job or current_job()
@@ -243,16 +267,17 @@ class Operations:
         if output is None:
             output = self.adapter.allocate(tensor)
         target = self._target(output, source, tensor)
+        device = _device(job, [source], "broadcast", by_host)
         names, _ = self._names(job, set_id, Kind.BROADCAST, name, 1, True)
         spec = Spec(
             Kind.BROADCAST,
             source.dtype,
             source.shape,
             root=root_rank,
-            device=source.device.kind,
+            device=device,
             strides=source.strides,
         )
-        handle = Handle(job.completion, 1, lambda _: output)
+        handle = self._handle(job, [source], lambda _: output, [tensor, output])
         self._submit(job, handle, set_id, names, [spec], [source], [target])
         return handle
 
@@ -266,6 +291,7 @@ class Operations:
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
+        by_host: bool = False,
     ) -> Handle:
         """Row blocks of ``tensor`` to each member; ``splits[r]`` rows go to rank r of the set (None: equal parts).
 
@@ -275,8 +301,9 @@ class Operations:
         set_id, ranks = process_set.resolve(job)
         source = _with_rows(self.adapter.buffer(tensor, elementwise=False), "alltoall")
         sent = _splits(splits, source.shape[0], len(ranks))
+        device = _device(job, [source], "alltoall", by_host)
         names, _ = self._names(job, set_id, Kind.ALLTOALL, name, 1, True)
-        spec = Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], device=source.device.kind)
+        spec = Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], device=device)
         me = ranks.index(job.rank)
 
         def finish(outcomes: Sequence[Outcome | None]) -> Any:
@@ -285,7 +312,7 @@ class Operations:
             received = [rows[me] for rows in outcome.rows]
             return self._adopt(outcome, sum(received), source, tensor), received
 
-        handle = Handle(job.completion, 1, finish)
+        handle = self._handle(job, [source], finish, [tensor])
         self._submit(job, handle, set_id, names, [spec], [source], [None], [sent])
         return handle
 
@@ -302,6 +329,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
         job: Job | None = None,
+        by_host: bool = False,
     ) -> Handle:
         """This rank's rows of the reduction; the first ``rows % size`` ranks of the set get one row more."""
         return self.grouped_reducescatter_async(
@@ -313,6 +341,7 @@ class Operations:
             process_set=process_set,
             compression=compression,
             job=job,
+            by_host=by_host,
             _single=True,
         )
 
@@ -327,13 +356,16 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
         job: Job | None = None,
+        by_host: bool = False,
         _single: bool = False,
     ) -> Handle:
         """As ``reducescatter_async`` for several tensors that go together."""
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)
-        job.compressor(compression)
+        if not job.compressor(compression).summable:
+            raise ValueError(f"compression {compression!r} is not summable, which reducescatter needs; use another one")
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "reducescatter") for tensor in tensors]
+        device = _device(job, sources, "reducescatter", by_host)
         ops = [_reduce_op(op, source.dtype) for source in sources]
         names, group = self._names(job, set_id, Kind.REDUCESCATTER, name, len(tensors), _single)
         specs = [
@@ -345,7 +377,7 @@ class Operations:
                 -1,
                 float(prescale_factor),
                 float(postscale_factor),
-                source.device.kind,
+                device,
                 None,
                 compression,
                 group,
@@ -362,7 +394,7 @@ class Operations:
             ]
             return parts[0] if _single else parts
 
-        handle = Handle(job.completion, len(specs), finish)
+        handle = self._handle(job, sources, finish, tensors)
         self._submit(job, handle, set_id, names, specs, sources, [None] * len(specs))
         return handle
 
@@ -391,6 +423,17 @@ class Operations:
 
     # --- shared
 
+    def _handle(
+        self,
+        job: Job,
+        sources: Sequence[Buffer],
+        finish: Callable[[Sequence[Outcome | None]], Any],
+        tensors: Sequence[Any],
+    ) -> Handle:
+        if sources[0].device.kind == CPU.kind:
+            return Handle(job.completion, len(sources), finish)
+        return FencedHandle(job.completion, len(sources), finish, self.adapter.after, tensors)
+
     def _names(
         self, job: Job, set_id: int, kind: Kind, name: str | None, count: int, single: bool
     ) -> tuple[list[str], int]:
@@ -409,6 +452,8 @@ class Operations:
         if output is tensor:
             return source
         target = self.adapter.buffer(output, elementwise=True)
+        if target.device is not source.device and target.device != source.device:
+            raise ValueError(f"output lies on {target.device}, the tensor on {source.device}; both go on one device")
         if (target.shape, target.dtype, target.strides) != (source.shape, source.dtype, source.strides):
             raise ValueError(
                 f"output has shape {target.shape}, type {target.dtype.label} and strides {target.strides}, the tensor "
@@ -469,7 +514,14 @@ def _reduce_op(op: ReduceOp, dtype: DType) -> ReduceOp:
 
 
 def _allreduce_spec(
-    source: Buffer, op: ReduceOp, prescale: float, postscale: float, compression: str, group: int, part_of: str = ""
+    source: Buffer,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    compression: str,
+    group: int,
+    device: str,
+    part_of: str = "",
 ) -> Spec:
     return Spec(
         Kind.ALLREDUCE,
@@ -479,12 +531,21 @@ def _allreduce_spec(
         -1,
         float(prescale),
         float(postscale),
-        source.device.kind,
+        device,
         source.strides,
         compression,
         group,
         part_of=part_of,
     )
+
+
+def _device(job: Job, buffers: Sequence[Buffer], verb: str, by_host: bool, sparse: bool = False) -> str:
+    """What the specs call the one device of all these."""
+    device = buffers[0].device if buffers else CPU
+    if any(other.device is not device and other.device != device for other in buffers):
+        where = " and ".join(map(str, dict.fromkeys(buffer.device for buffer in buffers)))
+        raise ValueError(f"grouped {verb}: its tensors lie on {where}; make one call for those of each device")
+    return CPU.kind if device.kind == CPU.kind else job.device_label(device, sparse, by_host)
 
 
 def _with_rows(buffer: Buffer, verb: str) -> Buffer:

@@ -8,7 +8,7 @@ from ddlcore.api.world import current_job
 from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.settings import settings_of
 
-__all__ = ["built", "enabled", "threads_supported"]
+__all__ = ["built", "built_version", "enabled", "threads_supported"]
 
 
 def built(transport: str) -> bool:
@@ -18,10 +18,25 @@ def built(transport: str) -> bool:
     return provider is not None and not registry.missing(provider)
 
 
+def built_version(transport: str) -> int:
+    """The version code of the library behind that transport, which this loads; 0 where it could not be used here.
+
+    1 where there is no such library. May be asked before ``init``.
+    """
+    _, registry = settings_of(os.environ)
+    provider = registry.transports.get(transport)
+    if provider is None or registry.missing(provider):
+        return 0
+    library = registry.library(provider)
+    return library.version if library else int(not provider.library)
+
+
 def enabled(transport: str) -> bool:
-    """Whether the present world's global process set uses it, alone or among others. Raises NotInitialized before ``init``."""
-    route = current_job().sets.communicator(0).route
-    return any(provider.name == transport for provider in route.providers())
+    """Whether the present world's global process set uses it, alone or among others. Raises NotInitialized before ``init``.
+
+    For tensors on a device that is settled when the set's first batch there runs; until then it is not used.
+    """
+    return transport in current_job().sets.transports(0)
 
 
 def threads_supported(library: str) -> bool:

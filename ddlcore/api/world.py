@@ -43,7 +43,9 @@ __all__ = [
     "remove_process_set",
     "shutdown",
     "size",
+    "start_timeline",
     "stats",
+    "stop_timeline",
     "use_job",
 ]
 
@@ -151,7 +153,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     """Begins the job: every rank of the world calls it, and it returns when all are there. Again: no effect.
 
     ``comm``: None for all ranks, or a list of launched ranks that form a world of their own, or another
-    library's communicator (of mpi4py, say, with its plugin), all of whose processes call this.
+    library's communicator (for which there is a plugin), all of whose processes call this.
     ``process_sets``: sets to register at once, the same on every rank ("dynamic" is accepted; sets may
     always be added later). Without a launcher this is a world of one. Raises PeerLost when a rank
     dies meanwhile, DeadlineExceeded after ``DDL_START_TIMEOUT_S``, ValueError for bad arguments.
@@ -367,3 +369,22 @@ def stats() -> Stats:
     ``Stats`` documents the keys. Any thread; costs nothing but this call.
     """
     return current_job().stats()
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Records from now on what this rank does; every rank calls it, with the same file. Any thread.
+
+    ``mark_cycles`` marks where each period of a schedule begins. The ranks' parts stand in a directory beside
+    the file until ``stop_timeline``, or the end of the job. Raises NotInitialized (a ValueError) before ``init``,
+    ValueError where a timeline is being recorded already, or cannot be written there.
+    """
+    current_job().start_timeline(str(file_path), bool(mark_cycles))
+
+
+def stop_timeline() -> None:
+    """Ends what ``start_timeline`` began; every rank calls it. No effect where nothing is recorded.
+
+    Rank 0 waits at most 10 s for the others' parts and merges them into the file; who does not come is
+    named in the log. Raises NotInitialized (a ValueError) before ``init``.
+    """
+    current_job().stop_timeline()

@@ -11,6 +11,8 @@ __all__ = ["Bf16Compression", "Fp16Compression", "NoCompression"]
 class _Cast(Compressor):
     """Encodes and decodes by a cast, with the scale in it; the subclass names the type."""
 
+    casts = True
+
     def encode(self, name: str, source: Buffer, target: Buffer, scale: float) -> None:
         self.kernels.pack([source.address], [source.count], source.dtype, target.address, target.dtype, scale)
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 from ddlcore.config import Setting
 from ddlcore.hooks import (
     AdapterProvider,
+    CheckProvider,
     ClusterProvider,
     CompressorProvider,
     FusionProvider,
     LauncherProvider,
     TransportProvider,
+    TunerProvider,
     hookimpl,
 )
+from ddlcore.types import Knob
 
 __all__ = [
     "ddl_adapters",
+    "ddl_checks",
     "ddl_clusters",
     "ddl_compressors",
     "ddl_fusion_policies",
     "ddl_launchers",
     "ddl_transports",
+    "ddl_tuners",
 ]
 
 
@@ -39,6 +44,47 @@ HIERARCHICAL_SETTINGS = (
         minimum=0,
     ),
 )
+
+
+HIERARCHICAL_KNOBS = (
+    Knob("hierarchical_chunk_bytes", 64 << 10, 16 << 20, logarithmic=True, reopens=True, doc="what crosses at a time"),
+    Knob("hierarchical_shares", choices=(1, 2, 4), reopens=True, doc="ranks of a host that cross"),
+)
+SHM_SETTINGS = (
+    Setting(
+        "shm_chunk_bytes",
+        int,
+        0,
+        "in shared memory: how much a rank publishes at a time, in bytes, a power of two from 32768 to 1048576; "
+        "0: by the numbers of ranks and cores",
+        minimum=0,
+    ),
+)
+SHM_KNOBS = (
+    Knob(
+        "shm_chunk_bytes",
+        choices=(0, 32 << 10, 64 << 10, 128 << 10, 256 << 10),
+        reopens=True,
+        doc="what is published at a time",
+    ),
+)
+
+
+@hookimpl
+def ddl_tuners() -> list[TunerProvider]:
+    """A search by a Gaussian process, and one that needs nothing."""
+    return [
+        TunerProvider(
+            "bayes",
+            "ddlcore.builtin.tuners.bayes:BayesTuner",
+            requires=("skopt", "threadpoolctl"),
+            install="pip install 'ddlcore[tune]'",
+            doc="Gaussian process, expected improvement (scikit-optimize)",
+        ),
+        TunerProvider(
+            "grid", "ddlcore.builtin.tuners.grid:GridTuner", doc="knob by knob, from a coarse grid to fine ones"
+        ),
+    ]
 
 
 @hookimpl
@@ -67,6 +113,8 @@ def ddl_transports() -> list[TransportProvider]:
             priority=50,
             one_host=True,
             sizes=(2, None),
+            settings=SHM_SETTINGS,
+            knobs=SHM_KNOBS,
         ),
         TransportProvider(
             name="hierarchical",
@@ -75,6 +123,8 @@ def ddl_transports() -> list[TransportProvider]:
             composes=True,
             sizes=(2, None),
             settings=HIERARCHICAL_SETTINGS,
+            knobs=HIERARCHICAL_KNOBS,
+            suite="ddlcore.testing.builtin:HierarchicalSuite",
         ),
     ]
 
@@ -89,6 +139,7 @@ def ddl_adapters() -> list[AdapterProvider]:
             doc="numpy arrays",
             module="ddlcore",
             framework="numpy",
+            suite="ddlcore.testing.builtin:NumpySuite",
         )
     ]
 
@@ -110,9 +161,32 @@ def ddl_compressors() -> list[CompressorProvider]:
     """Values as they are, or as 16-bit floats on the way."""
     return [
         CompressorProvider("none", "ddlcore.builtin.compressors:NoCompression", doc="values travel as they are"),
-        CompressorProvider("fp16", "ddlcore.builtin.compressors:Fp16Compression", doc="floats travel as float16"),
-        CompressorProvider("bf16", "ddlcore.builtin.compressors:Bf16Compression", doc="floats travel as bfloat16"),
+        *(
+            CompressorProvider(
+                name,
+                f"ddlcore.builtin.compressors:{name.title()}Compression",
+                doc=f"floats travel as {label}",
+                suite=f"ddlcore.testing.builtin:{name.title()}Suite",
+            )
+            for name, label in (("fp16", "float16"), ("bf16", "bfloat16"))
+        ),
     ]
+
+
+@hookimpl
+def ddl_checks() -> list[CheckProvider]:
+    """What is looked at on every host, whatever else is installed."""
+    known = (
+        ("versions", "versions:VersionsCheck", "ddl, Python and frameworks are the same on all hosts"),
+        ("known-bad", "versions:KnownBadCheck", "nothing installed is known to be bad"),
+        ("dev-shm", "system:SharedMemoryCheck", "/dev/shm is large enough for workers of data loaders"),
+        ("limits", "system:LimitsCheck", "enough files may be opened, enough memory locked"),
+        ("network-cards", "network:NetworkCardsCheck", "which network cards there are"),
+        ("iommu", "gpus:IommuCheck", "no IOMMU stands between GPUs"),
+        ("gpu-sharing", "gpus:GpuSharingCheck", "every rank takes a GPU of its own"),
+        ("gpu-links", "gpus:GpuLinksCheck", "the GPUs of a host reach each other's memory"),
+    )
+    return [CheckProvider(name, f"ddlcore.builtin.checks.{target}", doc=doc) for name, target, doc in known]
 
 
 @hookimpl
@@ -152,6 +226,7 @@ def ddl_launchers() -> list[LauncherProvider]:
             name="ssh",
             target="ddlcore.builtin.ssh:SshLauncher",
             doc="ssh, or the remote shell that OMPI_MCA_plm_rsh_agent names",
+            suite="ddlcore.testing.builtin:SshSuite",
             settings=(
                 Setting("ssh_port", int, 0, "port of every host's sshd; 0: as ssh is configured", minimum=0),
                 Setting("ssh_identity_file", str, "", "private key for ssh; empty: as ssh is configured"),
@@ -161,6 +236,7 @@ def ddl_launchers() -> list[LauncherProvider]:
             name="srun",
             target="ddlcore.builtin.slurm:SrunLauncher",
             doc="srun, on the nodes of the allocation",
+            suite="ddlcore.testing.builtin:SrunSuite",
             priority=20,
             variables=("SLURM_JOB_ID",),
             whole=True,

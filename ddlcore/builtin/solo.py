@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work
 from ddlcore.types import Buffer, ReduceOp
 
-__all__ = ["SoloTransport"]
+__all__ = ["QueuedSolo", "SoloTransport"]
 
 
 class SoloTransport(Transport):
@@ -58,6 +58,64 @@ class _PreparedBatch(Prepared):
             if self._plain:  # without the kernels, so that a world of one need not load them
                 _copy(int(source), int(target), count * plan.dtype.itemsize)
             else:
+                self._kernels.reduce(
+                    [source], target, count, plan.dtype, plan.op, scale=plan.postscale, prescale=plan.prescale
+                )
+        return DONE
+
+
+class QueuedSolo(Transport):
+    """The same for the memory of a device: what there is to copy is put on its queue."""
+
+    capabilities = Capabilities(vectored=True, scales=True, order_fixed=True, stream_ordered=True)
+
+    def open(self, context: Context) -> None:
+        if context.size != 1 or context.queue is None:
+            raise ValueError(f"solo serves one rank on one queue, not {context.size} ranks")
+        super().open(context)
+        self._queue = context.queue
+
+    def close(self) -> None:
+        pass
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        return self.copy(source.address, target.address, source.nbytes)
+
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        return self.copy(source.address, target.address, source.nbytes)
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        return DONE
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        return self.copy(source.address, target.address, source.nbytes)
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        return self.copy(source.address, target.address, source.nbytes)
+
+    def prepare(self, plan: Plan) -> Prepared:
+        return _QueuedBatch(self, plan)
+
+    def copy(self, source: int, target: int, nbytes: int) -> Work:
+        """Queues one copy, where there is something to copy."""
+        if source != target and nbytes:
+            self._queue.copy(source, target, nbytes)
+        return DONE
+
+
+class _QueuedBatch(Prepared):
+    def __init__(self, transport: QueuedSolo, plan: Plan) -> None:
+        self._transport = transport
+        self._kernels = transport.context.kernels
+        self._plan = plan
+        self._plain = plan.prescale == 1.0 and plan.postscale == 1.0
+
+    def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
+        plan = self._plan
+        for source, target, count in zip(sources, targets, plan.counts):
+            if self._plain:
+                self._transport.copy(source, target, count * plan.dtype.itemsize)
+            elif count:
                 self._kernels.reduce(
                     [source], target, count, plan.dtype, plan.op, scale=plan.postscale, prescale=plan.prescale
                 )

@@ -1,15 +1,19 @@
-"""The doors: transport, adapter, cluster, fusion policy, compressor, launcher, bench peer, kernels, store; what each must be."""
+"""The doors: what a transport, an adapter, a fusion policy, a tuner, a compressor, a launcher and their kin must be."""
 
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.bench import BenchPeer
+from ddlcore.contracts.check import Check, Finding, HostView, Matrix, Seen
 from ddlcore.contracts.cluster import Cluster, Seat, Surroundings
 from ddlcore.contracts.communicators import Communicators
 from ddlcore.contracts.compressor import Compressor
+from ddlcore.contracts.device import DeviceRuntime, Event, Queue
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.launcher import AgentPlace, HostSlots, Launcher, StartCommand, StartPlan
+from ddlcore.contracts.library import Library
 from ddlcore.contracts.store import Store
 from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Plan, Prepared, Transport, Work
+from ddlcore.contracts.tuner import Knob, Tuner
 
 __all__ = [
     "API_VERSION",
@@ -18,24 +22,35 @@ __all__ = [
     "AgentPlace",
     "BenchPeer",
     "Capabilities",
+    "Check",
     "Cluster",
     "Communicators",
     "Compressor",
     "Context",
+    "DeviceRuntime",
+    "Event",
+    "Finding",
     "FusionPolicy",
     "HostSlots",
+    "HostView",
     "Kernels",
+    "Knob",
     "Launcher",
+    "Library",
+    "Matrix",
     "Memory",
     "Plan",
     "Prepared",
+    "Queue",
     "Ready",
     "Seat",
+    "Seen",
     "StartCommand",
     "StartPlan",
     "Store",
     "Surroundings",
     "Transport",
+    "Tuner",
     "Work",
 ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ddlcore.contracts.transport import Memory
@@ -42,7 +43,15 @@ class Adapter(ABC):
             like.strides,
             like.device,
         )
-        return buffer.address if same and buffer.wait is None else None
+        return buffer.address if same and buffer.wait is None and not buffer.event else None
+
+    def range(self, name: str) -> AbstractContextManager[object] | None:
+        """A stretch of time called ``name`` in the framework's own profiler, on the thread that enters it.
+
+        None while no profiler runs, or where there is none. Only with the setting profiler_ranges it is asked
+        for, once a batch; any thread.
+        """
+        return None
 
     @abstractmethod
     def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
@@ -55,3 +64,12 @@ class Adapter(ABC):
     @abstractmethod
     def copy(self, source: Any, target: Any) -> None:
         """target[...] = source."""
+
+    def after(self, event: int, tensors: Sequence[Any]) -> None:
+        """What the calling thread does with ``tensors`` from now on comes after a device's event of that handle.
+
+        On its current stream, without a wait of the host; the event may be gone when this has returned. Only
+        for adapters whose buffers lie on devices. It is called by ``wait``, once a handle and event; the
+        tensors are those of the handle, none of a recurring one, whose tensor the caller knows.
+        """
+        raise NotImplementedError(f"adapter {self.name} serves host memory only")

@@ -8,6 +8,9 @@ The rules, said once:
 * Every member passes sizes that fit: counts, sent *and* received, are given. A transport never
   exchanges sizes. Zero length is legal everywhere.
 * A ``Work`` is complete on return (``DONE``), or by ``wait``, which has a deadline.
+* Where ``capabilities.stream_ordered``, the addresses are of the memory of ``context.queue``'s device (or of
+  pinned host memory), a call puts its work on that queue and returns ``DONE``: it means queued, by this rank
+  alone. What the call needs besides, it keeps alive itself. Calls still come from one thread.
 * Buffers belong to the executor until the Work is done or the transport aborted.
 * Foreign errors are mapped in one function, to TransportError with its cause. A slow peer is not a
   dead one: a transport's own timeouts are out of the way, loss is decided by the control network.
@@ -21,10 +24,14 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.store import Store
 from ddlcore.types import Buffer, DType, Kind, Member, ReduceOp
+
+if TYPE_CHECKING:
+    from ddlcore.contracts.device import Queue
 
 __all__ = [
     "DONE",
@@ -48,7 +55,7 @@ class Capabilities:
 
     devices: frozenset[str] = frozenset({"cpu"})
     dtypes: frozenset[DType] = ALL_DTYPES  # that it reduces; 16-bit floats: in float32, rounded once (by_host: twice)
-    ops: frozenset[ReduceOp] = ALL_OPS
+    ops: frozenset[ReduceOp] = ALL_OPS  # with Average among them, of floats: it divides by the number of ranks itself
     one_host: bool = False  # serves only members that share a host
     vectored: bool = False  # prepare() takes a batch as a table of pointers, no fusion copy needed
     scales: bool = False  # vectored plans are pre- and postscaled by the transport itself
@@ -58,6 +65,7 @@ class Capabilities:
     by_host: bool = False  # adds within each host first, then the hosts' sums in order of their first ranks
     thread_bound: bool = False
     abort: bool = True  # False: a pending call cannot be ended from outside; the job exits past it
+    stream_ordered: bool = False  # calls are put on ``Context.queue`` and return; what follows on it comes after them
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,7 @@ class Context:
     timeout_s: float  # for open
     name: str = ""  # of the communicator, for messages
     address: str = ""  # this host's own, on the route to the launcher; "" where all ranks are on one host
+    queue: Queue | None = None  # of the device that this communicator serves; None: it serves host memory
 
     @property
     def size(self) -> int:
@@ -169,7 +178,10 @@ def view(address: int, nbytes: int) -> memoryview:
 
 
 class Transport(ABC):
-    """To write: ``open``, ``close``, ``allreduce``, ``allgatherv``, ``broadcast``; the rest is derived from them."""
+    """To write: ``open``, ``close``, ``allreduce``, ``allgatherv``, ``broadcast``; the rest is derived from them.
+
+    A stream-ordered transport writes ``reducescatterv`` and ``alltoallv`` itself; its ``barrier`` is never called.
+    """
 
     capabilities: Capabilities = Capabilities()
 
@@ -237,13 +249,16 @@ class Transport(ABC):
 
     def allocate(self, nbytes: int) -> Memory:
         """Memory that this transport likes to send from."""
-        return Memory(nbytes)
+        queue = self.context.queue
+        return Memory(nbytes) if queue is None else queue.runtime.allocate(nbytes)
 
     def prepare(self, plan: Plan) -> Prepared:
         """Only where ``capabilities.vectored``."""
         raise NotImplementedError(f"{type(self).__name__} is not vectored")
 
     def _temporary(self, count: int, dtype: DType) -> Buffer:
+        if self.capabilities.stream_ordered:
+            raise NotImplementedError(f"{type(self).__name__} is stream-ordered, and must write this operation itself")
         memory = Memory(count * dtype.itemsize)
         return Buffer(memory.address, count, dtype, (count,), owner=memory)
 

@@ -23,5 +23,8 @@ class Brain(Protocol):
     def lost(self) -> dict[int, str]:
         """The ranks that were lost so far, with the reason of each; it only grows."""
 
+    def due(self) -> Outgoing:
+        """What ranks are to be told because of the time that ``overdue`` was given last."""
+
     def overdue(self, now_s: float) -> list[str]:
         """Reports for the user about what waits too long. Asked about once a second; ``now_s`` is monotonic."""

@@ -80,6 +80,7 @@ class LocalNetwork:
             due = now_s >= self._tick_s
             texts = self._brain.overdue(now_s) if due else []
             self._tick_s = max(self._tick_s, now_s + _TICK_S)
+            self._tell(self._brain.due())
         for text in texts:
             self._report(text)
 

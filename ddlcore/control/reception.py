@@ -60,6 +60,10 @@ class Reception:
         """As ``Brain.lost``."""
         return self._brain.lost()
 
+    def due(self) -> Outgoing:
+        """As ``Brain.due``."""
+        return self._brain.due()
+
     def overdue(self, now_s: float) -> list[str]:
         """As ``Brain.overdue``."""
         return self._brain.overdue(now_s)

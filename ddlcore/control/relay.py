@@ -112,6 +112,7 @@ class Relay:
 
     def _try_again(self) -> None:
         """A connection that was refused stays so: another one says what it had said."""
+        self._upstream.linger = 0  # else it might still say it, under its own name
         self._disconnect()
         time.sleep(_AGAIN_S)  # nothing else goes on yet
         self._connect()
@@ -171,7 +172,8 @@ class Relay:
 
     def _pass_on(self, frames: list[bytes]) -> None:
         if not self._over:
-            self._upstream.send_multipart(frames, zmq.NOBLOCK)
+            with contextlib.suppress(zmq.Again):  # the connection was refused, and the event that says so is next
+                self._upstream.send_multipart(frames, zmq.NOBLOCK)
 
     def _keep_beat(self, now_s: float) -> None:
         for _ in self._beats.due(now_s):

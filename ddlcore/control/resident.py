@@ -196,6 +196,7 @@ class _Last:
         self.handle = brain.handle
         self.lost = brain.lost
         self.overdue = brain.overdue
+        self.due = brain.due
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
         outgoing = self._brain.rank_ended(rank, reason)

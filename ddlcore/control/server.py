@@ -191,6 +191,8 @@ class Server:
                 tick_s = now_s + _TICK_S
                 for text in self._brain.overdue(now_s):
                     self._report(text)
+                self._said += self._brain.due()
+                self._tell()
         self._tell_agents()
 
     def _read(self) -> None:

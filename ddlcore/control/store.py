@@ -10,7 +10,8 @@ from typing import Generic, TypeVar
 
 from ddlcore.contracts.store import Store
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, PeerLost
-from ddlcore.messages import StoreAdd, StoreDelete, StoreGet, StoreReply, StoreRequest, StoreSet
+from ddlcore.messages import StoreAdd, StoreClock, StoreDelete, StoreGet, StoreReply, StoreRequest, StoreSet
+from ddlcore.observe.clock import Reading, boot_id
 
 __all__ = ["CLOSED", "JobStore", "Shelf"]
 
@@ -43,6 +44,7 @@ class Shelf(Generic[ClientT]):
         self._waiting: dict[str, list[_Waiting[ClientT]]] = {}
         self._lost: dict[int, str] = {}
         self._known: dict[int, frozenset[int]] = {}  # by rank: the losses that are no news to it
+        self._boot = boot_id().encode()
 
     def handle(
         self, client: ClientT, rank: int, request: StoreRequest, now_s: float
@@ -56,6 +58,8 @@ class Shelf(Generic[ClientT]):
             return [(client, StoreReply(serial, b""))]
         if isinstance(request, StoreSet):
             return [(client, StoreReply(serial, b"")), *self._put(request.key, request.value)]
+        if isinstance(request, StoreClock):
+            return [(client, StoreReply(serial, b"%d %s" % (round(now_s * 1e9), self._boot)))]
         try:
             total = b"%d" % (int(self._values.get(request.key, b"0")) + request.amount)
         except ValueError:
@@ -129,6 +133,11 @@ class JobStore(Store):
 
     def delete(self, prefix: str) -> None:
         self._ask(StoreDelete(next(self._serials), prefix), _ANSWER_S, f"store.delete({prefix!r})")
+
+    def clock(self) -> Reading:
+        """What the clock of whoever keeps the store says now."""
+        now_ns, _, boot = self._ask(StoreClock(next(self._serials)), _ANSWER_S, "store.clock()").decode().partition(" ")
+        return Reading(int(now_ns), boot)
 
     @abstractmethod
     def close(self) -> None:

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from ddlcore.kernels.cache import alone, cache_directories, find, keep
+from ddlcore.contracts.cache import alone, cache_directories, find, keep
 
 __all__ = ["FUNCTIONS", "Code", "file_name", "load", "obtain"]
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,9 +47,11 @@ from ddlcore.launch.wire import (
     decode_to_agent,
     encode,
 )
+from ddlcore.observe.merge import parts_in
 
 __all__ = ["main"]
 
+_PART_BYTES = 1 << 24  # of a file, read at once
 _FIRST_WORD_S = 20.0  # from the start to the launcher's first word
 _Next = Look | Begin | Quit | None  # None: the launcher is gone
 
@@ -94,6 +98,7 @@ class _Agent:
         self._supervisor: Supervisor | None = None
         self._input: Input | None = None
         self._files: dict[int, int] = {}  # by rank: where a function's result comes
+        self._parts: Path | None = None  # where ranks write theirs of a timeline
         self._task_fd = -1
         self._gone = ""
         self._unheard = False  # it is gone, and what connects to it may not know
@@ -118,6 +123,8 @@ class _Agent:
             return self._serve()
         finally:
             self._relay.close()
+            if self._parts is not None:
+                shutil.rmtree(self._parts, ignore_errors=True)
 
     def watch_stdin(self) -> None:
         """Ends everything when standard input ends: what started this agent is gone."""
@@ -211,6 +218,8 @@ class _Agent:
             if begin.stdin_rank >= 0:
                 self._input = Input(lambda nbytes: self._say(Ack(nbytes)))
             shared = self._shared_environment(begin)
+            if begin.timeline:
+                self._parts = Path(tempfile.mkdtemp(prefix="ddl-timeline-"))
             for rank in begin.ranks:
                 processes.append(self._begin_rank(begin, rank, shared))
         except (OSError, DdlInternalError) as error:
@@ -248,7 +257,12 @@ class _Agent:
         process = RankProcess.begin(
             rank.rank,
             command,
-            {**shared, **rank.environ, "DDL_JOB_FILE": self._relay.job_file},
+            {
+                **shared,
+                **rank.environ,
+                "DDL_JOB_FILE": self._relay.job_file,
+                "DDL_TIMELINE_DIR": str(self._parts or ""),
+            },
             stdin=stdin,
             pass_fds=fds,
             in_child=die_with_launcher(os.getpid()),
@@ -269,6 +283,15 @@ class _Agent:
         for rank, fd in self._files.items():
             self._credit.send(rank, "result", read_all(fd))
             os.close(fd)
+        self._send_parts()
+
+    def _send_parts(self) -> None:
+        """Also of ranks that were killed: what they had written by then is whole."""
+        for path in parts_in(self._parts) if self._parts is not None else ():
+            rank, _, number = path.stem[len("rank") :].partition(".")
+            with open(path, "rb") as file:
+                while data := file.read(_PART_BYTES):
+                    self._credit.send(int(rank), f"timeline.{number}" if number else "timeline", data)
 
     def _say(self, message: FromAgent) -> None:
         self._relay.say(encode(message))

@@ -20,6 +20,11 @@ _COMMANDS = {
     "run": "ddlcore.launch.run:run",
     "info": "ddlcore.launch.info:info",
     "bench": "ddlcore.launch.bench.command:bench",
+    "tune": "ddlcore.launch.tune.command:tune",
+    "timeline": "ddlcore.launch.trace:timeline",
+    "doctor": "ddlcore.launch.doctor.command:doctor",
+    "plugins": "ddlcore.launch.plugins.command:plugins",
+    "conform": "ddlcore.testing.conform.command:conform",
 }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -38,6 +40,7 @@ from ddlcore.launch.wire import (
 __all__ = ["Crew", "CrewMember", "RemoteRank"]
 
 _SLICE_S = 0.1
+_PART = re.compile(r"timeline(\.[1-9][0-9]{0,5})?")
 _CLEARED_S = 4.0  # from the end of an agent's ranks to its last word: what they left behind gets 2 s
 _LET_GO_S = 2.0  # from Quit to the end of an agent's command
 
@@ -98,6 +101,7 @@ class Crew:
         self._early: list[tuple[int, int, str]] = []  # ends that nobody could be told of yet
         self._feeding = 0  # pieces of output that wait to be shown
         self._arrived = 0  # bytes of streams, so far
+        self.timeline_dir: Path | None = None  # where parts of a timeline go
 
     # --- the beginning
 
@@ -278,10 +282,24 @@ class Crew:
         if piece.stream == "result":
             member.results.setdefault(piece.rank, bytearray()).extend(piece.data)
             self._tell(agent, Ack(nbytes))
+        elif _PART.fullmatch(piece.stream):
+            self._write_part(member, piece)
+            self._tell(agent, Ack(nbytes))
         elif self._output is not None:
             with self._changed:
                 self._feeding += 1
             self._output.feed(piece.rank, piece.stream, piece.data, lambda: self._shown(agent, nbytes))
+
+    def _write_part(self, member: CrewMember, piece: Data) -> None:
+        if self.timeline_dir is None or piece.rank not in member.place.ranks or not piece.data:
+            return
+        path = self.timeline_dir / f"rank{piece.rank}{piece.stream[len('timeline') :]}.json"
+        try:
+            with open(path, "ab") as file:
+                file.write(piece.data)
+        except OSError as error:
+            self._say(f"{path}: {error.strerror}")
+            self.timeline_dir = None
 
     def _shown(self, agent: int, nbytes: int) -> None:
         with self._changed:

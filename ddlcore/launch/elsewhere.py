@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ddlcore.config import Settings
 from ddlcore.control.ports import free_ports
@@ -42,6 +43,7 @@ class _Job:
     environ: Mapping[str, str]
     settings: Settings
     gives_input: bool
+    timeline: bool
 
 
 @dataclass
@@ -98,14 +100,15 @@ class Elsewhere:
             return
         checks = self._checks(registry)
         wrong = [check for check in checks if check.problems]
+        why = {check.host: check.problems for check in wrong}
         if len(wrong) == 1 and len(wrong[0].problems) == 1 and not verbose:
-            raise NotStarted(f"nothing was started: {wrong[0].host}: {wrong[0].problems[0]}")
+            raise NotStarted(f"nothing was started: {wrong[0].host}: {wrong[0].problems[0]}", hosts=why)
         if wrong or verbose:
             for line in table_of(checks, on_terminal=on_terminal):
                 show(line)
         if wrong:
             hosts = ", ".join(check.host for check in wrong)
-            raise NotStarted(f"nothing was started: {hosts} cannot take part")
+            raise NotStarted(f"nothing was started: {hosts} cannot take part", hosts=why)
         for check in checks:
             if check.remarks and not verbose:
                 show(f"{check.host}: {'; '.join(check.remarks)}")
@@ -132,12 +135,12 @@ class Elsewhere:
 
     # --- the beginning
 
-    def environments(self, job_file: str, port: int) -> list[dict[str, str]]:
-        """What is each rank's own, of this host (by ``job_file``) and of others. All agents have reported."""
+    def environments(self, job_file: str, port: int, timeline_dir: str = "") -> list[dict[str, str]]:
+        """What is each rank's own, of this host (by ``job_file``, ``timeline_dir``) and of others. All agents have reported."""
         layout = self.across.layout
         names = {name: host for host, name in enumerate(layout.hosts)}
         places = [
-            HostPlace(job_file, self.across.reach.own, (), usable_cores(), self.across.provider.name)
+            HostPlace(job_file, self.across.reach.own, (), usable_cores(), self.across.provider.name, timeline_dir)
             if host == layout.here
             else HostPlace()
             for host in range(len(layout.hosts))
@@ -160,9 +163,14 @@ class Elsewhere:
         settings: Settings,
         interrupted: Callable[[], object],
         gives_input: bool = False,
+        timeline_dir: Path | None = None,
     ) -> list[str]:
-        """Has all agents start their ranks; why some did not, one line each. ``command`` (): the function sent before."""
-        job = _Job(command, environ, settings, gives_input)
+        """Has all agents start their ranks; why some did not, one line each. ``command`` (): the function sent before.
+
+        ``timeline_dir``: where the ranks' parts of a timeline are to be put; None: agents send none.
+        """
+        job = _Job(command, environ, settings, gives_input, timeline_dir is not None)
+        self.crew.timeline_dir = timeline_dir
         begins = [self._begin(member.place.host, member.place.ranks, job) for member in self.crew.members]
         patience_s = _BEGIN_S + _COMPILE_S * any(one.kernels for one in begins)
         problems = self.crew.begin(begins, patience_s, interrupted)
@@ -185,6 +193,7 @@ class Elsewhere:
             stdin_rank=0 if job.gives_input and 0 in ranks else -1,
             kernels=host != layout.here and layout.size > 1 and (not job.command or may_run_python(job.command)),
             cache_dir=job.settings.text("cache_dir"),
+            timeline=job.timeline,
         )
 
 

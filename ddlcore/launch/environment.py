@@ -35,7 +35,7 @@ _STAYS = re.compile(
     r"|SSH_\w+|XDG_\w+|DBUS_\w+|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|KRB5CCNAME|INVOCATION_ID|JOURNAL_STREAM"
     r"|BASH_FUNC_.*|.*\W.*"
     r"|SLURM_(PROCID|NODEID|LOCALID|TASK_PID|GTIDS|CPU_BIND\w*|LAUNCH_NODE_IPADDR|SRUN_COMM_\w+|TOPOLOGY_ADDR\w*)"
-    r"|PMI_\w+|PMIX_\w+|DDL_(RANK|HOST_INDEXES|JOB_FILE|ADDRESS|LAUNCHED_BY|AGENT|INIT_PID)"
+    r"|PMI_\w+|PMIX_\w+|DDL_(RANK|HOST_INDEXES|JOB_FILE|ADDRESS|LAUNCHED_BY|TIMELINE_DIR|AGENT|INIT_PID)"
 )
 
 
@@ -90,6 +90,7 @@ class HostPlace:
     ports: tuple[int | str, ...] = ()  # free there, one a rank of it; (): found here
     cores: int = 1
     launcher: str = ""  # by which its ranks are started; "": by `ddl run` itself
+    timeline_dir: str = ""  # see Environment; an agent has one of its own
 
 
 def shared_environment(environ: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
@@ -106,7 +107,7 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
 def own_environments(hosts: Sequence[int], places: Sequence[HostPlace], port: int | str) -> list[dict[str, str]]:
     """What is each rank's own. ``hosts`` is the host index of each, ``places`` tells of each host, ``port`` is MASTER_PORT.
 
-    RANK and its kin are what torchrun sets, TF_CONFIG what TensorFlow's multi-worker strategies read.
+    RANK and its kin are what torchrun sets, TF_CONFIG is what multi-worker strategies read.
     """
     workers = _workers(hosts, places, port)
     made = []
@@ -116,7 +117,11 @@ def own_environments(hosts: Sequence[int], places: Sequence[HostPlace], port: in
         made.append(
             {
                 **Environment(
-                    placement, places[host].job_file, places[host].address, places[host].launcher
+                    placement,
+                    places[host].job_file,
+                    places[host].address,
+                    places[host].launcher,
+                    places[host].timeline_dir,
                 ).variables(),
                 "RANK": str(rank),
                 "WORLD_SIZE": str(placement.size),

@@ -1,4 +1,4 @@
-"""Gathers what ``ddl info`` shows, as plain data; it imports no framework and no plugin's parts."""
+"""Gathers what ``ddl info`` shows, as plain data; it imports no framework, and of plugins what probes their libraries."""
 
 from __future__ import annotations
 
@@ -11,29 +11,21 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ddlcore.api import installed_gpus, visible_gpus
 from ddlcore.config import Settings
 from ddlcore.hooks import Provider
 from ddlcore.job import VERSION
 from ddlcore.launch.environment import usable_cores
-from ddlcore.plug.aliases import ALIASES
+from ddlcore.plug.aliases import ALIASES, FRAMEWORKS
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import choose_route
 from ddlcore.types import Member
 
-__all__ = ["FRAMEWORKS", "all_facts", "framework_facts", "machine_facts"]
+__all__ = ["all_facts", "framework_facts", "machine_facts"]
 
 Row = dict[str, str]
 
 UNKNOWN = "unknown version"
-
-FRAMEWORKS: Mapping[str, tuple[str, ...]] = {  # module -> the distributions it may come from
-    "torch": ("torch",),
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"),
-    "keras": ("keras",),
-    "mxnet": ("mxnet",),
-    "numpy": ("numpy",),
-    "numba": ("numba",),
-}
 
 
 def machine_facts() -> Row:
@@ -43,6 +35,7 @@ def machine_facts() -> Row:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": f"{usable_cores()} usable of {os.cpu_count()}",
         "memory": _memory(),
+        "gpus": _gpus(),
         "python": f"{platform.python_version()} ({sys.executable})",
     }
 
@@ -52,6 +45,14 @@ def _memory() -> str:
         return f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
     except (ValueError, OSError):
         return "unknown"
+
+
+def _gpus() -> str:
+    gpus = installed_gpus()
+    visible = visible_gpus(gpus, os.environ)
+    if visible == len(gpus.uuids) and not gpus.parts:
+        return str(gpus)
+    return f"{gpus}; a process sees {visible} (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')})"
 
 
 def framework_facts() -> list[Row]:
@@ -92,13 +93,21 @@ def _provider_facts(registry: Registry, providers: Mapping[str, Provider], door:
                 "from": f"{name} {version}",
                 "state": state,
                 "missing": missing,
-                "what": provider.doc,
+                "what": _what(registry, provider),
             }
         )
     for name, line in ALIASES.get(door, {}).items():
         if name not in providers and _version([line.split()[-1]]) == UNKNOWN:  # else it goes by another name
             rows.append({"name": name, "from": "-", "state": "not installed", "missing": line, "what": ""})
     return rows
+
+
+def _what(registry: Registry, provider: Provider) -> str:
+    library = registry.library(provider)
+    if library is None:
+        return provider.doc
+    facts = ", ".join(f"{name} {value}".strip() for name, value in library.facts.items())
+    return f"{provider.doc}: {library.name}" + (f" ({facts})" if facts else "")
 
 
 def _launcher_facts(registry: Registry) -> list[Row]:
@@ -136,6 +145,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "adapters": registry.adapters,
         "fusion policies": registry.fusion_policies,
         "compressors": registry.compressors,
+        "kernels": registry.kernels,
         "communicators": registry.communicators,
         "bench peers": registry.bench_peers,
     }
@@ -144,6 +154,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "adapters": "adapter",
         "fusion policies": "fusion policy",
         "compressors": "compressor",
+        "kernels": "kernels",
         "communicators": "library of communicators",
         "bench peers": "bench peer",
     }

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ddlcore.launch.across import Across
     from ddlcore.launch.elsewhere import Elsewhere
 
-__all__ = ["run"]
+__all__ = ["run", "run_placed"]
 
 _TASK = -1  # among the files of ranks: the one that holds the function
 
@@ -76,8 +76,27 @@ def run(
     environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
     flags = {"backend": backend, "start_timeout_s": start_timeout_s}
     placed, settings, registry = _checked(fn, args, kwargs, num_proc, np, hosts, environ, flags)
+    try:
+        return run_placed(placed, settings, registry, environ, (fn, args, kwargs), verbose)
+    except NotStarted as error:
+        raise DdlInternalError(f"run: {error}") from None
+
+
+def run_placed(
+    placed: Placed,
+    settings: Settings,
+    registry: Registry,
+    environ: Mapping[str, str],
+    call: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any] | None],
+    verbose: bool = False,
+    remarks: bool = True,
+) -> list[Any]:
+    """As ``run``, where it is known which ranks go where. ``remarks``: says what differs between hosts and stops nothing.
+
+    Raises NotStarted, with what is wrong with each host, where some cannot take part.
+    """
     size = placed.layout.size
-    task = pickle.dumps(Task(tuple(sys.path), _pickled(fn, args, kwargs)))
+    task = pickle.dumps(Task(tuple(sys.path), _pickled(*call)))
     screens = _screens(environ)
     if size > 1:
         compile_kernels(lambda text: _show(screens[1], text), settings.text("cache_dir"))
@@ -92,7 +111,9 @@ def run(
         stack.callback(server.close)
         if elsewhere is not None:
             stack.callback(elsewhere.crew.close)
-            _prepare(elsewhere, server, registry, environ, task, lambda text: _show(screens[1], text))
+            _prepare(
+                elsewhere, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None
+            )
         local = placed.layout.ranks_of(0) if placed.across is None else placed.across.local_ranks
         threads = thread_variables(environ, usable_cores(), max(1, len(local)))
         if verbose:
@@ -126,14 +147,11 @@ def _prepare(
     task: bytes,
     show: Callable[[str], None],
 ) -> None:
-    """Calls the agents and gives them the function. Raises DdlInternalError where a host cannot take part."""
+    """Calls the agents and gives them the function. Raises NotStarted where a host cannot take part."""
     server.start()
     layout = elsewhere.across.layout
     port = wanted_port(environ) if layout.ranks[0] in layout.elsewhere else 0
-    try:
-        elsewhere.prepare(server, elsewhere.look(registry, sys.executable, (), port), registry, lambda: False, show)
-    except NotStarted as error:
-        raise DdlInternalError(f"run: {error}") from None
+    elsewhere.prepare(server, elsewhere.look(registry, sys.executable, (), port), registry, lambda: False, show)
     elsewhere.crew.send_task(task)
 
 

@@ -108,11 +108,10 @@ def _name(text: str) -> str:
 
 
 _PLACE = "ddl.horovod"  # in click's context
-_TUNING = "there is no tuning yet; it will come as `ddl tune`. Leave it out, or set --fusion-bytes yourself"
+_WARMUP = "what does not count after a change is set in steps here: --autotune-warmup-steps"
+_NOISE = "the noise is estimated from what is measured; there is nothing to set"
 _ELASTIC = "jobs that grow and shrink are not there yet. Leave it out, and say -np N and -H or --hostfile"
-_TIMELINE = "there is no timeline yet; it will come as `ddl timeline`. Leave it out; ddl.stats() counts what happens"
 _ROUTE = "the route decides, not a switch: --backend auto goes by shared memory within a host, --backend NAME does not"
-_STALL_END = "a stall is reported and ends no job; leave it out, and end such a job by a time limit of the script"
 _CYCLE = "nothing is done in cycles here, so there is none to time"
 _CACHE = "steps that repeat run from memory, however many tensors they have; --no-replay turns that off"
 _THREADS = "one thread of a rank speaks MPI, whatever this says"
@@ -142,6 +141,10 @@ NATIVE: Mapping[str, str] = {  # horovodrun's flag: ours, which does the same
     "-prefix-timestamp": "--prefix-output-with-timestamp",
     "--prefix-output-with-timestamp": "--prefix-output-with-timestamp",
     "--log-level": "--log-level",
+    "--autotune": "--autotune",
+    "--no-autotune": "--no-autotune",
+    "--timeline-mark-cycles": "--timeline-mark-cycles",
+    "--no-timeline-mark-cycles": "--no-timeline-mark-cycles",
     "-H": "-H",
     "--hosts": "-H",
     "-hostfile": "--hostfile",
@@ -160,13 +163,11 @@ FLAGS: tuple[Foreign, ...] = (
     Foreign(("--hierarchical-allreduce", "--no-hierarchical-allreduce"), 0, note=_ROUTE),
     Foreign(("--hierarchical-allgather", "--no-hierarchical-allgather"), 0, note=_ROUTE),
     Foreign(("--torus-allreduce", "--no-torus-allreduce"), 0, note=_ROUTE),
-    Foreign(("--autotune",), 0, later=_TUNING),
-    Foreign(("--no-autotune",), 0, note="nothing is tuned"),
-    Foreign(("--autotune-log-file",), later=_TUNING),
-    Foreign(("--autotune-warmup-samples",), later=_TUNING),
-    Foreign(("--autotune-steps-per-sample",), later=_TUNING),
-    Foreign(("--autotune-bayes-opt-max-samples",), later=_TUNING),
-    Foreign(("--autotune-gaussian-process-noise",), later=_TUNING),
+    Foreign(("--autotune-log-file",), setting="autotune_log"),
+    Foreign(("--autotune-warmup-samples",), note=_WARMUP),
+    Foreign(("--autotune-steps-per-sample",), setting="autotune_steps", convert=_whole),
+    Foreign(("--autotune-bayes-opt-max-samples",), setting="autotune_trials", convert=_whole),
+    Foreign(("--autotune-gaussian-process-noise",), note=_NOISE),
     Foreign(("--min-np", "--min-num-proc"), later=_ELASTIC),
     Foreign(("--max-np", "--max-num-proc"), later=_ELASTIC),
     Foreign(("--slots-per-host",), later=_ELASTIC),
@@ -174,13 +175,11 @@ FLAGS: tuple[Foreign, ...] = (
     Foreign(("--reset-limit",), later=_ELASTIC),
     Foreign(("--blacklist-cooldown-range",), 2, later=_ELASTIC),
     Foreign(("--host-discovery-script",), later=_ELASTIC),
-    Foreign(("--timeline-filename",), later=_TIMELINE),
-    Foreign(("--timeline-mark-cycles",), 0, later=_TIMELINE),
-    Foreign(("--no-timeline-mark-cycles",), 0, note="there are no cycles to mark"),
+    Foreign(("--timeline-filename",), setting="timeline"),
     Foreign(("--no-stall-check",), 0, setting="stall_warning_s", convert=lambda _: 0.0),
     Foreign(("--stall-check",), 0, setting="stall_warning_s", convert=lambda _: 60.0),
     Foreign(("--stall-check-warning-time-seconds",), setting="stall_warning_s", convert=_number),
-    Foreign(("--stall-check-shutdown-time-seconds",), later=_STALL_END),
+    Foreign(("--stall-check-shutdown-time-seconds",), setting="stall_shutdown_s", convert=_number),
     Foreign(("--mpi-threads-disable", "--no-mpi-threads-disable"), 0, note=_THREADS),
     Foreign(("--mpi-args",), setting="launcher_args"),
     Foreign(("--binding-args",), setting="launcher_args"),
@@ -200,7 +199,7 @@ VARIABLES: tuple[Foreign, ...] = (
     Foreign(("HOROVOD_GLOO_TIMEOUT_SECONDS",), setting="open_timeout_s", convert=_number),
     Foreign(("HOROVOD_STALL_CHECK_TIME_SECONDS",), setting="stall_warning_s", convert=_number),
     Foreign(("HOROVOD_STALL_CHECK_DISABLE",), setting="stall_warning_s", convert=_no_warning),  # wins: it comes last
-    Foreign(("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",), later=_STALL_END),
+    Foreign(("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",), setting="stall_shutdown_s", convert=_number),
     Foreign(("HOROVOD_LOG_LEVEL",), setting="log_level", convert=log_level),
     Foreign(("HOROVOD_LOG_HIDE_TIME",), note=_STAMPS),
     Foreign(("HOROVOD_CYCLE_TIME",), note=_CYCLE),
@@ -208,19 +207,15 @@ VARIABLES: tuple[Foreign, ...] = (
     Foreign(
         ("HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLGATHER", "HOROVOD_TORUS_ALLREDUCE"), note=_ROUTE
     ),
-    Foreign(
-        (
-            "HOROVOD_AUTOTUNE",
-            "HOROVOD_AUTOTUNE_LOG",
-            "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
-            "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
-            "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
-            "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
-        ),
-        later=_TUNING,
-    ),
+    Foreign(("HOROVOD_AUTOTUNE",), setting="autotune", convert=lambda text: not _off(text)),
+    Foreign(("HOROVOD_AUTOTUNE_LOG",), setting="autotune_log"),
+    Foreign(("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",), setting="autotune_steps", convert=_whole),
+    Foreign(("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",), setting="autotune_trials", convert=_whole),
+    Foreign(("HOROVOD_AUTOTUNE_WARMUP_SAMPLES",), note=_WARMUP),
+    Foreign(("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",), note=_NOISE),
     Foreign(("HOROVOD_ELASTIC", "HOROVOD_ELASTIC_TIMEOUT"), later=_ELASTIC),
-    Foreign(("HOROVOD_TIMELINE", "HOROVOD_TIMELINE_MARK_CYCLES"), later=_TIMELINE),
+    Foreign(("HOROVOD_TIMELINE",), setting="timeline"),
+    Foreign(("HOROVOD_TIMELINE_MARK_CYCLES",), setting="timeline_mark_cycles", convert=lambda text: not _off(text)),
     Foreign(("HOROVOD_MPI_THREADS_DISABLE",), note=_THREADS),
     Foreign(("HOROVOD_NUM_NCCL_STREAMS",), note=_STREAMS),
     Foreign(("HOROVOD_THREAD_AFFINITY",), note=_AFFINITY),

@@ -33,17 +33,40 @@ from ddlcore.launch.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.screen import Screen, coloured, file_writer
 from ddlcore.launch.signals import SignalTrap
 from ddlcore.launch.supervisor import Supervisor
+from ddlcore.launch.timeline import Gathering
 from ddlcore.launch.verdict import End, NotStarted, exit_code, first_failure, summary
 from ddlcore.launch.warmup import compile_kernels
+from ddlcore.launch.watch import Watch
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route, choose_route
+from ddlcore.runtime.tuning import Pilot
 from ddlcore.types import Member
 
 if TYPE_CHECKING:
     from ddlcore.launch.across import Across
     from ddlcore.launch.elsewhere import Elsewhere
+    from ddlcore.launch.tune.bar import Bar
 
-__all__ = ["Launch", "check_route", "gives_input", "prepare_directory", "run_job"]
+__all__ = ["EndEarly", "Launch", "check_route", "gives_input", "prepare_directory", "run_job"]
+
+
+class EndEarly:
+    """Ends the ranks of a launch, now or as soon as they have begun; any thread."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._how: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        self.asked = True
+        if self._how is not None:
+            self._how()
+
+    def attach(self, how: Callable[[], None]) -> None:
+        """``how`` does it, from any thread."""
+        self._how = how
+        if self.asked:
+            how()
 
 
 @dataclass(frozen=True)
@@ -61,6 +84,11 @@ class Launch:
     output_dir: Path | None = None
     stamped: bool = False
     verbose: bool = False
+    watch: Watch | None = None
+    launched_by: str = ""  # the launcher's name, where a transport may ask for it
+    pilot: Pilot | None = None  # looks for better settings meanwhile
+    bar: Bar | None = None  # a line that stays below all others on the terminal
+    end: EndEarly | None = None  # by which somebody may end the ranks before they end by themselves
 
     @property
     def size(self) -> int:
@@ -105,7 +133,9 @@ def run_job(launch: Launch) -> int:
     """
     if launch.output_dir is not None:
         prepare_directory(launch.output_dir, launch.size)
-    screens = _screens(launch.environ)
+    screens = _screens(launch.environ, launch.bar)
+    if launch.watch is not None:
+        screens = launch.watch.screens(screens)
     output = Output(screens, launch.size, directory=launch.output_dir, stamped=launch.stamped)
 
     def say(text: str) -> None:
@@ -115,24 +145,33 @@ def run_job(launch: Launch) -> int:
         compile_kernels(lambda text: _show(screens[1], text), launch.settings.text("cache_dir"))
     adopt_orphans()
     with contextlib.ExitStack() as stack:
+        try:
+            gathering = Gathering.of(launch.settings)
+        except ValueError as error:
+            raise NotStarted(str(error)) from None
+        if gathering is not None:
+            stack.push(lambda kind, error, trace: gathering.drop() if kind is NotStarted else None)
         elsewhere: Elsewhere | None = None
         if launch.across is not None:
             from ddlcore.launch.elsewhere import Elsewhere
 
             elsewhere = Elsewhere(launch.across, say)
         try:
-            server, witness = open_network(launch.size, launch.settings, launch.registry, say, elsewhere)
+            server, witness = open_network(launch.size, launch.settings, launch.registry, say, elsewhere, launch.pilot)
         except (ValueError, DdlInternalError) as error:
             raise NotStarted(str(error)) from None
         stack.callback(server.close)
+        if launch.watch is not None:
+            witness.heard = launch.watch.heard
+            stack.callback(launch.watch.end)
         trap = stack.enter_context(SignalTrap(stays=elsewhere is not None))
         if elsewhere is not None:
             stack.callback(elsewhere.crew.close)
             _prepare(launch, elsewhere, server, trap, lambda text: _show(screens[1], text))
         begun_s = time.monotonic()
-        processes = _begin(launch, server, output, say, elsewhere)
+        processes = _begin(launch, server, output, say, elsewhere, gathering)
         if elsewhere is not None:
-            _begin_elsewhere(launch, elsewhere, output, processes, trap)
+            _begin_elsewhere(launch, elsewhere, output, processes, trap, gathering)
         supervisor = Supervisor(
             [*processes, *(elsewhere.crew.ranks() if elsewhere is not None else [])],
             grace_s=launch.settings.number("grace_s"),
@@ -142,11 +181,17 @@ def run_job(launch: Launch) -> int:
         if elsewhere is not None:
             elsewhere.crew.attach(supervisor)
         trap.forward(supervisor.deliver, say)
+        if launch.watch is not None:
+            launch.watch.begin(say, supervisor.abandon)
+        if launch.end is not None:
+            launch.end.attach(supervisor.finish)
         ends = supervisor.run()
         interrupts = trap.interrupts
         if elsewhere is not None:
             elsewhere.crew.finish(lambda: trap.interrupts > interrupts)
         output.drain(give_up=lambda: trap.interrupts > interrupts)
+        if gathering is not None:
+            gathering.finish(lambda text: _show(screens[1], text), launch.size)
     _conclude(launch, ends, witness, output, screens[1], supervisor.interrupted, begun_s)
     return exit_code(ends, witness.raised, killed=supervisor.killed)
 
@@ -166,10 +211,16 @@ def _prepare(
 
 
 def _begin_elsewhere(
-    launch: Launch, elsewhere: Elsewhere, output: Output, local: Sequence[RankProcess], trap: SignalTrap
+    launch: Launch,
+    elsewhere: Elsewhere,
+    output: Output,
+    local: Sequence[RankProcess],
+    trap: SignalTrap,
+    gathering: Gathering | None,
 ) -> None:
     """Has the agents start their ranks. Raises NotStarted where one cannot; then none runs anywhere."""
-    problems = elsewhere.begin(launch.command, launch.environ, launch.settings, trap.came, gives_input())
+    parts = gathering.directory if gathering is not None else None
+    problems = elsewhere.begin(launch.command, launch.environ, launch.settings, trap.came, gives_input(), parts)
     if problems or trap.came():
         for process in local:
             process.signal_group(signal.SIGKILL)
@@ -189,7 +240,12 @@ def _stop_if_asked(trap: SignalTrap) -> None:
 
 
 def _begin(
-    launch: Launch, server: Server, output: Output, say: Callable[[str], None], elsewhere: Elsewhere | None
+    launch: Launch,
+    server: Server,
+    output: Output,
+    say: Callable[[str], None],
+    elsewhere: Elsewhere | None,
+    gathering: Gathering | None = None,
 ) -> list[RankProcess]:
     """Starts all ranks of this host, or none: where one does not start, those before it are killed."""
     local = launch.layout.ranks_of(0) if launch.across is None else launch.across.local_ranks
@@ -199,10 +255,12 @@ def _begin(
         share = next(iter(threads.values()))
         say(f"{', '.join(threads)} set to {share} ({cores} cores over {len(local)}); set them to change that")
     shared = shared_environment(launch.environ, {**threads, **setting_variables(launch.settings)})
+    parts = str(gathering.directory) if gathering is not None else ""
     if elsewhere is None:
-        owns = own_environments(launch.layout.ranks, (HostPlace(server.job_file),), launch.port or master_port({}))
+        here = HostPlace(server.job_file, timeline_dir=parts)
+        owns = own_environments(launch.layout.ranks, (here,), launch.port or master_port({}))
     else:
-        owns = elsewhere.environments(server.job_file, launch.port)
+        owns = elsewhere.environments(server.job_file, launch.port, parts)
         elsewhere.crew.join(output)
     tie = die_with_launcher(os.getpid())
     processes: list[RankProcess] = []
@@ -247,10 +305,13 @@ def gives_input() -> bool:
         return False
 
 
-def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
+def _screens(environ: Mapping[str, str], bar: Bar | None) -> tuple[Screen, Screen]:
     def screen(fd: int) -> Screen:
         terminal = os.isatty(fd)
-        return Screen(file_writer(fd), is_terminal=terminal, colour=coloured(environ, terminal))
+        write = file_writer(fd)
+        if bar is not None and terminal:
+            write = bar.beneath(write)
+        return Screen(write, is_terminal=terminal, colour=coloured(environ, terminal))
 
     out = screen(1)
     with contextlib.suppress(OSError):

@@ -9,8 +9,9 @@ from ddlcore.config import Settings
 from ddlcore.control.brain import Brain, Outgoing
 from ddlcore.control.server import Server
 from ddlcore.job import build_sessions
-from ddlcore.messages import Bye, ToCoordinator
+from ddlcore.messages import Bye, Profile, Pulse, ToCoordinator
 from ddlcore.plug.registry import Registry
+from ddlcore.runtime.tuning import Pilot
 
 if TYPE_CHECKING:
     from ddlcore.launch.elsewhere import Elsewhere
@@ -25,9 +26,13 @@ class Witness:
 
     def __init__(self, brain: Brain) -> None:
         self.raised: list[int] = []  # in that order
+        self.heard: Callable[[int, Pulse | Profile], None] = lambda rank, message: None
         self._brain = brain
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
+        if isinstance(message, (Pulse, Profile)):
+            self.heard(rank, message)
+            return []
         if isinstance(message, Bye) and rank not in self.raised and _is_cause(message.reason):
             self.raised.append(rank)
         return self._brain.handle(rank, message)
@@ -37,6 +42,9 @@ class Witness:
 
     def lost(self) -> dict[int, str]:
         return self._brain.lost()
+
+    def due(self) -> Outgoing:
+        return self._brain.due()
 
     def overdue(self, now_s: float) -> list[str]:
         return self._brain.overdue(now_s)
@@ -57,12 +65,14 @@ def open_network(
     registry: Registry,
     say: Callable[[str], None],
     elsewhere: Elsewhere | None = None,
+    pilot: Pilot | None = None,
 ) -> tuple[Server, Witness]:
     """A server that is not yet started: its job file stands, its thread does not run. ``elsewhere``: it has agents.
 
+    ``pilot`` looks for better settings meanwhile.
     Raises ValueError for a ``control_address`` that is none, DdlInternalError where it is in use.
     """
-    witness = Witness(build_sessions(size, settings, registry))
+    witness = Witness(build_sessions(size, settings, registry, pilot))
     if elsewhere is None:
         return Server(size, witness, settings.text("control_address"), report=say), witness
     address, silence_s = elsewhere.across.reach.bind, settings.number("silence_s")

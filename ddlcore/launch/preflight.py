@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddlcore.job import VERSION
-from ddlcore.launch.facts import FRAMEWORKS
 from ddlcore.launch.info import table
 from ddlcore.launch.survey import versions
 from ddlcore.launch.wire import Report
+from ddlcore.plug.aliases import FRAMEWORKS
 from ddlcore.plug.registry import Registry
 
 __all__ = ["HostCheck", "compared_packages", "judge", "show"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ddlcore.config import Settings, read_toml
+from ddlcore.control.ports import is_free
 from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.job import VERSION
 from ddlcore.launch.command import own_script, ranks_path, resolve_command
@@ -18,16 +20,19 @@ from ddlcore.launch.hosts import Layout
 from ddlcore.launch.launcher import Launch, check_route, prepare_directory, run_job
 from ddlcore.launch.options import setting_options
 from ddlcore.launch.placing import Placed, place
+from ddlcore.launch.top import PULSE_S, Top
 from ddlcore.launch.verdict import NotStarted
+from ddlcore.observe.metrics import INSTALL
+from ddlcore.plug.finding import find
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 
-__all__ = ["run"]
+__all__ = ["JobCommand", "job_options", "prepare", "run"]
 
 _HELP = ("-h", "--help")
 
 
-class _RunCommand(click.Command):
+class JobCommand(click.Command):
     """Everything from the first word that is no option belongs to the command of the ranks, ``-m`` included."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -48,53 +53,54 @@ class _RunCommand(click.Command):
         return args
 
 
+def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What `ddl run` and `ddl tune` take alike: where ranks go, what holds for them, and the command."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+_OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
+    click.option("-np", "--num-proc", type=int, metavar="N", help="How many ranks to start."),
+    click.option("-H", "--hosts", metavar="HOST:SLOTS,…", help="Where, and how many on each at most."),
+    click.option("--hostfile", "-hostfile", metavar="FILE", help="The same as a file: lines of the form HOST slots=N."),
+    click.option("-p", "--ssh-port", metavar="N", help="Port of every other host's sshd. [DDL_SSH_PORT]"),
+    click.option("-i", "--ssh-identity-file", metavar="FILE", help="Private key for ssh. [DDL_SSH_IDENTITY_FILE]"),
+    click.option(
+        "--config",
+        "--config-file",
+        metavar="FILE",
+        help="TOML file with settings; flags and DDL_* variables win over it.",
+    ),
+    click.option(
+        "--output-dir", "--output-filename", metavar="DIR", help="Also write DIR/rank.N/stdout and DIR/rank.N/stderr."
+    ),
+    click.option(
+        "--prefix-output-with-timestamp",
+        "-prefix-timestamp",
+        "stamped",
+        is_flag=True,
+        help="Put the time before every line of output.",
+    ),
+    click.option("--verbose", is_flag=True, help="Say what is started, where, and with which settings."),
+    setting_options,
+    horovod_options,
+    click.argument("command", nargs=-1, type=click.UNPROCESSED),
+)
+
+
 @click.command(
-    cls=_RunCommand,
+    cls=JobCommand,
     context_settings={"allow_interspersed_args": False, "help_option_names": list(_HELP), "max_content_width": 110},
     options_metavar="-np N [OPTIONS]",
 )
-@click.option("-np", "--num-proc", type=int, metavar="N", help="How many ranks to start.")
-@click.option("-H", "--hosts", metavar="HOST:SLOTS,…", help="Where, and how many on each at most.")
-@click.option("--hostfile", "-hostfile", metavar="FILE", help="The same as a file: lines of the form HOST slots=N.")
-@click.option("-p", "--ssh-port", metavar="N", help="Port of every other host's sshd. [DDL_SSH_PORT]")
-@click.option("-i", "--ssh-identity-file", metavar="FILE", help="Private key for ssh. [DDL_SSH_IDENTITY_FILE]")
 @click.option("--dry-run", is_flag=True, help="Show ranks, environment and commands, and start nothing.")
-@click.option(
-    "--config", "--config-file", metavar="FILE", help="TOML file with settings; flags and DDL_* variables win over it."
-)
-@click.option(
-    "--output-dir", "--output-filename", metavar="DIR", help="Also write DIR/rank.N/stdout and DIR/rank.N/stderr."
-)
-@click.option(
-    "--prefix-output-with-timestamp",
-    "-prefix-timestamp",
-    "stamped",
-    is_flag=True,
-    help="Put the time before every line of output.",
-)
-@click.option("--verbose", is_flag=True, help="Say what is started, where, and with which settings.")
+@click.option("--top", is_flag=True, help="Show a live table of all ranks; without a terminal, lines every 10 s.")
 @click.option("--check-build", "-cb", is_flag=True, help="Show `ddl info` and exit.")
 @click.option("-v", "--version", is_flag=True, help="Show the version and exit.")
-@setting_options
-@horovod_options
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@job_options
 @click.pass_context
-def run(
-    ctx: click.Context,
-    /,
-    num_proc: int | None,
-    hosts: str | None,
-    hostfile: str | None,
-    dry_run: bool,
-    config: str | None,
-    output_dir: str | None,
-    stamped: bool,
-    verbose: bool,
-    check_build: bool,
-    version: bool,
-    command: tuple[str, ...],
-    **flags: object,
-) -> None:
+def run(ctx: click.Context, /, dry_run: bool, check_build: bool, version: bool, **given: Any) -> None:
     """Start COMMAND on N ranks, such as: ddl run -np 4 python train.py --epochs 3
 
     COMMAND is `python SCRIPT …`, `SCRIPT.py …`, `-m MODULE …` or any program. The exit code is that of
@@ -109,41 +115,77 @@ def run(
         ctx.invoke(info)
         return
     try:
-        given = _answers(ctx)
-        environ = {**os.environ, **given.environ}
-        settings, registry = _settings(flags, given, config)
-        placed = place(num_proc, hosts, hostfile, settings, registry, environ)
-        launch = Launch(
-            command=tuple(resolve_command(command, path=ranks_path(environ.get("PATH", os.defpath)))),
-            layout=placed.layout,
-            settings=settings,
-            registry=registry,
-            environ=environ,
-            port=_port(placed, environ),
-            across=placed.across,
-            needs=own_script(command),
-            output_dir=Path(output_dir) if output_dir else None,
-            stamped=stamped,
-            verbose=verbose,
-        )
-        check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
-        registry.load(registry.fusion_policy(settings.text("fusion_policy")))
+        launch, notes = prepare(ctx, dry_run=dry_run, **given)
         if dry_run:
             from ddlcore.launch.dry import describe
 
             click.echo("\n".join(describe(launch)))
             return
+        if launch.settings["autotune"]:
+            from ddlcore.launch.tune.talk import while_training
+
+            launch = while_training(launch)
         if launch.output_dir is not None:
             prepare_directory(launch.output_dir, launch.size)
     except (ValueError, PluginError, DdlInternalError, OSError) as error:
         raise click.ClickException(f"ddl run: {error}") from None
-    for note in given.notes:
+    for note in notes:
         click.echo(f"ddl run: {note}", err=True)
     try:
-        ctx.exit(run_job(launch))
+        code = run_job(launch)
+        if launch.settings["autotune"]:
+            from ddlcore.launch.tune.talk import after_training
+
+            after_training(launch)
+        ctx.exit(code)
     except NotStarted as error:
         click.echo(f"ddl run: {error}", err=True)
         ctx.exit(error.code)
+
+
+def prepare(
+    ctx: click.Context,
+    num_proc: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    config: str | None,
+    output_dir: str | None,
+    stamped: bool,
+    verbose: bool,
+    command: tuple[str, ...],
+    top: bool = False,
+    dry_run: bool = False,
+    **flags: object,
+) -> tuple[Launch, list[str]]:
+    """What the options of ``job_options`` come to, checked, and notes for the user.
+
+    Raises ValueError, PluginError, DdlInternalError or OSError, in one line, for what cannot work.
+    """
+    given = _answers(ctx)
+    environ = {**os.environ, **given.environ}
+    settings, registry = _settings(flags, given, config)
+    if top and settings.source("pulse_s") == "default":
+        settings, registry = _settings({**flags, "pulse_s": PULSE_S}, given, config)
+    placed = place(num_proc, hosts, hostfile, settings, registry, environ)
+    launch = Launch(
+        command=tuple(resolve_command(command, path=ranks_path(environ.get("PATH", os.defpath)))),
+        layout=placed.layout,
+        settings=settings,
+        registry=registry,
+        environ=environ,
+        port=_port(placed, environ),
+        across=placed.across,
+        needs=own_script(command),
+        output_dir=Path(output_dir) if output_dir else None,
+        stamped=stamped,
+        verbose=verbose,
+        launched_by=placed.launcher,
+        watch=_top(placed.layout, settings) if top else None,
+    )
+    check_route(settings.text("backend"), launch.layout.ranks, registry, placed.launcher)
+    _check_metrics(settings, placed.layout.here >= 0 and not dry_run)
+    registry.load(registry.fusion_policy(settings.text("fusion_policy")))
+    return launch, given.notes
 
 
 def _answers(ctx: click.Context) -> Answers:
@@ -163,6 +205,22 @@ def _settings(flags: Mapping[str, object], given: Answers, config: str | None) -
         own["log_level"] = log_level(str(own["log_level"]))
     foreign = {name: value for name, value in given.settings.items() if f"DDL_{name.upper()}" not in os.environ}
     return settings_of(os.environ, {**foreign, **own}, read_toml(config) if config else None)
+
+
+def _top(layout: Layout, settings: Settings) -> Top:
+    if not settings.number("pulse_s"):
+        raise ValueError("--top needs ranks that tell how they are; --pulse-s must be above 0")
+    return Top.of_terminal([layout.hosts[host] for host in layout.ranks])
+
+
+def _check_metrics(settings: Settings, here: bool) -> None:
+    port = settings.whole("metrics_port")
+    if port and find("prometheus_client") is None:
+        raise ValueError(f"--metrics-port {port}: prometheus-client is not installed; {INSTALL}")
+    if port > 65535 or (port and here and not is_free(port)):
+        raise ValueError(
+            f"--metrics-port {port}: {'that is no port' if port > 65535 else 'it is taken'}; choose another"
+        )
 
 
 def _port(placed: Placed, environ: Mapping[str, str]) -> int:

@@ -63,6 +63,7 @@ class Supervisor:
         self._orders: deque[tuple[int, int, bool]] = deque()  # rank, signal, whether to its whole group
         self._elsewhere: deque[tuple[int, int, str]] = deque()  # rank, return code, why it is lost
         self._abandoned = False
+        self._finished = False
         self._left_behind: dict[Watched, float] = {}  # ended ranks with something still in their group; since when
         self._ends: list[End] = []
         self._stopped: set[int] = set()
@@ -88,6 +89,11 @@ class Supervisor:
     def ended_elsewhere(self, rank: int, returncode: int, lost: str = "") -> None:
         """The rank, of another host, has ended; ``lost``: or so it must be taken. Only the first word counts. Any thread."""
         self._elsewhere.append((rank, returncode, lost))
+        self._watcher.wake()
+
+    def finish(self) -> None:
+        """The job has done what it was for: ends every rank, which is no failure of theirs. Any thread."""
+        self._finished = True
         self._watcher.wake()
 
     def abandon(self) -> None:
@@ -176,6 +182,10 @@ class Supervisor:
         return max(0.0, min([_IDLE_S, *(at - time.monotonic() for at in deadlines)]))
 
     def _escalate(self, now_s: float) -> None:
+        if self._finished and self._terminate_at_s is None:
+            self._terminate_at_s = float("inf")
+            self._terminate()
+            self._kill_at_s = now_s + KILL_AFTER_S
         if self._abandoned and not self.killed:
             self.killed = True
             self._kill()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ddlcore.control.liveness import describe_exit
@@ -14,8 +14,10 @@ __all__ = ["End", "NotStarted", "exit_code", "first_failure", "ranks_text", "she
 class NotStarted(Exception):
     """No rank runs, for the reason that its one line gives."""
 
-    def __init__(self, text: str, code: int = 2) -> None:
+    def __init__(self, text: str, code: int = 2, hosts: Mapping[str, Sequence[str]] | None = None) -> None:
+        """``hosts``: where it was hosts that cannot take part, what is wrong with each."""
         self.code = code
+        self.hosts = dict(hosts or {})
         super().__init__(text)
 
 

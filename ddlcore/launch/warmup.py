@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
-from ddlcore.kernels.cache import cache_directories, find
+from ddlcore.contracts.cache import cache_directories, find
 from ddlcore.kernels.code import file_name
 from ddlcore.launch.command import own_python
 

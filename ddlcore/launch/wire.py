@@ -37,7 +37,7 @@ _CREDIT_BYTES = 1 << 20  # of streams, sent one way between launcher and agent a
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
-    """A piece of a stream of ``rank``: "stdout", "stderr", "result" from the agent, "stdin", "task" to it; b"" is its end."""
+    """A piece of a stream of ``rank``: "stdout", "stderr", "result", "timeline" from the agent, "stdin", "task" to it; b"" is its end."""
 
     rank: int
     stream: str
@@ -83,6 +83,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     stdin_rank: int = -1  # which of them reads the stream "stdin"
     kernels: bool = False  # compile the CPU kernels first, where they are not: else each rank would
     cache_dir: str = ""  # setting of that name
+    timeline: bool = False  # send what the ranks leave of a timeline, as streams "timeline", "timeline.1", …
 
 
 class Signal(msgspec.Struct, frozen=True, array_like=True, tag="signal"):

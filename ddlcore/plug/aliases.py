@@ -1,10 +1,10 @@
-"""What to install for a name that no installed plugin offers: the one place where the core names plugins."""
+"""Names of plugins and of frameworks that the core knows, and what to install for them: the one place where it names them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ALIASES"]
+__all__ = ["ALIASES", "FRAMEWORKS"]
 
 ALIASES: Mapping[str, Mapping[str, str]] = {  # door -> name -> the line that installs it
     "transport": {
@@ -18,6 +18,9 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # door -> name -> the line that in
         "keras": "pip install ddl-tf",
         "mxnet": "pip install ddl-mxnet",
     },
+    "kernels": {  # by kind of device
+        "cuda": "pip install ddl-nccl",
+    },
     "launcher": {
         "mpi": "pip install ddl-mpi",
     },
@@ -28,4 +31,13 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # door -> name -> the line that in
         "gloo": "pip install ddl-torch",
         "mpi": "pip install ddl-mpi",
     },
+}
+
+FRAMEWORKS: Mapping[str, tuple[str, ...]] = {  # module that `ddl info` looks for -> the distributions it may come from
+    "torch": ("torch",),
+    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"),
+    "keras": ("keras",),
+    "mxnet": ("mxnet",),
+    "numpy": ("numpy",),
+    "numba": ("numba",),
 }

@@ -22,6 +22,8 @@ def find(name: str) -> ModuleSpec | None:
         for part in rest:
             if spec is None or spec.submodule_search_locations is None:
                 return None
+            if spec.origin is None:  # a package without a file: it has no code to run, and finds its parts by itself
+                importlib.import_module(at)
             at = f"{at}.{part}"
             spec = PathFinder.find_spec(at, spec.submodule_search_locations)
     except (ImportError, ValueError):  # a parent that is no package, or a loaded module without a spec

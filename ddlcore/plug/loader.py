@@ -20,18 +20,21 @@ from ddlcore.hooks import (
     ENTRY_POINT_GROUP,
     AdapterProvider,
     BenchPeerProvider,
+    CheckProvider,
     ClusterProvider,
     CommandProvider,
     CommunicatorsProvider,
     CompressorProvider,
     FusionProvider,
     Hooks,
+    KernelsProvider,
     LauncherProvider,
     Provider,
     TransportProvider,
+    TunerProvider,
 )
 from ddlcore.plug.finding import run_alone
-from ddlcore.plug.registry import Distribution, Registry
+from ddlcore.plug.registry import Distribution, Refusal, Registry
 
 __all__ = ["load_plugins"]
 
@@ -40,7 +43,10 @@ _BUILTIN = "ddlcore.builtin.plugin"
 _HOOKS: dict[str, type[Provider]] = {
     "ddl_transports": TransportProvider,
     "ddl_adapters": AdapterProvider,
+    "ddl_kernels": KernelsProvider,
     "ddl_fusion_policies": FusionProvider,
+    "ddl_tuners": TunerProvider,
+    "ddl_checks": CheckProvider,
     "ddl_compressors": CompressorProvider,
     "ddl_clusters": ClusterProvider,
     "ddl_launchers": LauncherProvider,
@@ -64,10 +70,8 @@ def load_plugins(settings: Settings) -> Registry:
         try:
             _introduce(_plugin(entry), origin, registry)
         except (Exception, SystemExit) as error:  # whatever foreign code raises; Ctrl-C goes on
-            registry.problems.append(
-                f"plugin '{entry.name}' of {origin} is not used: {_one_line(error)}; "
-                f"pip install --upgrade {origin.name}, or keep it from loading by DDL_PLUGINS_OFF={entry.name}"
-            )
+            what_next = f"pip install --upgrade {origin.name}, or keep it from loading by DDL_PLUGINS_OFF={entry.name}"
+            registry.refuse(origin, entry.name, f"{_one_line(error)}; {what_next}")
     return registry
 
 
@@ -110,7 +114,11 @@ def _chosen(installed: Iterable[_Found], settings: Settings, registry: Registry)
     for origin, entry in installed:
         names = {_plain(entry.name), _plain(origin.name)}
         known |= names
-        if not names & off and (not only or names & only):
+        if names & off:
+            registry.refusals.append(Refusal(origin, entry.name, "", "DDL_PLUGINS_OFF names it", off=True))
+        elif only and not names & only:
+            registry.refusals.append(Refusal(origin, entry.name, "", "DDL_PLUGINS does not name it", off=True))
+        else:
             chosen.append((origin, entry))
     for variable, wanted in (("DDL_PLUGINS", only), ("DDL_PLUGINS_OFF", off)):
         for name in sorted(wanted - known):
@@ -120,7 +128,7 @@ def _chosen(installed: Iterable[_Found], settings: Settings, registry: Registry)
 
 
 def _plain(name: str) -> str:
-    """A distribution's name as package indexes compare it: ddl_torch is ddl-torch."""
+    """A distribution's name as package indexes compare it: ddl_mine is ddl-mine."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

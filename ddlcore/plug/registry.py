@@ -6,43 +6,53 @@ It knows nothing of hooks or entry points; loader.py fills it.
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
+from ddlcore.config import SETTINGS
 from ddlcore.contracts import (
     API_VERSION,
     Adapter,
     BenchPeer,
+    Check,
     Cluster,
     Communicators,
     Compressor,
+    DeviceRuntime,
     FusionPolicy,
     Launcher,
+    Library,
     Transport,
+    Tuner,
 )
 from ddlcore.errors import PluginError
 from ddlcore.hooks import (
     AdapterProvider,
     BenchPeerProvider,
+    CheckProvider,
     ClusterProvider,
     CommandProvider,
     CommunicatorsProvider,
     CompressorProvider,
     FusionProvider,
+    KernelsProvider,
     LauncherProvider,
     Provider,
     TransportProvider,
+    TunerProvider,
 )
 from ddlcore.plug.aliases import ALIASES
-from ddlcore.plug.finding import find
+from ddlcore.plug.finding import find, run_alone
 
 if TYPE_CHECKING:
     import click
 
-__all__ = ["Distribution", "Registry"]
+__all__ = ["Distribution", "Refusal", "Registry"]
 
 P = TypeVar("P", bound=Provider)
+log = logging.getLogger("ddl")
 
 
 class Distribution(NamedTuple):
@@ -55,17 +65,31 @@ class Distribution(NamedTuple):
         return f"{self.name} {self.version}"
 
 
+class Refusal(NamedTuple):
+    """A plugin, or one provider of it, that is not in use."""
+
+    origin: Distribution
+    name: str  # the provider's, or where the whole plugin is refused its entry point's
+    door: str  # in words; empty: the whole plugin
+    reason: str  # what is wrong and what to do
+    off: bool = False  # the user's own lists leave it out: no problem
+
+
 class Registry:
     """The providers behind each door, by name.
 
     Filled once at start-up and only read afterwards, by any thread. ``problems`` holds one line for
-    each plugin or provider that was refused, naming its distribution.
+    each plugin or provider that was refused, naming its distribution; ``refusals`` the same as facts, and
+    what the allow and the deny list leave out.
     """
 
     def __init__(self) -> None:
         self.transports: dict[str, TransportProvider] = {}
         self.adapters: dict[str, AdapterProvider] = {}
         self.fusion_policies: dict[str, FusionProvider] = {}
+        self.kernels: dict[str, KernelsProvider] = {}
+        self.tuners: dict[str, TunerProvider] = {}
+        self.checks: dict[str, CheckProvider] = {}
         self.compressors: dict[str, CompressorProvider] = {}
         self.clusters: dict[str, ClusterProvider] = {}
         self.launchers: dict[str, LauncherProvider] = {}
@@ -73,7 +97,9 @@ class Registry:
         self.bench_peers: dict[str, BenchPeerProvider] = {}
         self.commands: dict[str, CommandProvider] = {}
         self.problems: list[str] = []
+        self.refusals: list[Refusal] = []
         self._origins: dict[Provider, Distribution] = {}
+        self._rows = {row.name: (row, "ddlcore") for row in SETTINGS}
 
     # --- by name
 
@@ -96,6 +122,10 @@ class Registry:
         """The compressor that is called ``name``."""
         return self._named("compressor", self.compressors, name)
 
+    def tuner(self, name: str) -> TunerProvider:
+        """The tuner that is called ``name``."""
+        return self._named("tuner", self.tuners, name)
+
     def launcher(self, name: str) -> LauncherProvider:
         """The way of starting agents that is called ``name``."""
         return self._named("launcher", self.launchers, name)
@@ -103,6 +133,22 @@ class Registry:
     def bench_peer(self, name: str) -> BenchPeerProvider:
         """The library to measure against that is called ``name``."""
         return self._named("bench peer", self.bench_peers, name)
+
+    def kernels_for(self, kind: str) -> KernelsProvider:
+        """What serves devices of that kind: of those that can be used here the first in priority.
+
+        Raises PluginError, with what keeps each of them from being used, or the line that installs one.
+        """
+        offered = [one for one in self.kernels.values() if one.device == kind]
+        objections = []
+        for one in sorted(offered, key=lambda one: (-one.priority, one.name)):
+            missing = self.missing(one)
+            if not missing:
+                return one
+            objections.append(f"{one.name}: {missing}")
+        line = ALIASES["kernels"].get(kind, "")
+        known = "; ".join(objections) or "no installed plugin serves it" + (f"; install one: {line}" if line else "")
+        raise PluginError(f"memory of {kind} cannot be used ({known}); or pass a copy in host memory")
 
     def communicators_of(self, comm: object) -> CommunicatorsProvider | None:
         """The one whose library ``comm`` is of; None where that is nobody's. Imports nothing."""
@@ -123,6 +169,10 @@ class Registry:
         """Name and version of the distribution that offers ``provider``, which this registry holds."""
         return self._origins[provider]
 
+    def offers(self) -> list[tuple[str, Provider]]:
+        """Every provider with its door, in words; door by door."""
+        return [(row.word, provider) for row in _DOORS.values() for provider in getattr(self, row.table).values()]
+
     def distributions(self) -> set[str]:
         """The names of all distributions that offer anything, in their own spelling."""
         return {origin.name for origin in self._origins.values()}
@@ -130,15 +180,34 @@ class Registry:
     def missing(self, provider: Provider) -> str:
         """What keeps ``provider`` from being used here, with the line that helps; empty where nothing does.
 
-        Imports nothing: modules are looked for, not loaded.
+        Imports nothing but the module of the provider's probe: modules are looked for, not loaded.
         """
         if provider.platforms and sys.platform not in provider.platforms:
             return f"works on {' and '.join(provider.platforms)} only; this is {sys.platform}"
         absent = [module for module in provider.requires if find(module) is None]
         if not absent:
-            return ""
+            return self._probed(provider)
         line = provider.install or f"pip install {' '.join(module.partition('.')[0] for module in absent)}"
         return f"{', '.join(absent)} not installed; {line}"
+
+    def _probed(self, provider: Provider) -> str:
+        if not provider.probe:
+            return ""
+        try:
+            return str(_function(provider.probe)())
+        except Exception as error:  # whatever a foreign module raises
+            return f"{provider.probe} failed ({type(error).__name__}: {error}); {self._repair(provider)}"
+
+    def library(self, provider: Provider) -> Library | None:
+        """The foreign library behind ``provider`` as this process loads it; None where there is none, or it does not load."""
+        if not provider.library or self.missing(provider):
+            return None
+        try:
+            found: object = _function(provider.library)()
+        except Exception:
+            log.debug("%s failed", provider.library, exc_info=True)
+            return None
+        return found if isinstance(found, Library) else None
 
     @overload
     def load(self, provider: TransportProvider) -> type[Transport]: ...
@@ -146,6 +215,12 @@ class Registry:
     def load(self, provider: AdapterProvider) -> type[Adapter]: ...
     @overload
     def load(self, provider: FusionProvider) -> Callable[[], FusionPolicy]: ...
+    @overload
+    def load(self, provider: KernelsProvider) -> type[DeviceRuntime]: ...
+    @overload
+    def load(self, provider: TunerProvider) -> type[Tuner]: ...
+    @overload
+    def load(self, provider: CheckProvider) -> type[Check]: ...
     @overload
     def load(self, provider: CompressorProvider) -> type[Compressor]: ...
     @overload
@@ -187,7 +262,7 @@ class Registry:
     # --- filling, by the loader alone
 
     def offer(self, provider: Provider, origin: Distribution) -> None:
-        """Takes ``provider`` in, or notes why not: another contract version, a name that is taken, a malformed target.
+        """Takes ``provider`` in, or notes why not: another contract version, a name or setting that is taken, a malformed target.
 
         The first to offer a name keeps it.
         """
@@ -196,21 +271,40 @@ class Registry:
         who = f"{door.word} '{provider.name}' of {origin}"
         if provider.api_version[0] != API_VERSION[0]:
             theirs, ours = (".".join(map(str, version)) for version in (provider.api_version, API_VERSION))
-            self.problems.append(
-                f"{who} is refused: it was built for plugin contract {theirs}, this ddlcore has {ours}; "
+            wrong = (
+                f"it was built for plugin contract {theirs}, this ddlcore has {ours}; "
                 f"install a release of {origin.name} that fits: pip install --upgrade {origin.name} ddlcore"
             )
         elif provider.name in table:
             first = self._origins[table[provider.name]]
-            self.problems.append(
-                f"{who} is refused: {first} offers that name already; "
+            wrong = (
+                f"{first} offers that name already; "
                 f"uninstall {origin.name}, or keep it from loading by DDL_PLUGINS_OFF={origin.name}"
             )
         elif not all(part.strip() for part in provider.target.split(":")) or provider.target.count(":") != 1:
-            self.problems.append(f"{who} is refused: its target '{provider.target}' is not of the form module:name")
+            wrong = f"its target '{provider.target}' is not of the form module:name"
+        elif taken := [row.name for row in provider.settings if self._rows.get(row.name, (row, ""))[0] != row]:
+            theirs = self._rows[taken[0]][1]
+            wrong = f"its setting '{taken[0]}' is one of {theirs} already; give it a name that begins with its own"
         else:
             table[provider.name] = provider
             self._origins[provider] = origin
+            self._rows.update({row.name: (row, str(origin)) for row in provider.settings})
+            return
+        self.problems.append(f"{who} is refused: {wrong}")
+        self.refusals.append(Refusal(origin, provider.name, door.word, wrong))
+
+    def refuse(self, origin: Distribution, entry: str, reason: str) -> None:
+        """Notes that the plugin of entry point ``entry`` offers nothing."""
+        self.problems.append(f"plugin '{entry}' of {origin} is not used: {reason}")
+        self.refusals.append(Refusal(origin, entry, "", reason))
+
+
+def _function(target: str) -> Callable[[], object]:
+    """What ``module:function`` names, from the module without its package's ``__init__``."""
+    module, _, name = target.partition(":")
+    found: Callable[[], object] = getattr(run_alone(module), name)
+    return found
 
 
 class _Door(NamedTuple):
@@ -222,7 +316,10 @@ class _Door(NamedTuple):
 _DOORS: Mapping[type[Provider], _Door] = {
     TransportProvider: _Door("transport", "transports", Transport),
     AdapterProvider: _Door("adapter", "adapters", Adapter),
+    KernelsProvider: _Door("kernels", "kernels", DeviceRuntime),
     FusionProvider: _Door("fusion policy", "fusion_policies"),
+    TunerProvider: _Door("tuner", "tuners", Tuner),
+    CheckProvider: _Door("check", "checks", Check),
     CompressorProvider: _Door("compressor", "compressors", Compressor),
     ClusterProvider: _Door("cluster", "clusters", Cluster),
     LauncherProvider: _Door("launcher", "launchers", Launcher),

@@ -24,15 +24,8 @@ def settings_of(
     if registry is None:
         registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))
     rows: list[Setting] = list(SETTINGS)
-    for door in (
-        registry.transports,
-        registry.adapters,
-        registry.fusion_policies,
-        registry.compressors,
-        registry.launchers,
-    ):
-        for provider in door.values():
-            rows += provider.settings
+    for _, provider in registry.offers():
+        rows += provider.settings
     return load_settings(environ, file, flags, rows), registry
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ddlcore.messages import Ask, Spec
+from ddlcore.runtime.devices import describe_device, kind_of
 from ddlcore.types import Kind
 
 __all__ = ["called", "describe", "flaw", "mismatch_table"]
@@ -25,7 +26,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
     ("root", lambda spec: str(spec.root)),
     ("prescale", lambda spec: f"{spec.prescale:g}"),
     ("postscale", lambda spec: f"{spec.postscale:g}"),
-    ("device", lambda spec: spec.device),
+    ("device", lambda spec: describe_device(spec.device)),
     ("layout", lambda spec: _tuple(spec.strides)),
     ("compression", lambda spec: spec.compressor),
     ("group", lambda spec: f"{spec.group} tensors" if spec.group else "none"),
@@ -95,6 +96,8 @@ def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
     advice = "give the calls different names" if len(kinds) > 1 else "ask for the same on every rank"
     if kinds == {Kind.ALLREDUCE, Kind.ALLGATHER}:
         advice += ", or, for a gradient that is sparse on some ranks alone, set sparse_as_dense=True"
+    if len({kind_of(spec.device) for spec in asked.values()}) > 1:
+        advice += ", on one kind of device"
     if Kind.ADD_SET in kinds:
         advice = "add the same process sets in the same order on every rank"
     where = "" if set_id == 0 else f" in process set {set_id}"

@@ -7,13 +7,14 @@ run two collectives in opposite orders.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from msgspec import DecodeError
 
 from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.messages import (
+    Adjust,
     Answer,
     Arranged,
     Ask,
@@ -27,6 +28,7 @@ from ddlcore.messages import (
     Frozen,
     Leave,
     Lost,
+    Paused,
     Request,
     Resume,
     Spec,
@@ -38,11 +40,12 @@ from ddlcore.runtime.pending import Pending
 from ddlcore.runtime.rhythm import Known, Rhythm
 from ddlcore.runtime.standing import Standings
 from ddlcore.runtime.table import Table
+from ddlcore.runtime.tuning import Pilot, Tuning, Value
 from ddlcore.types import Kind
 
 __all__ = ["Coordinator"]
 
-Item = Batch | Failure | Arranged | Resume
+Item = Batch | Failure | Arranged | Resume | Adjust
 Outgoing = list[tuple[int, FromCoordinator]]
 
 
@@ -57,7 +60,13 @@ class Coordinator:
         replay: bool = True,
         first_batch_bytes: int = 0,
         overlap: bool = True,
+        pilot: Pilot | None = None,
+        compression: str = "none",
     ) -> None:
+        """``compression``: what float32 allreduces of a schedule travel as, where they name none themselves.
+
+        ``pilot`` looks for better settings meanwhile.
+        """
         self.size = size
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
         self.epoch = 0  # grows with each change between discovery and replay
@@ -71,6 +80,9 @@ class Coordinator:
         # what lays out a whole period
         whole = {**self.params, "first_batch_bytes": float(first_batch_bytes), "overlap": float(overlap)}
         self.rhythm = Rhythm(policy, whole, self.table.spec, replay)
+        self.rhythm.compression = compression
+        sizes: dict[str, Value] = {"fusion_bytes": fusion_bytes, "first_batch_bytes": first_batch_bytes}
+        self.tuning = Tuning(pilot, {**sizes, "overlap": "on" if overlap else "off", "compression": compression})
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
         self.standings = Standings()
@@ -78,7 +90,7 @@ class Coordinator:
 
     # --- messages in, messages out
 
-    def handle(self, rank: int, message: Request | Bye | Leave | Frozen | Standing) -> Outgoing:
+    def handle(self, rank: int, message: Request | Bye | Leave | Frozen | Standing | Paused) -> Outgoing:
         """What all ranks are to be told because ``rank`` said ``message``."""
         if isinstance(message, Bye):
             return self._bye(rank, message)
@@ -87,6 +99,8 @@ class Coordinator:
         if isinstance(message, Standing):
             asked = self.standings.hear(rank, message, self.sets.get(message.set_id, ()))
             return [(other, Where(self.epoch)) for other in asked if other not in self._left]
+        if isinstance(message, Paused):
+            return self._next_leg(rank, message)
         if isinstance(message, Frozen):
             return self._drain() if self.rhythm.frozen(rank, message, self._present) else []
         if isinstance(message, Leave):
@@ -118,6 +132,7 @@ class Coordinator:
         """The process of ``rank`` ended with promises unkept: everybody is told, nothing more runs with it."""
         self._left[rank] = reason
         self._present.pop(rank, None)
+        self.tuning.stop()
         lost = Lost((rank,), reason)
         return [(other, lost) for other in self._present]
 
@@ -243,10 +258,29 @@ class Coordinator:
         """Everybody replays ``known`` from now on; what is pending is offered to it, or asked for anew."""
         self._clear()
         items: list[tuple[Iterable[int], Item]] = []
+        periods = 0
+        if self.tuning.tunes(known):
+            used = frozenset(rank for planned in known.arranged.batches for rank in self.sets[planned.set_id])
+            aligned = known.align()
+            periods, adjust = self.tuning.begin(aligned, used)
+            items += [(self._present, one) for one in adjust]
+            if aligned:
+                layout = self.tuning.layout
+                self.params["fusion_bytes"] = float(layout["fusion_bytes"])
+                self.rhythm.compression = str(layout["compression"])
+                self.rhythm.lay_out_anew(known, _params(layout))
         if not known.told:
             known.told = True
             items.append((self._present, known.arranged))
-        return [*items, (self._present, self.rhythm.resume(known, self.epoch))]
+        return [*items, (self._present, self.rhythm.resume(known, self.epoch, periods))]
+
+    def _next_leg(self, rank: int, message: Paused) -> Outgoing:
+        """All have come to the end of a leg, which is a period's: the next begins there, maybe in other batches."""
+        known = self.rhythm.replaying
+        if known is None or self.rhythm.freezing or not self.tuning.paused(rank, message):
+            return []
+        known.ended()
+        return self._answers(self._resume(known), None, 0)
 
     def _clear(self) -> None:
         """A new epoch: the ranks resend what is pending."""
@@ -276,6 +310,7 @@ class Coordinator:
     def _freeze(self) -> Outgoing:
         if self.rhythm.replaying is None or self.rhythm.freezing:
             return []
+        self.tuning.left()
         self.rhythm.freeze()
         freeze = Freeze(self.epoch)
         return [(rank, freeze) for rank in self._present]
@@ -354,6 +389,7 @@ class Coordinator:
         if self.rhythm.replaying is not None:
             self._byes.append((rank, bye))
             return self._freeze()
+        self.tuning.stop()
         self.rhythm.parted(rank, self.sets)
         self._left[rank] = bye.reason
         del self._present[rank]
@@ -387,6 +423,12 @@ class Coordinator:
     def _take_index(self) -> int:
         self._next_index += 1
         return self._next_index - 1
+
+
+def _params(layout: Mapping[str, Value]) -> dict[str, float]:
+    """What the fusion policy is given for a whole period."""
+    numbers = {name: float(value) for name, value in layout.items() if not isinstance(value, str)}
+    return {**numbers, "overlap": float(layout["overlap"] == "on")}
 
 
 def _shared(

@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ddlcore.errors import DdlInternalError, TransportError
-from ddlcore.messages import Batch, Drain, Frozen, Leave, Resume
+from ddlcore.messages import Batch, Drain, Frozen, Leave, Planned, Resume
+from ddlcore.observe.recorder import Recorder
+from ddlcore.runtime.aloft import Aloft
 from ddlcore.runtime.checks import called
-from ddlcore.runtime.executor import Deliver, Executor, Unserved
+from ddlcore.runtime.executor import Deliver, Executor, Later, Staged, Unserved
 from ddlcore.runtime.handle import Completion, Waited
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets
+from ddlcore.runtime.ranges import Ranges, title
 from ddlcore.runtime.request import IDLE, Entry, Outcome, Recurring
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.verdict import Verdict
@@ -26,10 +29,15 @@ __all__ = ["Engine", "Todo"]
 log = logging.getLogger("ddl")
 # What a thread that helps may be in the middle of when a signal's handler raises.
 LAUNCHING, ENTERING, DELIVERING = "was about to launch a batch", "waited in a batch", "handed a result over"
+CLOSE_S = 5.0  # for what a device has under way when the job ends
 VERDICT_WAIT_S = 2.0  # how long a failed transport waits to hear that a peer died: the better explanation
 
 
 Todo = tuple[Batch, list[Entry | None]] | Callable[[], None]
+
+
+def _LAND() -> None:
+    """Stands for Engine._land among what there is to do."""
 
 
 class Engine:
@@ -51,6 +59,7 @@ class Engine:
         name: str,
     ) -> None:
         self._executor = executor
+        self._execute, self._run_replayed, self._enter_batch = executor.execute, executor.replay, self._enter
         self._meter = meter
         self._sets = sets
         self._inbox = inbox
@@ -62,14 +71,35 @@ class Engine:
         self._stage = ""  # what a thread that helps is doing
         inbox.leave = self.leave
         completion.help = self.help
+        completion.hurry = self._hurry
         self.say: Callable[[Leave | Frozen], None] = lambda message: None
+        self.recorder: Recorder | None = None  # while a timeline is written
         self._queue: deque[Todo] = deque()
         self._held: list[tuple[Launch[Entry], Deliver]] = []
+        self.aloft = Aloft(completion, meter)
         self._since_ns = 0  # when the last batch ended, or the last wait for one
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def show(self, ranges: Ranges) -> None:
+        """Has every batch run within a range by its name. Before ``start``."""
+        execute, replay, enter = self._execute, self._run_replayed, self._enter_batch
+
+        def execute_shown(batch: Batch, entries: Sequence[Entry | None]) -> list[Outcome | None]:
+            with ranges(title(batch)):
+                return execute(batch, entries)
+
+        def replay_shown(launch: Launch[Entry], use: str) -> Deliver | Later:
+            with ranges(title(launch.batch or launch.planned)):
+                return replay(launch, use)
+
+        def enter_shown(launch: Launch[Entry], operation: Waited) -> Deliver | None:
+            with ranges(title(launch.planned)):
+                return enter(launch, operation)
+
+        self._execute, self._run_replayed, self._enter_batch = execute_shown, replay_shown, enter_shown
 
     def post(self, item: Todo) -> None:
         """Adds a batch, or a call to be made on this thread, behind what is there."""
@@ -88,43 +118,55 @@ class Engine:
     def _loop(self) -> None:
         meter = self._meter
         self._since_ns = now_ns()
+        todo: Todo | Launch[Entry] | None
         while True:
+            todo = None  # what was done last, and its tensors, must not live until there is more to do
             todo = self._next()
             if todo is None:
                 break
             if isinstance(todo, Launch):
                 self._replay(todo)
             elif callable(todo):
-                self._call(todo)
+                if todo is _LAND:
+                    self._land()
+                    meter.busy_ns += now_ns() - self._since_ns
+                else:
+                    self._call(todo)
                 self._since_ns = now_ns()
                 continue
             else:
                 self._run(*todo)
             ended_ns = now_ns()
             meter.busy_ns += ended_ns - self._since_ns
+            if (recorder := self.recorder) is not None:  # read once: another thread may end it at any moment
+                recorder.batch(*_ran(todo), self._since_ns, ended_ns)
             self._since_ns = ended_ns
-        self._sets.close()
+        self._sets.close(CLOSE_S)
 
     def _next(self) -> Todo | Launch[Entry] | None:
         """Waits for what comes next; asks to leave when the schedule has been waited for too long."""
+        slept = False
         with self._inbox.work:
             self._running = False
             while True:
                 if not self._running:
                     todo = self._queue.popleft() if self._queue else self._inbox.launch()
+                    if todo is None and self.aloft.is_due(slept, self._stopped):
+                        todo = _LAND
                     if todo is not None or self._stopped:
                         self._running = True
                         return todo
                 if self._inbox.conflict:
                     self.leave(self._inbox.stopped_waiting())
                 idle_ns = now_ns()
-                self._inbox.work.wait()
+                slept = not self._inbox.work.wait(self.aloft.look_s())
                 self._since_ns = now_ns()
                 self._meter.idle_ns += self._since_ns - idle_ns
 
     def leave(self, epoch: int, slow: bool = False) -> None:
         """Asks to leave replay; from any thread. ``slow``: it may be that a rank just takes its time."""
         self._meter.divergences += 1
+        self._inbox.flight.note("leave", epoch=epoch, slow=slow)
         self.say(Leave(epoch, "a batch waits for tensors that do not come", slow))
 
     def _call(self, todo: Callable[[], None]) -> None:
@@ -140,14 +182,17 @@ class Engine:
         if self._verdict.given:
             self.fail(entries, None, batch.index)
             return
+        flown = self._inbox.flight.begin(batch)
         try:
-            outcomes = self._executor.execute(batch, entries)
+            outcomes = self._execute(batch, entries)
         except Unserved as error:
+            self._inbox.flight.done(flown, "failed")
             self.fail(entries, error, batch.index)
         except BaseException as error:
             self._explain(error)
             self.fail(entries, None, batch.index)
         else:
+            self._inbox.flight.done(flown)
             if batch.kind is Kind.REMOVE_SET:
                 self._inbox.forget(batch.result)
             self._meter.negotiated += 1
@@ -158,12 +203,15 @@ class Engine:
 
     def _replay(self, launch: Launch[Entry]) -> None:
         """Runs a batch with this rank's data."""
-        deliver = self._take_part(launch, partial(self._executor.replay, launch, "fusion"))
+        deliver = self._take_part(launch, partial(self._run_replayed, launch, "fusion"))
         if deliver is not None:
             self._settle(launch, deliver)
 
-    def _settle(self, launch: Launch[Entry], deliver: Deliver) -> None:
+    def _settle(self, launch: Launch[Entry], deliver: Deliver | Later) -> None:
         """A batch is complete: it is handed over at once while nothing is frozen, else after Drain."""
+        if isinstance(deliver, Later):
+            self.aloft.add(launch, deliver)
+            return
         with self._inbox.lock:
             frozen = self._inbox.frozen
         if frozen:
@@ -172,6 +220,24 @@ class Engine:
                 self.abandon()
         else:
             self._hand_over(launch, deliver)
+
+    # --- what a device has under way
+
+    def _hurry(self) -> None:
+        """Somebody waits for what is on a device; any thread."""
+        if self.aloft:
+            with self._inbox.work:
+                self._inbox.work.notify()
+
+    def _land(self) -> None:
+        """Hands over what a device has done, where that alone tells that it is valid."""
+        try:
+            for launch, deliver in self.aloft.landed():
+                self._settle(launch, deliver)
+        except BaseException as error:  # a device of somebody's own may raise anything, and this thread must live
+            self._explain(error)
+        if self._verdict.given:
+            self.abandon()
 
     def at_once(self, entry: Recurring, address: int, owner: object) -> None:
         """``Inbox.again`` and ``entry.wait()`` in one, for a user's thread that does nothing in between.
@@ -189,20 +255,23 @@ class Engine:
                 if not self._running and not self._queue:
                     holds = self._running = True  # first: who is called away in the middle must be known to be
                     self._stage = LAUNCHING
-                    launch = inbox.launch_alone(entry, address, owner)
+                    launch = inbox.launch_alone(entry, address, owner, begun_ns)
                     if launch is not None:
                         self._stage = ENTERING
                     else:
                         self._stage = ""
                         self._running = holds = False
             if launch is not None:
-                deliver = self._enter(launch, entry)
+                deliver = self._enter_batch(launch, entry)
                 if deliver is launch.position.run.done:
                     with inbox.lock:
                         self._stage = DELIVERING
                         over = inbox.land_alone(launch, entry)
                         if over:
                             self._meter.alone(launch.position.planned.kind, launch.position.nbytes, now_ns() - begun_ns)
+                            if (recorder := self.recorder) is not None:
+                                recorder.batch(*_ran(launch), begun_ns, ended_ns := now_ns())
+                                recorder.waited(begun_ns, ended_ns)
                             self._stage = ""
                             self._running = holds = False
                             if self._queue or self._stopped or inbox.is_ready():
@@ -245,7 +314,7 @@ class Engine:
                     assert launch is not None
                     self._stage = ENTERING
                 begun_ns = now_ns()
-                deliver = self._enter(launch, operation)
+                deliver = self._enter_batch(launch, operation)
                 if deliver is None:  # what this thread waited for is over
                     break
                 self._settle_here(launch, deliver, begun_ns)
@@ -272,6 +341,8 @@ class Engine:
         took_ns = now_ns() - begun_ns
         self._meter.busy_ns += took_ns
         self._meter.idle_ns -= took_ns  # the engine's thread takes it for idle
+        if (recorder := self.recorder) is not None:
+            recorder.batch(*_ran(launch), begun_ns, begun_ns + took_ns)
 
     def _called_away(self, launch: Launch[Entry] | None, holds: bool) -> None:
         """What a thread that helped has begun is finished by the engine; the job ends where nobody can know how far it was."""
@@ -298,7 +369,7 @@ class Engine:
             if not self._running and (self._queue or self._stopped or self._inbox.is_ready()):
                 self._inbox.work.notify()
 
-    def _take_part(self, launch: Launch[Entry], run: Callable[[], Deliver]) -> Deliver | None:
+    def _take_part(self, launch: Launch[Entry], run: Callable[[], Deliver | Later]) -> Deliver | Later | None:
         """Runs a batch. What it raises is explained, and ends the batch and mostly the job."""
         if self._verdict.given:
             self._failed(launch, None)
@@ -342,28 +413,38 @@ class Engine:
         begun_ns = now_ns()
         highest, lowest = dict(message.highest), dict(message.lowest)
         for launch in self._inbox.drain(highest):
-            self._take_part(launch, partial(self._executor.replay, launch, "dummy"))
-        held, self._held = self._held, []
+            self._take_part(launch, partial(self._run_replayed, launch, "dummy"))
+        held, self._held = self._held + self.aloft.all(), []
         for launch, deliver in held:
             if launch.place <= lowest[launch.planned.set_id]:
                 self._hand_over(launch, deliver)
             else:
                 self._meter.void += 1
+                if isinstance(deliver, Staged):
+                    deliver.void()
                 if not self._inbox.put_back(launch):
                     self.fail(launch.entries or (), None)
         self._meter.busy_ns += now_ns() - begun_ns
+        if (recorder := self.recorder) is not None:
+            valid = sum(launch.place <= lowest[launch.planned.set_id] for launch, _ in held)
+            recorder.drain(message.epoch, begun_ns, valid, len(held) - valid)
         if not any(isinstance(item, Resume) for item in message.items):
             self._inbox.discover(message.epoch + 1)
+            if recorder is not None:
+                recorder.discover(message.epoch + 1)
 
     def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> None:
         """On the engine's thread: what was decided before has run; from here on the schedule gives what is ready."""
+        if (recorder := self.recorder) is not None:
+            batches = self._inbox.planned(message.schedule)
+            recorder.replay(message.epoch, message.schedule, batches, message.start)
         frozen = self._inbox.resume(message, sets, rank)
         if frozen is not None:
             self.say(frozen)
 
     def abandon(self) -> None:
         """On the engine's thread: the job is over, no verdict will come for what is held."""
-        held, self._held = self._held, []
+        held, self._held = self._held + self.aloft.all(), []
         for launch, _ in held:
             self._failed(launch, None)
 
@@ -411,6 +492,13 @@ class Engine:
             self._completion.condition.notify_all()
         for then in after:
             then()
+
+
+def _ran(todo: Launch[Entry] | tuple[Batch, Sequence[Entry | None]]) -> tuple[Batch | Planned, int]:
+    """What a recorder is told of it, and its place; -1 for one outside schedules."""
+    if isinstance(todo, Launch):
+        return todo.batch or todo.position.planned, todo.place
+    return todo[0], -1
 
 
 def _brought(entries: Sequence[Entry | None]) -> int:

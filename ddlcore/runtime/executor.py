@@ -6,26 +6,71 @@ Averaging, scaling, casting and fusion happen here; what the transport does itse
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from ddlcore.contracts.compressor import Compressor
+from ddlcore.contracts.device import Event
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory, Plan, Prepared, Work
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Batch, Planned, Spec, decode_spec
+from ddlcore.runtime.encoding import encode, encode_once, settle
 from ddlcore.runtime.handle import Waited
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
 from ddlcore.runtime.request import Entry, Outcome
 from ddlcore.runtime.schedule import Launch
-from ddlcore.types import Buffer, DType, Kind, ReduceOp
+from ddlcore.runtime.sharded import Sharder
+from ddlcore.types import CPU, Buffer, DType, Kind, ReduceOp
 
-__all__ = ["Deliver", "Entered", "Executor", "Unserved", "reducescatter_rows"]
+__all__ = [
+    "Deliver",
+    "Entered",
+    "Executor",
+    "HostRun",
+    "Later",
+    "OnDevices",
+    "Run",
+    "Staged",
+    "Unserved",
+    "reducescatter_rows",
+    "reduction",
+    "same",
+    "void",
+]
 
 Deliver = Callable[[], list[Outcome | None]]
-Run = Callable[[Launch[Entry], str], Deliver]
+
+
+@dataclass(frozen=True)
+class Later:
+    """A batch that is queued on a device and may turn out void. ``deliver`` is called once it is known to be valid.
+
+    It is valid if it was done, which ``event`` tells, before this rank froze.
+    """
+
+    event: Event
+    deliver: Deliver
+
+
+class Staged:
+    """Hands the results of a batch over; ``void`` undoes what was staged for it, where it turns out not to count."""
+
+    def __init__(self, deliver: Deliver, void: Callable[[], None]) -> None:
+        self._deliver = deliver
+        self.void = void
+
+    def __call__(self) -> list[Outcome | None]:
+        return self._deliver()
+
+
+HostRun = Callable[[Launch[Entry], str], Deliver]
+Run = Callable[[Launch[Entry], str], Deliver | Later]
 
 WAIT_SLICE_S = 1.0
 PREPARED_LIMIT = 4096
@@ -40,17 +85,32 @@ def reducescatter_rows(rows: int, size: int) -> list[int]:
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
+class OnDevices(Protocol):
+    """What runs batches of tensors that lie on devices; see runtime/device_executor.py."""
+
+    def execute(self, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]) -> list[Outcome | None]: ...
+
+    def arranged(self, planned: Planned, specs: Sequence[Spec]) -> Run: ...
+
+
 class Executor:
     """Belongs to the engine thread. ``compressor(name)`` gives the job's compressor of that name."""
 
     def __init__(
-        self, sets: ProcessSets, kernels: Kernels, compressor: Callable[[str], Compressor], meter: Meter
+        self,
+        sets: ProcessSets,
+        kernels: Kernels,
+        compressor: Callable[[str], Compressor],
+        meter: Meter,
+        devices: OnDevices | None = None,
     ) -> None:
+        self._devices = devices
         self._meter = meter
         self._sets = sets
         self._kernels = kernels
         self._compressor = compressor
         self._prepared: dict[tuple[int, Plan], Prepared] = {}
+        self._sharder = Sharder(kernels, meter, _finish)
         self._run = {
             Kind.ALLREDUCE: self._allreduce,
             Kind.ALLGATHER: self._allgather,
@@ -70,17 +130,25 @@ class Executor:
         if batch.kind is Kind.REMOVE_SET:
             self._forget(batch.result)
             return [Outcome(result=batch.result)]
-        communicator = self._sets.communicator(batch.set_id)
         if batch.kind is Kind.BARRIER:
-            _finish(communicator.transport.barrier())
+            _finish(self._sets.communicator(batch.set_id).transport.barrier())
             return [None]
         specs = [e.spec if e is not None else decode_spec(batch.specs[i]) for i, e in enumerate(entries)]
+        if specs[0].device != CPU.kind:
+            assert self._devices is not None
+            return self._devices.execute(batch, entries, specs)
+        return self.execute_on_host(batch, entries, specs)
+
+    def execute_on_host(
+        self, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+    ) -> list[Outcome | None]:
+        """``execute`` for tensors in host memory."""
         for entry in entries:
             if entry is not None and entry.source is not None and entry.source.wait is not None:
                 entry.source.wait()
-        return self._run[batch.kind](communicator, batch, entries, specs)
+        return self._run[batch.kind](self._sets.communicator(batch.set_id), batch, entries, specs)
 
-    def replay(self, launch: Launch[Entry], use: str) -> Deliver:
+    def replay(self, launch: Launch[Entry], use: str) -> Deliver | Later:
         """Takes part in a batch of a schedule, and changes nothing but transport memory.
 
         What is returned hands the results over, once the batch is known to be valid. ``use`` names the
@@ -95,12 +163,21 @@ class Executor:
 
     def _arranged(self, planned: Planned) -> Run:
         """How a batch of a schedule is run: all that can be known before its tensors come is found out here, once."""
+        specs = [decode_spec(spec) for spec in planned.specs]
+        if planned.compressor:
+            specs = [msgspec.structs.replace(spec, compressor=planned.compressor) for spec in specs]
+        if specs[0].device != CPU.kind:
+            assert self._devices is not None
+            return self._devices.arranged(planned, specs)
+        return self.arranged_on_host(planned, specs)
+
+    def arranged_on_host(self, planned: Planned, specs: Sequence[Spec]) -> HostRun:
+        """The same for tensors in host memory."""
         communicator = self._sets.communicator(planned.set_id)
         if planned.hole:
-            return partial(self._run_hole, communicator)
+            return partial(self._run_hole, communicator, specs)
         if planned.kind is Kind.BARRIER:
             return partial(_run_barrier, communicator)
-        specs = [decode_spec(spec) for spec in planned.specs]
         if planned.kind is Kind.ALLREDUCE:
             prepared = self._enterable(communicator, specs)
             if prepared is not None:
@@ -108,11 +185,11 @@ class Executor:
                 return Entered(prepared, len(specs), resumable)
         return partial(self._run_packed, communicator, specs)
 
-    def _run_hole(self, communicator: Communicator, launch: Launch[Entry], use: str) -> Deliver:
+    def _run_hole(self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str) -> Deliver:
         assert launch.batch is not None and launch.entries is not None
-        outcomes = self.execute(launch.batch, launch.entries)
+        outcomes = self.execute_on_host(launch.batch, launch.entries, specs)
         _finish(communicator.transport.barrier())
-        return partial(_same, outcomes)
+        return partial(same, outcomes)
 
     def _run_packed(
         self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str
@@ -124,7 +201,7 @@ class Executor:
             if entry is not None and entry.source is not None and entry.source.wait is not None:
                 entry.source.wait()
         if planned.kind is Kind.ALLREDUCE:
-            deliver = self._replay_allreduce(communicator, entries, specs, use)
+            deliver = self._replay_allreduce(communicator, planned.names, entries, specs, use)
             if any(prod(spec.shape) for spec in specs):
                 return deliver  # nobody has a sum before everybody has come
         elif planned.kind is Kind.BROADCAST:
@@ -132,7 +209,7 @@ class Executor:
         else:
             index = Batch(-1, planned.set_id, planned.kind, planned.names)
             scattered = self._run[planned.kind](communicator, index, entries, specs)
-            deliver = partial(_same, scattered)
+            deliver = partial(same, scattered)
         # A root may be done before anybody has come, and so may who receives nothing. What is handed
         # over must not turn out void on the others: it is complete when all have taken part.
         _finish(communicator.transport.barrier())
@@ -141,7 +218,7 @@ class Executor:
     def _enterable(self, communicator: Communicator, specs: Sequence[Spec]) -> Prepared | None:
         """An allreduce in place, where the transport writes nothing unless all came with real data; None where it cannot."""
         spec = specs[0]
-        op, postscale = _reduction(spec, len(communicator.ranks))
+        op, postscale = reduction(spec, len(communicator.ranks))
         counts = tuple(prod(one.shape) for one in specs)
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
         scaled = spec.prescale != 1.0 or postscale != 1.0
@@ -152,11 +229,18 @@ class Executor:
         return self._prepare(communicator, Plan(counts, spec.dtype, op, spec.prescale, postscale))
 
     def _replay_allreduce(
-        self, communicator: Communicator, entries: Sequence[Entry | None], specs: Sequence[Spec], use: str
+        self,
+        communicator: Communicator,
+        names: Sequence[str],
+        entries: Sequence[Entry | None],
+        specs: Sequence[Spec],
+        use: str,
     ) -> Deliver:
-        op, postscale = _reduction(specs[0], len(communicator.ranks))
+        op, postscale = reduction(specs[0], len(communicator.ranks))
         compressor = self._compressor(specs[0].compressor)
         wire = compressor.wire_dtype(specs[0].dtype)
+        if not compressor.summable and wire is not specs[0].dtype:
+            return self._sharded(communicator, names, entries, specs, use)
         _require(communicator, Kind.ALLREDUCE, wire, op)
         pairs = [self._pair(entry, spec, op) for entry, spec in zip(entries, specs)]
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
@@ -170,11 +254,30 @@ class Executor:
             for entry, (_, target), part in zip(entries, pairs, parts):
                 if entry is not None:
                     compressor.decode(entry.name, part, target, 1.0 if scaled else postscale)
-                    compressor.commit(entry.name, True)
+            settle(compressor, entries, True)
             self._meter.unpack_ns += now_ns() - begun_ns
             return [None] * len(entries)
 
-        return deliver
+        return deliver if compressor.casts else Staged(deliver, partial(settle, compressor, entries, False))
+
+    def _sharded(
+        self,
+        communicator: Communicator,
+        names: Sequence[str],
+        entries: Sequence[Entry | None],
+        specs: Sequence[Spec],
+        use: str,
+    ) -> Staged:
+        """An allreduce whose encoded values cannot be added."""
+        op, postscale = reduction(specs[0], len(communicator.ranks))
+        name = specs[0].compressor
+        if op is not ReduceOp.Sum:
+            raise Unserved(f"compression {name!r} is for sums and averages, not for {op.name.lower()}; use another one")
+        counts = [prod(spec.shape) for spec in specs]
+        summed = self._sharder.allreduce(
+            communicator, self._compressor(name), names, entries, specs, counts, use, postscale
+        )
+        return Staged(lambda: [*summed()], summed.void)
 
     def _replay_broadcast(self, communicator: Communicator, entry: Entry | None, spec: Spec, use: str) -> Deliver:
         root = communicator.ranks.index(spec.root)
@@ -195,6 +298,10 @@ class Executor:
 
         return deliver
 
+    def reopened(self) -> None:
+        """Every communicator is another one: what was prepared for the old is gone."""
+        self._prepared.clear()
+
     def _forget(self, set_id: int) -> None:
         self._prepared = {key: prepared for key, prepared in self._prepared.items() if key[0] != set_id}
         self._sets.remove(set_id)
@@ -205,9 +312,11 @@ class Executor:
         self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
         spec = specs[0]
-        op, postscale = _reduction(spec, len(communicator.ranks))
+        op, postscale = reduction(spec, len(communicator.ranks))
         compressor = self._compressor(spec.compressor)
         wire = compressor.wire_dtype(spec.dtype)
+        if not compressor.summable and wire is not spec.dtype:
+            return self._sharded(communicator, batch.names, entries, specs, "fusion")()
         _require(communicator, Kind.ALLREDUCE, wire, op)
         pairs = [self._pair(entry, s, op) for entry, s in zip(entries, specs)]
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
@@ -254,7 +363,7 @@ class Executor:
         for entry, (_, target), part in zip(entries, pairs, parts):
             if entry is not None:
                 compressor.decode(entry.name, part, target, postscale)
-                compressor.commit(entry.name, True)
+        settle(compressor, entries, True)
         self._meter.unpack_ns += now_ns() - begun_ns
 
     def _reduce_packed(
@@ -280,7 +389,7 @@ class Executor:
             if entry is None:
                 self._kernels.fill_identity(part.address, part.count, wire, op)
             else:
-                compressor.encode(entry.name, source, part, 1.0 if scales else specs[0].prescale)
+                encode(compressor, entry, source, part, 1.0 if scales else specs[0].prescale)
         self._meter.pack_ns += now_ns() - begun_ns
         if scales:
             plan = Plan((fused.count,), wire, op, *scales)
@@ -336,7 +445,7 @@ class Executor:
     ) -> list[Outcome | None]:
         outcomes: list[Outcome | None] = []
         for entry, spec in zip(entries, specs):
-            op, postscale = _reduction(spec, len(communicator.ranks))
+            op, postscale = reduction(spec, len(communicator.ranks))
             compressor = self._compressor(spec.compressor)
             wire = compressor.wire_dtype(spec.dtype)
             _require(communicator, Kind.REDUCESCATTER, wire, op)
@@ -346,7 +455,7 @@ class Executor:
             assert source is not None
             if entry is not None and (spec.prescale != 1.0 or wire is not spec.dtype):
                 scaled = communicator.buffers.get("scatter", source.count, wire)
-                compressor.encode(entry.name, source, scaled, spec.prescale)
+                encode_once(compressor, source, scaled, spec.prescale)
                 source = scaled
             elif wire is not spec.dtype:
                 source = communicator.buffers.get("scatter", source.count, wire)
@@ -364,7 +473,7 @@ class Executor:
             self._kernels.pack([source.address], [source.count], source.dtype, target.address, source.dtype)
 
 
-def _reduction(spec: Spec, size: int) -> tuple[ReduceOp, float]:
+def reduction(spec: Spec, size: int) -> tuple[ReduceOp, float]:
     """The op that the transport does, and the scale on the way out."""
     if spec.op is ReduceOp.Average:
         return ReduceOp.Sum, spec.postscale / size
@@ -403,7 +512,7 @@ def _parts(fused: Buffer, counts: Sequence[int]) -> list[Buffer]:
 
 def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) -> Deliver:
     _finish(communicator.transport.barrier())
-    return partial(_same, [None])
+    return partial(same, [None])
 
 
 class Entered:
@@ -413,15 +522,15 @@ class Entered:
 
     def __init__(self, prepared: Prepared, tensors: int, resumable: bool) -> None:
         self._prepared = prepared
-        self.done: Deliver = partial(_same, [None] * tensors)
+        self.done: Deliver = partial(same, [None] * tensors)
         self.resumable = resumable  # by a user's thread, which Ctrl-C may call away
 
     def __call__(self, launch: Launch[Entry], use: str) -> Deliver:
         if launch.entries is None:
             self._prepared.enter((), (), False)
-            return _void
+            return void
         sources, targets = _addresses(launch.entries)
-        return self.done if self._prepared.enter(sources, targets, True) else _void
+        return self.done if self._prepared.enter(sources, targets, True) else void
 
     def resume(self, launch: Launch[Entry], operation: Waited | None = None) -> Deliver | None:
         """The same, in tries; may be called again for the same launch, by another thread too.
@@ -435,7 +544,7 @@ class Entered:
             entered = self._prepared.try_enter(sources, targets, launch.number)
             if entered is None and operation is not None and not operation.pending:
                 return None
-        return self.done if entered else _void
+        return self.done if entered else void
 
 
 def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
@@ -446,11 +555,13 @@ def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
     return [entry.source.address for entry in entries], [entry.target.address for entry in entries]
 
 
-def _void() -> list[Outcome | None]:
+def void() -> list[Outcome | None]:
+    """What a batch delivers that was entered all or nothing, and is void: it is never called."""
     raise DdlInternalError("a void batch was about to be handed over; please report this")
 
 
-def _same(outcomes: list[Outcome | None]) -> list[Outcome | None]:
+def same(outcomes: list[Outcome | None]) -> list[Outcome | None]:
+    """What a batch delivers that has left nothing to do."""
     return outcomes
 
 

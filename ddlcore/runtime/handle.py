@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from ddlcore.observe.recorder import Recorder
     from ddlcore.runtime.request import Outcome
+    from ddlcore.runtime.verdict import Verdict
 
 __all__ = ["Completion", "Handle", "Waited"]
 
@@ -34,7 +36,11 @@ class Completion:
         self.observed = -1
         self.help: Callable[[Waited], None] = lambda operation: None
         self.watch: Callable[[float], float] = lambda since_s: SLICE_S
+        self.hurry: Callable[[], None] = lambda: None  # tells who waits for devices that somebody waits for that
+        self.wanted = 0  # threads that wait for what is on a device
+        self.verdict: Verdict | None = None  # on the job, once it is over
         self.waited_s = 0.0  # by all threads that have waited
+        self.recorder: Recorder | None = None  # while a timeline is written
         self._polled_since_s: float | None = None
 
     def wait(self, operation: Waited) -> None:
@@ -46,8 +52,22 @@ class Completion:
             with self.condition:
                 if operation.pending:
                     self.condition.wait(patience_s)
+        until_s = time.monotonic()
         with self.condition:
-            self.waited_s += time.monotonic() - since_s
+            self.waited_s += until_s - since_s
+        if (recorder := self.recorder) is not None:
+            recorder.waited(round(since_s * 1e9), round(until_s * 1e9))
+
+    def wait_for_device(self, operation: Waited) -> None:
+        """As ``wait``, for what may be complete on the device before this host knows that it is valid."""
+        with self.condition:
+            self.wanted += 1
+        try:
+            self.hurry()
+            self.wait(operation)
+        finally:
+            with self.condition:
+                self.wanted -= 1
 
     def polled(self, pending: bool) -> None:
         """Somebody has asked whether an operation is over: who asks again and again, waits."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from ddlcore.messages import Arranged, Batch, Frozen, Request, Resume, Standing
+from ddlcore.messages import Arranged, Batch, Frozen, Paused, Planned, Request, Resume, Standing
+from ddlcore.observe.flight import Flight
 from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.meter import now_ns
 from ddlcore.runtime.request import DECIDED, IDLE, PENDING, Entry, Recurring
 from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
 
@@ -28,7 +31,7 @@ class Inbox:
     covers all: freezing and launching exclude each other.
     """
 
-    def __init__(self, completion: Completion, wake: Callable[[], None]) -> None:
+    def __init__(self, completion: Completion, wake: Callable[[], None], flight: Flight | None = None) -> None:
         self.lock = threading.Lock()
         self.work = threading.Condition(self.lock)  # what the engine waits for
         self._completion = completion
@@ -36,6 +39,8 @@ class Inbox:
         self._wake = wake
         self._flying: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
         self._recurring: dict[tuple[int, str], Recurring] = {}  # those that have been started by ``again``
+        self.flight = flight if flight is not None else Flight(0)
+        self._flown, self._flown_mask = self.flight.launches, self.flight.mask
         self._launched = 0
         self._launches: list[Launch[Entry]] = []  # launched, and neither delivered nor put back
         self._unsent: list[Entry] = []
@@ -50,8 +55,12 @@ class Inbox:
         self._closed = False
         self._schedules: dict[int, Arranged] = {}
         self._usual_s: dict[int, list[float | None]] = {}  # by schedule and position: how long it fills
+        self._usual: list[float | None] = []  # of the schedule that is replayed
+        self._turns_ns: list[int] = []  # when periods ended, while these are timed
+        self._pause: Paused | None = None  # still to be said
         self._replay: Replay[Entry] | None = None
         self._open: Replay[Entry] | None = None  # the same, while its slots may be filled
+        self._steps = 0  # of replays that are over
         self._conflict = False  # an entry has the name of a slot, and another spec
         self._waits_since_s: float | None = None  # the oldest entry that stands in a slot unlaunched
         self.leave: Callable[[int], None] = lambda epoch: None  # asks the coordinator to leave this epoch
@@ -108,10 +117,10 @@ class Inbox:
                 position.entries[entry.seat] = entry
                 position.missing -= 1
                 replay.filled += 1
-                if position.missing == 0 and position is replay.current:
-                    if not waits:
-                        self.work.notify()
-                elif self._waits_since_s is None:
+                ready = position.missing == 0 and position is replay.current
+                if ready and not waits:
+                    self.work.notify()
+                if self._waits_since_s is None and (not ready or self._launches):  # see ``_place``
                     self._waits_since_s = time.monotonic()
             wake = bool(self._unsent) and not self._unanswered and not self._moving
         if wake:
@@ -132,7 +141,7 @@ class Inbox:
         entry.source.owner = owner
         self._place(entry, waits)
 
-    def launch_alone(self, entry: Recurring, address: int, owner: object) -> Launch[Entry] | None:
+    def launch_alone(self, entry: Recurring, address: int, owner: object, now_ns: int = 0) -> Launch[Entry] | None:
         """``again`` and ``launch`` in one, for an entry that is the next batch all by itself. The caller holds the lock.
 
         None, and nothing has changed, where it is not, or where that batch cannot be run by the caller.
@@ -156,6 +165,10 @@ class Inbox:
         self._launched += 1
         launch: Launch[Entry] = replay.launch(self._launched)
         self._launches.append(launch)
+        number = launch.number
+        self._flown[number & self._flown_mask] = (number, launch.place, position.planned, now_ns)
+        if replay.turned:
+            self._turn(replay)
         if self._waits_since_s is not None:  # others stand behind it: their time begins anew, as with any launch
             self._waits_since_s = time.monotonic() if replay.waits() else None
         return launch
@@ -219,10 +232,12 @@ class Inbox:
             if seat is not None:
                 entry.replay = replay
                 entry.position, entry.seat = seat
-        if replay.ready():
-            if not waits:
-                self.work.notify()
-        elif self._waits_since_s is None:
+        ready = replay.ready()
+        if ready and not waits:
+            self.work.notify()
+        # A batch that is ready is launched at once, unless the engine sits in another. That one's missing member may
+        # wait, outside ddl, for just this batch, which other members have too: then it must not stand here unwatched.
+        if self._waits_since_s is None and (not ready or self._launches):
             self._waits_since_s = time.monotonic()
 
     def watch(self, since_s: float) -> float:
@@ -233,8 +248,8 @@ class Inbox:
         """
         with self.lock:
             replay = self._open
-            if replay is None or self._waits_since_s is None or self._launches or replay.ready():
-                return WATCH_S
+            if replay is None or self._waits_since_s is None or self._launches or replay.ready() or replay.paused:
+                return WATCH_S  # who has paused waits for its peers, which ``stuck`` gives more time
             usual_s = replay.current.usual_s
             patience_s = max(LEAVE_AFTER_S, USUAL_TIMES * (FIRST_USUAL_S if usual_s is None else usual_s))
             left_s = max(since_s, self._waits_since_s) + patience_s - time.monotonic()
@@ -273,6 +288,14 @@ class Inbox:
             self._unsent.clear()
             return Request(self._epoch, self._serial, asks)
 
+    def take_pause(self) -> Paused | None:
+        """What is to be said, once, when this rank has come to where it is to stop."""
+        if self._pause is None:
+            return None
+        with self.lock:
+            pause, self._pause = self._pause, None
+            return None if self._moving else pause
+
     def answered(self, serial: int) -> None:
         """The request ``serial`` has its answer: the next may go out."""
         with self.lock:
@@ -300,8 +323,13 @@ class Inbox:
         return entry
 
     def learn(self, arranged: Arranged) -> None:
-        """A schedule that may be resumed from now on."""
+        """A schedule that may be resumed from now on; laid out anew, it takes the place of the one of its number."""
+        self._usual_s.pop(arranged.schedule, None)
         self._schedules[arranged.schedule] = arranged
+
+    def planned(self, schedule: int) -> Sequence[Planned]:
+        """The batches of a schedule that was learned."""
+        return self._schedules[schedule].batches
 
     def fill(self, batch: Batch) -> bool:
         """A batch that may be a hole of the schedule that runs; False if it is none."""
@@ -333,6 +361,17 @@ class Inbox:
         self._open = None
         return Frozen(self._epoch, self._replay.freeze() if self._replay is not None else ())
 
+    def steps(self) -> int:
+        """How many periods were launched, of whatever schedule. Any thread."""
+        with self.lock:
+            return self._steps + (self._replay.periods if self._replay is not None else 0)
+
+    def _end_replay(self) -> None:
+        """Whatever was replayed is over: its steps are counted."""
+        if self._replay is not None:
+            self._steps += self._replay.periods
+        self._replay = self._open = None
+
     def stuck(self) -> int | None:
         """The epoch to leave, if an entry has stood in a slot for so long that somebody may be waiting for it.
 
@@ -344,15 +383,28 @@ class Inbox:
             if self._open is None or self._waits_since_s is None:
                 return None
             usual_s = max((position.usual_s or 0.0 for position in self._open.positions), default=0.0)
+            if self._open.paused and len(self._turns_ns) > 1:  # peers take what is left of a period to come here
+                usual_s = max(usual_s, (self._turns_ns[-1] - self._turns_ns[-2]) * 1e-9)
             if time.monotonic() - self._waits_since_s < max(STUCK_AFTER_S, USUAL_TIMES * usual_s):
                 return None
             return self.stopped_waiting()
+
+    def under_way(self) -> set[int]:
+        """Numbers of the launches that have not ended."""
+        with self.lock:
+            return {launch.number for launch in self._launches}
+
+    def pending(self) -> list[str]:
+        """Names of what was asked for and has not ended."""
+        with self.lock:
+            busy = [entry for entry in self._recurring.values() if entry.state != IDLE]
+            return [entry.name for entry in (*self._flying.values(), *busy)]
 
     def standing(self) -> Standing | None:
         """Where this rank is in replay; None outside."""
         with self.lock:
             replay = self._open
-            if replay is None:
+            if replay is None or (replay.paused and not self._launches):
                 return None
             if self._launches:
                 first = self._launches[0]
@@ -376,24 +428,29 @@ class Inbox:
                 del self._schedules[unused]
                 self._usual_s.pop(unused, None)
             schedule = Schedule(arranged, sets, rank)
-            self._replay = Replay(schedule, message.start, dict(message.after))
-            usual_s = self._usual_s.setdefault(message.schedule, [None] * len(schedule.batches))
-            for position, seconds in zip(self._replay.positions, usual_s):
+            self._end_replay()
+            self._replay = Replay(schedule, message.start, dict(message.after), message.until)
+            self._usual = self._usual_s.setdefault(message.schedule, [None] * len(schedule.batches))
+            for position, seconds in zip(self._replay.positions, self._usual):
                 position.usual_s = seconds
             self._open = self._replay if self._refusal is None else None
+            self._turns_ns = []
             self._enter(message.epoch)
+            if self._replay.paused:  # all its own had run before
+                self._say_paused()
             return self._freeze() if self._freeze_at == message.epoch else None
 
     def discover(self, epoch: int) -> None:
         """Back in discovery: all that is pending is asked for anew."""
         with self.lock:
-            self._replay = self._open = None
+            self._end_replay()
             self._enter(epoch)
 
     def _enter(self, epoch: int) -> None:
         """Everything launched has been judged by now, so what is in flight is pending."""
         self._epoch = epoch
         self._moving = False
+        self._pause = None
         self._unanswered = False
         self._unsent = []
         self._conflict = False
@@ -417,14 +474,30 @@ class Inbox:
         self._launched += 1
         launch = replay.launch(self._launched)
         self._launches.append(launch)
+        if replay.turned:
+            self._turn(replay)
         now_s = time.monotonic()
+        number = launch.number
+        self._flown[number & self._flown_mask] = (number, launch.place, launch.position.planned, int(now_s * 1e9))
         if self._waits_since_s is not None:
             position = launch.position
             waited_s = now_s - self._waits_since_s
             position.usual_s = max(waited_s, (position.usual_s or 0.0) * 0.9)
-            self._usual_s[replay.schedule.number][position.index] = position.usual_s
+            self._usual[position.index] = position.usual_s
         self._waits_since_s = now_s if replay.waits() else None
         return launch
+
+    def _turn(self, replay: Replay[Entry]) -> None:
+        """A period has ended on this rank, while periods are timed."""
+        replay.turned = False
+        self._turns_ns.append(now_ns())
+        if replay.paused:
+            self._say_paused()
+
+    def _say_paused(self) -> None:
+        turns = self._turns_ns
+        self._pause = Paused(self._epoch, tuple(after - before for before, after in pairwise(turns)))
+        self._wake()
 
     def next_run(self) -> Any:
         """How the batch is run that is to be launched next, if it is ready: see Position.run. Lock held."""
@@ -479,7 +552,7 @@ class Inbox:
             self._closed = True
             self._flying.clear()
             self._unsent.clear()
-            self._replay = self._open = None
+            self._end_replay()
             return [entry for entry in flying if id(entry) not in launched]
 
     def refuse(self, refusal: Callable[[], BaseException]) -> None:

@@ -14,8 +14,9 @@ from typing import Protocol
 
 import msgspec
 
-from ddlcore.errors import DdlInternalError, MismatchError, PeerLost
+from ddlcore.errors import DdlInternalError, DeadlineExceeded, MismatchError, PeerLost
 from ddlcore.messages import (
+    Adjust,
     Answer,
     Arranged,
     Batch,
@@ -25,18 +26,25 @@ from ddlcore.messages import (
     Freeze,
     FromCoordinator,
     Lost,
+    Profile,
+    Pulse,
     Refused,
     Resume,
+    Show,
+    Stack,
+    Stalled,
     Standing,
     ToCoordinator,
     Welcome,
     Where,
 )
+from ddlcore.observe.stacks import stack_of
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.engine import Engine, Todo
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import ProcessSets
+from ddlcore.runtime.stall import Patience
 from ddlcore.runtime.verdict import Verdict
 
 __all__ = ["Channel", "Link"]
@@ -68,10 +76,15 @@ class Link:
         broken: Callable[[Callable[[str], BaseException]], None],
         sets: ProcessSets,
         meter: Meter,
-        stall_warning_s: float,
+        patience: Patience,
         rank: int,
         name: str,
+        dump: Callable[[str, str], object] = lambda reason, text: None,
     ) -> None:
+        """``dump(reason, text)`` is called where somebody may want to know later what this rank did."""
+        self._dump = dump
+        self.user_thread = threading.get_ident()  # the one whose stack is told
+        self.dump_wanted = False  # a signal's handler has set it, which may take no lock
         self._sets = sets
         self._meter = meter
         self._rank = rank
@@ -82,9 +95,12 @@ class Link:
         self._broken = broken
         self._outbox: deque[ToCoordinator] = deque()
         self._stopping = False
-        self._alarm = _Alarm(stall_warning_s)
-        self._patience_s = min(IDLE_S, stall_warning_s / 2) if stall_warning_s > 0 else IDLE_S
+        self._alarm = _Alarm(patience.warning_s, patience.shutdown_s)
+        self._patience_s = self._alarm.interval_s
         self.session = ""
+        self.adjust: Callable[[dict[str, str | int | float | bool]], None] = lambda values: (
+            None
+        )  # on the engine's thread
         self.refusal = ""
         self.welcomed = threading.Event()  # Welcome, Refused or the end of the job
         self.parted = threading.Event()  # Farewell or the end of the job
@@ -113,15 +129,22 @@ class Link:
                     self._send(self._outbox.popleft())
                 if stopping:
                     break
+                if self.dump_wanted:
+                    self.dump_wanted = False
+                    self._dump("signal", "somebody asked by a signal")
                 stuck = self._inbox.stuck()
                 if stuck is not None:
                     self._engine.leave(stuck, slow=True)
                 alarm = self._alarm.look(self._inbox.standing, time.monotonic())
                 if alarm is not None:
+                    self._dump("stall", "this rank stands at one batch of its schedule")
                     self._send(alarm)
                 request = self._inbox.take_request()
                 if request is not None:
                     self._send(request)
+                pause = self._inbox.take_pause()
+                if pause is not None:
+                    self._send(pause)
                 for message in self._channel.receive(self._patience_s):
                     self._receive(message)
         except Exception as error:  # the coordinator is out of reach, or one of us is wrong: nothing can go on
@@ -143,8 +166,10 @@ class Link:
         self._broken(make)
 
     def _send(self, message: ToCoordinator) -> None:
-        if isinstance(message, Standing):
+        if isinstance(message, Standing | Stack):
             self._meter.stalls += 1
+        elif isinstance(message, (Pulse, Profile)):
+            self._meter.pulses += 1
         else:
             self._meter.control += 1
         self._channel.send(message)
@@ -156,17 +181,28 @@ class Link:
             if standing is not None:
                 self._send(standing)
             return
+        if isinstance(message, Show):
+            self._meter.stalls += 1
+            self._dump("stall", "other ranks wait for this one")
+            self._send(Stack(stack_of(self.user_thread)))
+            return
         self._meter.control += 1
         if isinstance(message, Answer):
             for item in message.items:
                 self._item(item)
             self._inbox.answered(message.serial)
         elif isinstance(message, Freeze):
+            self._inbox.flight.note("freeze", epoch=message.epoch)
+            if (recorder := self._engine.recorder) is not None:
+                recorder.freeze(message.epoch)
             frozen = self._inbox.freeze(message.epoch)
             if frozen is not None:
                 self._send(frozen)
         elif isinstance(message, Drain):
             # What was decided leaves the inbox first: draining asks anew for all that is still in it.
+            self._inbox.flight.note("drain", epoch=message.epoch, highest=message.highest, lowest=message.lowest)
+            for item in message.items:
+                self._note(item)
             after = [self._todo(item) for item in message.items]
             self._engine.post(partial(self._engine.drain, message))
             for todo in after:
@@ -175,6 +211,11 @@ class Link:
         elif isinstance(message, Lost):
             ranks, reason = message.ranks, message.reason
             self._broken(lambda during: PeerLost(ranks, reason, during))
+            self.welcomed.set()
+            self.parted.set()
+        elif isinstance(message, Stalled):
+            text = message.text
+            self._broken(lambda during: DeadlineExceeded(f"{text} (during {during})" if during else text))
             self.welcomed.set()
             self.parted.set()
         elif isinstance(message, Welcome):
@@ -187,19 +228,28 @@ class Link:
         elif isinstance(message, Farewell):
             self.parted.set()
 
-    def _item(self, item: Batch | Failure | Arranged | Resume) -> None:
+    def _item(self, item: Batch | Failure | Arranged | Resume | Adjust) -> None:
+        self._note(item)
         if isinstance(item, Batch) and self._inbox.fill(item):
             return
         todo = self._todo(item)
         if todo is not None:
             self._engine.post(todo)
 
-    def _todo(self, item: Batch | Failure | Arranged | Resume) -> Todo | None:
+    def _note(self, item: Batch | Failure | Arranged | Resume | Adjust) -> None:
+        recorder = self._engine.recorder  # read once: the user's thread may end it at any moment
+        if recorder is not None and isinstance(item, Batch):
+            recorder.decided(item)
+
+    def _todo(self, item: Batch | Failure | Arranged | Resume | Adjust) -> Todo | None:
         """What the engine is to do about it, in its turn."""
         if isinstance(item, Batch):
             return item, self._inbox.take(item.set_id, item.names)
         if isinstance(item, Resume):
+            self._inbox.flight.note("resume", epoch=item.epoch, schedule=item.schedule, start=item.start)
             return lambda: self._engine.resume(item, self._sets.all(), self._rank)
+        if isinstance(item, Adjust):
+            return partial(self.adjust, dict(item.values))
         if isinstance(item, Failure):
             self._fail(item)
         else:
@@ -207,6 +257,7 @@ class Link:
         return None
 
     def _fail(self, failure: Failure) -> None:
+        self._inbox.flight.note("failure", set_id=failure.set_id, names=failure.names, error=failure.error)
         entries = self._inbox.take(failure.set_id, failure.names)
         error: BaseException
         if failure.error == "lost":
@@ -217,25 +268,31 @@ class Link:
 
 
 class _Alarm:
-    """Notices that this rank stands at one batch of its schedule, with tensors in it, for longer than ``after_s``; 0: never."""
+    """Notices that this rank stands at one batch of its schedule, with tensors in it, for too long; 0: never."""
 
-    def __init__(self, after_s: float) -> None:
-        self._after_s = after_s
+    def __init__(self, warning_s: float, shutdown_s: float) -> None:
+        self._limits_s = (warning_s, shutdown_s)
+        least_s = min((limit_s for limit_s in self._limits_s if limit_s > 0), default=0.0)
+        self.interval_s = min(IDLE_S, least_s / 2) if least_s else IDLE_S
         self._look_s = 0.0  # when to look again: the control thread comes by more often
         self._at: tuple[int, int] | None = None  # (epoch, place), which never come again
         self._since_s = 0.0
+        self._said = [False, False]
 
     def look(self, standing: Callable[[], Standing | None], now_s: float) -> Standing | None:
-        """The alarm, once a batch."""
-        if self._after_s <= 0 or now_s < self._look_s:
+        """The alarm, once a batch for each of the limits."""
+        if max(self._limits_s) <= 0 or now_s < self._look_s:
             return None
-        self._look_s = now_s + min(IDLE_S, self._after_s / 4)
+        self._look_s = now_s + self.interval_s / 2
         one = standing()
         waits = one is not None and (one.launched or len(one.missing) < len(one.names))
         at = (one.epoch, one.place) if one is not None and waits else None
         if at != self._at:
-            self._at, self._since_s = at, now_s
-        if one is None or at is None or now_s - self._since_s < self._after_s:
+            self._at, self._since_s, self._said = at, now_s, [False, False]
+        if one is None or at is None:
             return None
-        self._since_s = float("inf")  # said
-        return msgspec.structs.replace(one, alarm=True)
+        for over, limit_s in enumerate(self._limits_s):
+            if 0 < limit_s <= now_s - self._since_s and not self._said[over]:
+                self._said[over] = True
+                return msgspec.structs.replace(one, alarm=True, over=bool(over))
+        return None

@@ -20,28 +20,35 @@ class Stats(TypedDict):
     ``control_messages``: sent to the coordinator and received from it; a steady step adds none.
     ``commit_messages``: that hosts told each other that a batch on a device's stream had been
     launched by all; 0 with transports that complete on the host.
+    ``pulse_messages``: that told the launcher how this rank is, where it wants to know; beside the control messages.
     ``stall_messages``: about what waits too long, beside the control messages, on their own timer.
+    ``steps``: periods of a schedule that were launched; none is known, and counted, before a schedule is found.
     ``batches_negotiated``: decided by the coordinator, and run. ``batches_replayed``: of a schedule,
     handed over; holes, which are negotiated at their place, are among them. ``batches_void``:
     launched in vain, and run again later. ``divergences``: how often this rank asked to leave replay.
     ``bytes``: by operation, of this rank's tensors in batches that were handed over, as the user gave
     them: whatever a compressor makes of them, how often the transport moves them, and what the others
-    send. Of a broadcast the tensor counts on every member.
+    send. Of a broadcast the tensor counts on every member. ``encoded_bytes``: what compressors whose values
+    cannot be added have made of those of them that they encode.
     ``seconds``: by stage. Of the engine's time ``idle`` is what it waits for tensors and for the
     coordinator; ``pack`` and ``unpack`` are copies into and out of transport memory; ``transport`` is
-    the rest of what batches take: bytes on their way, and peers that come later. ``user`` is what
-    the user's threads stand in ``wait``, all added up.
+    the rest of what batches take: bytes on their way, and peers that come later. ``device`` is what
+    the host waits for a device's queue: for tensors on their way down, and for batches whose validity
+    nothing else tells. ``user`` is what the user's threads stand in ``wait``, all added up.
     ``routes``: by process set that this rank is a member of, the transport that serves it, and why.
     """
 
     control_messages: int
     commit_messages: int
     stall_messages: int
+    pulse_messages: int
+    steps: int
     batches_negotiated: int
     batches_replayed: int
     batches_void: int
     divergences: int
     bytes: dict[str, int]
+    encoded_bytes: int
     seconds: dict[str, float]
     routes: dict[int, str]
 
@@ -54,11 +61,14 @@ class Meter:
         "busy_ns",
         "commits",
         "control",
+        "device_ns",
         "divergences",
+        "encoded",
         "idle_ns",
         "nbytes",
         "negotiated",
         "pack_ns",
+        "pulses",
         "replayed",
         "stalls",
         "unpack_ns",
@@ -68,6 +78,7 @@ class Meter:
     def __init__(self) -> None:
         self.control = 0  # the control thread's
         self.stalls = 0  # the control thread's
+        self.pulses = 0  # the control thread's
         self.divergences = 0  # whoever waits counts; it happens once an epoch
         self.commits = 0  # from here on the engine's
         self.negotiated = 0
@@ -78,7 +89,9 @@ class Meter:
         self.alone_ns = 0  # of calls that ran their batch themselves, with the engine's right to count
         self.pack_ns = 0
         self.unpack_ns = 0
+        self.device_ns = 0
         self.nbytes = [0] * len(Kind)
+        self.encoded = 0
 
     def alone(self, kind: Kind, nbytes: int, took_ns: int) -> None:
         """A user's thread has run a batch by itself, and waited for nothing else. By one thread at a time."""
@@ -88,23 +101,27 @@ class Meter:
         self.idle_ns -= took_ns  # the engine's thread takes it for idle
         self.alone_ns += took_ns
 
-    def stats(self, user_s: float, routes: Mapping[int, str]) -> Stats:
-        """All of it, in words; ``user_s`` and ``routes`` are kept elsewhere."""
-        transport_ns = self.busy_ns - self.pack_ns - self.unpack_ns
+    def stats(self, user_s: float, routes: Mapping[int, str], steps: int = 0) -> Stats:
+        """All of it, in words; ``user_s``, ``routes`` and ``steps`` are kept elsewhere."""
+        transport_ns = self.busy_ns - self.pack_ns - self.unpack_ns - self.device_ns
         return Stats(
             control_messages=self.control,
             commit_messages=self.commits,
             stall_messages=self.stalls,
+            pulse_messages=self.pulses,
+            steps=steps,
             batches_negotiated=self.negotiated,
             batches_replayed=self.replayed,
             batches_void=self.void,
             divergences=self.divergences,
             bytes={kind.name.lower(): self.nbytes[kind] for kind in _WITH_TENSORS if self.nbytes[kind]},
+            encoded_bytes=self.encoded,
             seconds={
                 "idle": max(self.idle_ns, 0) * 1e-9,
                 "pack": self.pack_ns * 1e-9,
                 "transport": max(transport_ns, 0) * 1e-9,
                 "unpack": self.unpack_ns * 1e-9,
+                "device": self.device_ns * 1e-9,
                 "user": user_s + self.alone_ns * 1e-9,
             },
             routes=dict(routes),

@@ -12,7 +12,19 @@ __all__ = ["Pending", "bits_of", "ranks_of"]
 class Pending:
     """One name that some ranks have ready and some have not."""
 
-    __slots__ = ("asked", "first", "first_seen_s", "members", "name", "own", "set_id", "spec", "stamp", "uniform")
+    __slots__ = (
+        "asked",
+        "first",
+        "first_seen_s",
+        "members",
+        "name",
+        "own",
+        "reported",
+        "set_id",
+        "spec",
+        "stamp",
+        "uniform",
+    )
 
     def __init__(self, first: Ask, members: int) -> None:
         self.set_id = first.set_id
@@ -25,6 +37,7 @@ class Pending:
         self.uniform = True  # all asks carry the same spec bytes
         self.stamp = -1  # the newest of all asks
         self.first_seen_s: float | None = None
+        self.reported = False  # as stalled
 
     def add(self, rank: int, bit: int, ask: Ask) -> None:
         self.asked |= bit

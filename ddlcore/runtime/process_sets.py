@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.store import PrefixStore, Store
@@ -15,7 +16,7 @@ from ddlcore.runtime.buffers import FusionBuffers
 from ddlcore.runtime.routes import Route
 from ddlcore.types import Member
 
-__all__ = ["Communicator", "Opener", "ProcessSets"]
+__all__ = ["Beside", "Communicator", "Opener", "ProcessSets"]
 
 log = logging.getLogger("ddl")
 
@@ -45,6 +46,7 @@ class Opener:
     route: Callable[[Sequence[Member]], Route]
     build: Callable[[Route], Transport]
     address: str = ""  # see Context.address
+    generation: int = 0  # how often communicators have been opened anew: the store remembers what was said before
 
     def open(self, set_id: int, ranks: tuple[int, ...], begin: Callable[[Transport], None]) -> Communicator:
         """``begin`` sees the transport before it meets anybody, so that it can be aborted meanwhile."""
@@ -52,7 +54,7 @@ class Opener:
         route = self.route(members)
         transport = self.build(route)
         begin(transport)
-        context = self.context(ranks, f"set{set_id}", f"process set {set_id}")
+        context = self.context(ranks, self.part(f"set{set_id}"), f"process set {set_id}")
         try:
             transport.open(context)
         except BaseException:
@@ -61,6 +63,10 @@ class Opener:
         if self.rank == ranks[0]:
             log.info("process set %d of %d ranks: transport %s (%s)", set_id, len(ranks), route.name, route.reason)
         return Communicator(set_id, ranks, context.rank, transport, FusionBuffers(transport), route)
+
+    def part(self, name: str) -> str:
+        """What the part of the store is called that ``name`` has in this generation."""
+        return f"{name}.{self.generation}" if self.generation else name
 
     def context(self, ranks: tuple[int, ...], part: str, name: str) -> Context:
         """What a communicator of ``ranks`` gets, with a part of the store for itself."""
@@ -76,10 +82,29 @@ class Opener:
         )
 
 
+class Beside(Protocol):
+    """What the same sets have open beside these communicators; see runtime/device_routes.py."""
+
+    def remove(self, set_id: int) -> None: ...
+
+    def shut(self) -> Sequence[tuple[int, str]]: ...
+
+    def reopen(self, opener: Opener, routes: Sequence[tuple[int, str]]) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def close(self, patience_s: float) -> None: ...
+
+    def routes(self) -> dict[int, str]: ...
+
+    def transports(self, set_id: int) -> frozenset[str]: ...
+
+
 class ProcessSets:
     """Which sets exist. The engine opens and closes; any thread may ask for members, or abort."""
 
     def __init__(self, opener: Opener) -> None:
+        self.beside: Beside | None = None
         self._opener = opener
         self._lock = threading.Lock()
         self._members: dict[int, tuple[int, ...]] = {}
@@ -106,10 +131,24 @@ class ProcessSets:
     def remove(self, set_id: int) -> None:
         """Closes and forgets the set. Engine only."""
         self._members.pop(set_id, None)
+        if self.beside is not None:
+            self.beside.remove(set_id)
         with self._lock:
             communicator = self._open.pop(set_id, None)
         if communicator is not None:
             communicator.transport.close()
+
+    def reopen(self, opener: Opener) -> None:
+        """Closes every communicator and opens it anew, in the order of their sets on every rank. Engine only."""
+        self._opener = opener
+        shut = self.beside.shut() if self.beside is not None else ()
+        for set_id in sorted(self._open):
+            with self._lock:
+                communicator = self._open.pop(set_id)
+            communicator.transport.close()
+            self.add(set_id, communicator.ranks)
+        if self.beside is not None:
+            self.beside.reopen(opener, shut)
 
     def members(self, set_id: int) -> tuple[int, ...] | None:
         return self._members.get(set_id)
@@ -123,7 +162,14 @@ class ProcessSets:
     def routes(self) -> dict[int, str]:
         """By set that this rank is a member of: its transport, and why that one. Any thread."""
         with self._lock:
-            return {set_id: f"{one.route.name} ({one.route.reason})" for set_id, one in sorted(self._open.items())}
+            own = {set_id: f"{one.route.name} ({one.route.reason})" for set_id, one in sorted(self._open.items())}
+        told = self.beside.routes() if self.beside is not None else {}
+        return {set_id: "; ".join(filter(None, (text, told.get(set_id)))) for set_id, text in own.items()}
+
+    def transports(self, set_id: int) -> frozenset[str]:
+        """The names of those that an open set uses, also on the devices that a batch of it has been on. Any thread."""
+        own = frozenset(provider.name for provider in self.communicator(set_id).route.providers())
+        return own | self.beside.transports(set_id) if self.beside is not None else own
 
     def communicator(self, set_id: int) -> Communicator:
         communicator = self._open.get(set_id)
@@ -144,9 +190,13 @@ class ProcessSets:
                 transports.append(self._opening)
         for transport in transports:
             transport.abort()
+        if self.beside is not None:
+            self.beside.abort()
 
-    def close(self) -> None:
-        """Closes every communicator. Engine only."""
+    def close(self, patience_s: float = 0.0) -> None:
+        """Closes every communicator, after at most ``patience_s`` for what a device has under way. Engine only."""
+        if self.beside is not None:
+            self.beside.close(patience_s)
         with self._lock:
             communicators = list(self._open.values())
             self._open.clear()

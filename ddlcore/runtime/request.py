@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ddlcore.contracts.device import Event
 from ddlcore.contracts.transport import Memory
 from ddlcore.messages import Ask, Spec
 from ddlcore.runtime.handle import Completion, Handle
@@ -26,6 +27,7 @@ class Outcome:
     rows: tuple[tuple[int, ...], ...] = ()  # ragged kinds: [member] = that member's rows
     digests: tuple[bytes, ...] = ()
     result: int = -1  # ADD_SET: the set's id; JOIN: the last rank
+    event: Event | None = None  # behind which the values stand, where they lie on a device
 
 
 class Entry:

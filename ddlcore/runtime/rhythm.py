@@ -33,14 +33,29 @@ class Known:
     keys: frozenset[TensorKey]
     after: dict[int, int] = field(default_factory=dict)  # by set: the last place that is valid
     told: bool = False  # to all ranks
+    found: tuple[Occurrence, ...] = ()  # what it was laid out from
     whole: bool = True  # no tensor of it was decided in discovery since: it can go on where it was left
     suspicions: int = 0  # how often in a row it was left since nothing moved
     inserted: dict[TensorKey, tuple[int, int]] = field(default_factory=dict)  # last period, how many in a row
     begun: int = 0  # the period in which it was learned, or learned again
+    until: int = -1  # where all ranks stop by themselves
 
     @property
     def size(self) -> int:
         return len(self.arranged.batches)
+
+    def align(self) -> bool:
+        """Whether it would go on at the begin of a period, in all its process sets, and nowhere in the middle."""
+        last = {planned.set_id: i for i, planned in enumerate(self.arranged.batches)}
+        begin = self.fresh_start()
+        if begin and any(self.after.get(set_id, -1) < begin - self.size + i for set_id, i in last.items()):
+            return False
+        self.after = dict.fromkeys(last, begin - 1)
+        return True
+
+    def ended(self) -> None:
+        """All ranks have run it to ``until``, and stand there."""
+        self.after = dict.fromkeys({planned.set_id for planned in self.arranged.batches}, self.until - 1)
 
     @property
     def holes(self) -> frozenset[TensorKey]:
@@ -71,6 +86,7 @@ class Rhythm:
         self.enabled = enabled
         self.replaying: Known | None = None
         self.divergences = 0
+        self.compression = "none"  # see ``arrange``
         self._policy = policy
         self._params = params
         self._spec_of = spec_of
@@ -143,26 +159,40 @@ class Rhythm:
                     known.begun = known.period + 1
                     known.after = dict.fromkeys((set_id for set_id, _, _ in keys), known.fresh_start() + turn - 1)
                     return known
-        arranged = arrange(self._arranged, period, self._spec_of, self._policy, self._params)
+        arranged = arrange(self._arranged, period, self._spec_of, self._policy, self._params, self.compression)
         if arranged is None:
             return None
         self._known = [known for known in self._known if keys != sorted(_keys(known.arranged.batches))]
         self._arranged += 1
-        self._known.append(Known(arranged, frozenset(one.key for one in period)))
+        self._known.append(Known(arranged, frozenset(one.key for one in period), found=tuple(period)))
         del self._known[:-MOST_KNOWN]
         return self._known[-1]
 
     # --- replay
 
-    def resume(self, known: Known, epoch: int) -> Resume:
-        """``known`` is replayed from now on."""
+    def lay_out_anew(self, known: Known, params: Mapping[str, float]) -> None:
+        """``known``, at the begin of a period, in other batches: it keeps its number and the count of its periods."""
+        self._params = params
+        number = known.arranged.schedule
+        arranged = arrange(number, known.found, self._spec_of, self._policy, params, self.compression)
+        assert arranged is not None  # it was laid out before
+        begun = known.fresh_start() // known.size
+        if arranged.digest == known.arranged.digest:
+            return
+        known.arranged, known.told = arranged, False
+        sets = {planned.set_id for planned in arranged.batches}
+        known.after = dict.fromkeys(sets, begun * known.size - 1)
+
+    def resume(self, known: Known, epoch: int, periods: int = 0) -> Resume:
+        """``known`` is replayed from now on; with ``periods``, that many, the present one included where it has begun."""
         self.replaying = known
         self._known = [*(other for other in self._known if other is not known), known]
         self._resumed_after = dict(known.after)
         self._detector.pause()
         places = {planned.set_id: known.after.get(planned.set_id, -1) for planned in known.arranged.batches}
         start = min(places.values()) + 1
-        return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())))
+        known.until = (start // known.size + periods) * known.size if periods else -1
+        return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())), known.until)
 
     def is_hole(self, key: TensorKey) -> bool:
         """Whether the schedule that runs leaves this tensor to negotiation, at its place."""

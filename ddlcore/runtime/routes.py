@@ -12,7 +12,9 @@ from ddlcore.hooks import TransportProvider
 from ddlcore.runtime.backend import AUTO, Choice, parse_backend
 from ddlcore.types import Kind, Member
 
-__all__ = ["Offers", "Route", "choose_route"]
+__all__ = ["Offers", "Route", "asked_for_devices", "choose_route"]
+
+HOST = "cpu"
 
 
 class Offers(Protocol):
@@ -77,6 +79,13 @@ def choose_route(backend: str, members: Sequence[Member], offers: Offers, launch
         for name in choice.names:
             if name != AUTO:
                 offers.transport(name)  # a wrong name is told before all else
+    for kind, choice in wanted.kinds.items():
+        for name in choice.names:
+            if name != AUTO and HOST not in offers.transport(name).devices:
+                raise TransportError(
+                    f"backend {backend}: {name} serves {'/'.join(offers.transport(name).devices)}, not host memory, "
+                    f"and serves all kinds there; leave {kind.name.lower()}={choice} out"
+                )
     chooser = _Chooser(members, offers, launcher)
     default = chooser.choose(wanted.default)
     routes = {choice: chooser.choose(choice) for choice in wanted.kinds.values()}
@@ -100,6 +109,9 @@ class _Chooser:
     def _flat(self, provider: TransportProvider) -> Route:
         if provider.composes:
             raise TransportError(f"transport {provider.name} is made of two others; name these, as LOCAL+CROSS")
+        if HOST not in provider.devices:  # it was asked for what lies on devices; host memory has to go somewhere, too
+            route = self._auto()
+            return Route(route.provider, f"{route.reason}, for host memory", route.parts)
         self._require(provider)
         return Route(provider, "asked for")
 
@@ -110,6 +122,9 @@ class _Chooser:
                     f"backend {choice}: {provider.name} spans hosts and devices by itself; "
                     f"use --backend {provider.name}"
                 )
+            if HOST not in provider.devices:
+                what = "/".join(provider.devices)
+                raise TransportError(f"backend {choice}: {provider.name} serves {what}, not host memory")
         if not (local.one_host or local.in_process):
             raise TransportError(
                 f"backend {choice}: {local.name} is no transport within a host, which stands first; "
@@ -133,7 +148,7 @@ class _Chooser:
         fitting = [
             p for p in self._offers.transports.values() if not (p.in_process or p.composes or self._objection(p))
         ]
-        fitting = [p for p in fitting if p.launcher in ("", self._launcher) and "cpu" in p.devices]
+        fitting = [p for p in fitting if p.launcher in ("", self._launcher) and HOST in p.devices]
         usable = [p for p in fitting if not self._offers.missing(p)]
         if not usable:
             wanted = "; ".join(f"{p.name}: {self._offers.missing(p)}" for p in fitting)
@@ -148,7 +163,7 @@ class _Chooser:
         return self._compose(local, best, self._where())
 
     def _best_local(self) -> TransportProvider | None:
-        local = [p for p in self._offers.transports.values() if p.one_host and "cpu" in p.devices]
+        local = [p for p in self._offers.transports.values() if p.one_host and HOST in p.devices]
         return max((p for p in local if not self._offers.missing(p)), key=_preference, default=None)
 
     def _compose(self, local: TransportProvider, cross: TransportProvider, reason: str) -> Route:
@@ -178,7 +193,14 @@ class _Chooser:
             return f"it serves {least} to {greatest or 'any number of'} ranks, not {self._size}"
         if provider.one_host and len(self._ranks) > 1:
             return "it serves the ranks of one host only, and these are on several"
-        return ""
+        return "" if HOST in provider.devices else f"it serves {'/'.join(provider.devices)}, not host memory"
+
+
+def asked_for_devices(backend: str, kind: str, offers: Offers) -> str:
+    """The transport that ``backend`` names for tensors on devices of that kind; auto where it names none."""
+    names = parse_backend(backend).default.names
+    named = [offers.transport(name) for name in names if name != AUTO]
+    return next((one.name for one in named if HOST not in one.devices and kind in one.devices), AUTO)
 
 
 def _preference(provider: TransportProvider) -> tuple[int, str]:

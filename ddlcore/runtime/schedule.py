@@ -13,10 +13,12 @@ from enum import Enum
 from math import prod
 from typing import Any, Generic, TypeVar, cast
 
+import msgspec
+
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.messages import Arranged, Batch, Planned, Spec, encode
 from ddlcore.runtime.periods import Occurrence, segments
-from ddlcore.types import Kind
+from ddlcore.types import DType, Kind, ReduceOp
 
 __all__ = ["MOST_KNOWN", "Launch", "Offer", "Position", "Replay", "Schedule", "arrange"]
 
@@ -25,6 +27,8 @@ __all__ = ["MOST_KNOWN", "Launch", "Offer", "Position", "Replay", "Schedule", "a
 MOST_KNOWN = 16
 
 UNDIVIDED_BYTES = float(256 << 20)
+_FOR_EVER = 1 << 62
+_NOTHING = Planned(0, Kind.BARRIER, (), ())
 
 T = TypeVar("T")
 _NEVER = frozenset({Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET})
@@ -36,15 +40,22 @@ def arrange(
     spec_of: Callable[[bytes], Spec],
     policy: FusionPolicy,
     params: Mapping[str, float],
+    compression: str = "none",
 ) -> Arranged | None:
     """The schedule of ``period``, which is in ready order; None for a period that cannot be replayed.
+
+    ``compression``: the compressor of sums and averages of float32 whose caller has named none.
 
     Tensors that depend on each other never share a batch: y comes after x, in another batch, where
     some rank had seen x end before it asked for y.
     """
     if any(spec_of(one.key.spec).kind in _NEVER for one in period):
         return None
-    planned = tuple(batch for segment in segments(period) for batch in _lay_out(segment, spec_of, policy, params))
+    planned = tuple(
+        _compressed(batch, spec_of, compression)
+        for segment in segments(period)
+        for batch in _lay_out(segment, spec_of, policy, params)
+    )
     digest = hashlib.blake2b(encode(Arranged(number, b"", planned)), digest_size=16).digest()
     return Arranged(number, digest, planned)
 
@@ -75,6 +86,14 @@ def _lay_out(
         )
         for group in groups
     ]
+
+
+def _compressed(planned: Planned, spec_of: Callable[[bytes], Spec], compression: str) -> Planned:
+    spec = spec_of(planned.specs[0])
+    sums = spec.kind is Kind.ALLREDUCE and spec.op in (ReduceOp.Sum, ReduceOp.Average)
+    if compression == "none" or not sums or spec.dtype is not DType.F32 or spec.compressor != "none":
+        return planned
+    return msgspec.structs.replace(planned, compressor=compression)
 
 
 def _undivided(params: Mapping[str, float]) -> dict[str, float]:
@@ -156,9 +175,15 @@ class Launch(Generic[T]):
 class Replay(Generic[T]):
     """One rank's way through a schedule, from a Resume to the Drain that ends it. ``T`` is an entry."""
 
-    def __init__(self, schedule: Schedule, start: int, after: Mapping[int, int]) -> None:
+    def __init__(self, schedule: Schedule, start: int, after: Mapping[int, int], until: int = -1) -> None:
+        """``until``: see Resume; with it, ``turned`` becomes True whenever a period ends."""
         self.schedule = schedule
         self.frozen = False
+        self.current: Position[T]  # of the next batch
+        self.turned = False  # a period has ended; who reads it sets it back
+        self.paused = False  # nothing is launched any more: what comes next is at ``until`` or beyond
+        self._until = until if until >= 0 else _FOR_EVER
+        self._turn_at = _FOR_EVER
         self.launched: dict[int, int] = {planned.set_id: after.get(planned.set_id, -1) for planned in schedule.batches}
         self.positions: list[Position[T]] = [
             Position(i, planned, mine) for i, (planned, mine) in enumerate(zip(schedule.batches, schedule.mine))
@@ -166,11 +191,14 @@ class Replay(Generic[T]):
         self.filled = 0  # entries that stand in slots
         self._after = dict(after)
         self._idle = not any(schedule.mine)
-        self._next = start
+        self._next = self._start = start
         self._holes: dict[int, deque[tuple[Batch, tuple[T, ...]]]] = {}
         self._queues: dict[tuple[int, bytes], deque[T]] = {}  # anonymous calls that wait for a slot
         self._turn: dict[tuple[int, bytes], int] = {}  # anonymous calls: how many were offered
         self._skip()
+        self.turned = False
+        if until >= 0:
+            self._turn_at = self._period_end()
         for key, places in schedule.anonymous.items():  # calls of the period that had run before ``start``
             done = sum(1 for position, _ in places if self._is_behind(position))
             self._turn[key] = done
@@ -240,6 +268,12 @@ class Replay(Generic[T]):
         """Of the next batch."""
         return self._next
 
+    @property
+    def periods(self) -> int:
+        """How many have come to their end since the Resume."""
+        size = len(self.positions)
+        return self._next // size - self._start // size
+
     def waits(self) -> bool:
         """Whether an entry stands in a slot, or a filled hole, unlaunched."""
         return self.filled > 0 or any(self._holes.values())
@@ -270,6 +304,9 @@ class Replay(Generic[T]):
         self.launched[planned.set_id] = place
         self._next += 1
         self._skip()
+        if self._next >= self._turn_at:
+            self.turned = True
+            self._turn_at = self._period_end()
         return Launch(place, position, entries, batch, number)
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
@@ -296,10 +333,18 @@ class Replay(Generic[T]):
         place = self._next - self._next % len(self.positions) + index
         return place < self._next or place <= self._after.get(self.positions[index].planned.set_id, -1)
 
+    def _period_end(self) -> int:
+        return (self._next // len(self.positions) + 1) * len(self.positions)
+
     def _skip(self) -> None:
         """Moves on to the next batch that is this rank's own and has not run."""
         size = len(self.positions)
         while True:
+            if self._next >= self._until:
+                self.paused = True
+                self.current = Position(-1, _NOTHING, False)  # never ready, so that no launch has to ask
+                self.current.missing = 1
+                return
             self.current = self.positions[self._next % size]
             if self.current.mine and self._next > self._after.get(self.current.planned.set_id, -1):
                 return

@@ -20,14 +20,19 @@ from ddlcore.messages import (
     Hello,
     Leave,
     Lost,
+    Paused,
+    Profile,
+    Pulse,
     Refused,
     Request,
+    Stack,
     Standing,
     ToCoordinator,
     Welcome,
 )
 from ddlcore.runtime.coordinator import Coordinator
-from ddlcore.runtime.stall import stall_reports
+from ddlcore.runtime.stall import Patience, StallWatch
+from ddlcore.runtime.tuning import Pilot
 
 __all__ = ["Sessions"]
 
@@ -39,6 +44,7 @@ WorldKey = tuple[tuple[int, ...], int]  # the ranks, and the how-manieth world o
 class _World:
     key: WorldKey
     coordinator: Coordinator
+    watch: StallWatch
     active: set[int]  # launched ranks that have not said Done
     leaving: set[int] = field(default_factory=set)  # those of them that have said Bye
 
@@ -53,10 +59,23 @@ class _World:
 class Sessions:
     """All worlds of one launch of ``size`` ranks."""
 
-    def __init__(self, size: int, policy: FusionPolicy, stall_warning_s: float = 60.0, replay: bool = True) -> None:
+    def __init__(
+        self,
+        size: int,
+        policy: FusionPolicy,
+        patience: Patience | None = None,
+        replay: bool = True,
+        pilot: Pilot | None = None,
+        compression: str = "none",
+    ) -> None:
+        """``pilot`` looks for better settings, in one world at a time."""
         self.size = size
+        self._pilot = pilot
+        self._piloted: _World | None = None
+        self._compression = compression
         self._policy = policy
-        self._stall_warning_s = stall_warning_s
+        self._patience = patience or Patience()
+        self._due: Outgoing = []
         self._replay = replay
         self._gathering: dict[WorldKey, dict[int, Hello]] = {}
         self._worlds: dict[int, _World] = {}  # by launched rank
@@ -68,6 +87,8 @@ class Sessions:
         """What the ranks are to be told because ``rank`` (as launched) said ``message``."""
         if isinstance(message, Hello):
             return self._hello(rank, message)
+        if isinstance(message, (Pulse, Profile)):
+            return []  # who wants to know has listened before
         world = self._worlds.get(rank)
         if world is None:
             return self._give_up(rank) if isinstance(message, Bye) else []
@@ -75,7 +96,12 @@ class Sessions:
             world.active.discard(rank)
             del self._worlds[rank]
             return []
-        if not isinstance(message, (Request, Bye, Leave, Frozen, Standing)):
+        if isinstance(message, Stack):
+            world.watch.hear(world.inward[rank], message)
+            return []
+        if isinstance(message, Standing) and message.over:
+            return world.outward(world.watch.over(message))
+        if not isinstance(message, (Request, Bye, Leave, Frozen, Standing, Paused)):
             raise DdlInternalError(f"rank {rank} sent {type(message).__name__} in the middle of a job")
         if isinstance(message, Bye):
             world.leaving.add(rank)
@@ -107,10 +133,15 @@ class Sessions:
         """Reports, each once, of what has waited too long. ``now_s`` is of any steady clock."""
         reports = []
         for world in {id(world): world for world in self._worlds.values()}.values():
-            reports += stall_reports(world.coordinator, now_s, self._stall_warning_s)
-            one = world.coordinator
-            reports += one.standings.report(one.epoch, now_s, self._stall_warning_s)
+            texts, outgoing = world.watch.look(now_s)
+            reports += texts
+            self._due += [(rank, told) for rank, told in world.outward(outgoing) if rank in world.active]
         return reports
+
+    def due(self) -> Outgoing:
+        """What ranks are to be told because of the time that ``overdue`` was given last."""
+        due, self._due = self._due, []
+        return due
 
     def _hello(self, rank: int, hello: Hello) -> Outgoing:
         text = self._objection(rank, hello)
@@ -180,10 +211,20 @@ class Sessions:
         hellos = self._gathering.pop(key)
         self._made += 1
         first = hellos[key[0][0]]
+        free = self._piloted is None or not self._piloted.active
         coordinator = Coordinator(
-            len(key[0]), self._policy, first.fusion_bytes, self._replay, first.first_batch_bytes, first.overlap
+            len(key[0]),
+            self._policy,
+            first.fusion_bytes,
+            self._replay,
+            first.first_batch_bytes,
+            first.overlap,
+            self._pilot if free else None,
+            self._compression,
         )
-        world = _World(key, coordinator, set(key[0]))
+        world = _World(key, coordinator, StallWatch(coordinator, self._patience), set(key[0]))
+        if free:
+            self._piloted = world
         for rank in key[0]:
             self._worlds[rank] = world
         return [(rank, Welcome(f"world{self._made}")) for rank in key[0]]

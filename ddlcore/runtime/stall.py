@@ -1,31 +1,120 @@
-"""Words a stall: which tensors wait, for how long, and for which ranks."""
+"""Watches one world for what waits too long: says so, asks the missing ranks what they are doing, ends the job at last.
+
+Sans-I/O, like the coordinator beside which it stands.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from ddlcore.messages import Show, Stack, Stalled, Standing
 from ddlcore.runtime.checks import describe
-from ddlcore.runtime.coordinator import Coordinator
+from ddlcore.runtime.coordinator import Coordinator, Outgoing
 from ddlcore.runtime.pending import Pending
 
-__all__ = ["stall_reports"]
+__all__ = ["Patience", "StallWatch"]
+
+ANSWER_S = 2.0  # a control thread answers at once; a process that was stopped does not
 
 
-def stall_reports(coordinator: Coordinator, now_s: float, warning_s: float) -> list[str]:
-    """One text for all that has just passed ``warning_s``; nothing is reported twice. 0 turns it off."""
-    if warning_s <= 0:
-        return []
-    late: dict[tuple[int, ...], list[Pending]] = {}
-    for pending in coordinator.table.all():
-        if pending.first_seen_s is None:
-            pending.first_seen_s = now_s
-        elif 0 <= pending.first_seen_s <= now_s - warning_s:
-            late.setdefault(tuple(coordinator.table.missing(pending)), []).append(pending)
-            pending.first_seen_s = float("inf")  # said
-    lines = []
-    for ranks, tensors in late.items():
-        names = describe([pending.name for pending in tensors], tensors[0].set_id)
-        who = ", ".join(map(str, ranks))
-        lines.append(
-            f"stalled for more than {warning_s:g} s: {names} is ready on some ranks, but not on rank {who}; "
-            "the ranks may run different code, or one of them is slow"
-        )
-    return lines
+@dataclass(frozen=True)
+class Patience:
+    """After how long a stall is reported, and ends the job (0: never); whether the report has the missing ranks' stacks."""
+
+    warning_s: float = 60.0
+    shutdown_s: float = 0.0
+    stacks: bool = False
+
+
+class StallWatch:
+    """Of one world. Ranks are the world's own."""
+
+    def __init__(self, coordinator: Coordinator, patience: Patience) -> None:
+        self._coordinator = coordinator
+        self._patience = patience
+        self._asked_s: dict[int, float] = {}  # by rank: when it was asked for its stack
+        self._stacks: dict[int, str] = {}
+        self._over = False
+        self._what = ""  # of the last report
+
+    def hear(self, rank: int, message: Stack) -> None:
+        """``rank`` says what it is doing."""
+        if rank in self._asked_s:
+            self._stacks[rank] = message.text
+
+    def over(self, standing: Standing) -> Outgoing:
+        """A rank has stood at one batch of its schedule for as long as the job may."""
+        if standing.epoch != self._coordinator.epoch:
+            return []  # it has moved since
+        what = self._what or f"{describe(standing.names, standing.set_id)} waits (place {standing.place})"
+        return self._end(f"in replay: {what}")
+
+    def look(self, now_s: float) -> tuple[list[str], Outgoing]:
+        """What is to be reported, each thing once, and what ranks are to be told. ``now_s`` is of any steady clock."""
+        late = self._in_discovery(now_s)
+        standings = self._coordinator.standings
+        for text in standings.report(self._coordinator.epoch, now_s, self._patience.warning_s):
+            late.append((text, standings.absent))
+            self._what = text.partition(": ")[2]
+        texts = [text for text, _ in late] + self._told(now_s)
+        outgoing: Outgoing = []
+        if self._patience.stacks:
+            for rank in sorted({rank for _, ranks in late for rank in ranks} - self._asked_s.keys()):
+                self._asked_s[rank] = now_s
+                outgoing.append((rank, Show()))
+        return texts, outgoing + self._expired(now_s)
+
+    def _in_discovery(self, now_s: float) -> list[tuple[str, tuple[int, ...]]]:
+        """What has just passed the warning time, and which ranks lack it."""
+        warning_s, table = self._patience.warning_s, self._coordinator.table
+        late: dict[tuple[int, ...], list[Pending]] = {}
+        for pending in table.all():
+            if pending.first_seen_s is None:
+                pending.first_seen_s = now_s
+            elif 0 < warning_s <= now_s - pending.first_seen_s and not pending.reported:
+                late.setdefault(tuple(table.missing(pending)), []).append(pending)
+                pending.reported = True
+        return [(self._wording(ranks, tensors, warning_s), ranks) for ranks, tensors in late.items()]
+
+    def _expired(self, now_s: float) -> Outgoing:
+        shutdown_s, table = self._patience.shutdown_s, self._coordinator.table
+        if shutdown_s <= 0:
+            return []
+        over = [
+            pending
+            for pending in table.all()
+            if pending.first_seen_s is not None and now_s - pending.first_seen_s >= shutdown_s
+        ]
+        if not over:
+            return []
+        missing = table.missing(over[0])
+        return self._end(_who(tuple(missing), [one for one in over if table.missing(one) == missing]))
+
+    def _end(self, what: str) -> Outgoing:
+        if self._over:
+            return []
+        self._over = True
+        text = f"stalled for more than {self._patience.shutdown_s:g} s (DDL_STALL_SHUTDOWN_S), the job ends: {what}"
+        return [(rank, Stalled(text)) for rank in range(self._coordinator.size)]
+
+    def _told(self, now_s: float) -> list[str]:
+        """The stacks that have come, and who will not say."""
+        texts = []
+        for rank, asked_s in list(self._asked_s.items()):
+            if rank in self._stacks:
+                texts.append(f"rank {rank} is here:\n{self._stacks.pop(rank).rstrip()}")
+                del self._asked_s[rank]
+            elif now_s >= asked_s + ANSWER_S:
+                texts.append(
+                    f"rank {rank} does not say where it is: it is stopped, or in a call that holds the interpreter"
+                )
+                del self._asked_s[rank]
+        return texts
+
+    def _wording(self, ranks: tuple[int, ...], tensors: list[Pending], seconds: float) -> str:
+        return f"stalled for more than {seconds:g} s: {_who(ranks, tensors)}; the ranks may run different code, or one of them is slow"
+
+
+def _who(ranks: tuple[int, ...], tensors: list[Pending]) -> str:
+    names = describe([pending.name for pending in tensors], tensors[0].set_id)
+    return f"{names} is ready on some ranks, but not on rank {', '.join(map(str, ranks))}"

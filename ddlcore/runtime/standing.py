@@ -24,6 +24,7 @@ class Standings:
         self._told: dict[int, Standing] = {}
         self._awaited: set[int] = set()
         self._asked_s: float | None = None
+        self.absent: tuple[int, ...] = ()  # of the last report: the ranks that are waited for
 
     def hear(self, rank: int, standing: Standing, members: Iterable[int]) -> list[int]:
         """``rank`` stands there. ``members``: of the batch's process set. The ranks that are to be asked where they are."""
@@ -56,6 +57,7 @@ class Standings:
         there = sorted(rank for rank, one in self._told.items() if one.launched and one.place == alarm.place)
         absent = [_absent(rank, one, alarm) for rank, one in sorted(self._told.items()) if rank not in there]
         absent += [f"rank {rank} does not answer" for rank in sorted(self._awaited)]
+        self.absent = tuple(sorted((self._told.keys() - set(there)) | self._awaited))
         self._told = {}  # said
         where = f"{_called(alarm.names, alarm.set_id)} (epoch {alarm.epoch}, place {alarm.place})"
         waits = f"is under way on rank {', '.join(map(str, there))}" if there else "waits for the rest of its batch"

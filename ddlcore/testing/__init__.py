@@ -10,7 +10,7 @@ A plugin's test is a subclass that says how to make what is tested, and pytest c
 
 ``ProcessSuite`` does the same with a process for each rank, for transports whose ranks cannot share one.
 What the capabilities exclude is skipped with that reason; a standard test that is removed, or replaced
-without one, fails. Only the suites need pytest and hypothesis (``pip install ddlcore[test]``), so each
+without one, fails. Only the suites need pytest and hypothesis (``pip install "ddlcore[testing]"``), so each
 name is imported when it is used.
 """
 
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from ddlcore.testing.adapters import AdapterSuite
     from ddlcore.testing.composed import ComposedSuite
     from ddlcore.testing.compressors import CompressorSuite
+    from ddlcore.testing.devices import DeviceSuite
     from ddlcore.testing.fusion import FusionSuite
+    from ddlcore.testing.launchers import LauncherSuite
     from ddlcore.testing.processes import ProcessSuite
     from ddlcore.testing.ranks import DeadlinePassed
     from ddlcore.testing.transports import TransportSuite
+    from ddlcore.testing.tuners import TunerSuite
     from ddlcore.testing.world import World, run_world
 
 __all__ = [
@@ -34,9 +37,12 @@ __all__ = [
     "ComposedSuite",
     "CompressorSuite",
     "DeadlinePassed",
+    "DeviceSuite",
     "FusionSuite",
+    "LauncherSuite",
     "ProcessSuite",
     "TransportSuite",
+    "TunerSuite",
     "World",
     "run_world",
 ]
@@ -46,9 +52,12 @@ _HOME = {
     "ComposedSuite": "composed",
     "CompressorSuite": "compressors",
     "DeadlinePassed": "ranks",
+    "DeviceSuite": "devices",
     "FusionSuite": "fusion",
+    "LauncherSuite": "launchers",
     "ProcessSuite": "processes",
     "TransportSuite": "transports",
+    "TunerSuite": "tuners",
     "World": "world",
     "run_world": "world",
 }

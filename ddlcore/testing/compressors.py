@@ -40,15 +40,18 @@ class CompressorSuite(StandardSuite):
         """The source on the wire, its memory and its guards checked."""
         before = source.array.copy()
         wire = compressor.wire_dtype(source.buffer.dtype)
-        target = Area(np.frombuffer(b"\x5b" * wire.itemsize * source.buffer.count, oracle.numpy_dtype(wire)))
+        count = compressor.encoded_count(source.buffer.dtype, source.buffer.count) if source.buffer.count else 0
+        target = Area(np.frombuffer(b"\x5b" * wire.itemsize * count, oracle.numpy_dtype(wire)))
         compressor.encode(name, source.buffer, target.buffer, scale)
         changed = oracle.difference(source.array, before)
         assert not changed, f"encode changed its source: {changed}"
         assert not target.damage(), f"encode: {target.damage()}"
         return target
 
-    def decoded(self, compressor: Compressor, wire: Area, dtype: DType, scale: float = 1.0, name: str = "t") -> Area:
-        target = Area(np.frombuffer(b"\x5b" * dtype.itemsize * wire.buffer.count, oracle.numpy_dtype(dtype)))
+    def decoded(
+        self, compressor: Compressor, wire: Area, dtype: DType, count: int, scale: float = 1.0, name: str = "t"
+    ) -> Area:
+        target = Area(np.frombuffer(b"\x5b" * dtype.itemsize * count, oracle.numpy_dtype(dtype)))
         compressor.decode(name, wire.buffer, target.buffer, scale)
         assert not target.damage(), f"decode: {target.damage()}"
         return target
@@ -80,6 +83,10 @@ class CompressorSuite(StandardSuite):
         assert isinstance(wire, DType), f"wire_dtype gave {wire!r}"
         assert wire.itemsize <= dtype.itemsize, f"{dtype.label} travels as {wire.label}"
         assert dtype.is_float or wire is dtype, f"{dtype.label} travels as {wire.label}: counts must arrive as they are"
+        counts = {count: self.make().encoded_count(dtype, count) for count in (1, 7, 1001)}
+        if self.make().summable or wire is dtype:
+            assert all(n == count for count, n in counts.items()), f"{dtype.label}: other counts on the wire: {counts}"
+        assert counts[1001] * wire.itemsize <= 1001 * dtype.itemsize, f"1001 {dtype.label} become more: {counts}"
 
     @DTYPES
     def test_there_and_back(self, dtype: DType) -> None:
@@ -87,8 +94,8 @@ class CompressorSuite(StandardSuite):
         for count in (0, 1, 7, 1001):
             compressor = self.make()
             source = Area(oracle.values(dtype, count, 0), offset=1)
-            back = self.decoded(compressor, self.encoded(compressor, source), dtype)
-            if compressor.wire_dtype(dtype) is dtype and compressor.summable:
+            back = self.decoded(compressor, self.encoded(compressor, source), dtype, count)
+            if compressor.wire_dtype(dtype) is dtype:
                 fault = oracle.difference(back.array, source.array)
                 assert not fault, f"{count} {dtype.label}, which travel as they are: {fault}"
             self.close(compressor, back.array, source.array)
@@ -98,10 +105,10 @@ class CompressorSuite(StandardSuite):
         """``scale`` multiplies, in encode and in decode."""
         values = oracle.values(dtype, 1001, 0)
         compressor = self.make()
-        halves = self.decoded(compressor, self.encoded(compressor, Area(values), scale=0.5), dtype)
+        halves = self.decoded(compressor, self.encoded(compressor, Area(values), scale=0.5), dtype, 1001)
         self.close(compressor, halves.array, values * values.dtype.type(0.5))
         compressor = self.make()
-        threefold = self.decoded(compressor, self.encoded(compressor, Area(values)), dtype, scale=3.0)
+        threefold = self.decoded(compressor, self.encoded(compressor, Area(values)), dtype, 1001, scale=3.0)
         self.close(compressor, threefold.array, values * values.dtype.type(3.0))
 
     @FLOATS
@@ -113,7 +120,7 @@ class CompressorSuite(StandardSuite):
         values = [oracle.values(dtype, 1001, rank) for rank in range(3)]
         on_wire = [self.encoded(c, Area(array)) for c, array in zip(compressors, values)]
         total = Area(oracle.reduce([area.array for area in on_wire], Sum))
-        back = self.decoded(compressors[0], total, dtype)
+        back = self.decoded(compressors[0], total, dtype, 1001)
         expected = sum(array.astype(np.float64) for array in values)
         largest = Area(np.array([np.abs(array.astype(np.float64)).max() for array in values]).astype(values[0].dtype))
         error = np.abs(back.array.astype(np.float64) - expected).max()

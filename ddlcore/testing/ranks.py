@@ -71,10 +71,11 @@ class Ranks:
         if missing:
             if not outcome.errors:
                 report = f"{_names(missing)} of {self.size} did not end within {deadline_s:g} s\n{_stacks()}"
-            if abort is not None:
-                abort()
-            self._collect(outcome, missing, time.monotonic() + AFTER_ABORT_S, stop_early=False)
+            fault = _aborted(abort)
+            patience_s = AFTER_ABORT_S if not fault else 0.5
+            self._collect(outcome, missing, time.monotonic() + patience_s, stop_early=False)
             self.stuck = bool(missing)
+            report = f"{report}\n{fault}" if fault else report
         if report:
             raise DeadlinePassed(report + _told(outcome.errors))
         if outcome.errors:
@@ -96,6 +97,16 @@ class Ranks:
             tasks.put(None)
         for thread in self._threads:
             thread.join(0 if self.stuck else AFTER_ABORT_S)
+
+
+def _aborted(abort: Callable[[], None] | None) -> str:
+    """Calls it; what went wrong with it, which is the transport's fault, too."""
+    try:
+        if abort is not None:
+            abort()
+    except Exception as error:
+        return f"abort: {type(error).__name__}: {error}"
+    return ""
 
 
 def _serve(tasks: queue.SimpleQueue[Task | None]) -> None:

@@ -40,10 +40,10 @@ class TransportBase(StandardSuite):
         return CpuKernels()
 
     def settings(self) -> Mapping[str, str | int | float | bool]:
-        """What the transport finds in ``context.settings``."""
-        from ddlcore.config import load_settings
+        """What the transport finds in ``context.settings``: the core's rows and those of installed plugins."""
+        from ddlcore.plug.settings import settings_of
 
-        return load_settings({})
+        return settings_of({})[0]
 
     def members(self, size: int) -> Sequence[Member]:
         """Who they are in the world; not 0, 1, 2, …, so that nobody takes a world rank for a group's."""

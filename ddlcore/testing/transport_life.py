@@ -20,46 +20,51 @@ from ddlcore.types import DType, ReduceOp
 __all__ = ["TransportLife"]
 
 ABORT_S = 1.0  # what the contract gives abort
+READY_S = 10.0  # for all ranks to have their memory, on a machine that is busy
 ENDING_S = 1.0  # for native threads: a joined one may still be listed by the kernel
 COUNT = 300_000  # of float32: more than a ring of chunks holds
+
+
+Pending = Callable[[], None]  # a call whose memory is there; it makes the call and waits for it
 
 
 def _ones() -> Area:
     return Area(oracle.values(DType.F32, COUNT, 0))
 
 
-def _allreduce(transport: Transport, size: int) -> None:
+def _allreduce(transport: Transport, size: int) -> Pending:
     area = _ones()
-    finish(transport.allreduce(area.buffer, area.buffer, ReduceOp.Sum))
+    return lambda: finish(transport.allreduce(area.buffer, area.buffer, ReduceOp.Sum))
 
 
-def _allgatherv(transport: Transport, size: int) -> None:
+def _allgatherv(transport: Transport, size: int) -> Pending:
     source, target = _ones(), Area(oracle.values(DType.F32, COUNT * size, 0))
-    finish(transport.allgatherv(source.buffer, target.buffer, [COUNT] * size))
+    return lambda: finish(transport.allgatherv(source.buffer, target.buffer, [COUNT] * size))
 
 
-def _broadcast(transport: Transport, size: int) -> None:
-    finish(transport.broadcast(_ones().buffer, 0))
+def _broadcast(transport: Transport, size: int) -> Pending:
+    area = _ones()
+    return lambda: finish(transport.broadcast(area.buffer, 0))
 
 
-def _reducescatterv(transport: Transport, size: int) -> None:
+def _reducescatterv(transport: Transport, size: int) -> Pending:
     source, target = Area(oracle.values(DType.F32, COUNT * size, 0)), _ones()
-    finish(transport.reducescatterv(source.buffer, target.buffer, [COUNT] * size, ReduceOp.Sum))
+    return lambda: finish(transport.reducescatterv(source.buffer, target.buffer, [COUNT] * size, ReduceOp.Sum))
 
 
-def _alltoallv(transport: Transport, size: int) -> None:
+def _alltoallv(transport: Transport, size: int) -> Pending:
     source, target = (Area(oracle.values(DType.F32, COUNT * size, 0)) for _ in range(2))
-    finish(transport.alltoallv(source.buffer, target.buffer, [[COUNT] * size] * size))
+    return lambda: finish(transport.alltoallv(source.buffer, target.buffer, [[COUNT] * size] * size))
 
 
-def _barrier(transport: Transport, size: int) -> None:
-    finish(transport.barrier())
+def _barrier(transport: Transport, size: int) -> Pending:
+    return lambda: finish(transport.barrier())
 
 
-def _prepared(transport: Transport, size: int) -> None:
+def _prepared(transport: Transport, size: int) -> Pending:
     area = _ones()
     prepared = transport.prepare(Plan((COUNT,), DType.F32, ReduceOp.Sum))
-    finish(prepared.start([area.buffer.address], [area.buffer.address]))
+    return lambda: finish(prepared.start([area.buffer.address], [area.buffer.address]))
 
 
 CALLS = pytest.mark.parametrize(
@@ -155,13 +160,13 @@ class TransportLife(TransportBase):
         self.play(size, play)
 
     @CALLS
-    def test_abort_ends_a_pending_call(self, call: Callable[[Transport, int], None]) -> None:
+    def test_abort_ends_a_pending_call(self, call: Callable[[Transport, int], Pending]) -> None:
         """Each rank's abort, from another thread, ends that rank's call within 1 s, whatever the peers do."""
         size = self.several()
         if call is _prepared:
             self.needs_vectored(DType.F32)
         group = self._abortable(size)
-        ended = [threading.Event() for _ in range(size)]
+        ready, ended = ([threading.Event() for _ in range(size)] for _ in range(2))
         over = threading.Event()
 
         def play(rank: int, transport: Transport) -> None:
@@ -169,15 +174,21 @@ class TransportLife(TransportBase):
                 over.wait(self.deadline_s)  # the rank that never comes
                 return
             try:
+                pending = call(transport, size)  # megabytes are made here, in no time of the transport's
+                ready[rank].set()
                 with pytest.raises(TransportError):
-                    call(transport, size)
+                    pending()
             finally:
+                ready[rank].set()
                 ended[rank].set()
 
         late: list[str] = []
 
         def abort() -> None:
-            time.sleep(0.05)
+            until_s = time.monotonic() + READY_S
+            for rank in range(1, size):
+                ready[rank].wait(max(0.0, until_s - time.monotonic()))
+            time.sleep(0.05)  # the calls begin meanwhile; one that begins after its abort is to end as well
             for rank in range(size - 1, 0, -1):
                 begin_s = time.monotonic()
                 group.transports[rank].abort()
@@ -188,7 +199,8 @@ class TransportLife(TransportBase):
                     late.append(f"rank {rank}'s call went on {ABORT_S:g} s after its abort")
             over.set()
 
-        thread = threading.Thread(target=abort, name="abort")
+        until_s = READY_S + 2 * ABORT_S * (size - 1) + 0.5
+        thread = threading.Thread(target=abort, name="abort", daemon=True)
         thread.start()
         hung: AssertionError | None = None
         try:
@@ -196,9 +208,10 @@ class TransportLife(TransportBase):
         except AssertionError as error:
             hung = error
         finally:
+            thread.join(until_s)
             over.set()
-            thread.join()
             group.discard()
+        assert not thread.is_alive(), f"abort did not return within {until_s:g} s"
         assert not late, "; ".join(late)  # says more than that the ranks did not end
         if hung is not None:
             raise hung

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from ddlcore import api
 from ddlcore.job import Job, local_jobs
+from ddlcore.plug.registry import Registry
+from ddlcore.runtime.tuning import Pilot
 from ddlcore.testing.ranks import Ranks
 
 __all__ = ["World", "run_world"]
@@ -23,7 +25,8 @@ class World:
     """``size`` ranks, each a thread with its own job, from ``with`` to its end. One thread uses the object.
 
     ``backend``: "threads", "shm" or another whose ranks may share a process. ``hosts``: the host index
-    of each rank; all on one where it is None. A rank in which an error goes unhandled leaves the world.
+    of each rank; all on one where it is None. ``registry``: what is installed.
+    A rank in which an error goes unhandled leaves the world.
     """
 
     def __init__(
@@ -33,8 +36,14 @@ class World:
         backend: str = "threads",
         settings: Mapping[str, object] | None = None,
         hosts: Sequence[int] | None = None,
+        registry: Registry | None = None,
+        pilot: Pilot | None = None,
     ) -> None:
-        self.jobs: list[Job] = local_jobs(size, backend=backend, settings={**PATIENCE, **(settings or {})}, hosts=hosts)
+        """``registry``: what is on offer, where that is not what is installed. ``pilot`` looks for better settings."""
+        given = {**PATIENCE, **(settings or {})}
+        self.jobs: list[Job] = local_jobs(
+            size, backend=backend, settings=given, hosts=hosts, registry=registry, pilot=pilot
+        )
         self._ranks = Ranks(size)
 
     def __enter__(self) -> World:

@@ -14,7 +14,7 @@ LEAKS = {
     "process": "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3)'])",
     "orphan": "subprocess.run(['sh', '-c', 'sleep 3 & exit'])",
     "thread": "threading.Thread(target=time.sleep, args=(3,), name='ddl-engine-0', daemon=True).start()",
-    "socket": "kept.append(socket.socket(socket.AF_UNIX)); kept[0].bind('\\0ddl-leak')",
+    "socket": "kept.append(socket.socket(socket.AF_UNIX)); kept[0].bind(f'\\0ddl-leak-{os.getpid()}')",
     "variable": "os.environ['DDL_LEAK'] = '1'",
     "nothing": "subprocess.run([sys.executable, '-c', ''])",
 }

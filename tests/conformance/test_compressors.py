@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from ddlcore.builtin.compressors import Bf16Compression, Fp16Compression, NoCompression
+from ddlcore.builtin.compressors import NoCompression
 from ddlcore.testing import CompressorSuite
+from ddlcore.testing.builtin import Bf16Suite, Fp16Suite
 
 
 class TestNoCompression(CompressorSuite):
     compressor = NoCompression
 
 
-class TestFp16Compression(CompressorSuite):
-    compressor = Fp16Compression
-    error = 2.0**-11  # half a unit of float16's last place
+class TestFp16Compression(Fp16Suite):
+    """As `ddl conform fp16` runs it."""
 
 
-class TestBf16Compression(CompressorSuite):
-    compressor = Bf16Compression
-    error = 2.0**-8  # half a unit of bfloat16's last place
+class TestBf16Compression(Bf16Suite):
+    """As `ddl conform bf16` runs it."""

@@ -17,9 +17,9 @@ from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.contracts.transport import DONE, Context, Memory, Plan, Prepared, Transport, Work, view
 from ddlcore.testing import CompressorSuite, FusionSuite, TransportSuite
+from ddlcore.testing.builtin import NumpySuite
 from ddlcore.testing.transport_life import CALLS
 from ddlcore.types import Buffer, DType, ReduceOp
-from tests.conformance.test_numpy_adapter import TestNumpyAdapter as NumpySuite
 
 # --- transports
 

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ddlcore.builtin.numpy_adapter import NumpyAdapter
-from ddlcore.testing import AdapterSuite
+from ddlcore.testing.builtin import NumpySuite
 
 
-class TestNumpyAdapter(AdapterSuite):
-    adapter = NumpyAdapter()
-
-    def make(self, array: Any) -> Any:
-        return array.copy()
-
-    def to_numpy(self, tensor: Any) -> Any:
-        return tensor
+class TestNumpyAdapter(NumpySuite):
+    """As `ddl conform numpy` runs it."""

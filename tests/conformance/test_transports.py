@@ -1,4 +1,4 @@
-"""The built-in transports pass the transport suite."""
+"""The built-in transports pass the transport suite; for shm on threads see test_conform.py."""
 
 from __future__ import annotations
 
@@ -16,14 +16,6 @@ from ddlcore.testing import ProcessSuite, TransportSuite
 class TestThreads(TransportSuite):
     def make(self, size: int) -> Sequence[Transport]:
         return [ThreadsTransport() for _ in range(size)]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="shm is for Linux")
-class TestShm(TransportSuite):
-    def make(self, size: int) -> Sequence[Transport]:
-        from ddlcore.builtin.shm.transport import ShmTransport
-
-        return [ShmTransport() for _ in range(size)]
 
 
 @pytest.mark.processes

@@ -76,6 +76,9 @@ class EchoBrain:
     def lost(self) -> dict[int, str]:
         return dict(self._lost)
 
+    def due(self) -> Outgoing:
+        return []
+
     def overdue(self, now_s: float) -> list[str]:
         late, self.late = self.late, []
         return late

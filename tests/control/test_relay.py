@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
+import zmq
 
 from ddlcore.control.beats import BEAT_S, Beats
 from ddlcore.control.channel import Channel
@@ -241,21 +243,61 @@ def listen(channel: Channel) -> None:
         channel.receive(0.1)
 
 
+def stranger(side: Side, patient: bool) -> tuple[Relay, str, list[str]]:
+    """Agent 2, with a key that the launcher does not know yet; the key; and why the agent is no more."""
+    keys = KeyPair()
+    access = side.server.agent_access(side.server.agents_endpoint)
+    own = msgspec.structs.replace(access, client_public=keys.public, client_secret=keys.secret)
+    ends: list[str] = []
+
+    def part(reason: str) -> None:
+        with side.changed:
+            ends.append(reason)
+            side.changed.notify_all()
+
+    relay = Relay(own, 2, heard=lambda _: None, gone=part, silence_s=SILENCE_S, patient=patient)
+    side.relays.append(relay)
+    return relay, keys.public, ends
+
+
 def test_a_key_that_is_admitted_late(tcp: Side) -> None:
     """An agent that made keys of its own gets in when the launcher was told of them, and not before."""
-    import msgspec
-
-    keys = KeyPair()
-    access = tcp.server.agent_access(tcp.server.agents_endpoint)
-    own = msgspec.structs.replace(access, client_public=keys.public, client_secret=keys.secret)
-    relay = Relay(own, 2, heard=lambda _: None, gone=lambda _: None, silence_s=SILENCE_S, patient=True)
-    tcp.relays.append(relay)
+    relay, key, ends = stranger(tcp, patient=True)
     relay.start()
     relay.say(b"here")
     with tcp.changed:
         assert not tcp.changed.wait_for(lambda: bool(tcp.told), 0.4)
-    tcp.server.admit(keys.public)
-    tcp.until(lambda: tcp.told == [(2, b"here")])
+    tcp.server.admit(key)
+    tcp.until(lambda: bool(tcp.told or ends))
+    assert (tcp.told, ends) == ([(2, b"here")], [])
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_words_to_a_connection_that_was_refused_meanwhile(
+    tcp: Side, patient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal may come between the look for it and what the agent says: it tries again, or ends for that reason."""
+    relay, key, ends = stranger(tcp, patient)
+    upward, refused = relay._upward, threading.Event()
+
+    def late() -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not refused.is_set() and relay._upstream.poll(0, zmq.POLLOUT) and time.monotonic() < deadline_s:
+            time.sleep(0.001)  # the refusal is the other thread's of libzmq
+        if not relay._upstream.poll(0, zmq.POLLOUT):
+            refused.set()
+        upward()
+
+    monkeypatch.setattr(relay, "_upward", late)
+    relay.say(b"here")
+    relay.start()
+    assert refused.wait(PATIENCE_S)
+    tcp.server.admit(key)
+    tcp.until(lambda: bool(tcp.told or ends))
+    if patient:
+        assert (tcp.told, ends) == ([(2, b"here")], [])
+    else:
+        assert len(ends) == 1 and "does not admit this agent" in ends[0], ends
 
 
 def test_a_second_agent_under_a_number_is_not_heard(tcp: Side) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,6 +40,8 @@ def test_switches(raw: object, value: bool) -> None:
         (COUNT, True, "not of type int"),
         (COUNT, "0", "below the least"),
         (RATE_S, "fast", "not of type float"),
+        (RATE_S, "nan", "not of type float"),
+        (RATE_S, math.nan, "not of type float"),
         (MODE, "c", "not one of a, b"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from ddlcore.config import Environment
@@ -22,8 +24,9 @@ from ddlcore.job import build_sessions
 from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
 
-__all__ = ["Launch", "Report", "leftovers"]
+__all__ = ["LEAK_MARK", "Launch", "Report", "leftovers"]
 
+LEAK_MARK = "PYTEST_LEAK_MARK"  # in the environment of every process of a session of tests, with its own value
 STAYS_S = 2.0  # what is still there after so long is left behind
 
 _context = multiprocessing.get_context("forkserver")
@@ -136,17 +139,49 @@ def _play(
 
 
 def leftovers(before: Sequence[str] | None = None) -> list[str]:
-    """Entries of /dev/shm and abstract sockets of ours that were not there ``before``, and stay: other jobs' go."""
+    """Entries of /dev/shm and abstract sockets of ours that were not there ``before``, and stay.
+
+    What a process of another session holds is that session's: other tests run at the same time.
+    """
     left = [one for one in _entries() if one not in (before or ())]
     until_s = time.monotonic() + STAYS_S
     while before is not None and left and time.monotonic() < until_s:
         time.sleep(0.05)
         there = _entries()
         left = [one for one in left if one in there]
-    return left
+    others = _held_by_others() if before is not None and left else set()
+    return [one for one in left if one not in others]
 
 
 def _entries() -> list[str]:
-    found = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")]
+    return [f"/dev/shm/{name}" for name in os.listdir("/dev/shm")] + list(_sockets().values())
+
+
+def _sockets() -> dict[str, str]:
+    """Names of abstract sockets of ours, by what a descriptor of one links to."""
     with open("/proc/net/unix") as table:
-        return found + [line.split()[-1] for line in table if "@ddl" in line]
+        rows = [line.split() for line in table if "@ddl" in line]
+    return {f"socket:[{row[6]}]": row[7] for row in rows}
+
+
+def _held_by_others() -> set[str]:
+    """Entries that live processes have open or mapped which are neither this one nor started by its session."""
+    sockets = _sockets()
+    held: set[str] = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            if not entry.name.isdecimal() or int(entry.name) == os.getpid() or _is_ours(entry):
+                continue
+            links = [os.readlink(link) for link in (entry / "fd").iterdir()]
+            held.update(sockets.get(link, link) for link in links)
+            held.update(line.split(maxsplit=5)[5].strip() for line in _mapped(entry) if "/dev/shm/" in line)
+    return held
+
+
+def _is_ours(entry: Path) -> bool:
+    mark = f"{LEAK_MARK}={os.environ[LEAK_MARK]}".encode()
+    return mark in (entry / "environ").read_bytes().split(b"\0")
+
+
+def _mapped(entry: Path) -> list[str]:
+    return (entry / "maps").read_text(errors="replace").splitlines()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.kernels import cache, code
+from ddlcore.contracts import cache
+from ddlcore.kernels import code
 from ddlcore.kernels.compile import compile_all
 
 ROOT = Path(__file__).resolve().parents[2]

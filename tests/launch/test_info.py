@@ -8,7 +8,12 @@ import sys
 
 import pytest
 
+from ddlcore.config import load_settings
+from ddlcore.contracts import Library
+from ddlcore.hooks import KernelsProvider, TransportProvider
+from ddlcore.launch.facts import all_facts
 from ddlcore.launch.info import table
+from ddlcore.plug.registry import Distribution, Registry
 from tests.launch.starting import Ddl, environment
 
 FRAMEWORKS = ("torch", "tensorflow", "mxnet", "keras", "numba", "skopt")
@@ -34,12 +39,12 @@ def test_sections_and_missing_parts(ddl: Ddl) -> None:
         "adapters",
         "fusion policies",
         "compressors",
+        "kernels",
         "bench peers",
         "launchers",
         "route",
     ):
         assert f"\n{word}\n" in done.stdout
-    assert "pip install ddl-nccl" in done.stdout
     assert "one host   shm" in done.stdout
 
 
@@ -48,11 +53,67 @@ def test_json_has_the_same(ddl: Ddl) -> None:
     facts = json.loads(ddl("info", "--json").stdout)
     rows = {row["name"]: row for row in facts["transports"]}
     assert rows["shm"]["state"] == "ready"
-    assert rows["nccl"]["missing"] == "pip install ddl-nccl"
+    assert all(bool(row["missing"]) == (row["state"] != "ready") for row in facts["transports"])
     routes = {row["where"]: row["transport"] for row in facts["route"]}
     assert list(routes) == ["one rank", "one host", "two hosts"]
     assert (routes["one rank"], routes["one host"]) == ("solo", "shm")
     assert {row["name"] for row in facts["compressors"]} >= {"none", "fp16", "bf16"}
+
+
+def test_what_is_known_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row with the line that brings it; none for what is installed and switched off."""
+    known = {"transport": {"pigeon": "pip install ddl-pigeon", "shm": "pip install pytest"}}
+    monkeypatch.setattr("ddlcore.launch.facts.ALIASES", known)
+    facts = all_facts(load_settings({}), Registry())
+    assert [(row["name"], row["state"], row["missing"]) for row in facts["transports"]] == [
+        ("pigeon", "not installed", "pip install ddl-pigeon")
+    ]
+
+
+def test_what_a_library_offers() -> None:
+    """Stands with the transport that it is behind, where that can be used."""
+    registry = Registry()
+    place = f"{__name__}:"
+    pigeon = TransportProvider("pigeon", "x:Y", probe=place + "nothing", library=place + "loft", doc="birds")
+    cat = TransportProvider("cat", "x:Y", probe=place + "dogs", library=place + "loft", doc="by night")
+    mouse = TransportProvider("mouse", "x:Y", library="no.such:module", doc="by day")
+    for provider in (pigeon, cat, mouse):
+        registry.offer(provider, Distribution("zoo", "1"))
+    rows = {row["name"]: row for row in all_facts(load_settings({}), registry)["transports"]}
+    assert rows["pigeon"]["what"] == "birds: loft 12 (in /loft)"
+    assert (rows["cat"]["state"], rows["cat"]["missing"], rows["cat"]["what"]) == (
+        "not usable",
+        "dogs; wait",
+        "by night",
+    )
+    assert (rows["mouse"]["state"], rows["mouse"]["what"]) == ("ready", "by day")
+
+
+def test_what_serves_devices() -> None:
+    """Its kernels have a row, with what keeps them from being used here."""
+    registry = Registry()
+    for name, probe in (("near", "nothing"), ("far", "dogs")):
+        provider = KernelsProvider(name, "x:Y", probe=f"{__name__}:{probe}", doc="of sand", device="sand")
+        registry.offer(provider, Distribution("zoo", "1"))
+    rows = {row["name"]: row for row in all_facts(load_settings({}), registry)["kernels"]}
+    assert (rows["near"]["state"], rows["near"]["missing"]) == ("ready", "")
+    assert (rows["far"]["state"], rows["far"]["missing"]) == ("not usable", "dogs; wait")
+    assert rows["near"]["from"] == "zoo 1" and rows["near"]["what"] == "of sand"
+
+
+def nothing() -> str:
+    """A probe that finds all well."""
+    return ""
+
+
+def dogs() -> str:
+    """One that does not."""
+    return "dogs; wait"
+
+
+def loft() -> Library:
+    """What the library is."""
+    return Library("loft 12", 12, {"in": "/loft"})
 
 
 def test_check_build_is_info(ddl: Ddl) -> None:

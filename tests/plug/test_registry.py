@@ -28,6 +28,52 @@ def test_load_imports_the_class() -> None:
     assert registry_with(provider).load(provider) is Transport
 
 
+def probed(probe: str, library: str = "") -> tuple[Registry, TransportProvider]:
+    """A provider with that probe and library, functions of a module of its own."""
+    target = "ddlcore.contracts:Transport"
+    provider = TransportProvider("pigeon", target, install="pip install corn", probe=probe, library=library)
+    return registry_with(provider), provider
+
+
+@pytest.fixture
+def loft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A package that must not be imported, with a module whose functions are asked."""
+    (tmp_path / "loft").mkdir()
+    (tmp_path / "loft" / "__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "loft" / "answers.py").write_text(
+        "from ddlcore.contracts import Library\n"
+        "def nothing(): return ''\n"
+        "def hawk(): return 'a hawk is about; wait'\n"
+        "def broken(): raise OSError('no eyes')\n"
+        "def corn(): return Library('corn 2', 20000)\n"
+        "def wrong(): return 'corn'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "loft.answers:"
+
+
+def test_a_probe_says_what_else_is_missing(loft: str) -> None:
+    """Without importing its package; one that fails is a reason, too."""
+    registry, provider = probed(loft + "nothing")
+    assert registry.missing(provider) == "" and registry.load(provider) is Transport
+    registry, provider = probed(loft + "hawk")
+    with pytest.raises(PluginError, match="cannot be used: a hawk is about; wait"):
+        registry.load(provider)
+    for name, cause in (("broken", "OSError: no eyes"), ("absent", "AttributeError")):
+        registry, provider = probed(loft + name)
+        assert cause in registry.missing(provider) and "pip install corn" in registry.missing(provider)
+
+
+def test_the_library_behind_a_provider(loft: str) -> None:
+    """Where that can be used, and loads."""
+    registry, provider = probed("", loft + "corn")
+    found = registry.library(provider)
+    assert found is not None and found.version == 20000
+    for probe, library in ((loft + "hawk", loft + "corn"), ("", loft + "broken"), ("", loft + "wrong"), ("", "")):
+        registry, provider = probed(probe, library)
+        assert registry.library(provider) is None
+
+
 def test_load_follows_a_dotted_name() -> None:
     """The part behind the colon may reach into a class or an object."""
     provider = CommandProvider("pigeon", "ddlcore.contracts:Transport.open")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.messages import (
+    Adjust,
     Answer,
     Arranged,
     Batch,
@@ -26,6 +27,7 @@ from ddlcore.messages import (
     FromCoordinator,
     Frozen,
     Leave,
+    Paused,
     Request,
     Resume,
     ToCoordinator,
@@ -36,6 +38,7 @@ from ddlcore.runtime.handle import Completion, Handle
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.request import Entry, Outcome, Recurring
 from ddlcore.runtime.schedule import Launch
+from ddlcore.runtime.tuning import Pilot
 from ddlcore.types import Buffer, DType, Kind
 
 __all__ = ["Call", "Do", "Join", "Machines", "Meet", "Order", "Part", "Wait"]
@@ -177,6 +180,7 @@ class _Node:
         self.entries: list[Entry] = []  # keeps the ids unique
         self.joined = False
         self.parted = False
+        self.adjusted: list[dict[str, str | int | float | bool]] = []  # what it was told, in the total order
         self.messages = self.replayed = self.void = self.negotiated = self.left = 0
 
     # --- the user's threads
@@ -258,6 +262,11 @@ class _Node:
             self.up.append(request)
         return request is not None
 
+    def pause(self) -> None:
+        pause = self.inbox.take_pause()
+        if pause is not None:
+            self.up.append(pause)
+
     def receive(self) -> None:
         message = self.down.popleft()
         self.messages += 1
@@ -278,7 +287,7 @@ class _Node:
         else:
             assert isinstance(message, Farewell)
 
-    def _item(self, item: Batch | Failure | Arranged | Resume) -> None:
+    def _item(self, item: Batch | Failure | Arranged | Resume | Adjust) -> None:
         if isinstance(item, Batch):
             self.queue.append((item, self.inbox.take(item.set_id, item.names)))
         elif isinstance(item, Failure):
@@ -287,6 +296,8 @@ class _Node:
                     self._done(entry, None, -1, failed=True)
         elif isinstance(item, Arranged):
             self.inbox.learn(item)
+        elif isinstance(item, Adjust):
+            self.queue.append(lambda: self.adjusted.append(dict(item.values)))
         else:
             self.queue.append(lambda: self._resume(item))
 
@@ -442,11 +453,12 @@ class Machines:
         depth: int = 1,
         blind: bool = False,
         join_spec: bytes = b"",
+        pilot: Pilot | None = None,
     ) -> None:
         self.sets = dict(sets)
         self.blind = blind
         self.join_spec = join_spec
-        self.coordinator = Coordinator(len(sets[0]), ThresholdFusion(), fusion_bytes, replay)
+        self.coordinator = Coordinator(len(sets[0]), ThresholdFusion(), fusion_bytes, replay, pilot=pilot)
         self.coordinator.sets.update(sets)
         self.coordinator._next_set = len(sets)
         self.wire = _Wire(sets)
@@ -500,6 +512,8 @@ class Machines:
             inbox = node.inbox
             if inbox._unsent and not inbox._unanswered and not inbox._moving:
                 may(f"ask {rank}", node.ask)
+            if inbox._pause is not None:
+                may(f"pause {rank}", node.pause)
             if node.up:
                 may(f"up {rank}", lambda node=node: self._deliver(node))  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
             if node.down:
@@ -514,7 +528,7 @@ class Machines:
     def _deliver(self, node: _Node) -> None:
         message = node.up.popleft()
         node.messages += 1
-        assert isinstance(message, (Request, Bye, Leave, Frozen))
+        assert isinstance(message, (Request, Bye, Leave, Frozen, Paused))
         for to, answer in self.coordinator.handle(node.rank, message):
             self.nodes[to].down.append(answer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -46,7 +47,8 @@ def ready(run: Run) -> tuple[Engine, Inbox, Recurring, list[BaseException]]:
     entry = Recurring(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     broken: list[BaseException] = []
     none = cast("Any", None)
-    engine = Engine(none, none, inbox, completion, Verdict(), broken.append, Meter(), "engine")
+    executor: Any = SimpleNamespace(execute=None, replay=None)
+    engine = Engine(executor, none, inbox, completion, Verdict(), broken.append, Meter(), "engine")
     inbox.again(entry, 64, None, waits=True)  # gives it its seat
     launch = inbox.launch()
     assert launch is not None

@@ -55,6 +55,31 @@ def test_the_engine_is_woken_for_a_batch_whose_thread_was_called_away() -> None:
     assert woken
 
 
+def test_a_batch_that_is_ready_behind_another_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine sits in the one before, for which this one may have to run first; seated or not, it asks to leave."""
+    completion, names = Completion(), ("x", "y")
+    inbox = Inbox(completion, lambda: None)
+    planned = tuple(Planned(0, Kind.ALLREDUCE, (name,), (encode(SPEC),), False) for name in names)
+    inbox.learn(Arranged(0, b"", planned))
+    inbox.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
+    x, y = (Recurring(completion, 0, name, SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,))) for name in names)
+    now_s = 0.0
+    monkeypatch.setattr("ddlcore.runtime.inbox.time.monotonic", lambda: now_s)
+    for seated in (False, True):
+        inbox.again(x, 64, None)
+        assert inbox.launch() is not None
+        inbox.again(y, 64, None)
+        assert (y.replay is inbox._replay, inbox.is_ready()) == (True, True)
+        assert inbox.stuck() is None, "not at once"
+        now_s += 10.0
+        assert inbox.stuck() == 1, f"seated: {seated}"
+        assert inbox.stuck() is None, "it asks once"
+        assert inbox.launch() is not None
+        for launch, entry in zip(list(inbox._launches), (x, y)):
+            inbox.delivered(launch)
+            entry.complete(0, None, -1)
+
+
 def test_those_before_a_refused_one_are_asked_for() -> None:
     completion, woken = Completion(), []
     inbox = Inbox(completion, lambda: woken.append(1))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ddlcore.messages import Spec, encode
 from ddlcore.types import DType, Kind
 from tests.runtime.effort import examples
-from tests.runtime.machines import Machines, Order
+from tests.runtime.machines import Call, Do, Machines, Meet, Order, Wait
 from tests.runtime.programs import JOIN, Loop, Tensor, beside, one_shot, random_loop, random_tensors
 
 pytestmark = pytest.mark.timeout(240)
@@ -160,3 +160,24 @@ def test_what_was_seen_to_depend_never_shares_a_batch_again() -> None:
     assert world.has_ended()
     assert world.coordinator.rhythm.divergences == 1
     assert world.nodes[0].replayed > 100
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_full_batch_behind_a_collective_that_lacks_a_rank_is_watched(prioritized: bool) -> None:
+    """The rank that is lacking waits, outside ddl, for that full batch of a set that it is no member of."""
+    a = allreduces("a", 1)
+    c = [Tensor("c", 1, (("c", UNNAMED),))]
+    for seed in range(30):
+        loop = Loop({0: (0, 1, 2), 1: (0, 2)}, random.Random(seed))
+        for _ in range(4):
+            loop.step(a)
+            loop.step(c)
+        both: list[Do] = [Call("a", 0, a[0].tensors), Call("c", 1, c[0].tensors), Wait("c"), Meet("m", 3), Wait("a")]
+        loop.programs[0][0] += both
+        loop.programs[1][0] += [Meet("m", 3), Call("a", 0, a[0].tensors), Wait("a")]
+        loop.programs[2][0] += both
+        world = Machines(loop.sets, loop.programs)
+        world.run(Order(seed, prioritized=prioritized))
+        world.check_rest()
+        assert world.has_ended()
+        assert world.replayed() > 0

@@ -19,6 +19,7 @@ from ddlcore.messages import (
     encode,
 )
 from ddlcore.runtime.sessions import Sessions
+from ddlcore.runtime.stall import Patience
 from ddlcore.types import DType, Kind
 
 
@@ -27,7 +28,7 @@ def hello(rank: int, ranks: tuple[int, ...], ordinal: int = 1, protocol: int = P
 
 
 def sessions(size: int) -> Sessions:
-    return Sessions(size, ThresholdFusion(), stall_warning_s=10.0)
+    return Sessions(size, ThresholdFusion(), Patience(warning_s=10.0))
 
 
 def ask(name: str) -> Ask:

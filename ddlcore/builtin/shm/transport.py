@@ -21,6 +21,7 @@ __all__ = ["ShmTransport", "ring_bytes"]
 
 CHUNK_BYTES = 64 << 10  # a slot, the most of one round; smaller for many ranks
 LEAST_CHUNK_BYTES = 32 << 10
+MOST_CHUNK_BYTES = 1 << 20
 RING_BYTES = 1 << 20  # a rank's slots: as much as a core's own caches hold, see docs/design/kernels.md
 CROWDED_CHUNK_BYTES = 128 << 10  # where ranks share cores: fewer turns
 CROWDED_RING_BYTES = 512 << 10  # likewise: the ranks of a core share its caches too
@@ -64,7 +65,7 @@ class ShmTransport(Transport):
         # Rank 0 says how the memory is laid out: others may see other cores.
         crowded = context.size > len(os.sched_getaffinity(0))
         if context.rank == 0:
-            layout = ring_bytes(context.size, crowded)
+            layout = ring_bytes(context.size, crowded, int(context.settings.get("shm_chunk_bytes", 0)))
             head = struct.pack(f"={at.LAYOUT}x2q", *layout)
             nbytes = _inputs_at(context.size) + (context.size + 1) * layout[1]
             peers = context.size - 1
@@ -228,12 +229,15 @@ def _fill(table: Words, addresses: Sequence[int]) -> None:
         table[:] = [int(address) for address in addresses]
 
 
-def ring_bytes(size: int, crowded: bool) -> tuple[int, int]:
+def ring_bytes(size: int, crowded: bool, wanted: int = 0) -> tuple[int, int]:
     """The size of a slot and of a ring for so many ranks: powers of two, so that all rings stay moderate together.
 
-    ``crowded``: there are more ranks than cores.
+    ``crowded``: there are more ranks than cores. ``wanted``: the size of a slot that somebody has chosen; 0: nobody.
     """
     chunk, ring = (CROWDED_CHUNK_BYTES, CROWDED_RING_BYTES) if crowded else (CHUNK_BYTES, RING_BYTES)
+    if wanted > 0:
+        chunk = 1 << (min(max(wanted, LEAST_CHUNK_BYTES), MOST_CHUNK_BYTES).bit_length() - 1)
+        ring = max(ring, at.LEAST_SLOTS * chunk)
     ring = min(ring, 1 << ((SEGMENT_BYTES // size).bit_length() - 1))
     chunk = max(LEAST_CHUNK_BYTES, min(chunk, ring // at.LEAST_SLOTS))
     return chunk, max(at.LEAST_SLOTS * chunk, min(ring, at.MOST_SLOTS * chunk))

@@ -1,0 +1,109 @@
+"""Looks at what the system grants a process: shared memory and limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ddlcore.contracts.check import Check, Finding, HostView, Seen
+
+__all__ = ["LimitsCheck", "SharedMemoryCheck"]
+
+LEAST_SHM_BYTES = 512 << 20
+LEAST_FILES = 4096
+_SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_UNLIMITED = -1
+
+
+class SharedMemoryCheck(Check):
+    """/dev/shm holds more than a few batches."""
+
+    name = "dev-shm"
+
+    def look(self, host: HostView) -> Any:
+        """{"bytes": size}; {} where it is no file system of its own."""
+        for line in host.read("/proc/self/mounts").splitlines()[::-1]:  # the last one mounted lies on top
+            words = line.split()
+            if len(words) > 3 and words[1] == "/dev/shm":
+                size = re.search(r"(?:^|,)size=(\d+)([kmg%]?)", words[3])
+                if size is None or size[2] == "%":
+                    share = int(size[1]) if size is not None else 50  # what the kernel gives where nobody says
+                    return {"bytes": _memory_bytes(host) * share // 100}
+                return {"bytes": int(size[1]) * _SUFFIXES[size[2]]}
+        return {}
+
+    def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
+        for one in seen:
+            size = one.facts.get("bytes", 0)
+            if 0 < size < LEAST_SHM_BYTES:
+                yield Finding(
+                    self.name,
+                    f"/dev/shm holds {size / 2**20:.0f} MiB",
+                    "ddl's own transport needs none of it; but workers of data loaders hand batches over through it, and "
+                    'so do libraries that reduce on GPUs or by messages. Who writes past its end is killed by SIGBUS ("Bus error")',
+                    "docker run --shm-size=8g … (or --ipc=host); in Kubernetes mount an emptyDir with medium: Memory at "
+                    "/dev/shm; elsewhere: sudo mount -o remount,size=8G /dev/shm",
+                    one.host,
+                )
+
+    def line(self, seen: Sequence[Seen]) -> str:
+        sizes = [one.facts["bytes"] for one in seen if "bytes" in one.facts]
+        if not sizes:
+            return ""
+        size = f"{min(sizes) / 2**30:.1f} GiB" if min(sizes) >= 1 << 30 else f"{min(sizes) / 2**20:.0f} MiB"
+        return size + (" at least" if len(sizes) > 1 else "")
+
+
+def _memory_bytes(host: HostView) -> int:
+    total = re.search(r"^MemTotal:\s+(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
+    return int(total[1]) << 10 if total is not None else 0
+
+
+class LimitsCheck(Check):
+    """A process may open files, and lock the memory that network cards read."""
+
+    name = "limits"
+
+    def look(self, host: HostView) -> Any:
+        """Soft and hard limits, -1 for none; and the cards that want locked memory."""
+        facts: dict[str, Any] = {"rdma": host.names("/sys/class/infiniband")}
+        for name, words in (("nofile", "Max open files"), ("memlock", "Max locked memory")):
+            found = re.search(rf"^{words}\s+(\w+)\s+(\w+)", host.read("/proc/self/limits"), re.MULTILINE)
+            if found is not None:
+                facts[name] = [_UNLIMITED if word == "unlimited" else int(word) for word in found.groups()]
+        return facts
+
+    def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
+        for one in seen:
+            files, locked = one.facts.get("nofile"), one.facts.get("memlock")
+            if files and 0 <= files[1] < LEAST_FILES:
+                yield Finding(
+                    self.name,
+                    f"a process may open {files[1]} files at most (nofile)",
+                    "`ddl run` needs some for every rank, and workers of data loaders one for each tensor that they hand "
+                    'over: "Too many open files"',
+                    f"add '* hard nofile 65536' and '* soft nofile 65536' to /etc/security/limits.conf on {one.host} and "
+                    "log in anew; for sshd and containers: LimitNOFILE=65536, docker run --ulimit nofile=65536",
+                    one.host,
+                )
+            if one.facts["rdma"] and locked and locked[0] != _UNLIMITED:
+                yield Finding(
+                    self.name,
+                    f"a process may lock {locked[0] / 2**20:.3g} MiB of memory (memlock), and {one.facts['rdma'][0]} "
+                    "reads locked memory alone",
+                    "memory cannot be registered with the card: transports fail, or go over TCP at a tenth of the speed",
+                    f"add '* soft memlock unlimited' and '* hard memlock unlimited' to /etc/security/limits.conf on "
+                    f"{one.host} and log in anew; in containers: docker run --ulimit memlock=-1",
+                    one.host,
+                )
+
+    def line(self, seen: Sequence[Seen]) -> str:
+        words = []
+        for name in ("nofile", "memlock"):
+            softs = [one.facts[name][0] for one in seen if name in one.facts]
+            if softs:
+                least = min((soft for soft in softs if soft != _UNLIMITED), default=_UNLIMITED)
+                bound = f"{least / 2**20:.3g} MiB" if name == "memlock" else str(least)
+                words.append(f"{name} {'unlimited' if least == _UNLIMITED else bound}")
+        return ", ".join(words)

@@ -1,0 +1,235 @@
+"""What the driver of NVIDIA's GPUs tells, by its own library, which comes with the driver; nothing is installed for it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddlcore.contracts.check import Gpu, Links
+
+__all__ = ["LIBRARY", "Nvml", "Refused", "Use", "load_nvml", "open_nvml", "shown", "use_of", "visible"]
+
+LIBRARY = "libnvidia-ml.so.1"
+_P2P_READ, _P2P_WRITE, _P2P_OK = 0, 1, 0
+_TEXT = 96  # bytes; no name, version or UUID is longer
+_ENABLED = 1
+
+
+class _Pci(ctypes.Structure):  # nvmlPciInfo_t
+    _fields_ = (
+        ("busIdLegacy", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("pciDeviceId", ctypes.c_uint),
+        ("pciSubSystemId", ctypes.c_uint),
+        ("busId", ctypes.c_char * 32),
+    )
+
+
+class _Memory(ctypes.Structure):  # nvmlMemory_t
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Utilization(ctypes.Structure):  # nvmlUtilization_t
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+@dataclass(frozen=True)
+class Use:
+    """Of one GPU, by all that run on it."""
+
+    share: float  # of the last moments in which something ran on it, 0 … 1
+    used_bytes: int
+    total_bytes: int
+
+
+class Refused(OSError):
+    """The driver's library is there and does not do what it is asked; the text is its own."""
+
+
+class Nvml:
+    """``library``: the loaded one, or what stands in for it. What a call refuses is left out or 0, but where it says Refused."""
+
+    def __init__(self, library: Any) -> None:
+        """Raises Refused where the driver does not answer."""
+        self._library = library
+        self._ask("nvmlInit_v2")
+
+    def close(self) -> None:
+        """Leaves the library as it was."""
+        self._library.nvmlShutdown()
+
+    def driver(self) -> str:
+        """Its version. Raises Refused."""
+        return self._told("nvmlSystemGetDriverVersion")
+
+    def inventory(self) -> list[tuple[str, str, list[str]]]:
+        """Of each GPU, in the driver's order, name, UUID, and those of its MIG instances. Raises Refused."""
+        count = ctypes.c_uint()
+        self._ask("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        found = []
+        for index in range(count.value):
+            handle = ctypes.c_void_p()
+            self._ask("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+            name, uuid = self._told("nvmlDeviceGetName", handle), self._told("nvmlDeviceGetUUID", handle)
+            found.append((name, uuid, self._parts(handle)))
+        return found
+
+    def _parts(self, handle: ctypes.c_void_p) -> list[str]:
+        """None of a GPU that is not divided, or cannot be."""
+        library = self._library
+        now, later, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
+        if library.nvmlDeviceGetMigMode(handle, ctypes.byref(now), ctypes.byref(later)) or now.value != _ENABLED:
+            return []
+        self._ask("nvmlDeviceGetMaxMigDeviceCount", handle, ctypes.byref(most))
+        found = []
+        for place in range(most.value):
+            part = ctypes.c_void_p()
+            if not library.nvmlDeviceGetMigDeviceHandleByIndex(handle, ctypes.c_uint(place), ctypes.byref(part)):
+                found.append(self._told("nvmlDeviceGetUUID", part))
+        return found
+
+    def _ask(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            describe = self._library.nvmlErrorString
+            describe.restype = ctypes.c_char_p
+            raise Refused(f"{name}: {(describe(code) or b'').decode() or code}")
+
+    def _told(self, name: str, *arguments: Any) -> str:
+        text = ctypes.create_string_buffer(_TEXT)
+        self._ask(name, *arguments, text, ctypes.c_uint(_TEXT))
+        return text.value.decode(errors="replace")
+
+    def gpus(self) -> Sequence[Gpu]:
+        """In the driver's order."""
+        return [self._gpu(index, handle) for index, handle in enumerate(self._handles())]
+
+    def peers(self) -> Sequence[Sequence[bool]]:
+        """Whether one can read and write another's memory directly."""
+        handles = self._handles()
+        return [[a is not b and self._reaches(a, b) for b in handles] for a in handles]
+
+    def links(self) -> Links | None:
+        """None: the driver's library copies nothing."""
+        return None
+
+    def use(self, index: int) -> Use | None:
+        """Of the GPU at ``index``; None where the driver does not tell."""
+        handle = ctypes.c_void_p()
+        memory, utilization = _Memory(), _Utilization()
+        if self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
+            return None
+        if self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
+            return None
+        if self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(utilization)) != 0:
+            return None
+        return Use(utilization.gpu / 100, int(memory.used), int(memory.total))
+
+    def _handles(self) -> list[ctypes.c_void_p]:
+        count = ctypes.c_uint()
+        if self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return []
+        handles = [ctypes.c_void_p() for _ in range(count.value)]
+        for index, handle in enumerate(handles):
+            if self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
+                return []  # indexes of those that are left would name others
+        return handles
+
+    def _gpu(self, index: int, handle: ctypes.c_void_p) -> Gpu:
+        pci, memory = _Pci(), _Memory()
+        self._library.nvmlDeviceGetPciInfo_v3(handle, ctypes.byref(pci))
+        self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        name, uuid = self._text("nvmlDeviceGetName", handle), self._text("nvmlDeviceGetUUID", handle)
+        domain, _, rest = pci.busId.decode().lower().partition(":")
+        return Gpu(index, name, uuid, f"{domain[-4:]}:{rest}" if rest else "", int(memory.total))
+
+    def _text(self, function: str, handle: ctypes.c_void_p) -> str:
+        text = ctypes.create_string_buffer(_TEXT)
+        getattr(self._library, function)(handle, text, ctypes.c_uint(_TEXT))
+        return text.value.decode(errors="replace")
+
+    def _reaches(self, a: ctypes.c_void_p, b: ctypes.c_void_p) -> bool:
+        status = ctypes.c_uint()
+        for way in (_P2P_READ, _P2P_WRITE):
+            if self._library.nvmlDeviceGetP2PStatus(a, b, ctypes.c_uint(way), ctypes.byref(status)) != 0:
+                return False
+            if status.value != _P2P_OK:
+                return False
+        return True
+
+
+def use_of(environ: Mapping[str, str], local_rank: int) -> Callable[[], tuple[float, int, int] | None]:
+    """A function that tells the use of the GPU that a rank takes: its share, used and all bytes; None where it has none.
+
+    ``environ``: the rank's. It takes the one of its ``local_rank`` among those that it sees.
+    """
+    driver = open_nvml()
+    mine = visible(driver.gpus(), environ.get("CUDA_VISIBLE_DEVICES")) if driver is not None else []
+    if driver is None or not mine:
+        return lambda: None
+    index, known = mine[local_rank % len(mine)].index, driver
+
+    def use() -> tuple[float, int, int] | None:
+        one = known.use(index)
+        return None if one is None else (one.share, one.used_bytes, one.total_bytes)
+
+    return use
+
+
+def open_nvml() -> Nvml | None:
+    """None where there is no driver, or none that answers."""
+    try:
+        return load_nvml()
+    except (OSError, AttributeError):
+        return None
+
+
+def load_nvml() -> Nvml:
+    """Raises OSError where the library is not there, Refused (or AttributeError, an old one) where it does not answer."""
+    return Nvml(ctypes.CDLL(LIBRARY))
+
+
+def visible(gpus: Sequence[Gpu], wanted: str | None) -> list[Gpu]:
+    """Those of ``gpus``, which are all in the driver's order, that a process sees, in its own order; of no divided one a part.
+
+    ``wanted``: its CUDA_VISIBLE_DEVICES, None where it has none.
+    """
+    found = shown(wanted, [gpu.uuid for gpu in gpus])
+    return [gpus[one] for one in found if isinstance(one, int)]
+
+
+def shown(
+    wanted: str | None, uuids: Sequence[str], parts: Sequence[str] = (), divided: Collection[int] = ()
+) -> Sequence[int | str]:
+    """What CUDA shows to a process, in the process's order: indexes of GPUs, or the UUID of the one MIG instance.
+
+    ``wanted``, its CUDA_VISIBLE_DEVICES, lists indexes, or UUIDs (GPU-…, their beginnings will do, and MIG-…). What stands
+    behind the first entry that means nothing is not seen; a GPU that is named twice makes the whole list void.
+    ``uuids`` are the GPUs', ``parts`` those of the MIG instances, ``divided`` the indexes of the GPUs that have them. A
+    process sees one instance at most; of a divided GPU that is named, its index stands for it.
+    """
+    if wanted is None:
+        return list(parts[:1]) or list(range(len(uuids)))
+    chosen: list[int] = []
+    for entry in map(str.strip, wanted.split(",")):
+        if entry.startswith("MIG-"):
+            known = not parts or entry in parts or "/" in entry  # of old drivers: MIG-GPU-<uuid>/<gi>/<ci>
+            return [entry] if known and not chosen else chosen
+        index = _index(entry, uuids)
+        if index is None:
+            break
+        if index in chosen:
+            return []
+        chosen.append(index)
+    return [index for index in chosen if index in divided][:1] or chosen
+
+
+def _index(entry: str, uuids: Sequence[str]) -> int | None:
+    if entry.isdecimal():
+        return int(entry) if int(entry) < len(uuids) else None
+    alike = [i for i, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
+    return alike[0] if len(alike) == 1 else None

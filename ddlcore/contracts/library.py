@@ -1,0 +1,17 @@
+"""What a plugin tells of the foreign library behind it: which one is loaded, and what that one can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Library"]
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library as this process has loaded it."""
+
+    name: str
+    version: int  # its own version code, above 0
+    facts: Mapping[str, str] = field(default_factory=dict)  # for people: where it lies, what it offers

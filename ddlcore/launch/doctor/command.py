@@ -1,0 +1,149 @@
+"""``ddl doctor``: reads its command line, has everything looked at, and shows what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from ddlcore.errors import DdlInternalError, PluginError, RankFailed
+from ddlcore.launch.command import ranks_path, resolve_command
+from ddlcore.launch.doctor.examining import Question, examine, examine_recorded, subject_of
+from ddlcore.launch.doctor.report import Report, text_lines
+from ddlcore.launch.options import setting_options
+from ddlcore.launch.verdict import NotStarted
+
+__all__ = ["doctor"]
+
+
+@click.command(
+    context_settings={
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+    },
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    "-np", "--num-proc", type=int, metavar="N", help="How many ranks. [default: all slots; here one a GPU, at least 2]"
+)
+@click.option("-H", "--hosts", metavar="HOST:SLOTS,…", help="Where, and how many on each at most. [default: here]")
+@click.option("--hostfile", metavar="FILE", help="The same as a file: lines of the form HOST slots=N.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report for machines.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the matrices, to a .png, .svg or .pdf."
+)
+@click.option(
+    "--model-mb",
+    type=click.FloatRange(min=0, min_open=True),
+    default=100.0,
+    metavar="N",
+    help="Gradients of a step in 10⁶ bytes, for what a slow link costs. [default 100]",
+)
+@click.option(
+    "--links/--no-links", default=True, help="Measure latency and bandwidth between ranks, or do not. [default --links]"
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=3),
+    default=30,
+    metavar="N",
+    help="With COMMAND: how many of its steps to watch. [default 30]",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=120.0,
+    metavar="N",
+    help="With COMMAND: how long to wait for these steps. [default 120]",
+)
+@click.option(
+    "--root", metavar="DIR", help="Look at the proc/, sys/ and gpus.json below DIR, a host that was recorded."
+)
+@setting_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    /,
+    num_proc: int | None,
+    hosts: str | None,
+    hostfile: str | None,
+    as_json: bool,
+    plot: Path | None,
+    model_mb: float,
+    links: bool,
+    steps: int,
+    seconds: float,
+    root: str | None,
+    command: tuple[str, ...],
+    **flags: object,
+) -> None:
+    """Look at hosts, GPUs and networks, and say what is wrong, what it means and what to do.
+
+    With COMMAND, such as `ddl doctor -- python train.py`, some of its steps run under watch, and the share of a
+    step that waits for input is told. The exit code is 1 where something was found, else 0.
+    """
+    try:
+        _check_plot(plot)
+        if root is not None and (hosts or hostfile or command):
+            raise ValueError("--root looks at a recorded host: it takes no -H, no --hostfile and no command")
+        program = (
+            tuple(resolve_command(command, path=ranks_path(os.environ.get("PATH", os.defpath)))) if command else ()
+        )
+        question = Question(links, model_mb, program, command, steps, seconds)
+        subject = subject_of(num_proc, hosts, hostfile, flags, os.environ)
+        with _telling(sys.stderr.isatty()) as tell:
+            report = examine_recorded(root, subject, question) if root is not None else examine(subject, question, tell)
+    except (ValueError, PluginError, DdlInternalError, RankFailed, NotStarted, OSError) as error:
+        raise click.ClickException(f"ddl doctor: {error}") from None
+    _show(report, as_json, plot)
+    ctx.exit(report.code)
+
+
+def _show(report: Report, as_json: bool, plot: Path | None) -> None:
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=1))
+    elif sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        from ddlcore.launch.doctor.drawn import print_report
+
+        print_report(report)
+    else:
+        click.echo("\n".join(text_lines(report)))
+    if plot is not None and report.matrices:
+        from ddlcore.launch.doctor.heatmap import draw
+
+        try:
+            draw(plot, report.matrices, report.title)
+        except OSError as error:  # the report is shown: only the picture is missing
+            raise click.ClickException(f"ddl doctor: --plot {plot}: {error.strerror}; choose another FILE") from None
+        click.echo(f"heat maps: {plot}", err=as_json)
+    elif plot is not None:
+        click.echo(f"heat maps: none, there is no pair to draw; {plot} was not written", err=True)
+
+
+def _check_plot(plot: Path | None) -> None:
+    if plot is None:
+        return
+    if not plot.parent.is_dir():
+        raise ValueError(f"--plot {plot}: there is no directory {plot.parent}; make it first")
+    from ddlcore.launch.bench.chart import require_matplotlib
+
+    require_matplotlib(plot)
+
+
+@contextlib.contextmanager
+def _telling(on_terminal: bool) -> Iterator[Callable[[str], object]]:
+    """A function that is told what is being done: on a terminal one line shows it."""
+    if not on_terminal:
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("ddl doctor") as status:
+        yield lambda text: status.update(f"ddl doctor: {text}")

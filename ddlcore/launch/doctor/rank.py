@@ -1,0 +1,53 @@
+"""What each rank does for the doctor: it has the checks look, then takes part in the measurements."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import ddlcore.api as ddl
+from ddlcore.config import Environment
+from ddlcore.errors import DeadlineExceeded
+from ddlcore.job import settings_of
+from ddlcore.launch.doctor.links import Links, chosen_ranks
+from ddlcore.launch.doctor.looking import Looks, load_checks, look, this_view
+
+__all__ = ["Told", "doctor_rank"]
+
+
+@dataclass
+class Told:
+    """What a rank comes back with."""
+
+    looks: Looks
+    checks: dict[str, str] = field(default_factory=dict)  # why some could not be used there
+    links: Links | None = None
+    error: str = ""  # why nothing was measured
+
+
+def doctor_rank(measures: bool, wanted: tuple[str, ...], environ: Mapping[str, str] | None = None) -> Told:
+    """The program of one rank. ``measures``: whether ranks meet; ``wanted``: transports, () for all."""
+    environ = os.environ if environ is None else environ
+    environment = Environment.read(environ)
+    assert environment is not None, "it is started by the doctor"
+    _, registry = settings_of(environ)
+    place = environment.placement
+    checks, unusable = load_checks(registry)
+    told = Told(look(checks, this_view(registry, environ, place.rank, place.local_rank)), unusable)
+    if not measures:
+        return told
+    try:
+        from ddlcore.launch.doctor.pairs import measure_links, pair_transports
+
+        ddl.init()
+        try:
+            transports = pair_transports(registry, wanted, environment.launcher)
+            told.links = measure_links(ddl.current_job(), transports, chosen_ranks(place.hosts))
+        finally:
+            ddl.shutdown()
+    except DeadlineExceeded:  # another rank hangs: to fail is what ends it
+        raise
+    except Exception as error:  # what was looked at is told in any case
+        told.error = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return told

@@ -1,0 +1,149 @@
+"""What the doctor found, as text for people and as JSON for machines. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ddlcore.contracts.check import Check, Finding, Matrix, Seen
+
+__all__ = ["Line", "Report", "figure", "judge", "matrix_lines", "text_lines"]
+
+_WIDTH = 110
+_STATES = {"ok": "green", "found": "red", "not looked at": "yellow"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """What came of one check."""
+
+    check: str
+    state: str  # "ok", "found", "not looked at"
+    words: str = ""
+
+
+@dataclass
+class Report:
+    """All of it."""
+
+    title: str
+    lines: list[Line] = field(default_factory=list)
+    matrices: list[Matrix] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # lines below the tables
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        return 1 if self.findings else 0
+
+    def add(self, check: str, findings: Iterable[Finding], words: str = "", matrices: Iterable[Matrix] = ()) -> None:
+        """What was found by ``check``; that it was looked at is told in any case."""
+        found = list(findings)
+        self.lines.append(Line(check, "found" if found else "ok", words))
+        self.findings += found
+        self.matrices += matrices
+
+    def left_out(self, check: str, why: str) -> None:
+        """It was not looked at."""
+        self.lines.append(Line(check, "not looked at", why))
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "title": self.title,
+            "checks": [asdict(line) for line in self.lines],
+            "findings": [asdict(finding) for finding in self.findings],
+            "matrices": [asdict(matrix) for matrix in self.matrices],
+            "notes": list(self.notes),
+        }
+
+
+def judge(
+    report: Report, checks: Mapping[str, Check], seen: Mapping[str, Sequence[Seen]], why: Mapping[str, str]
+) -> None:
+    """Has every check judge what it saw. ``why``: by name, why one saw nothing, or not everywhere."""
+    for name, check in checks.items():
+        mine = seen.get(name, ())
+        if check.completes:
+            if name in why:
+                report.left_out(name, why[name])
+            continue
+        if not mine:
+            report.left_out(name, why.get(name, "no host was looked at"))
+            continue
+        try:
+            report.add(name, check.judge(mine), check.line(mine), check.show(mine))
+        except Exception as error:  # whatever foreign code raises: the others go on
+            report.left_out(name, f"it failed ({type(error).__name__}: {error})")
+            continue
+        if name in why:
+            report.left_out(name, why[name])
+
+
+# --- as text
+
+
+def text_lines(report: Report, colour: bool = False) -> list[str]:
+    """The whole report; aligned, and on a terminal in colours."""
+    paint = _paint if colour else _plain
+    width = max((len(line.check) for line in report.lines), default=0)
+    lines = [report.title, ""]
+    for line in report.lines:
+        words = f"  {line.words}" if line.words else ""
+        lines.append(f"  {line.check.ljust(width)}  {paint(line.state.ljust(13), _STATES[line.state])}{words}".rstrip())
+    for matrix in report.matrices:
+        lines += ["", *(f"  {text}" for text in matrix_lines(matrix))]
+    if report.notes:
+        lines += ["", *(f"  {note}" for note in report.notes)]
+    for number, finding in enumerate(report.findings, 1):
+        where = f", {finding.where}" if finding.where else ""
+        lines += ["", *_wrapped(paint(f"{number}. {finding.check}{where}: {finding.what}", "red"), "   ", "")]
+        lines += _wrapped(f"means: {finding.means}", " " * 10, "   ")
+        lines += _wrapped(f"cure:  {finding.cure}", " " * 10, "   ")
+    count = len(report.findings)
+    lines += ["", paint("nothing was found", "green") if not count else f"{count} finding{'' if count == 1 else 's'}"]
+    return lines
+
+
+def matrix_lines(matrix: Matrix) -> list[str]:
+    """A heading, and columns under each other."""
+    if matrix.unit == "Y/N":
+        cells = [["–" if value is None else "Y" if value else "N" for value in row] for row in matrix.values]
+    else:
+        cells = [["–" if value is None else figure(value) for value in row] for row in matrix.values]
+    column = max(5, *(len(cell) for row in cells for cell in row), *(len(name) for name in matrix.names))
+    first = max(len(name) for name in matrix.names)
+    lines = [f"{matrix.title} ({matrix.unit.replace('us', 'µs')}; from the row to the column)"]
+    lines.append(" " * first + "".join(f"  {name:>{column}}" for name in matrix.names))
+    lines += [f"{name:>{first}}" + "".join(f"  {c:>{column}}" for c in row) for name, row in zip(matrix.names, cells)]
+    return lines
+
+
+def figure(value: float) -> str:
+    """Three digits or so."""
+    return (
+        f"{value:.0f}"
+        if value >= 100
+        else f"{value:.1f}"
+        if value >= 10
+        else f"{value:.2f}"
+        if value >= 0.1
+        else f"{value:.4f}"
+    )
+
+
+def _wrapped(text: str, after: str, before: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=before, subsequent_indent=after, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _plain(text: str, colour: str) -> str:
+    return text
+
+
+def _paint(text: str, colour: str) -> str:
+    return f"\x1b[{ {'green': 32, 'red': 31, 'yellow': 33}[colour] }m{text}\x1b[0m"

@@ -1,0 +1,92 @@
+"""The command ``ddl plugins``: its table, its trials, and ``ddl plugins new``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddlcore.launch.info import table
+from ddlcore.launch.plugins.listing import READY, Row, rows
+from ddlcore.launch.plugins.package import DOORS, write_package
+from ddlcore.launch.plugins.trials import FAILED, tried
+from ddlcore.plug.settings import settings_of
+
+__all__ = ["new", "plugins"]
+
+
+@click.group(invoke_without_command=True)
+@click.option("--probe", is_flag=True, help="Let each do something with three elements.")
+@click.option("--json", "for_machines", is_flag=True, help="Print it for machines.")
+@click.pass_context
+def plugins(ctx: click.Context, probe: bool, for_machines: bool) -> int | None:
+    """List what is installed behind each door, its state and the reason.
+
+    DDL_PLUGINS names those that may load, DDL_PLUGINS_OFF those that may not; the built-in ones always do. Exit code: 1
+    where a trial failed.
+    """
+    if ctx.invoked_subcommand is not None:
+        return None
+    try:
+        registry = settings_of(os.environ)[1]
+    except ValueError as error:
+        raise click.ClickException(f"ddl plugins: {error}") from None
+    found = rows(registry)
+    if probe:
+        found = _probed(found)
+    if for_machines:
+        whole = {"plugins": [row.facts() for row in found], "problems": registry.problems}
+        click.echo(json.dumps(whole, indent=2))
+    else:
+        click.echo("\n".join([*table([row.facts() for row in found]), *_problems(registry.problems, found)]))
+    return int(any(row.state == FAILED for row in found))
+
+
+def _problems(problems: Sequence[str], found: Sequence[Row]) -> list[str]:
+    """Those that no row tells."""
+    rest = [problem for problem in problems if not any(row.reason and row.reason in problem for row in found)]
+    return ["", *rest] if rest else []
+
+
+def _probed(found: Sequence[Row]) -> list[Row]:
+    usable = [row for row in found if row.state == READY and row.provider is not None]
+    with _progress(len(usable)) as told:
+        outcomes = dict(zip(map(id, usable), tried(usable, told)))
+    return [outcomes.get(id(row), row) for row in found]
+
+
+@contextmanager
+def _progress(count: int) -> Iterator[Any]:
+    """A line that moves, where somebody is looking."""
+    if not sys.stderr.isatty():
+        yield lambda row: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("probing", total=count)
+        yield lambda row: bar.update(task, advance=1, description=f"{row.door} {row.name}")
+
+
+@plugins.command()
+@click.argument("door", type=click.Choice(DOORS))
+@click.argument("name")
+@click.option("--into", default=".", metavar="DIR", help="Where its folder is made; default: here.")
+def new(door: str, name: str, into: str) -> None:
+    """Write a package for a new plugin: DOOR is what it is, NAME what users will call it.
+
+    ./ddl-NAME then installs by pip; its tests fail only for what is still to be written.
+    """
+    try:
+        folder = write_package(door, name, Path(into))
+    except ValueError as error:
+        raise click.ClickException(f"ddl plugins new: {error}") from None
+    click.echo(f"{folder}: a {door} called {name}")
+    click.echo(f"next: pip install -e {folder} && ddl conform {name}")

@@ -1,0 +1,64 @@
+"""What is installed behind each door, in which state and why, as rows; it imports no plugin's parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ddlcore.hooks import LauncherProvider, Provider
+from ddlcore.plug import Registry
+
+__all__ = ["READY", "Row", "rows"]
+
+READY, UNUSABLE, REFUSED, OFF = "ready", "not usable", "refused", "off"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One provider, or a plugin that is not in use as a whole."""
+
+    name: str
+    distribution: str
+    version: str
+    door: str  # in words; - where the plugin as a whole is not in use
+    state: str
+    reason: str = ""
+    provider: Provider | None = None
+
+    def told(self, state: str, reason: str) -> Row:
+        """The same, in another state."""
+        return replace(self, state=state, reason=reason)
+
+    def facts(self) -> dict[str, str]:
+        """For a table, or for machines."""
+        return {
+            "name": self.name,
+            "distribution": self.distribution,
+            "version": self.version,
+            "door": self.door,
+            "state": self.state,
+            "reason": self.reason,
+        }
+
+
+def rows(registry: Registry, environ: Mapping[str, str] = os.environ) -> list[Row]:
+    """Door by door; after that what is refused or off."""
+    found = []
+    for door, provider in registry.offers():
+        name, version = registry.distribution(provider)
+        missing = registry.missing(provider)
+        state = UNUSABLE if missing else READY
+        found.append(Row(provider.name, name, version, door, state, missing or _waits_for(provider, environ), provider))
+    for refusal in registry.refusals:
+        state = OFF if refusal.off else REFUSED
+        found.append(Row(refusal.name, *refusal.origin, refusal.door or "-", state, refusal.reason))
+    return found
+
+
+def _waits_for(provider: Provider, environ: Mapping[str, str]) -> str:
+    """What surroundings a launcher applies in, where these are not they; it is usable all the same."""
+    if not isinstance(provider, LauncherProvider):
+        return ""
+    absent = [name for name in provider.variables if name not in environ]
+    return f"applies where {', '.join(absent)} is set" if absent else ""

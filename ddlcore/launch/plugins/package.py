@@ -1,0 +1,62 @@
+"""Writes the package of a new plugin from the templates that lie beside it."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+__all__ = ["DOORS", "write_package"]
+
+DOORS = ("transport", "adapter", "fusion", "tuner", "compressor", "launcher")
+SUFFIX = ".tmpl"  # so that no tool takes a template for source
+_NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
+
+
+def write_package(door: str, name: str, into: Path) -> Path:
+    """Makes ``into / ddl-NAME`` and returns it. Raises ValueError, in one line, for a bad name or a folder that is there."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"'{name}' is no name for a plugin; take small letters, digits and single hyphens, as in my-{door}"
+        )
+    folder = into / f"ddl-{name.replace('_', '-')}"
+    if folder.exists():
+        raise ValueError(f"{folder} exists; choose another name, or another place by --into")
+    words = _words(door, name)
+    templates = resources.files("ddlcore.launch.plugins") / "templates"
+    for part in ("common", door):
+        _copy(templates / part, folder, words)
+    return folder
+
+
+def _words(door: str, name: str) -> dict[str, str]:
+    module = f"ddl_{name.replace('-', '_')}"
+    title = "".join(part.title() for part in re.split(r"[-_]", name))
+    return {
+        "@NAME@": name.replace("_", "-"),
+        "@MODULE@": module,
+        "@DIST@": module.replace("_", "-"),
+        "@CLASS@": title,
+        "@DOOR@": door,
+    }
+
+
+def _copy(source: Traversable, target: Path, words: dict[str, str]) -> None:
+    """A folder of templates; words stand in names and in texts."""
+    target.mkdir(parents=True, exist_ok=True)
+    for entry in sorted(source.iterdir(), key=lambda one: one.name):
+        place = target / _filled(entry.name, words).removesuffix(SUFFIX)
+        if entry.is_dir():
+            _copy(entry, place, words)
+        else:
+            place.write_text(_filled(entry.read_text(encoding="utf-8"), words), encoding="utf-8")
+
+
+def _filled(text: str, words: dict[str, str]) -> str:
+    for word, meaning in words.items():
+        text = text.replace(word, meaning)
+    return text

@@ -1,0 +1,1 @@
+"""``ddl tune``, and what `ddl run --autotune` tells of its search."""

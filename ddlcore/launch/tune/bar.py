@@ -1,0 +1,116 @@
+"""A line that stays below all others on a terminal: how far a search is, and what it has found."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ddlcore.tune.session import LOOKS, PAIRS, Phase, Sample, Session
+
+__all__ = ["Bar", "gain_text", "progress"]
+
+_ERASE = b"\r\x1b[2K"
+
+
+class Bar:
+    """A Watcher that redraws its line whenever somebody else has written above it. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._write: Callable[[bytes], None] | None = None
+        self._line = b""
+        self._shown = False
+
+    def beneath(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """``write``, which goes to a terminal, so that what it writes comes above the line."""
+
+        def above(data: bytes) -> None:
+            with self._lock:
+                if self._shown:
+                    write(_ERASE)
+                write(data)
+                self._shown = bool(self._line) and data.endswith(b"\n")
+                if self._shown:
+                    write(self._line)
+
+        with self._lock:
+            self._write = write
+        return above
+
+    def began(self, session: Session, nbytes: int) -> None:
+        self._show(session)
+
+    def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
+        self._show(session)
+
+    def ended(self, session: Session, why: str) -> None:
+        self.clear()
+
+    def say(self, text: str) -> None:
+        """A line of our own above it; on stderr, where there is no terminal to share."""
+        with self._lock:
+            if self._write is None:
+                sys.stderr.write(f"{text}\n")
+                sys.stderr.flush()
+                return
+            erased, drawn = (_ERASE, self._line) if self._shown else (b"", b"")
+            self._write(erased + f"{text}\n".encode() + drawn)
+
+    def clear(self) -> None:
+        """Takes the line away; it comes again with the next sample."""
+        with self._lock:
+            if self._shown and self._write is not None:
+                self._write(_ERASE)
+            self._line, self._shown = b"", False
+
+    def _show(self, session: Session) -> None:
+        line = _drawn(session).encode()
+        with self._lock:
+            self._line = line
+            if self._write is not None:
+                self._write((_ERASE if self._shown else b"\r") + line)
+                self._shown = True
+
+
+def progress(session: Session) -> tuple[int, int]:
+    """How many samples there are, and how many there will be as far as that is known."""
+    done = len(session.samples)
+    if session.phase is Phase.DONE:
+        return done, done
+    if session.phase is Phase.SEARCH:
+        return done, session.trials + LOOKS + 2 * PAIRS
+    comparison = session.comparisons[-1]
+    return done, done - len(comparison.before_s) - len(comparison.after_s) + 2 * comparison.pairs
+
+
+def gain_text(session: Session) -> str:
+    """The best so far, and what it gains over the default, in words; before anything is known what is awaited."""
+    base, best = session.cost_s(session.default), session.cost_s(session.best)
+    if base is None or best is None:
+        return "measuring the default"
+    return f"best {best * 1e3:.2f} ms a step, {(1 - best / base) * 100:+.1f} % over the default"
+
+
+def _drawn(session: Session) -> str:
+    """One line, drawn by rich."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    done, total = progress(session)
+    sink = io.StringIO()
+    width = shutil.get_terminal_size().columns
+    console: Any = Console(file=sink, force_terminal=True, width=width - 1)
+    bar = Progress(
+        TextColumn("tune [bold]{task.description}"),
+        BarColumn(bar_width=max(8, min(24, width // 5))),
+        MofNCompleteColumn(),
+        TextColumn("samples · {task.fields[gain]}"),
+        console=console,
+    )
+    bar.add_task(session.phase.value, total=total, completed=done, gain=gain_text(session))
+    console.print(bar.get_renderable(), end="", no_wrap=True, overflow="ellipsis", crop=True)
+    return sink.getvalue().splitlines()[0] if sink.getvalue() else ""

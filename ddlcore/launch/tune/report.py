@@ -1,0 +1,200 @@
+"""Draws and writes the report of a search: convergence, cost against each knob, and the last comparison."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ddlcore.contracts.tuner import Knob
+from ddlcore.launch.tune.talk import outcome
+from ddlcore.tune.session import Phase, Sample, Session, values_text
+
+__all__ = ["draw", "html_text", "write_report"]
+
+GREY, BLUE, ORANGE = "0.55", "C0", "C1"
+
+
+def write_report(path: Path, session: Session, about: str) -> list[Path]:
+    """Writes ``path`` and, where matplotlib is installed, a picture beside it. The files; ValueError where they cannot be."""
+    picture = draw(session, about)
+    written = [path]
+    try:
+        path.write_text(html_text(session, about, picture), encoding="utf-8")
+        if picture is not None:
+            png = path.with_suffix(".png")
+            png.write_bytes(picture)
+            written.append(png)
+    except OSError as error:
+        raise ValueError(f"--report {path}: {error.strerror}") from None
+    return written
+
+
+def draw(session: Session, about: str) -> bytes | None:
+    """A PNG; None without matplotlib."""
+    try:
+        figure_class = import_module("matplotlib.figure").Figure
+        import_module("matplotlib.backends.backend_agg")
+    except ImportError:
+        return None
+    panels = 2 + len(session.knobs)
+    columns = min(3, panels)
+    rows = -(-panels // columns)
+    figure = figure_class(figsize=(1.0 + 4.2 * columns, 0.8 + 3.4 * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    _draw_convergence(axes[0], session)
+    for knob, panel in zip(session.knobs, axes[1:]):
+        _draw_knob(panel, session, knob)
+    _draw_comparison(axes[panels - 1], session)
+    for panel in axes[panels:]:
+        panel.set_axis_off()
+    figure.suptitle(f"ddl tune: {about}", fontsize=11, parse_math=False)  # a $ is a $
+    sink = io.BytesIO()
+    figure.savefig(sink, format="png", dpi=110)
+    return sink.getvalue()
+
+
+def _searched(session: Session) -> list[Sample]:
+    return [sample for sample in session.samples if sample.phase is Phase.SEARCH]
+
+
+def _draw_convergence(panel: Any, session: Session) -> None:
+    samples = _searched(session)
+    costs = [sample.cost_s * 1e3 for sample in samples]
+    best = [min(costs[: i + 1]) for i in range(len(costs))]
+    numbers = [sample.number for sample in samples]
+    panel.plot(numbers, costs, "o", color=BLUE, markersize=5, label="a sample")
+    panel.step(numbers, best, where="post", color=BLUE, linewidth=1.5, label="best so far")
+    base = session.cost_s(session.default)
+    if base is not None:
+        panel.axhline(base * 1e3, color=GREY, linestyle="--", linewidth=1.2, label="default")
+    panel.set(title="Convergence", xlabel="sample", ylabel="step, ms")
+    panel.legend(frameon=False, fontsize=8)
+
+
+def _draw_knob(panel: Any, session: Session, knob: Knob) -> None:
+    samples = _searched(session)
+    costs = [sample.cost_s * 1e3 for sample in samples]
+    chosen = session.result if session.result is not None else session.best
+    if knob.choices:
+        spots = [knob.choices.index(sample.values[knob.name]) for sample in samples]
+        panel.plot(spots, costs, "o", color=BLUE, markersize=5, alpha=0.7)
+        for at in sorted(set(spots)):
+            middle = median(cost for spot, cost in zip(spots, costs) if spot == at)
+            panel.plot([at - 0.25, at + 0.25], [middle, middle], color=BLUE, linewidth=2)
+        panel.set_xticks(range(len(knob.choices)), [_label(knob.name, choice) for choice in knob.choices])
+        panel.set_xlim(-0.6, len(knob.choices) - 0.4)
+        places = [knob.choices.index(values[knob.name]) for values in (session.default, chosen)]
+    else:
+        panel.plot([sample.values[knob.name] for sample in samples], costs, "o", color=BLUE, markersize=5, alpha=0.7)
+        if knob.logarithmic:
+            panel.set_xscale("log", base=2)
+            panel.xaxis.set_major_formatter(lambda value, _: _label(knob.name, int(value)))
+        places = [values[knob.name] for values in (session.default, chosen)]  # type: ignore[misc]  # a range has numbers
+    panel.axvline(places[0], color=GREY, linestyle="--", linewidth=1.2, label="default")
+    if session.result is not None:
+        panel.axvline(places[1], color=ORANGE, linewidth=1.5, label="written", alpha=0.8)
+    panel.set(title=knob.doc or knob.name, xlabel=knob.name, ylabel="step, ms")
+    panel.tick_params(axis="x", labelsize=8)
+    panel.legend(frameon=False, fontsize=8)
+
+
+def _label(name: str, value: Any) -> str:
+    return values_text({name: value}).partition("=")[2]
+
+
+def _draw_comparison(panel: Any, session: Session) -> None:
+    final = session.final
+    if final is None:
+        panel.set_axis_off()
+        panel.set_title("Default against tuned")
+        panel.text(
+            0.5, 0.5, session.lacks() or "not needed: the default was the best", ha="center", va="center", wrap=True
+        )
+        return
+    for before, after in zip(final.before_s, final.after_s):
+        panel.plot([0, 1], [before * 1e3, after * 1e3], "o-", color=GREY, linewidth=1, markersize=4)
+    middles = [median(final.before_s) * 1e3, median(final.after_s) * 1e3]
+    panel.plot([0, 1], middles, "D-", color=ORANGE, linewidth=2, markersize=7, label="median")
+    panel.set_xticks([0, 1], ["default", "tuned"])
+    panel.set_xlim(-0.4, 1.4)
+    gain = final.gain
+    panel.set(title=f"In alternation: {gain.mean * 100:+.1f} %, at least {gain.lower * 100:+.1f} %", ylabel="step, ms")
+    panel.legend(frameon=False, fontsize=8)
+
+
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em;color:#222}
+table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:right}
+th{font-weight:600}td:first-child,th:first-child{text-align:left}img{max-width:100%}.written{background:#fff3e0}"""
+
+
+def html_text(session: Session, about: str, picture: bytes | None) -> str:
+    """One file that needs no other."""
+    says = outcome(session) if session.result is not None else f"not finished; lacking are {session.lacks()}"
+    image = (
+        f'<img alt="convergence, cost against each knob, comparison" src="data:image/png;base64,'
+        f'{base64.b64encode(picture).decode()}">'
+        if picture is not None
+        else "<p>Pictures need matplotlib: <code>pip install 'ddlcore[tune]'</code></p>"
+    )
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>ddl tune</title><style>{_STYLE}</style>'
+        f"<h1>ddl tune</h1><p>{html.escape(about)}</p><p><strong>{html.escape(says)}</strong></p>"
+        f"{_settings_table(session)}{image}{_comparisons_table(session)}{_samples_table(session)}</html>\n"
+    )
+
+
+def _settings_table(session: Session) -> str:
+    chosen = session.result if session.result is not None else session.best
+    what = "written" if session.result is not None else "best so far"
+    rows = [
+        (knob.name, _label(knob.name, session.default[knob.name]), _label(knob.name, chosen[knob.name]))
+        for knob in session.knobs
+    ]
+    return _table(("setting", "default", what), rows)
+
+
+def _comparisons_table(session: Session) -> str:
+    rows = []
+    for one in session.comparisons:
+        if one.next() is not None:
+            continue
+        what = f"tuned, without and with {one.dropped}" if one.dropped else "default, tuned"
+        gain = one.gain
+        rows.append(
+            (
+                what,
+                f"{median(one.before_s) * 1e3:.3f}",
+                f"{median(one.after_s) * 1e3:.3f}",
+                f"{gain.mean * 100:+.2f} %",
+                f"{gain.lower * 100:+.2f} %",
+                str(gain.pairs),
+            )
+        )
+    head = ("in alternation", "before, ms", "after, ms", "gain", "at least (99 %)", "pairs")
+    return f"<h2>Comparisons</h2>{_table(head, rows)}" if rows else ""
+
+
+def _samples_table(session: Session) -> str:
+    names = [knob.name for knob in session.knobs]
+    rows = [
+        (
+            str(sample.number),
+            sample.phase.value,
+            *(_label(name, sample.values[name]) for name in names),
+            str(len(sample.steps_s)),
+            f"{sample.cost_s * 1e3:.3f}",
+        )
+        for sample in session.samples
+    ]
+    return f"<h2>Samples</h2>{_table(('sample', 'for', *names, 'steps', 'step, ms'), rows)}"
+
+
+def _table(head: tuple[str, ...], rows: list[Any]) -> str:
+    cells = "".join(f"<th>{html.escape(text)}</th>" for text in head)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows)
+    return f"<table><tr>{cells}</tr>{body}</table>"

@@ -1,0 +1,134 @@
+"""The last things that a rank did or was told, in memory, and as a file when something goes wrong.
+
+The file has what flight recorders of other libraries have of a collective (sequence, process group, sizes, state), as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ddlcore.messages import Batch, Planned, decode_spec
+from ddlcore.observe.stacks import all_stacks
+
+__all__ = ["Flight"]
+
+log = logging.getLogger("ddl")
+
+
+class Flight:
+    """A rank's. ``launches`` is filled in passing, one store a batch, by whoever launches: see ``Inbox.launch``."""
+
+    def __init__(self, records: int = 1024) -> None:
+        """``records``: how many launches are kept, rounded up to a power of two, and how many of all else. 0: none."""
+        self._keeps = records > 0  # one slot there is in any case: who launches asks nothing
+        self.mask = (1 << max(records - 1, 0).bit_length()) - 1
+        self.launches: list[tuple[int, int, Planned, int] | None] = [None] * (self.mask + 1)
+        self._batches: deque[dict[str, Any]] = deque(maxlen=records)
+        self._decisions: deque[tuple[float, str, Mapping[str, Any]]] = deque(maxlen=records)
+        self._sequence = 0
+
+    def note(self, what: str, **said: Any) -> None:
+        """Something was decided, here or by the coordinator. Any thread."""
+        self._decisions.append((time.monotonic(), what, said))
+
+    def begin(self, batch: Batch) -> dict[str, Any]:
+        """A batch that was negotiated is entered; ``done`` it is when it has ended. The engine's thread."""
+        record = {"batch": batch, "at_s": time.monotonic(), "state": "started", "took_s": 0.0}
+        self._batches.append(record)
+        return record
+
+    def done(self, record: dict[str, Any], state: str = "completed") -> None:
+        """It has ended."""
+        record["state"] = state
+        record["took_s"] = time.monotonic() - record["at_s"]
+
+    def entries(self, under_way: Collection[int]) -> list[dict[str, Any]]:
+        """All batches that are kept, the oldest first. ``under_way``: numbers of launches that have not ended."""
+        found = []
+        for launch in list(self.launches):
+            if launch is not None and self._keeps:
+                number, place, planned, at_ns = launch
+                state = "started" if number in under_way else "completed"
+                names = [name or "(no name)" for name in planned.names]
+                entry = _entry(planned.set_id, planned.kind.name, names, at_ns * 1e-9, state)
+                entry |= {"collective_seq_id": place, "launch": number, "replayed": True, **_sizes(planned.specs)}
+                found.append(entry)
+        for record in list(self._batches):
+            batch: Batch = record["batch"]
+            entry = _entry(batch.set_id, batch.kind.name, list(batch.names), record["at_s"], record["state"])
+            entry |= {"collective_seq_id": batch.index, "replayed": False, "duration_ms": record["took_s"] * 1000}
+            found.append(entry)
+        found.sort(key=lambda entry: entry["time_created_ns"])
+        for number, entry in enumerate(found):
+            entry["record_id"] = number
+        return found
+
+    def dump(
+        self,
+        directory: Path,
+        rank: int,
+        size: int,
+        reason: str,
+        text: str,
+        groups: Mapping[int, tuple[int, ...]],
+        under_way: Collection[int],
+        more: Mapping[str, Any],
+    ) -> Path | None:
+        """Writes ``rankN.REASON.json``, whole or not at all. None where that cannot be, which the log tells. Any thread."""
+        now_s, now_ns = time.monotonic(), time.time_ns()
+        state = {
+            "version": "ddl-1",
+            "rank": rank,
+            "size": size,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "reason": reason,
+            "text": text,
+            "time_ns": now_ns,
+            "clock": {"monotonic_ns": round(now_s * 1e9), "time_ns": now_ns},
+            "pg_config": {str(one): {"name": str(one), "ranks": list(ranks)} for one, ranks in groups.items()},
+            "entries": self.entries(under_way),
+            "decisions": [
+                {"at_ns": round(at_s * 1e9), "what": what, **said} for at_s, what, said in list(self._decisions)
+            ],
+            **more,
+            "stacks": all_stacks(),
+        }
+        path = directory / f"rank{rank}.{reason}.json"
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(state, indent=1, default=str), encoding="utf-8")
+            os.replace(temporary, path)
+        except OSError as error:
+            log.warning("flight recorder: %s: %s", path, error.strerror)
+            return None
+        return path
+
+
+def _entry(set_id: int, kind: str, names: list[str], at_s: float, state: str) -> dict[str, Any]:
+    return {
+        "record_id": 0,
+        "pg_id": set_id,
+        "process_group": [str(set_id), ""],
+        "profiling_name": f"ddl:{kind.lower()}",
+        "names": names,
+        "time_created_ns": round(at_s * 1e9),
+        "state": state,
+        "retired": state != "started",
+        "is_p2p": False,
+    }
+
+
+def _sizes(specs: tuple[bytes, ...]) -> dict[str, Any]:
+    known = [decode_spec(spec) for spec in specs]
+    sizes = [list(spec.shape) for spec in known]
+    return {"input_sizes": sizes, "output_sizes": sizes, "input_dtypes": [spec.dtype.label for spec in known]}

@@ -1,0 +1,211 @@
+"""Makes one trace of the ranks' parts: a process for each rank, and one clock for all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import zipfile
+from bisect import bisect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+__all__ = ["Part", "aligned", "merge", "parts_in", "read_part", "read_trace"]
+
+Event = dict[str, Any]
+_NUMBERS = re.compile(r"rank(\d+)(?:\.(\d+))?\.json")
+
+
+@dataclass
+class Part:
+    """What one rank wrote."""
+
+    pid: int
+    events: list[Event]
+    facts: Event = field(default_factory=dict)
+    clocks: list[tuple[float, int, int]] = field(default_factory=list)  # (ts in us, offset in ns, error in ns)
+
+    @property
+    def error_us(self) -> float:
+        """By how much its times may be wrong against the coordinator's clock."""
+        return max((error for _, _, error in self.clocks), default=0) / 1000
+
+    def offset_us(self, ts: float) -> float:
+        """What is to be added to ``ts``: in between two looks at the clock it changes evenly."""
+        looks = self.clocks
+        if not looks:
+            return 0.0
+        at = bisect([look[0] for look in looks], ts)
+        before, after = looks[max(at - 1, 0)], looks[min(at, len(looks) - 1)]
+        share = (ts - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 0.0
+        return (before[1] + (after[1] - before[1]) * share) / 1000
+
+
+def parts_in(directory: Path) -> list[Path]:
+    """The ranks' parts that stand there, by rank."""
+    found = [(match, path) for path in directory.glob("rank*.json") if (match := _NUMBERS.fullmatch(path.name))]
+    return [path for _, path in sorted(found, key=lambda one: (int(one[0][1]), int(one[0][2] or 0)))]
+
+
+def read_part(path: Path) -> Part:
+    """What stands in it; also of one whose last write was cut short. Raises ValueError in one line for anything else."""
+    data = path.read_bytes()
+    try:
+        events: list[Event] = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        events = _mended(data.decode("utf-8", "replace"))
+    if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
+        raise ValueError(f"{path} is no list of events, as a rank's part of a timeline is")
+    try:
+        facts: Event = next((e["args"] for e in events if e.get("name") == "TIMELINE"), {})
+        looks = [e for e in events if e.get("name") == "CLOCK"]
+        clocks = [(float(e["ts"]), int(e["args"]["offset_ns"]), int(e["args"]["error_ns"])) for e in looks]
+        pid = int(events[0].get("pid", 0)) if events else 0
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} is no rank's part of a timeline: its events are others'") from None
+    return Part(pid, events, facts, clocks)
+
+
+def _mended(text: str) -> list[Event]:
+    """The events of the whole lines."""
+    events = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            event = json.loads(line.strip().rstrip(","))
+            if isinstance(event, dict):
+                events.append(event)
+    return events
+
+
+def aligned(part: Part) -> list[Event]:
+    """Its events by the coordinator's clock, nothing longer or shorter than it was."""
+    moved = []
+    for event in part.events:
+        if "ts" in event:
+            event = {**event, "ts": round(event["ts"] + part.offset_us(event["ts"]), 3)}
+        moved.append(event)
+    return moved
+
+
+def merge(paths: Sequence[Path], target: Path) -> list[str]:
+    """Writes the trace of ``paths`` to ``target``: one JSON object, or where that ends in .zip, parts with a manifest.
+
+    Returns a line for each part that could not be read. Raises OSError where the target cannot be written.
+    """
+    parts, problems = [], []
+    for path in paths:
+        try:
+            parts.append(read_part(path))
+        except (OSError, ValueError) as error:
+            problems.append(f"{path.name}: {error}")
+    _mark_ready(parts, rows := [aligned(part) for part in parts])
+    begin_us = min((event["ts"] for events in rows for event in events if "ts" in event), default=0.0)
+    for events in rows:
+        for event in events:
+            if "ts" in event:
+                event["ts"] = round(event["ts"] - begin_us, 3)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        if target.suffix == ".zip":
+            _write_zip(temporary, parts, rows)
+        else:
+            _write_json(temporary, parts, rows)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return problems
+
+
+def _mark_ready(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
+    """In the negotiation of the lowest rank of each batch, a mark for each rank that became ready, and when."""
+    negotiated: dict[tuple[Any, ...], list[tuple[int, Event, float]]] = {}
+    for number, (part, events) in enumerate(zip(parts, rows)):
+        slices = [e for e in events if e.get("name", "").startswith("NEGOTIATE_") and e.get("ph") == "X"]
+        tops = {(e["tid"], e["ts"]): e for e in events if e.get("ph") == "X" and "ready_us" in e.get("args", {})}
+        for one in slices:
+            end = round(one["ts"] + one["dur"], 3)
+            top = tops.get((one["tid"], end))
+            last = max(top["args"]["ready_us"], default=0.0) if top is not None else 0.0
+            key = (part.facts.get("world"), one["args"]["batch"], top["args"]["set"] if top is not None else 0)
+            negotiated.setdefault(key, []).append((number, one, one["ts"] + last))
+    for members in negotiated.values():
+        first, at, _ = members[0]
+        for number, _, ready in members:
+            mark = {"name": str(parts[number].facts.get("rank", parts[number].pid)), "ph": "i", "s": "t"}
+            clamped = min(max(ready, at["ts"]), at["ts"] + at["dur"])  # where it may be seen: within the slice
+            place = {"pid": at["pid"], "tid": at["tid"], "ts": round(clamped, 3)}
+            rows[first].append({**mark, **place, "args": {"ready": at["args"]["batch"], "at": round(ready, 3)}})
+
+
+def _metadata(parts: Sequence[Part]) -> Event:
+    ranks = [
+        {
+            **part.facts,
+            "pid": part.pid,
+            "clock_offset_us": round(part.clocks[-1][1] / 1000, 3) if part.clocks else 0.0,
+            "clock_error_us": round(part.error_us, 3),
+            "complete": any(event.get("name") == "END" for event in part.events),
+        }
+        for part in parts
+    ]
+    return {"writer": "ddl", "clock": "that of the coordinator; 0 is the first event", "ranks": ranks}
+
+
+def _write_json(path: Path, parts: Sequence[Part], rows: Iterable[Sequence[Event]]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ms","metadata":')
+        file.write(json.dumps(_metadata(parts)))
+        file.write(',\n"traceEvents":[\n')
+        separator = ""
+        for events in rows:
+            for event in events:
+                file.write(separator + json.dumps(event, separators=(",", ":")))
+                separator = ",\n"
+        file.write("\n]}\n")
+
+
+def _write_zip(path: Path, parts: Sequence[Part], rows: Sequence[Sequence[Event]]) -> None:
+    """As Perfetto's manifest has it. The parts are aligned already, so none needs an offset."""
+    names: dict[str, int] = {}
+    files = []
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for part, events in zip(parts, rows):
+            count = names[f"rank{part.pid}"] = names.get(f"rank{part.pid}", -1) + 1
+            name = f"rank{part.pid}.{count}.json" if count else f"rank{part.pid}.json"
+            archive.writestr(name, json.dumps(events, separators=(",", ":")))
+            files.append({"path": name, "machine": {"name": str(part.facts.get("host", ""))}})
+        manifest = {"version": 1, "files": files, "attributes": {"ddl": json.dumps(_metadata(parts))}}
+        archive.writestr("perfetto_manifest.json", json.dumps({"perfetto_manifest": manifest}, indent=1))
+
+
+def read_trace(path: Path) -> tuple[Event, list[Event]]:
+    """(metadata, events) of a merged trace, a zip of parts, or a rank's part alone.
+
+    Raises ValueError in one line where it is none, OSError where it cannot be read.
+    """
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if "perfetto_manifest.json" not in names:
+                raise ValueError(f"{path} is a zip without a perfetto_manifest.json; give a file that ddl wrote")
+            manifest = json.loads(archive.read("perfetto_manifest.json"))["perfetto_manifest"]
+            events = [event for one in manifest["files"] for event in json.loads(archive.read(one["path"]))]
+            return json.loads(manifest["attributes"]["ddl"]), events
+    data = path.read_bytes()
+    try:
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if data.startswith(b"[") and (part := read_part(path)).facts:  # its last write was cut short
+            return _metadata([part]), part.events
+        raise ValueError(f"{path} is no JSON ({error}); give a file that --timeline has written") from None
+    if isinstance(found, dict) and isinstance(found.get("traceEvents"), list):
+        return found.get("metadata", {}), found["traceEvents"]
+    if isinstance(found, list) and all(isinstance(event, dict) for event in found):
+        part = read_part(path)
+        return _metadata([part]), part.events
+    raise ValueError(f"{path} holds no trace; give a file that --timeline has written")

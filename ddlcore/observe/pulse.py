@@ -1,0 +1,76 @@
+"""Tells now and then how this rank is: on a thread of its own, so that neither a step nor the control thread waits."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ddlcore.messages import Pulse
+
+__all__ = ["Pace", "Ticker", "make_pulse", "resident_bytes"]
+
+_STATM = Path("/proc/self/statm")
+
+
+class Ticker:
+    """Calls ``tick`` every ``interval_s`` until ``close``; what it raises ends the calls, not the job."""
+
+    def __init__(self, interval_s: float, tick: Callable[[], None], name: str) -> None:
+        self._interval_s = interval_s
+        self._tick = tick
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """After it, no call is under way. From any thread but its own; idempotent."""
+        self._end.set()
+        self._thread.join(2.0)
+
+    def _run(self) -> None:
+        while not self._end.wait(self._interval_s):
+            self._tick()
+
+
+def make_pulse(steps: int, user_s: float, gpu: tuple[float, int, int] | None) -> Pulse:
+    """``user_s``: what the user's threads have waited; ``gpu``: its share of use, used and all bytes."""
+    share, used, total = gpu if gpu is not None else (-1.0, 0, 0)
+    return Pulse(
+        at_s=time.monotonic(),
+        steps=steps,
+        user_s=user_s,
+        cpu_s=time.process_time(),
+        resident_bytes=resident_bytes(),
+        gpu_share=share,
+        gpu_used_bytes=used,
+        gpu_total_bytes=total,
+    )
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not tell."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class Pace:
+    """What a step takes, from how many there were when it was asked before. Any one thread at a time."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._at_s = time.monotonic()
+        self._step_s = 0.0
+
+    def step_s(self, steps: int) -> float:
+        """Seconds a step since the last call that saw a new one; 0 while there was none."""
+        now_s = time.monotonic()
+        if steps > self._steps:
+            self._step_s = (now_s - self._at_s) / (steps - self._steps)
+        if steps != self._steps or not self._step_s:
+            self._steps, self._at_s = steps, now_s
+        return self._step_s

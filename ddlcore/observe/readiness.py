@@ -1,0 +1,128 @@
+"""Remembers when each tensor was asked for, until its batch has run; cheap where many are asked for at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from ddlcore.messages import Batch, Planned
+
+__all__ = ["Readiness"]
+
+Key = tuple[int, str]  # process set, name
+MOST = 4  # times kept of a tensor that was asked for and has not run
+MOST_CALLS = 8
+
+
+class _Call:
+    """Tensors that are asked for together, in every step the same: described the first time."""
+
+    def __init__(self, entries: Sequence[Any]) -> None:
+        self.entries = tuple(entries)  # kept: their ids are the key under which this is found
+        self.keys = frozenset((entry.set_id, entry.name) for entry in entries)
+        self.covers: dict[int, tuple[Planned, bool]] = {}  # by id of a planned batch: whether all of it is in here
+
+    def covers_all(self, planned: Planned) -> bool:
+        known = self.covers.get(id(planned))
+        if known is None or known[0] is not planned:
+            whole = all((planned.set_id, name) in self.keys for name in planned.names)
+            known = self.covers[id(planned)] = (planned, whole)
+        return known[1]
+
+
+class Readiness:
+    """One rank's. Used by the thread that writes."""
+
+    def __init__(self) -> None:
+        self._ready: dict[Key, list[int]] = {}
+        self._anonymous: dict[tuple[int, bytes], deque[str]] = {}  # names of calls without one, in order
+        self._calls: dict[tuple[int, ...], _Call] = {}
+        self._together: list[tuple[int, _Call, list[Planned]]] = []  # when, what, and which batches of it have run
+
+    def one(self, set_id: int, name: str, spec: bytes, at_ns: int) -> None:
+        """A tensor was asked for."""
+        self._note((set_id, name), at_ns)
+        if name.startswith("noname."):
+            waiting = self._anonymous.setdefault((set_id, spec), deque())
+            while waiting and (set_id, waiting[0]) not in self._ready:
+                waiting.popleft()  # it was negotiated, and ran under its name
+            waiting.append(name)
+
+    def together(self, entries: Sequence[Any], at_ns: int) -> None:
+        """Recurring ones were, in one call."""
+        if len(entries) == 1:
+            self._note((entries[0].set_id, entries[0].name), at_ns)
+            return
+        key = tuple(map(id, entries))
+        call = self._calls.get(key)
+        if call is None:
+            if len(self._calls) >= 64:
+                self._calls.clear()
+            call = self._calls[key] = _Call(entries)
+        if len(self._together) >= MOST_CALLS:
+            self._spread(*self._together.pop(0))
+        self._together.append((at_ns, call, []))
+
+    def of(self, what: Batch | Planned, before_ns: int) -> Sequence[int]:
+        """When the tensors of a batch that began at ``before_ns`` were asked for: each, or one time for all.
+
+        Where it is not known, that moment.
+        """
+        if isinstance(what, Planned) and (at_ns := self._of_call(what, before_ns)):
+            return (at_ns,)
+        for call in self._together:
+            self._spread(*call)
+        self._together.clear()
+        return [self._asked((what.set_id, name), before_ns) for name in self._names(what)]
+
+    def _of_call(self, planned: Planned, before_ns: int) -> int:
+        """When the one call was made that asked for all of it; 0 where none did."""
+        for i in range(len(self._together) - 1, -1, -1):
+            at_ns, call, ran = self._together[i]
+            if at_ns <= before_ns and call.covers_all(planned) and not any(planned is one for one in ran):
+                ran.append(planned)
+                if sum(len(one.names) for one in ran) >= len(call.keys):
+                    del self._together[i]
+                return at_ns
+        return 0
+
+    def _spread(self, at_ns: int, call: _Call, ran: Sequence[Planned]) -> None:
+        """Its tensors one by one: they are not of one batch."""
+        done = {(planned.set_id, name) for planned in ran for name in planned.names}
+        for key in call.keys - done:
+            self._note(key, at_ns)
+
+    def _note(self, key: Key, at_ns: int) -> None:
+        times = self._ready.get(key)
+        if times is None:
+            self._ready[key] = [at_ns]
+        else:
+            times.append(at_ns)
+            del times[:-MOST]
+
+    def _names(self, what: Batch | Planned) -> Sequence[str]:
+        """Of the batch's tensors as this rank has called them."""
+        if isinstance(what, Batch) or all(what.names):
+            return what.names
+        return [name or self._next_anonymous(what.set_id, spec) for name, spec in zip(what.names, what.specs)]
+
+    def _next_anonymous(self, set_id: int, spec: bytes) -> str:
+        """The oldest such call that has not run; those of discovery ran under their names."""
+        waiting = self._anonymous.get((set_id, spec), deque())
+        while waiting:
+            name = waiting.popleft()
+            if (set_id, name) in self._ready:
+                return name
+        return ""
+
+    def _asked(self, key: Key, before_ns: int) -> int:
+        times = self._ready.get(key)
+        if times is None:
+            return before_ns
+        if len(times) == 1 and times[0] <= before_ns:
+            del self._ready[key]
+            return times[0]
+        known = [at_ns for at_ns in times if at_ns <= before_ns]
+        self._ready[key] = [at_ns for at_ns in times if at_ns > before_ns]
+        return known[-1] if known else before_ns

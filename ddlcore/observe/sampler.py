@@ -1,0 +1,239 @@
+"""Looks now and then where a rank's main thread stands, and tells which share of a step it waits for input.
+
+How: see docs/design/input.md. It knows no framework: what iterates in the loop that trains is the input.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import linecache
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+
+from ddlcore.messages import Profile
+
+__all__ = ["Sampler", "Stacks"]
+
+WARM_STEPS = 3  # compiling, first pages and discovery are no step's share
+LEAST_STEPS = 2  # of one frame, to be the loop's
+_MOST_OF = 0.6  # of all steps: who sees so many is the loop, not a part of it
+_LINES = 8  # of the loop, at most, are told
+_FOR_ITER = dis.opmap["FOR_ITER"]
+_CACHE = dis.opmap.get("CACHE", -1)
+_OURS = "ddl"  # modules of ours begin so
+
+
+@dataclass
+class _Node:
+    """One frame of the stack, as long as it stays there."""
+
+    frame: FrameType
+    depth: int
+    first_step: int
+    within_input: bool
+    last_step: int = 0
+    lines: dict[int, list[float]] = field(default_factory=dict)  # by number: seconds, of these input
+
+    @property
+    def steps(self) -> int:
+        return self.last_step - self.first_step
+
+
+@dataclass
+class _Loop:
+    """What all frames of one piece of code add up to."""
+
+    code: CodeType
+    depth: int
+    steps: int = 0
+    lines: dict[int, list[float]] = field(default_factory=dict)
+
+    def add(self, node: _Node) -> None:
+        self.steps += node.steps
+        for line, (seconds, input_s) in node.lines.items():
+            one = self.lines.setdefault(line, [0.0, 0.0])
+            one[0] += seconds
+            one[1] += input_s
+
+    def copy(self) -> _Loop:
+        return _Loop(self.code, self.depth, self.steps, {line: list(one) for line, one in self.lines.items()})
+
+
+class Stacks:
+    """What samples of one thread's stack add up to. ``loaders``: modules of frameworks in which to stand is to wait."""
+
+    def __init__(self, loaders: Sequence[str] = ()) -> None:
+        self._loaders = tuple(loaders)
+        self._stack: list[_Node] = []
+        self._loops: dict[CodeType, _Loop] = {}
+        self._codes: dict[CodeType, bytes] = {}
+        self._trains: set[CodeType] = set()  # code under which something of ours was called
+        self._first_step = self._steps = -1
+
+    def take(self, frame: FrameType | None, steps: int, seconds: float) -> None:
+        """A sample that stands for so many ``seconds``, after ``steps`` steps."""
+        frames = _outermost_first(frame)
+        if self._first_step < 0:
+            self._first_step = steps
+        self._steps = steps
+        self._note_ours(frames)
+        same = 0
+        while same < min(len(frames), len(self._stack)) and self._stack[same].frame is frames[same]:
+            same += 1
+        for node in self._stack[same:]:
+            _join(self._loops, node)
+        del self._stack[same:]
+        within, waiting = False, self._waits(frames)
+        for depth, one in enumerate(frames):
+            if depth >= same:
+                self._stack.append(_Node(one, depth, steps, within))
+            node = self._stack[depth]
+            node.last_step = steps
+            line = node.lines.setdefault(one.f_lineno, [0.0, 0.0])
+            line[0] += seconds
+            if waiting[depth]:
+                line[1] += seconds
+            within = within or (waiting[depth] and not self._calls_what_trains(frames, depth))
+
+    def clear(self) -> None:
+        """What was seen so far counts no more."""
+        self._stack.clear()
+        self._loops.clear()
+        self._first_step = -1
+
+    def profile(self) -> Profile:
+        """So far. Without a loop that was seen for some steps: one of no steps."""
+        loop = self._loop()
+        if loop is None:
+            return Profile(0, 0.0, 0.0, "", ())
+        total_s, input_s = (sum(one[i] for one in loop.lines.values()) for i in range(2))
+        longest = sorted(loop.lines.items(), key=lambda item: -item[1][0])[:_LINES]
+        name = os.path.basename(loop.code.co_filename)
+        lines = tuple(
+            (f"{name}:{line}", linecache.getline(loop.code.co_filename, line).strip(), seconds[0], seconds[1])
+            for line, seconds in longest
+        )
+        return Profile(loop.steps, total_s, input_s, f"{loop.code.co_name} in {name}", lines)
+
+    def _loop(self) -> _Loop | None:
+        """The innermost code whose frames lasted over most of the steps."""
+        loops = {code: one.copy() for code, one in self._loops.items()}
+        for node in self._stack:
+            _join(loops, node)
+        all_steps = self._steps - self._first_step
+        fitting = [loop for loop in loops.values() if loop.steps >= max(LEAST_STEPS, _MOST_OF * all_steps)]
+        return max(fitting, key=lambda loop: loop.depth, default=None)
+
+    def _note_ours(self, frames: Sequence[FrameType]) -> None:
+        ours = next((i for i, one in enumerate(frames) if _module(one).startswith(_OURS)), len(frames))
+        if ours < len(frames):
+            self._trains.update(one.f_code for one in frames[:ours])
+
+    def _waits(self, frames: Sequence[FrameType]) -> list[bool]:
+        """Of each frame, whether what it does right now is to wait for input.
+
+        It iterates, and what it iterates over is neither ours nor what trains; or it called what trains, and that waits.
+        """
+        found = [False] * len(frames)
+        loading = False
+        for depth in range(len(frames) - 1, -1, -1):
+            one, below = frames[depth], frames[depth + 1] if depth + 1 < len(frames) else None
+            if below is not None and _module(below).startswith(_OURS):
+                loading = False
+            elif below is not None and below.f_code in self._trains:
+                found[depth] = found[depth + 1]
+            else:
+                gives = below is not None and (
+                    below.f_code.co_flags & inspect.CO_GENERATOR or below.f_code.co_name == "__next__"
+                )
+                found[depth] = loading or bool(gives) or self._instruction(one) == _FOR_ITER
+            loading = loading or (bool(self._loaders) and _module(one).startswith(self._loaders))
+        return found
+
+    def _calls_what_trains(self, frames: Sequence[FrameType], depth: int) -> bool:
+        return depth + 1 < len(frames) and frames[depth + 1].f_code in self._trains
+
+    def _instruction(self, frame: FrameType) -> int:
+        code = self._codes.get(frame.f_code)
+        if code is None:
+            code = self._codes[frame.f_code] = frame.f_code.co_code  # makes a copy
+        at = frame.f_lasti
+        while at > 0 and code[at] == _CACHE:  # it may point at what belongs to the instruction
+            at -= 2
+        return code[at] if 0 <= at < len(code) else -1
+
+
+def _join(loops: dict[CodeType, _Loop], node: _Node) -> None:
+    if node.steps >= LEAST_STEPS and not node.within_input:
+        loops.setdefault(node.frame.f_code, _Loop(node.frame.f_code, node.depth)).add(node)
+
+
+def _outermost_first(frame: FrameType | None) -> list[FrameType]:
+    def outward() -> Iterator[FrameType]:
+        one = frame
+        while one is not None:
+            yield one
+            one = one.f_back
+
+    return list(outward())[::-1]
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+class Sampler:
+    """Samples thread ``ident`` every ``interval_s`` on a thread of its own, and tells ``tell`` once a second what came of it."""
+
+    def __init__(
+        self,
+        ident: int,
+        interval_s: float,
+        steps: Callable[[], int],
+        loaders: Sequence[str],
+        tell: Callable[[Profile], None],
+        name: str,
+    ) -> None:
+        self._ident = ident
+        self._interval_s = interval_s
+        self._steps = steps
+        self._stacks = Stacks(loaders)
+        self._tell = tell
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Tells a last time. From any thread but its own; idempotent."""
+        self._end.set()
+        self._thread.join(2.0)
+
+    def _run(self) -> None:
+        warm = False
+        first = -1
+        last_s = told_s = time.perf_counter()
+        while not self._end.wait(self._interval_s):
+            steps = self._steps()
+            frame = sys._current_frames().get(self._ident)
+            now_s = time.perf_counter()
+            self._stacks.take(frame, steps, now_s - last_s)
+            last_s = now_s
+            del frame
+            if steps > 0 and first < 0:
+                first = steps
+            if not warm:
+                warm = first >= 0 and steps >= first + WARM_STEPS
+                if warm:
+                    self._stacks.clear()
+            elif now_s - told_s >= 1.0:
+                told_s = now_s
+                self._tell(self._stacks.profile())
+        if warm:
+            self._tell(self._stacks.profile())
+        self._stacks.clear()  # frames hold what their locals hold

@@ -1,0 +1,226 @@
+"""Turns a rank's records into events of a Chrome trace, in Horovod's words; knows no file, thread or clock.
+
+A batch is a row of phases that follow each other. Batches that overlap lie in different rows. What comes
+hundreds of times a second is put together as text: it shares the interpreter with the training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from ddlcore.messages import Batch, Planned, decode_spec
+from ddlcore.observe.readiness import Readiness
+from ddlcore.observe.records import Code, Record
+from ddlcore.types import Kind
+
+__all__ = ["FIRST_ROW", "MEMCPY_IN", "MEMCPY_OUT", "Scribe"]
+
+MEMCPY_IN, MEMCPY_OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
+USER, REPLAY, FIRST_ROW = 1, 2, 10  # thread ids in the trace
+SHOWN_NAMES = 8  # of a batch that runs from memory; SCHEDULE has them all
+
+_WITHOUT_BYTES = (Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET)
+
+
+class _Place:
+    """What is the same each time a batch of a schedule runs."""
+
+    def __init__(self, planned: Planned, schedule: int, position: int, wire: str) -> None:
+        args: dict[str, Any] = {"tensors": len(planned.names), "set": planned.set_id, "schedule": schedule}
+        args["position"] = position
+        args["names"] = list(planned.names[:SHOWN_NAMES])
+        if len(planned.specs) == 1:
+            spec = decode_spec(planned.specs[0])
+            args["dtype"], args["shape"] = spec.dtype.label, list(spec.shape)
+        self.args = _dump(args)[:-1]  # to be gone on with
+        self.wire = wire
+
+
+class Scribe:
+    """One rank's. ``transport(set_id, kind)`` names what moves the bytes, such as "shm". Events are texts of JSON."""
+
+    def __init__(
+        self, pid: int, rank: int, host: str, transport: Callable[[int, Kind], str], mark_cycles: bool = False
+    ) -> None:
+        self._pid = pid
+        self._rank = rank
+        self._host = host
+        self._transport = transport
+        self._mark_cycles = mark_cycles
+        self._rows: list[int] = []  # by row: when its last batch ended
+        self._ready = Readiness()
+        self._decided: dict[int, int] = {}  # by index of the batch
+        self._places: dict[tuple[int, int], _Place] = {}  # by schedule and position, those that have run
+        self._epoch = 0
+        self._schedule = -1
+        self._batches: Sequence[Planned] = ()
+        self._since_ns = 0  # when the present replay began, 0: there is none
+        self._frozen_ns = 0
+
+    def begin(self, facts: Mapping[str, Any], now_ns: int) -> list[str]:
+        """The first events; ``facts`` describe the recording."""
+        return [
+            self._meta("process_name", 0, {"name": f"rank {self._rank} ({self._host})"}),
+            self._meta("process_sort_index", 0, {"sort_index": self._pid}),
+            *self._name_row(USER, "waits in ddl"),
+            *self._name_row(REPLAY, "replay"),
+            self._instant("TIMELINE", REPLAY, now_ns, facts),
+        ]
+
+    def write(self, records: Iterable[Record]) -> list[str]:
+        """The events of what was recorded since the last call."""
+        events: list[str] = []
+        for record in records:
+            code, at_ns = record[1], record[2]
+            if code == Code.BATCH:
+                self._batch(record, events)
+            elif code == Code.READY_TOGETHER:
+                self._ready.together(record[3], at_ns)
+            elif code == Code.WAITED:
+                self._slice("WAIT", USER, at_ns, record[3], events)
+            elif code == Code.READY:
+                self._ready.one(record[3], record[4], record[5], at_ns)
+            elif code == Code.DECIDED:
+                self._decided[record[3].index] = at_ns
+            else:
+                self._change(record, events)
+        return events
+
+    def end(self, now_ns: int, lost: int) -> list[str]:
+        """Closes what is open. ``lost``: records that nobody had read in time."""
+        events: list[str] = []
+        self._close_replay(now_ns, events)
+        return [*events, self._instant("END", REPLAY, now_ns, {"lost_records": lost})]
+
+    # --- replay begins, or ends
+
+    def _change(self, record: Record, events: list[str]) -> None:
+        code, at_ns = record[1], record[2]
+        if code == Code.CLOCK:
+            events.append(self._instant("CLOCK", REPLAY, at_ns, {"offset_ns": record[3], "error_ns": record[4]}))
+        elif code == Code.DISCOVER:
+            self._schedule = -1
+            events.append(self._instant("DISCOVER", REPLAY, at_ns, {"epoch": record[3]}))
+        else:
+            self._close_replay(at_ns, events)
+        if code == Code.REPLAY:
+            _, _, _, self._epoch, self._schedule, self._batches, start = record
+            self._since_ns = at_ns
+            args = {"epoch": self._epoch, "schedule": self._schedule, "place": start, "batches": len(self._batches)}
+            # open until it is left: a file that ends here shows it all the same
+            events.append(f'{self._head("REPLAY", "B", REPLAY, at_ns)},"args":{_dump(args)}}}')
+        elif code == Code.FREEZE:
+            self._frozen_ns = at_ns
+        elif code == Code.DRAIN:
+            _, _, _, ended_ns, epoch, valid, void = record
+            if self._frozen_ns:
+                self._slice("FREEZE", REPLAY, self._frozen_ns, at_ns, events, _dump({"epoch": epoch}))
+                self._frozen_ns = 0
+            drained = {"epoch": epoch, "valid": valid, "void": void}
+            self._slice("DRAIN", REPLAY, at_ns, ended_ns, events, _dump(drained))
+
+    def _close_replay(self, at_ns: int, events: list[str]) -> None:
+        if self._since_ns:
+            self._since_ns = 0
+            events.append(f"{self._head('REPLAY', 'E', REPLAY, at_ns)}}}")
+
+    # --- batches
+
+    def _batch(self, record: Record, events: list[str]) -> None:
+        _, _, begun_ns, ended_ns, pack_ns, unpack_ns, place, what, nbytes = record
+        ready = self._ready.of(what, begun_ns)
+        first_ns, last_ns = (ready[0], ready[0]) if len(ready) == 1 else (min(ready), max(ready))
+        replayed = place >= 0
+        asked_ns = last_ns if replayed else begun_ns  # and agreed upon: only the engine's turn is to come
+        if isinstance(what, Batch):
+            decided_ns = self._decided.pop(what.index, begun_ns)
+            asked_ns = asked_ns if replayed else min(max(decided_ns, last_ns), begun_ns)
+        top_ns = first_ns if replayed else asked_ns
+        row = self._row(first_ns, ended_ns, events)
+        name = f"e{self._epoch}.p{place}" if replayed else f"d{what.index}" if isinstance(what, Batch) else "d"
+        if top_ns > first_ns:
+            self._slice(f"NEGOTIATE_{what.kind.name}", row, first_ns, top_ns, events, f'{{"batch":"{name}"}}')
+        offsets = "" if first_ns == last_ns else ",".join([f"{(at_ns - first_ns) / 1000:.3f}" for at_ns in ready])
+        own = f'"batch":"{name}","nbytes":{nbytes},"entered_us":{(begun_ns - top_ns) / 1000:.3f},"ready_us":[{offsets}]'
+        same, wire = self._same(what, place, events)
+        if replayed and self._batches:
+            own += f',"period":{place // len(self._batches)}'
+        self._slice(what.kind.name, row, top_ns, ended_ns, events, f"{same},{own}}}")
+        if what.kind in _WITHOUT_BYTES:
+            return
+        wire_ns = min(begun_ns + pack_ns, ended_ns)
+        wired_ns = max(ended_ns - unpack_ns, wire_ns)
+        if replayed and last_ns > first_ns:
+            self._slice("WAIT_FOR_DATA", row, first_ns, last_ns, events)
+        if begun_ns > asked_ns:
+            self._slice("QUEUE", row, asked_ns, begun_ns, events)
+        if wire_ns > begun_ns:
+            self._slice(MEMCPY_IN, row, begun_ns, wire_ns, events)
+        if wired_ns > wire_ns:
+            self._slice(wire, row, wire_ns, wired_ns, events)
+        if ended_ns > wired_ns:
+            self._slice(MEMCPY_OUT, row, wired_ns, ended_ns, events)
+        if self._mark_cycles and replayed and self._batches and place % len(self._batches) == 0:
+            events.append(self._instant("CYCLE_START", row, begun_ns, {"period": place // len(self._batches)}))
+
+    def _same(self, what: Batch | Planned, place: int, events: list[str]) -> tuple[str, str]:
+        """The arguments that are the same each time, without the closing brace; and what its time on the wire is called."""
+        if place < 0 or not self._batches:
+            args = {"tensors": len(what.names), "set": what.set_id, "names": list(what.names)}
+            return _dump(args)[:-1], self._wire(what.set_id, what.kind)
+        position = place % len(self._batches)
+        key = (self._schedule, position)
+        known = self._places.get(key)
+        if known is None:
+            planned = self._batches[position]
+            wire = self._wire(what.set_id, what.kind)
+            known = self._places[key] = _Place(planned, self._schedule, position, wire)
+            specs = [decode_spec(spec) for spec in planned.specs]
+            nbytes = [prod(spec.shape) * spec.dtype.itemsize for spec in specs]
+            told = {"schedule": self._schedule, "position": position, "names": planned.names, "nbytes": nbytes}
+            events.append(self._instant("SCHEDULE", REPLAY, self._since_ns, told))
+        return known.args, known.wire
+
+    def _wire(self, set_id: int, kind: Kind) -> str:
+        return f"{self._transport(set_id, kind).upper().replace('+', '_')}_{kind.name}"
+
+    def _row(self, since_ns: int, until_ns: int, events: list[str]) -> int:
+        """The first row that is free by then."""
+        for row, ended_ns in enumerate(self._rows):
+            if ended_ns <= since_ns:
+                self._rows[row] = until_ns
+                return FIRST_ROW + row
+        self._rows.append(until_ns)
+        row = FIRST_ROW + len(self._rows) - 1
+        events += self._name_row(row, f"batches {len(self._rows)}")
+        return row
+
+    # --- events
+
+    def _head(self, name: str, phase: str, tid: int, at_ns: int) -> str:
+        return f'{{"name":"{name}","ph":"{phase}","pid":{self._pid},"tid":{tid},"ts":{at_ns // 1000}.{at_ns % 1000:03d}'
+
+    def _slice(self, name: str, tid: int, since_ns: int, until_ns: int, events: list[str], args: str = "") -> None:
+        took_ns = until_ns - since_ns if until_ns > since_ns else 0
+        head = self._head(name, "X", tid, since_ns)
+        told = f',"args":{args}' if args else ""
+        events.append(f'{head},"dur":{took_ns // 1000}.{took_ns % 1000:03d}{told}}}')
+
+    def _instant(self, name: str, tid: int, at_ns: int, args: Mapping[str, Any]) -> str:
+        return f'{self._head(name, "i", tid, at_ns)},"s":"t","args":{_dump(args)}}}'
+
+    def _meta(self, name: str, tid: int, args: Mapping[str, Any]) -> str:
+        return f'{{"name":"{name}","ph":"M","pid":{self._pid},"tid":{tid},"args":{_dump(args)}}}'
+
+    def _name_row(self, tid: int, name: str) -> list[str]:
+        return [
+            self._meta("thread_name", tid, {"name": name}),
+            self._meta("thread_sort_index", tid, {"sort_index": tid}),
+        ]
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,34 @@
+"""What a thread of this process is doing, in Python's terms; asked by another thread, which needs the interpreter for it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+
+__all__ = ["all_stacks", "stack_of"]
+
+INNERMOST = 30  # frames
+LARGEST = 8192  # characters
+
+
+def stack_of(ident: int) -> str:
+    """The stack of the thread ``ident``, of the main thread where that has ended; innermost call last.
+
+    A native call shows as the line that makes it.
+    """
+    frames = sys._current_frames()
+    frame = frames.get(ident) or frames.get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "the thread has ended\n"
+    lines = traceback.format_list(traceback.extract_stack(frame)[-INNERMOST:])
+    return "".join(lines)[-LARGEST:]
+
+
+def all_stacks() -> dict[str, list[str]]:
+    """Of every Python thread, by its name."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        names.get(ident, f"thread {ident}"): "".join(traceback.format_stack(frame)[-INNERMOST:]).splitlines()
+        for ident, frame in sys._current_frames().items()
+    }

@@ -1,0 +1,332 @@
+"""Works out of a trace what a user wants to know: where a step's time goes, and who holds it up. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddlcore.observe.scribe import MEMCPY_IN, MEMCPY_OUT
+
+__all__ = ["BatchRow", "Cover", "RankRow", "Run", "Summary", "TensorRow", "runs_of", "summarise"]
+
+Event = dict[str, Any]
+Interval = tuple[float, float]
+SHOWN = 10  # rows of the tables of batches and tensors
+
+
+@dataclass(frozen=True)
+class Run:
+    """One batch on one rank; times in us of the trace."""
+
+    pid: int
+    key: str  # equal on all its ranks
+    kind: str
+    begun: float  # it was entered: copies and bytes on their way begin
+    ended: float
+    ready: float  # the last of its tensors had been asked for
+    wire: float  # how long bytes were on their way, waiting for the others included
+    copied_in: float
+    copied_out: float
+    negotiated: float  # how long it took to be agreed upon; 0 of one that ran from memory
+    args: Mapping[str, Any]
+
+    @property
+    def step(self) -> tuple[str, int, int] | None:
+        """(epoch, schedule, period) of one that ran from memory."""
+        if "period" not in self.args:
+            return None
+        return self.args["batch"].split(".")[0], self.args["schedule"], self.args["period"]
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank. Shares are of the time of a step: medians over the steps that ran from memory, else over all that was recorded."""
+
+    rank: int
+    pid: int
+    host: str
+    steps: int
+    step_ms: float
+    exposed: float  # the user's thread stood in ddl
+    communication: float  # batches were under way
+    overlap: float  # of that, while the user's thread went on
+    last: int  # batches to which it came last
+    late_ms: float  # by how much, on the mean of these, behind the median of the others
+    error_us: float  # of its clock
+    complete: bool  # whether it ended its file
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """Batches that are alike."""
+
+    names: str
+    kind: str
+    count: int
+    tensors: int
+    nbytes: int
+    wire_ms: float  # mean
+    share: float  # of all time on the wire
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """A tensor that came last in its batch."""
+
+    name: str
+    count: int  # so often
+    held_ms: float  # by so much behind the one before it, on the mean
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `ddl timeline summary` shows."""
+
+    ranks: list[RankRow]
+    batches: list[BatchRow]
+    tensors: list[TensorRow]
+    replayed: int  # batches, of all ranks
+    negotiated: int
+    negotiation_s: float  # all ranks together
+    wire_s: float
+    copy_s: float
+    tensors_a_batch: float
+    bytes_a_batch: float
+    fusion_bytes: int
+    changes: dict[str, int] = field(default_factory=dict)  # REPLAY, FREEZE, DRAIN: how often, on the rank with most
+
+    @property
+    def exposed(self) -> float:
+        """Share of a step in which ranks stand in ddl: the mean of them."""
+        return statistics.fmean(row.exposed for row in self.ranks) if self.ranks else 0.0
+
+
+def runs_of(events: Iterable[Event]) -> list[Run]:
+    """The batches of a trace."""
+    slices = [event for event in events if event.get("ph") == "X"]
+    phases: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for one in slices:
+        phases[one["pid"], one["tid"]].append(one)
+    found = []
+    for (pid, _), row in phases.items():
+        row.sort(key=lambda one: (one["ts"], -one["dur"]))
+        for i, top in enumerate(row):
+            args = top.get("args", {})
+            if "entered_us" in args:
+                found.append(_run(pid, top, row, i))
+    return sorted(found, key=lambda run: run.begun)
+
+
+def _run(pid: int, top: Event, row: Sequence[Event], at: int) -> Run:
+    args, begun, ended = top["args"], top["ts"] + top["args"]["entered_us"], top["ts"] + top["dur"]
+    before: Event = row[at - 1] if at else {"name": ""}
+    asked = before["name"].startswith("NEGOTIATE_") and before["args"]["batch"] == args["batch"]
+    negotiated = float(before["dur"]) if asked else 0.0
+    wire = copied_in = copied_out = 0.0
+    for one in row[at + 1 :]:
+        if one["ts"] >= ended or "entered_us" in one.get("args", {}):
+            break
+        if one["name"] == MEMCPY_IN:
+            copied_in += one["dur"]
+        elif one["name"] == MEMCPY_OUT:
+            copied_out += one["dur"]
+        elif one["name"].endswith("_" + top["name"]):
+            wire += one["dur"]
+    ready = top["ts"] - negotiated + max(args["ready_us"], default=0.0)
+    key = f"{args['set']}.{args['batch']}"
+    return Run(pid, key, top["name"], begun, ended, ready, wire, copied_in, copied_out, negotiated, args)
+
+
+def summarise(metadata: Mapping[str, Any], events: Sequence[Event]) -> Summary:
+    """Of what ``read_trace`` gives."""
+    runs = runs_of(events)
+    waits: dict[int, list[Interval]] = defaultdict(list)
+    changes: dict[int, Counter[str]] = defaultdict(Counter)
+    for event in events:
+        if event.get("name") == "WAIT":
+            waits[event["pid"]].append((event["ts"], event["ts"] + event["dur"]))
+        elif event.get("name") in ("REPLAY", "FREEZE", "DRAIN") and event.get("ph") in ("B", "X"):
+            changes[event["pid"]][event["name"]] += 1
+    late = _stragglers(runs)
+    by_rank: dict[int, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_rank[run.pid].append(run)
+    said = {one["pid"]: one for one in metadata.get("ranks", ())}
+    ranks = [_rank_row(pid, said.get(pid, {}), by_rank[pid], sorted(waits[pid]), late[pid]) for pid in sorted(by_rank)]
+    most = max(changes.values(), key=lambda counted: sum(counted.values()), default=Counter())
+    fused = [run for run in runs if run.kind == "ALLREDUCE"]
+    return Summary(
+        ranks=ranks,
+        batches=_batch_rows(runs, events),
+        tensors=_tensor_rows(runs, events),
+        replayed=sum(run.step is not None for run in runs),
+        negotiated=sum(run.step is None for run in runs),
+        negotiation_s=sum(run.negotiated for run in runs) / 1e6,
+        wire_s=sum(run.wire for run in runs) / 1e6,
+        copy_s=sum(run.copied_in + run.copied_out for run in runs) / 1e6,
+        tensors_a_batch=statistics.fmean(run.args["tensors"] for run in fused) if fused else 0.0,
+        bytes_a_batch=statistics.fmean(run.args["nbytes"] for run in fused) if fused else 0.0,
+        fusion_bytes=max((int(one.get("fusion_bytes", 0)) for one in said.values()), default=0),
+        changes=dict(most),
+    )
+
+
+def _rank_row(
+    pid: int, said: Mapping[str, Any], runs: Sequence[Run], waits: Sequence[Interval], late: list[float]
+) -> RankRow:
+    busy, stood = Cover((run.begun, run.ended) for run in runs), Cover(waits)
+    both = Cover(_common(stood.intervals, busy.intervals))
+    spans = _steps(runs)
+    steps = len(spans)
+    if not spans:
+        spans = [(runs[0].ready, max(run.ended for run in runs))]
+    spans = [span for span in spans if span[1] > span[0]] or [(0.0, 1.0)]
+    lengths = [end - begin for begin, end in spans]
+    exposed = [stood.of(span) / length for span, length in zip(spans, lengths)]
+    communication = [busy.of(span) / length for span, length in zip(spans, lengths)]
+    hidden = [
+        1.0 - both.of(span) / under_way
+        for span, length, share in zip(spans, lengths, communication)
+        if (under_way := share * length) > 0
+    ]
+    return RankRow(
+        rank=int(said.get("rank", pid)),
+        pid=pid,
+        host=str(said.get("host", "")),
+        steps=steps,
+        step_ms=statistics.median(lengths) / 1000,
+        exposed=statistics.median(exposed),
+        communication=statistics.median(communication),
+        overlap=statistics.median(hidden) if hidden else 0.0,
+        last=len(late),
+        late_ms=statistics.fmean(late) / 1000 if late else 0.0,
+        error_us=float(said.get("clock_error_us", 0.0)),
+        complete=bool(said.get("complete", True)),
+    )
+
+
+def _steps(runs: Sequence[Run]) -> list[Interval]:
+    """From the end of one period's last batch to that of the next, where they follow each other."""
+    ends: dict[tuple[str, int, int], float] = {}
+    for run in runs:
+        if run.step is not None:
+            ends[run.step] = max(ends.get(run.step, 0.0), run.ended)
+    return [
+        (before, end)
+        for (epoch, schedule, period), end in ends.items()
+        if (before := ends.get((epoch, schedule, period - 1)))
+    ]
+
+
+def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
+    """By rank: by how much it came last to a batch, behind the median of the others. One's own work counts, not the network's."""
+    batches: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        batches[run.key].append(run)
+    late: dict[int, list[float]] = defaultdict(list)
+    for members in batches.values():
+        if len({run.pid for run in members}) < 2:
+            continue
+        came = sorted((run.begun if run.step is not None else run.ready, run.pid) for run in members)
+        behind = came[-1][0] - statistics.median(at for at, _ in came[:-1])
+        late[came[-1][1]].append(behind)
+    return late
+
+
+def _batch_rows(runs: Sequence[Run], events: Iterable[Event]) -> list[BatchRow]:
+    names = _scheduled(events)
+    groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        args = run.args
+        place = (args["schedule"], args["position"]) if "position" in args else tuple(map(_plain, args["names"]))
+        groups[run.kind, place].append(run)
+    whole = sum(run.wire for run in runs) or 1.0
+    rows = []
+    for (kind, place), alike in groups.items():
+        first = alike[0].args
+        called = names.get(place, first["names"])
+        wire = sum(run.wire for run in alike)
+        rows.append(
+            BatchRow(
+                _short(called), kind, len(alike), first["tensors"], max(run.args["nbytes"] for run in alike),
+                wire / len(alike) / 1000, wire / whole,
+            )
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: -row.share)[:SHOWN]
+
+
+def _tensor_rows(runs: Sequence[Run], events: Iterable[Event]) -> list[TensorRow]:
+    names = _scheduled(events)
+    held: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        ready = run.args["ready_us"]
+        called = names.get((run.args.get("schedule"), run.args.get("position")), run.args["names"])
+        if len(ready) < 2 or len(called) != len(ready):
+            continue
+        *_, before, latest = sorted(ready)
+        held[called[ready.index(latest)] or "(a call without a name)"].append(latest - before)
+    rows = [TensorRow(name, len(times), statistics.fmean(times) / 1000) for name, times in held.items()]
+    return sorted(rows, key=lambda row: -row.held_ms * row.count)[:SHOWN]
+
+
+def _scheduled(events: Iterable[Event]) -> dict[Any, list[str]]:
+    told = [event["args"] for event in events if event.get("name") == "SCHEDULE"]
+    return {(args["schedule"], args["position"]): args["names"] for args in told}
+
+
+def _short(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    first, last = (_plain(name) or "(a call without a name)" for name in (names[0], names[-1]))
+    return first if len(names) < 2 else f"{first} … {last}"
+
+
+def _plain(name: str) -> str:
+    """Anonymous calls never have the same name twice."""
+    return "" if name.startswith("noname.") else name
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    merged: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
+    """What lies in both; each without overlaps, in order."""
+    found, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if begin < end:
+            found.append((begin, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+class Cover:
+    """A set of intervals, asked how much of a span lies in them."""
+
+    def __init__(self, intervals: Iterable[Interval]) -> None:
+        self.intervals = _union(intervals)
+        self._begins = [begin for begin, _ in self.intervals]
+
+    def of(self, span: Interval) -> float:
+        """In the unit of both."""
+        begin, end = span
+        at = max(bisect(self._begins, begin) - 1, 0)
+        found = 0.0
+        while at < len(self.intervals) and self._begins[at] < end:
+            found += max(min(self.intervals[at][1], end) - max(self._begins[at], begin), 0.0)
+            at += 1
+        return found

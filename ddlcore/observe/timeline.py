@@ -1,0 +1,128 @@
+"""One rank's file of a timeline: valid JSON whenever it is looked at, written by a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+from ddlcore.observe.records import Code, Ring
+from ddlcore.observe.scribe import Scribe
+
+__all__ = ["PART", "Timeline", "TraceFile", "part_of"]
+
+log = logging.getLogger("ddl")
+PART = "rank*.json"  # names of such files
+FLUSH_S = 0.2
+CHUNK = 32  # records worked on before other threads get a turn, which the write gives them
+CLOCK_S = 10.0  # from one look at the coordinator's clock to the next
+_END = b"\n]\n"
+
+Clock = Callable[[], "tuple[int, int] | None"]  # offset and error in ns; None: not to be had now
+
+
+def part_of(directory: Path, rank: int) -> Path:
+    """Where ``rank`` writes its part; a further one of the same process gets a number."""
+    number = 0
+    while True:
+        path = directory / (f"rank{rank}.{number}.json" if number else f"rank{rank}.json")
+        if not path.exists():
+            return path
+        number += 1
+
+
+class TraceFile:
+    """A list of events that grows at its end. Each write leaves a whole list, also for who reads in between."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where the file cannot be made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._at = 0  # where the end of the list stands
+        self._first = True
+        os.pwrite(self._fd, b"[" + _END, 0)
+        self._at = 1
+
+    def add(self, events: Sequence[str]) -> None:
+        """Events as JSON, in one write, over the end of the list: the kernel takes it whole, or the process was killed within it."""
+        if not events:
+            return
+        data = ("\n" if self._first else ",\n") + ",\n".join(events)
+        self._first = False
+        encoded = data.encode()
+        whole = encoded + _END
+        written = 0
+        while written < len(whole):
+            written += os.pwrite(self._fd, whole[written:], self._at + written)
+        self._at += len(encoded)
+
+    def close(self) -> None:
+        """No more will come."""
+        os.close(self._fd)
+
+
+class Timeline:
+    """From ``start`` to ``stop``: every so often what stands in the ring goes to the file."""
+
+    def __init__(self, ring: Ring, scribe: Scribe, path: Path, facts: Mapping[str, Any], clock: Clock) -> None:
+        """``clock``: how this rank's clock compares with the coordinator's. Raises OSError as TraceFile does."""
+        self.path = path
+        self._ring = ring
+        self._scribe = scribe
+        self._facts = dict(facts)
+        self._clock = clock
+        self._file = TraceFile(path)
+        self._stopping = threading.Event()
+        self._failed = False
+        self._thread = threading.Thread(target=self._run, name="ddl-timeline", daemon=True)
+
+    def start(self) -> None:
+        """Begins to write."""
+        self._add(self._scribe.begin(self._facts, perf_counter_ns()))
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Writes what is left, and closes the file. May be repeated."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        look_ns = 0
+        while True:
+            ended = self._stopping.wait(FLUSH_S)
+            self._flush()  # first: the coordinator's answer may take long
+            if ended or perf_counter_ns() >= look_ns:
+                self._look()
+                look_ns = perf_counter_ns() + int(CLOCK_S * 1e9)
+            if ended:
+                self._flush()
+                break
+        self._add(self._scribe.end(perf_counter_ns(), self._ring.lost))
+        self._file.close()
+
+    def _flush(self) -> None:
+        records = self._ring.take()
+        while chunk := list(islice(records, CHUNK)):
+            self._add(self._scribe.write(chunk))
+
+    def _look(self) -> None:
+        found = self._clock()
+        if found is not None:
+            self._ring.put(Code.CLOCK, perf_counter_ns(), *found)
+
+    def _add(self, events: Sequence[str]) -> None:
+        if self._failed:
+            return
+        try:
+            self._file.add(events)
+        except OSError as error:  # a full disk is no reason to end a training
+            self._failed = True
+            log.warning("timeline: %s: %s; nothing more is written", self.path, error.strerror)

@@ -1,0 +1,91 @@
+"""Brings together what a rank needs for tensors on devices: which kernels and transports, from what is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ddlcore.contracts.compressor import Compressor
+from ddlcore.contracts.device import DeviceRuntime
+from ddlcore.contracts.kernels import Kernels
+from ddlcore.contracts.transport import Transport
+from ddlcore.hooks import KernelsProvider
+from ddlcore.runtime.backend import AUTO
+from ddlcore.runtime.device_executor import DeviceExecutor
+from ddlcore.runtime.device_routes import BY_WAY_OF_HOST, SOLO, DeviceOpener, DeviceRoutes
+from ddlcore.runtime.devices import Devices
+from ddlcore.runtime.meter import Meter
+from ddlcore.runtime.process_sets import Opener, ProcessSets
+from ddlcore.runtime.routes import Offers, asked_for_devices
+from ddlcore.types import CPU, Device
+
+__all__ = ["Accelerators", "Shelf"]
+
+
+class Shelf(Offers, Protocol):
+    """What is installed; plug's registry is one."""
+
+    def kernels_for(self, kind: str) -> KernelsProvider:
+        """What serves a kind of device. Raises PluginError, saying what keeps each offer from that."""
+
+    def load(self, provider: Any) -> Any:
+        """The class that a provider names."""
+
+
+class Accelerators:
+    """Of one rank's job. ``solo`` makes the transport of a set of one; ``over`` says whether the job is."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        settings: Mapping[str, object],
+        opener: Opener,
+        sets: ProcessSets,
+        solo: Callable[[], Transport],
+        compressor: Callable[[str, Kernels], Compressor],
+        over: Callable[[], bool],
+        meter: Meter,
+        local_rank: int,
+        launched_by: str,
+    ) -> None:
+        self._shelf = shelf
+        self._solo = solo
+        self._local_rank = local_rank
+        self._backend = str(settings["backend"])
+        self._dense = str(settings["device_dense"])
+        self._by_host = self._dense == BY_WAY_OF_HOST
+        self._sparse_by_host = self._by_host or settings["device_sparse"] == BY_WAY_OF_HOST
+        self.devices = Devices(self._open, self._own, over, meter)
+        device_opener = DeviceOpener(shelf.transports.values, shelf.missing, self._build, self._wanted, launched_by)
+        sets.beside = routes = DeviceRoutes(opener, device_opener, sets, self.devices)
+        self.executor = DeviceExecutor(routes, compressor)
+
+    def label(self, device: Device, sparse: bool = False, by_host: bool = False) -> str:
+        """What a Spec calls ``device``, which is opened the first time; ranks that use several name them in one order.
+
+        ``sparse``: of a sparse gradient; ``by_host``: asked to go by way of the host. Any thread. Raises PluginError
+        where nothing serves that kind of device, DeviceError where it cannot be opened.
+        """
+        if device.kind == CPU.kind:
+            return CPU.kind
+        return self.devices.label(device, by_host or (self._sparse_by_host if sparse else self._by_host))
+
+    def _open(self, device: Device) -> DeviceRuntime:
+        runtime: DeviceRuntime = self._shelf.load(self._shelf.kernels_for(device.kind))()
+        runtime.open(device)
+        return runtime
+
+    def _own(self, kind: str, number: int) -> Device:
+        """Of the devices of a kind, the one that this rank would use by itself, and those behind it."""
+        count = self._shelf.load(self._shelf.kernels_for(kind)).count()
+        first = self._local_rank if count > self._local_rank else 0
+        return Device(kind, (first + number) % max(count, 1))
+
+    def _wanted(self, kind: str) -> str:
+        return self._dense if self._dense != AUTO else asked_for_devices(self._backend, kind, self._shelf)
+
+    def _build(self, name: str) -> Transport:
+        if name == SOLO:
+            return self._solo()
+        transport: Transport = self._shelf.load(self._shelf.transport(name))()
+        return transport

@@ -1,0 +1,86 @@
+"""What a device has under way that the host has yet to see to: batches that may be void, and memory in use.
+
+Batches are here only where no transport tells the hosts that all have taken part: the device does, when it is
+done. That is the hosts' one wait a step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ddlcore.runtime.executor import Deliver, Later
+from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.runtime.request import Entry
+from ddlcore.runtime.schedule import Launch
+
+__all__ = ["Aloft"]
+
+LOOK_S = 0.001  # between two looks while nobody waits
+SLICE_S = 0.0005  # of a wait: a batch that becomes ready meanwhile is launched first
+
+
+class Aloft:
+    """Of one engine. ``tidy`` lets go of memory that devices have done with, and says whether there is more."""
+
+    def __init__(self, completion: Completion, meter: Meter) -> None:
+        self.tidy: Callable[[], bool] = lambda: False
+        self._completion = completion
+        self._meter = meter
+        self._batches: deque[tuple[Launch[Entry], Later]] = deque()  # in the order of their queue
+        self._untidy = False
+
+    def add(self, launch: Launch[Entry], later: Later) -> None:
+        """It is queued, and may turn out void."""
+        self._batches.append((launch, later))
+
+    def used(self) -> None:
+        """A device has been given something to do, whose memory is to be let go of some day."""
+        self._untidy = True
+
+    def look_s(self) -> float | None:
+        """How long the engine may sleep before it is to look here; None: as long as it likes."""
+        return LOOK_S if self._batches or self._untidy else None
+
+    def is_due(self, slept: bool, stopped: bool) -> bool:
+        """Whether ``landed`` is to be called now: somebody waits for it, or there is something to see to."""
+        if not self._batches:
+            return slept and self._untidy
+        return slept or stopped or self._completion.wanted > 0 or _is_done(self._batches[0][1])
+
+    def landed(self) -> list[tuple[Launch[Entry], Deliver]]:
+        """What is done by now, in order; if somebody waits for that, after a moment's wait for the last of it.
+
+        Raises DeviceError where a device has failed, and nothing was done before that.
+        """
+        done: list[tuple[Launch[Entry], Deliver]] = []
+        if self._batches and self._completion.wanted > 0 and not _is_done(self._batches[0][1]):
+            begun_ns = now_ns()
+            self._batches[-1][1].event.wait(SLICE_S)
+            self._meter.device_ns += now_ns() - begun_ns
+        self._untidy = self.tidy()
+        try:
+            while self._batches and self._batches[0][1].event.done():
+                launch, later = self._batches.popleft()
+                done.append((launch, later.deliver))
+        except Exception:
+            if not done:
+                raise  # else next time: what is done must not be lost
+        return done
+
+    def all(self) -> list[tuple[Launch[Entry], Deliver]]:
+        """Everything, done or not; it is no longer here."""
+        batches, self._batches = self._batches, deque()
+        return [(launch, later.deliver) for launch, later in batches]
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+
+def _is_done(later: Later) -> bool:
+    """Whether the device has come to it, or failed before."""
+    try:
+        return later.event.done()
+    except Exception:  # ``landed`` raises it
+        return True

@@ -1,0 +1,114 @@
+"""Runs batches of tensors that lie on devices: on their queue where a transport serves it, else by way of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ddlcore.contracts.compressor import Compressor
+from ddlcore.contracts.kernels import Kernels
+from ddlcore.messages import Batch, Planned, Spec
+from ddlcore.runtime.device_routes import DeviceRoutes, OnDevice
+from ddlcore.runtime.devices import Lane
+from ddlcore.runtime.executor import Deliver, Later, Run, reduction, same, void
+from ddlcore.runtime.on_queue import Queued, queued
+from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.schedule import Launch
+from ddlcore.runtime.staging import HostRuns, Staging
+from ddlcore.types import Kind
+
+__all__ = ["DeviceExecutor"]
+
+Entries = Sequence[Entry | None]
+
+
+class DeviceExecutor:
+    """Belongs to the engine thread. ``compressor(name, kernels)`` makes a compressor over a device's kernels.
+
+    What is returned is complete when the device has come to the events of the outcomes: no handle waits for that.
+    """
+
+    def __init__(self, routes: DeviceRoutes, compressor: Callable[[str, Kernels], Compressor]) -> None:
+        self._routes = routes
+        self._compressor = compressor
+
+    def serve(self, host: HostRuns) -> None:
+        """``host`` runs what goes by way of the host."""
+        self._staging = Staging(host)
+
+    def execute(self, batch: Batch, entries: Entries, specs: Sequence[Spec]) -> list[Outcome | None]:
+        """A batch that was negotiated: every rank brings real data, or has joined, so that it cannot be void."""
+        route = self._routes.route(batch.set_id, specs[0].device)
+        if not self._on_queue(route, batch.kind, specs[0]):
+            return self._staging.execute(route, batch, entries, specs)
+        one = self._queued(route, batch.kind, specs, batch, again=False)
+        one.pack(entries)
+        return one.run(entries)
+
+    def arranged(self, planned: Planned, specs: Sequence[Spec]) -> Run:
+        """How a batch of a schedule is run."""
+        route = self._routes.route(planned.set_id, specs[0].device)
+        if not self._on_queue(route, planned.kind, specs[0]):
+            return self._staging.arranged(route, planned, specs)
+        run: Callable[[OnDevice, Queued, Launch[Entry], str], Deliver | Later]
+        run = self._confirmed if route.confirm is not None else self._apart
+        if planned.kind.is_ragged:
+            return partial(self._hole, route, planned.kind, specs, run)
+        return partial(run, route, self._queued(route, planned.kind, specs, None, again=True))
+
+    def _hole(
+        self,
+        route: OnDevice,
+        kind: Kind,
+        specs: Sequence[Spec],
+        run: Callable[[OnDevice, Queued, Launch[Entry], str], Deliver | Later],
+        launch: Launch[Entry],
+        use: str,
+    ) -> Deliver | Later:
+        assert launch.batch is not None
+        return run(route, self._queued(route, kind, specs, launch.batch, again=False), launch, use)
+
+    def _confirmed(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Deliver:
+        """All ranks tell each other's hosts that they bring real data, before the device is told to exchange it."""
+        assert route.confirm is not None
+        entries = launch.entries if use != "dummy" else None
+        if entries is None:
+            route.confirm(False)
+            return void
+        one.pack(entries)
+        if not route.confirm(True):
+            one.void(entries)
+            one.forget()
+            return void
+        outcomes = one.run(entries)
+        one.forget()
+        return partial(same, outcomes)
+
+    def _apart(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Later:
+        """The device exchanges what may be dummy data; the host learns by its event that all have taken part."""
+        entries: Entries = launch.entries if launch.entries is not None else [None] * len(one.specs)
+        if launch.entries is not None:
+            one.pack(entries)
+        later = one.run_apart(entries)
+        one.forget()
+        return later
+
+    def _on_queue(self, route: OnDevice, kind: Kind, spec: Spec) -> bool:
+        """Whether the device's own transport serves it; its capabilities are the same on all ranks."""
+        if route.transport is None:
+            return False
+        if kind not in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+            return True
+        capabilities = route.transport.capabilities_for(kind)
+        wire = self._lane_compressor(route.lane, spec.compressor).wire_dtype(spec.dtype)
+        return wire in capabilities.dtypes and reduction(spec, 1)[0] in capabilities.ops
+
+    def _queued(self, route: OnDevice, kind: Kind, specs: Sequence[Spec], batch: Batch | None, again: bool) -> Queued:
+        compressor = self._lane_compressor(route.lane, specs[0].compressor)
+        return queued(route, kind, specs, compressor, batch, again)
+
+    def _lane_compressor(self, lane: Lane, name: str) -> Compressor:
+        found = lane.compressors.get(name)
+        if found is None:
+            found = lane.compressors[name] = self._compressor(name, lane.kernels)
+        return found

@@ -1,0 +1,46 @@
+"""Lets batches appear by name in a framework's own profiler, for as long as somebody wants that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+from ddlcore.contracts.adapter import Adapter
+from ddlcore.messages import Batch, Planned
+from ddlcore.types import Kind
+
+__all__ = ["Ranges", "in_use", "ranges_of", "title"]
+
+Ranges = Callable[[str], AbstractContextManager[object]]
+
+
+def in_use(adapters: Iterable[tuple[str, Callable[[], Adapter]]]) -> list[Adapter]:
+    """Those whose module, which each is named with, this process has imported."""
+    return [build() for module, build in adapters if module in sys.modules]
+
+
+def ranges_of(adapters: Sequence[Adapter]) -> Ranges:
+    """A range in every profiler that may run: a framework that cannot tell whether its own does must not hide another's."""
+
+    def ranges(name: str) -> AbstractContextManager[object]:
+        found = [one for adapter in adapters if (one := adapter.range(name)) is not None]
+        if len(found) > 1:
+            return _all(found)
+        return found[0] if found else nullcontext()
+
+    return ranges
+
+
+@contextmanager
+def _all(ranges: Sequence[AbstractContextManager[object]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in ranges:
+            stack.enter_context(one)
+        yield
+
+
+def title(what: Batch | Planned) -> str:
+    """What a batch is called there: "ddl ALLREDUCE gradient.0.weight +7"."""
+    kind, names = Kind(what.kind).name, what.names
+    return f"ddl {kind} {names[0] if names else ''}{f' +{len(names) - 1}' if len(names) > 1 else ''}".rstrip()

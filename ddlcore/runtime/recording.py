@@ -1,0 +1,185 @@
+"""Turns the timeline of one rank's job on and off: hooks the recorder in, and brings the ranks' parts together."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Protocol
+
+from ddlcore.contracts.store import Store
+from ddlcore.errors import DdlInternalError
+from ddlcore.observe.clock import Reading, boot_id, compare
+from ddlcore.observe.gather import collect, send
+from ddlcore.observe.merge import merge, parts_in
+from ddlcore.observe.recorder import Recorder
+from ddlcore.observe.records import Ring
+from ddlcore.observe.scribe import Scribe
+from ddlcore.observe.timeline import Timeline, part_of
+from ddlcore.runtime.engine import Engine
+from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.inbox import Inbox
+from ddlcore.runtime.meter import Meter
+from ddlcore.runtime.process_sets import ProcessSets
+from ddlcore.types import Kind, Placement
+
+__all__ = ["Calls", "Recording", "parts_beside"]
+
+log = logging.getLogger("ddl")
+
+
+class Calls(Protocol):
+    """A job's ways to its inbox, which are other functions while a timeline is recorded."""
+
+    submit_entries: Callable[..., None]
+    again: Callable[..., None]
+    again_together: Callable[..., None]
+    at_once: Callable[..., None]
+
+
+def parts_beside(file: Path) -> Path:
+    """Where the ranks write, until it is merged into ``file``."""
+    return file.with_name(file.name + ".ranks")
+
+
+class Recording:
+    """One rank's. ``begin`` and ``end`` come from the user's threads; one timeline at a time."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        inbox: Inbox,
+        engine: Engine,
+        completion: Completion,
+        sets: ProcessSets,
+        meter: Meter,
+        store: Store,
+        clock: Callable[[], Reading],
+        launched: Placement,
+        ranks: Sequence[int],
+        facts: Mapping[str, object],
+    ) -> None:
+        """``launched``, ``ranks``: where this process is in the launch, and who of it is in this world.
+
+        ``facts``: what else a trace is to say of the job.
+        """
+        self._calls = calls
+        self._inbox = inbox
+        self._engine = engine
+        self._completion = completion
+        self._sets = sets
+        self._meter = meter
+        self._store = store
+        self._clock = clock
+        self._launched = launched
+        self._ranks = tuple(ranks)
+        self._facts = dict(facts)
+        self._lock = threading.Lock()
+        self._timeline: Timeline | None = None
+        self._file: Path | None = None  # None: the launcher merges
+        self._made = 0
+        self.unrecorded()
+
+    @property
+    def on(self) -> bool:
+        """Whether a timeline is being recorded."""
+        return self._timeline is not None
+
+    def begin(self, file: Path, mark_cycles: bool, directory: Path | None, world: str) -> None:
+        """Records from now on. ``directory``: where the launcher awaits the parts, which it merges itself.
+
+        Raises ValueError in one line where a timeline is being recorded, or its file cannot be written.
+        """
+        with self._lock:
+            if self._timeline is not None:
+                raise ValueError(f"a timeline is being recorded to {self._timeline.path}; call stop_timeline() first")
+            file = file.absolute()
+            if file.is_dir():
+                raise ValueError(f"timeline {file} is a directory; name a file")
+            self._made += 1
+            ring = Ring()
+            rank, host = self._launched.rank, socket.gethostname()
+            own = self._ranks.index(rank)
+            facts = {"rank": own, "size": len(self._ranks), "host": host, "world": world, **self._facts}
+            scribe = Scribe(rank, own, host, self._transport, mark_cycles)
+            try:
+                path = part_of(directory or parts_beside(file), rank)
+                timeline = Timeline(ring, scribe, path, facts, self._look)
+            except OSError as error:
+                raise ValueError(f"timeline {file}: {error.strerror} ({error.filename})") from None
+            self._file = None if directory is not None else file
+            self._timeline = timeline
+            timeline.start()
+            self._hook(Recorder(ring, self._meter))
+
+    def end(self, patience_s: float) -> None:
+        """Ends it, and on rank 0, unless the launcher does, merges what the others bring within ``patience_s``."""
+        with self._lock:
+            timeline, self._timeline = self._timeline, None
+            if timeline is None:
+                return
+            self.unrecorded()
+            timeline.stop()
+            if self._file is not None:
+                self._bring_together(self._file, timeline.path, patience_s)
+
+    # --- hooks
+
+    def _hook(self, recorder: Recorder) -> None:
+        self._engine.recorder = self._completion.recorder = recorder
+        self._calls.submit_entries = recorder.submitting(self._inbox.submit)
+        self._calls.again = recorder.starting(self._inbox.again)
+        self._calls.again_together = recorder.starting_together(self._inbox.again_together)
+        self._calls.at_once = recorder.starting(self._engine.at_once)
+
+    def unrecorded(self) -> None:
+        """The calls as they are without a recorder: nothing stands in between."""
+        self._engine.recorder = self._completion.recorder = None
+        self._calls.submit_entries = self._inbox.submit
+        self._calls.again = self._inbox.again
+        self._calls.again_together = self._inbox.again_together
+        self._calls.at_once = self._engine.at_once
+
+    # --- what the writing thread asks for
+
+    def _transport(self, set_id: int, kind: Kind) -> str:
+        try:
+            return self._sets.communicator(set_id).route.serving(kind).name
+        except DdlInternalError:  # removed meanwhile
+            return "ddl"
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            return compare(self._clock, perf_counter_ns, boot_id())
+        except (DdlInternalError, ValueError):  # the coordinator is gone; what was known before holds
+            return None
+
+    # --- without a launcher
+
+    def _bring_together(self, file: Path, path: Path, patience_s: float) -> None:
+        hosts = self._launched.hosts
+        first = self._ranks[0]
+        prefix = f"timeline/{self._made}/"
+        if self._launched.rank != first:
+            send(self._store, f"{prefix}{self._launched.rank}", path, hosts[self._launched.rank] == hosts[first])
+            if hosts[self._launched.rank] != hosts[first]:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    path.parent.rmdir()
+            return
+        missing = collect(self._store, prefix, self._ranks[1:], path.parent, patience_s)
+        if missing:
+            who = ", ".join(map(str, missing))
+            log.warning("timeline %s: rank %s had not stopped it within %g s", file, who, patience_s)
+        try:
+            for problem in merge(parts_in(path.parent), file):
+                log.warning("timeline %s: %s", file, problem)
+            if not missing:
+                shutil.rmtree(path.parent, ignore_errors=True)
+        except OSError as error:
+            log.warning("timeline %s: %s; the ranks' parts are in %s", file, error.strerror, path.parent)

@@ -1,0 +1,192 @@
+"""An allreduce of values that cannot be added as they travel: each rank adds one shard of every tensor of a batch.
+
+Each tensor is cut into as many pieces as there are ranks. Every rank encodes its pieces and sends each to the rank that
+adds it (alltoallv); that one decodes them, adds them in float32 in the order of ranks, encodes the sum, and all gather
+the sums (allgatherv). Nothing but transport memory changes before ``Summed`` is called; the compressor's state is
+committed with the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from ddlcore.contracts.compressor import Compressor
+from ddlcore.contracts.kernels import Kernels
+from ddlcore.contracts.transport import Memory, Work
+from ddlcore.messages import Spec
+from ddlcore.runtime.encoding import encode_once, state_name
+from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.runtime.process_sets import Communicator
+from ddlcore.runtime.request import Entry
+from ddlcore.types import Buffer, DType, ReduceOp
+
+__all__ = ["Sharder", "Summed"]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A rank's part of one tensor, in elements."""
+
+    begin: int
+    count: int
+    encoded: int  # elements of the wire type that it becomes
+
+
+class Sharder:
+    """Belongs to the engine thread."""
+
+    def __init__(self, kernels: Kernels, meter: Meter, finish: Callable[[Work], None]) -> None:
+        self._kernels, self._meter, self._finish = kernels, meter, finish
+        self._open: set[tuple[int, str]] = set()  # compressor, name: encoded, and no verdict yet
+
+    def allreduce(
+        self,
+        communicator: Communicator,
+        compressor: Compressor,
+        names: Sequence[str],
+        entries: Sequence[Entry | None],
+        specs: Sequence[Spec],
+        counts: Sequence[int],
+        use: str,
+        postscale: float,
+    ) -> Summed:
+        """Takes part; what is returned, called, writes the sums into the entries' targets.
+
+        An entry that is None brings zeros. ``use`` names the buffer that holds the sums till then.
+        """
+        size, me, dtype = len(communicator.ranks), communicator.rank, specs[0].dtype
+        wire = compressor.wire_dtype(dtype)
+        names = [state_name(communicator.set_id, name) for name in names]
+        pieces = [_pieces(count, size, dtype, compressor) for count in counts]
+        shards = [sum(tensor[rank].encoded for tensor in pieces) for rank in range(size)]  # elements of each
+        summed = Summed(self, compressor, names, entries, pieces, postscale, self._meter)
+        begun_ns = now_ns()
+        sent = communicator.buffers.get("shards", sum(shards), wire)
+        for rank, i, part in _walk(pieces, sent, range(size)):
+            self._encode_piece(summed, i, rank, part, dtype, specs[i].prescale)
+        self._meter.pack_ns += now_ns() - begun_ns
+        came = communicator.buffers.get("shards of others", size * shards[me], wire)
+        self._finish(communicator.transport.alltoallv(sent, came, [shards] * size))
+        begun_ns = now_ns()
+        mine = communicator.buffers.get("shard sums", shards[me], wire)
+        self._add(summed, [_cut(came, rank * shards[me], shards[me]) for rank in range(size)], mine, me, dtype)
+        self._meter.unpack_ns += now_ns() - begun_ns
+        gathered = communicator.buffers.get(use, sum(shards), wire)
+        self._finish(communicator.transport.allgatherv(mine, gathered, shards))
+        summed.parts = [part for _, _, part in _walk(pieces, gathered, range(size))]
+        return summed
+
+    def _encode_piece(self, summed: Summed, i: int, rank: int, part: Buffer, dtype: DType, scale: float) -> None:
+        entry, piece = summed.entries[i], summed.pieces[i][rank]
+        if entry is not None and entry.source is not None:
+            source = _cut(entry.source, piece.begin, piece.count)
+            self._encode(summed, _part_name(summed.names[i], rank), source, part, scale)
+        else:
+            nothing = _memory(piece.count, dtype)
+            self._kernels.fill_identity(nothing.address, nothing.count, dtype, ReduceOp.Sum)
+            encode_once(summed.compressor, nothing, part, 1.0)
+
+    def _add(self, summed: Summed, came: Sequence[Buffer], mine: Buffer, me: int, dtype: DType) -> None:
+        """The shards of this rank, one from every rank, into the encoded sums."""
+        sums = DType.F64 if dtype is DType.F64 else DType.F32
+        at = 0
+        for name, tensor in zip(summed.names, summed.pieces):
+            piece = tensor[me]
+            if not piece.count:
+                continue
+            decoded = [_memory(piece.count, sums) for _ in came]
+            for shard, target in zip(came, decoded):
+                summed.compressor.decode(_part_name(name, me), _cut(shard, at, piece.encoded), target, 1.0)
+            total = decoded[0]
+            self._kernels.reduce([d.address for d in decoded], total.address, piece.count, sums, ReduceOp.Sum)
+            self._encode(summed, _part_name(name, "sum"), total, _cut(mine, at, piece.encoded), 1.0)
+            at += piece.encoded
+
+    def _encode(self, summed: Summed, name: str, source: Buffer, target: Buffer, scale: float) -> None:
+        if not name:
+            encode_once(summed.compressor, source, target, scale)
+            return
+        key = (id(summed.compressor), name)
+        if key in self._open:  # its batch was void, and nobody said so: this rank had no data in it
+            summed.compressor.commit(name, False)
+        self._open.add(key)
+        summed.encoded.append(name)
+        summed.compressor.encode(name, source, target, scale)
+
+    def settle(self, compressor: Compressor, names: Sequence[str], valid: bool) -> None:
+        """The verdict on what was encoded under these names."""
+        for name in names:
+            if (id(compressor), name) in self._open:
+                self._open.discard((id(compressor), name))
+                compressor.commit(name, valid)
+
+
+class Summed:
+    """A batch whose sums stand encoded in transport memory."""
+
+    def __init__(
+        self,
+        sharder: Sharder,
+        compressor: Compressor,
+        names: Sequence[str],
+        entries: Sequence[Entry | None],
+        pieces: Sequence[Sequence[_Piece]],
+        postscale: float,
+        meter: Meter,
+    ) -> None:
+        self.compressor, self.names, self.entries, self.pieces = compressor, names, entries, pieces
+        self.encoded: list[str] = []  # names that wait for the verdict
+        self.parts: list[Buffer] = []  # the encoded sums, by rank and tensor, without the empty ones
+        self._sharder, self._postscale, self._meter = sharder, postscale, meter
+
+    def __call__(self) -> list[None]:
+        """The batch is valid: decodes the sums into the targets."""
+        begun_ns = now_ns()
+        parts = iter(self.parts)
+        for rank in range(len(self.pieces[0])):
+            for name, entry, tensor in zip(self.names, self.entries, self.pieces):
+                piece = tensor[rank]
+                if not piece.count:
+                    continue
+                part = next(parts)
+                if entry is not None and entry.target is not None:
+                    target = _cut(entry.target, piece.begin, piece.count)
+                    self.compressor.decode(_part_name(name, "sum"), part, target, self._postscale)
+        self._sharder.settle(self.compressor, self.encoded, True)
+        self._meter.unpack_ns += now_ns() - begun_ns
+        self._meter.encoded += sum(part.nbytes for part in self.parts)
+        return [None] * len(self.entries)
+
+    def void(self) -> None:
+        """The batch does not count: it comes again, and finds the compressor's state as it was."""
+        self._sharder.settle(self.compressor, self.encoded, False)
+
+
+def _part_name(name: str, part: int | str) -> str:
+    return f"{name}/{part}" if name else ""
+
+
+def _pieces(count: int, size: int, dtype: DType, compressor: Compressor) -> list[_Piece]:
+    bounds = [count * rank // size for rank in range(size + 1)]
+    counts = [end - begin for begin, end in pairwise(bounds)]
+    encoded = [compressor.encoded_count(dtype, piece) if piece else 0 for piece in counts]
+    return [_Piece(begin, piece, nencoded) for begin, piece, nencoded in zip(bounds, counts, encoded)]
+
+
+def _walk(pieces: Sequence[Sequence[_Piece]], whole: Buffer, ranks: Sequence[int]) -> Iterator[tuple[int, int, Buffer]]:
+    """(rank, tensor, its encoded piece) of everything in ``whole`` that is not empty, one behind the other."""
+    order = [(rank, i, tensor[rank]) for rank in ranks for i, tensor in enumerate(pieces) if tensor[rank].count]
+    begins = accumulate((piece.encoded for _, _, piece in order), initial=0)
+    for (rank, i, piece), begin in zip(order, begins):
+        yield rank, i, _cut(whole, begin, piece.encoded)
+
+
+def _cut(whole: Buffer, begin: int, count: int) -> Buffer:
+    return Buffer(whole.address + begin * whole.dtype.itemsize, count, whole.dtype, (count,), owner=whole.owner)
+
+
+def _memory(count: int, dtype: DType) -> Buffer:
+    memory = Memory(count * dtype.itemsize)
+    return Buffer(memory.address, count, dtype, (count,), owner=memory)

@@ -1,0 +1,183 @@
+"""Takes a batch of tensors on a device by way of the host: down to pinned memory, through the host's transport, up again.
+
+The host waits for the way down alone; the way up is queued.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from ddlcore.contracts.transport import Memory
+from ddlcore.messages import Batch, Planned, Spec
+from ddlcore.runtime.device_routes import OnDevice
+from ddlcore.runtime.devices import Lane
+from ddlcore.runtime.executor import Deliver, HostRun, Staged, void
+from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.schedule import Launch
+from ddlcore.types import Buffer, Kind
+
+__all__ = ["HostRuns", "Staging"]
+
+Entries = Sequence[Entry | None]
+Outcomes = list[Outcome | None]
+
+
+class HostRuns(Protocol):
+    """What runs batches of tensors in host memory; see runtime/executor.py."""
+
+    def execute_on_host(self, batch: Batch, entries: Entries, specs: Sequence[Spec]) -> Outcomes: ...
+
+    def arranged_on_host(self, planned: Planned, specs: Sequence[Spec]) -> HostRun: ...
+
+
+@dataclass
+class _Below:
+    """A batch as it stands in host memory."""
+
+    entries: list[Entry | None]
+    pinned: Memory
+    nbytes: int
+
+
+class Staging:
+    """``host`` moves what has come down."""
+
+    def __init__(self, host: HostRuns) -> None:
+        self._host = host
+
+    def execute(self, route: OnDevice, batch: Batch, entries: Entries, specs: Sequence[Spec]) -> Outcomes:
+        """A batch that was negotiated."""
+        below = self._down(route, batch.kind, entries)
+        return self._up(route, batch.kind, entries, below, self._host.execute_on_host(batch, below.entries, specs))
+
+    def arranged(self, route: OnDevice, planned: Planned, specs: Sequence[Spec]) -> HostRun:
+        """How a batch of a schedule is run: as one in host memory, with a way down before and a way up behind it."""
+        inner = self._host.arranged_on_host(planned, specs)
+
+        def run(launch: Launch[Entry], use: str) -> Deliver:
+            entries = launch.entries
+            if entries is None:
+                return inner(launch, use)
+            below = self._down(route, planned.kind, entries)
+            mirrored = Launch(launch.place, launch.position, _present(below), launch.batch, launch.number)
+            deliver = inner(mirrored, use)
+            if deliver is void:
+                route.lane.pinned.give(below.pinned)
+                return void
+
+            def up() -> Outcomes:
+                return self._up(route, planned.kind, entries, below, deliver())
+
+            return Staged(up, deliver.void) if isinstance(deliver, Staged) else up
+
+        return run
+
+    def _down(self, route: OnDevice, kind: Kind, entries: Entries) -> _Below:
+        """Copies what the others need of this rank's tensors to pinned memory, and waits until it is there."""
+        lane = route.lane
+        present = [entry for entry in entries if entry is not None]
+        buffers = [_source(entry) for entry in present]
+        nbytes = sum(buffer.nbytes for buffer in buffers)
+        pinned = lane.pinned.take(nbytes)
+        own_rank = route.host.ranks[route.host.rank]
+        if nbytes and (kind is not Kind.BROADCAST or present[0].spec.root == own_rank):
+            lane.after(buffers)
+            self._move_down(lane, kind, buffers, pinned)
+            lane.wait(lane.mark([*(buffer.owner for buffer in buffers), pinned]))
+        places = iter(_offsets(buffers))
+        mirrored = [None if e is None else _mirror(e, pinned, pinned.address + next(places)) for e in entries]
+        return _Below(mirrored, pinned, nbytes)
+
+    def _move_down(self, lane: Lane, kind: Kind, buffers: Sequence[Buffer], pinned: Memory) -> None:
+        if kind is Kind.ALLREDUCE and len(buffers) > 1:  # all of one type
+            dtype, nbytes = buffers[0].dtype, sum(buffer.nbytes for buffer in buffers)
+            together = lane.pool.take(nbytes)
+            sources, counts = [buffer.address for buffer in buffers], [buffer.count for buffer in buffers]
+            lane.kernels.pack(sources, counts, dtype, together.address, dtype)
+            lane.queue.copy(together.address, pinned.address, nbytes)
+            lane.pool.give(together)
+            return
+        for at, buffer in zip(_offsets(buffers), buffers):
+            if buffer.count:
+                lane.queue.copy(buffer.address, pinned.address + at, buffer.nbytes)
+
+    def _up(self, route: OnDevice, kind: Kind, entries: Entries, below: _Below, outcomes: Outcomes) -> Outcomes:
+        """Queues the results' way to where the user wants them."""
+        lane = route.lane
+        if kind not in (Kind.ALLREDUCE, Kind.BROADCAST):
+            lane.pinned.give(below.pinned)
+            pairs = zip(entries, outcomes)
+            return [one if e is None or one is None else self._lifted(lane, one) for e, one in pairs]
+        present = [entry for entry in entries if entry is not None]
+        targets = [_target(entry) for entry in present]
+        if below.nbytes:
+            lane.after([*map(_source, present), *targets])
+            self._move_up(lane, targets, below)
+        event = lane.mark([*(_source(one).owner for one in present), *(one.owner for one in targets), below.pinned])
+        lane.pinned.give(below.pinned, event)
+        return [Outcome(event=event)] * len(entries)
+
+    def _move_up(self, lane: Lane, targets: Sequence[Buffer], below: _Below) -> None:
+        if len(targets) == 1:
+            lane.queue.copy(below.pinned.address, targets[0].address, below.nbytes)
+            return
+        dtype = targets[0].dtype
+        together = lane.pool.take(below.nbytes)
+        lane.queue.copy(below.pinned.address, together.address, below.nbytes)
+        places, counts = [target.address for target in targets], [target.count for target in targets]
+        lane.kernels.unpack(together.address, dtype, places, counts, dtype)
+        lane.pool.give(together)
+
+    def _lifted(self, lane: Lane, outcome: Outcome) -> Outcome:
+        """A result that the host's transport has left in memory of its own, on the device."""
+        memory = outcome.memory
+        assert memory is not None
+        nbytes = memory.nbytes
+        pinned, lifted = lane.pinned.take(nbytes), lane.runtime.allocate(max(nbytes, 1))
+        if nbytes:
+            ctypes.memmove(pinned.address, memory.address, nbytes)
+            lane.queue.copy(pinned.address, lifted.address, nbytes)
+        event = lane.mark([pinned, lifted])
+        lane.pinned.give(pinned, event)
+        return Outcome(lifted, outcome.rows, outcome.digests, event=event)
+
+
+def _present(below: _Below) -> list[Entry]:
+    return [entry for entry in below.entries if entry is not None]
+
+
+def _source(entry: Entry) -> Buffer:
+    assert entry.source is not None
+    return entry.source
+
+
+def _target(entry: Entry) -> Buffer:
+    assert entry.target is not None
+    return entry.target
+
+
+def _offsets(buffers: Sequence[Buffer]) -> list[int]:
+    return [0, *accumulate(buffer.nbytes for buffer in buffers)][: len(buffers)]
+
+
+def _mirror(entry: Entry, pinned: Memory, address: int) -> Entry:
+    """The same operation on host memory, in place."""
+    source = _source(entry)
+    copy = Buffer(address, source.count, source.dtype, source.shape, source.strides, owner=pinned)
+    target = copy if entry.target is not None else None
+    return Entry(
+        entry.handle,
+        entry.slot,
+        entry.set_id,
+        entry.name,
+        entry.spec,
+        entry.spec_bytes,
+        copy,
+        target,
+        entry.rows,
+        entry.digest,
+    )

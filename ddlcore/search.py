@@ -1,0 +1,110 @@
+"""Builds the search for better settings that a job's settings ask for: its knobs, its tuner, where it begins."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from ddlcore.config import Settings, Value
+from ddlcore.contracts.tuner import Knob, Tuner
+from ddlcore.errors import TransportError
+from ddlcore.plug.registry import Registry
+from ddlcore.runtime.routes import Route, choose_route
+from ddlcore.tune.log import CsvLog
+from ddlcore.tune.pilot import Pilot, Plan, Watcher
+from ddlcore.tune.space import COMPRESSION, CORE, choose
+from ddlcore.types import Member
+
+__all__ = ["build_pilot", "chosen_tuner", "plan_search"]
+
+FIXED_BY = ("flag", "env")  # what the user has said this way is not searched
+SEED = 1
+
+
+def build_pilot(
+    settings: Settings,
+    registry: Registry,
+    hosts: Sequence[int] | None,
+    launcher: str = "",
+    watchers: Sequence[Watcher] = (),
+    warm: Sequence[Mapping[str, Value]] = (),
+) -> Pilot:
+    """The search. ``hosts``: the host index of each rank, None where it is not known yet; ``launcher``: what starts them.
+
+    Raises ValueError or PluginError, in one line, for settings that make no sense.
+    """
+    if not settings["replay"]:
+        raise ValueError("autotune measures steps that are replayed, and replay is off; leave --no-replay out")
+    log = settings.text("autotune_log")
+    own: list[Watcher] = [CsvLog(log)] if log else []
+    return Pilot(plan_search(settings, registry, hosts, launcher, warm), [*own, *watchers])
+
+
+def plan_search(
+    settings: Settings,
+    registry: Registry,
+    hosts: Sequence[int] | None,
+    launcher: str = "",
+    warm: Sequence[Mapping[str, Value]] = (),
+) -> Plan:
+    """What is searched, from where, and how. Raises as ``build_pilot``."""
+    default: dict[str, Value] = {name: value for name, value in settings.items() if name != "overlap"}
+    across = 2 if hosts is None else len(set(hosts))
+    default["overlap"] = "on" if settings.overlaps(across) else "off"
+    fixed = [name for name in settings if settings.source(name) in FIXED_BY]
+    knobs = choose(_knobs(settings, registry, hosts, launcher), fixed)
+    if not knobs:
+        raise ValueError(
+            "autotune: every setting that could be searched is given by a flag or variable; leave some out"
+        )
+    make = partial(_make_tuner, registry, chosen_tuner(settings, registry))
+    make(knobs)  # imports what it needs now, and not while the ranks train
+    return Plan(
+        knobs,
+        {knob.name: default[knob.name] for knob in knobs},
+        make,
+        settings.whole("autotune_trials"),
+        settings.whole("autotune_steps"),
+        settings.whole("autotune_warmup_steps"),
+        tuple(warm),
+    )
+
+
+def chosen_tuner(settings: Settings, registry: Registry) -> str:
+    """The name of the tuner that is taken. Raises PluginError where the one that is wanted cannot be."""
+    name = settings.text("tuner")
+    if name == "auto":
+        bayes = registry.tuners.get("bayes")
+        return "grid" if bayes is None or registry.missing(bayes) else "bayes"
+    registry.load(registry.tuner(name))
+    return name
+
+
+def _make_tuner(registry: Registry, name: str, knobs: Sequence[Knob]) -> Tuner:
+    return registry.load(registry.tuner(name))(knobs, SEED)
+
+
+def _knobs(settings: Settings, registry: Registry, hosts: Sequence[int] | None, launcher: str) -> list[Knob]:
+    """The core's, and those of what the ranks will use."""
+    knobs = list(CORE)
+    if settings["autotune_compression"]:
+        knobs.append(COMPRESSION)
+    knobs += registry.fusion_policy(settings.text("fusion_policy")).knobs
+    if hosts is None or len(hosts) < 2:
+        return knobs
+    members = [Member(rank, host) for rank, host in enumerate(hosts)]
+    with contextlib.suppress(TransportError):  # the ranks themselves will say so, if they call init at all
+        route = choose_route(settings.text("backend"), members, registry, launcher)
+        knobs += _flat_or_not(settings.text("backend"), route)
+        for provider in dict.fromkeys(route.providers()):
+            knobs += provider.knobs
+    return knobs
+
+
+def _flat_or_not(backend: str, route: Route) -> list[Knob]:
+    """Across hosts: the sums of the hosts, or every rank for itself."""
+    if not route.parts or route.kinds:
+        return []
+    cross = route.parts[1].name
+    return [Knob("backend", choices=(backend, cross), reopens=True, doc="by hosts first, or flat")]

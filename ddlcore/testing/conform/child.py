@@ -1,0 +1,176 @@
+"""The process that runs one plugin's suite under pytest, and tells each result as it comes, as a line of JSON.
+
+Started by watch.py as ``python -m ddlcore.testing.conform.child ORDER``, where the file ORDER says what to do. It may
+hang or crash in the plugin's native code: then its last line says which test it was in.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import traceback
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlcore.testing.conform.doors import DOORS, Subject, subjects, suites_of
+from ddlcore.testing.conform.unwritten import unwritten
+
+__all__ = ["main", "suites"]
+
+CRASHED = 70  # exit code of a test that was not over in time
+_SOURCE = "from ddlcore.testing.conform import child\nglobals().update({one.__name__: one for one in child.suites()})\n"
+_current: dict[str, Any] = {}  # what the collected file is made of; this process has one session
+
+
+def main(order: str) -> int:
+    """Obeys the file ``order``; its exit code is 0 where the session came to its end, whatever the tests said."""
+    wanted = json.loads(Path(order).read_text())
+    words = open(wanted["words"], "a", buffering=1)  # noqa: SIM115  # closed with the process
+    stderr = os.fdopen(os.dup(2), "w")  # pytest takes the other one for what tests write
+    faulthandler.enable(stderr)
+    teller = _Teller(words, stderr, wanted)
+    try:
+        _prepare(wanted, teller)
+    except Exception as error:
+        teller.say(refused=f"{error}" if type(error).__name__ == "PluginError" else _one_line(error))
+        return 0
+    folder = Path(order).parent
+    (folder / "test_conform.py").write_text(_SOURCE)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    arguments = ["-q", "-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--import-mode=importlib"]
+    arguments += ["-p", "no:cacheprovider", "-p", "no:faulthandler", str(folder / "test_conform.py")]
+    code = pytest.main(arguments, plugins=[teller])
+    return 0 if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED) else 1
+
+
+def suites() -> list[Any]:
+    """The classes that pytest collects."""
+    found: list[Any] = _current["suites"]
+    return found
+
+
+def _prepare(wanted: Mapping[str, Any], teller: _Teller) -> None:
+    from ddlcore.plug.settings import settings_of
+
+    registry = settings_of(os.environ)[1]
+    (subject,) = subjects(registry, wanted["name"], wanted["door"])
+    tested, classes = suites_of(subject, registry)
+    _current["suites"] = [_collected(suite, subject) for suite in classes]
+    teller.say(unwritten=_to_write(subject, tested, classes))
+
+
+def _to_write(subject: Subject, tested: Any, classes: list[Any]) -> list[str]:
+    own = [suite for suite in classes if not suite.__module__.startswith("ddlcore.")]
+    lines = unwritten(tested, DOORS[subject.door].contract)
+    return lines + [line for suite in own for line in unwritten(suite, type("", (), {}))]
+
+
+def _collected(suite: Any, subject: Subject) -> Any:
+    """pytest wants names that begin with Test; a suite of a plugin's need not have one, nor __test__."""
+    told = {"provider": subject.provider} if hasattr(suite, "provider") else {}
+    return type(f"Test{suite.__name__.removeprefix('Test')}", (suite,), {"__test__": True, **told})
+
+
+class _Teller:
+    """A plugin of pytest that says what happens, and lets no test last longer than it may."""
+
+    def __init__(self, words: Any, stderr: Any, wanted: Mapping[str, Any]) -> None:
+        self._words, self._stderr = words, stderr
+        self._only, self._done = wanted["only"], set(wanted["done"])
+        self._test_s: float = wanted["test_s"]
+        self._skips: dict[str, str] = {}
+
+    def say(self, **word: object) -> None:
+        self._words.write(json.dumps(word) + "\n")
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self._only:
+            items[:] = [item for item in items if any(_matches(_name(item), only) for only in self._only)]
+        names = [_name(item) for item in items]
+        items[:] = [item for item in items if _name(item) not in self._done]
+        self.say(collected=names)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.say(refused=str(report.longrepr).strip().splitlines()[-1])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self.say(begin=_name(item))
+        faulthandler.dump_traceback_later(self._test_s, exit=True, file=self._stderr)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        word: dict[str, object] = {"name": _name(item), "seconds": round(call.duration, 4)}
+        if report.skipped:
+            self.say(end={**word, "outcome": "skipped", "reason": _skip_reason(report)})
+        elif report.failed:
+            error = call.excinfo.value if call.excinfo else None
+            self.say(end={**word, "outcome": "failed", "phase": call.when, **_failure(error)})
+        elif call.when == "call":
+            self.say(end={**word, "outcome": "passed"})
+        return report
+
+
+def _name(item: pytest.Item) -> str:
+    return item.nodeid.rpartition("::")[2]
+
+
+def _matches(name: str, only: str) -> bool:
+    return only in (name, name.partition("[")[0])
+
+
+def _skip_reason(report: Any) -> str:
+    if hasattr(report, "wasxfail"):
+        return f"expected to fail: {report.wasxfail.removeprefix('reason: ')}"
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return str(text).removeprefix("Skipped: ")
+
+
+def _failure(error: BaseException | None) -> dict[str, str]:
+    if error is None:
+        return {"reason": "it failed without an error"}
+    missing = _not_implemented(error)
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"reason": _one_line(error), "detail": text[-20_000:], "unwritten": missing}
+
+
+def _one_line(error: BaseException) -> str:
+    """Its words, of the first paragraph; an assertion's need no name of a class."""
+    text = " ".join(str(error).partition("\nTraceback")[0].split("\n--- ")[0].split())
+    name = "" if isinstance(error, AssertionError) and text else f"{type(error).__name__}: "
+    return (name + text)[:600]
+
+
+def _not_implemented(error: BaseException | None, depth: int = 0) -> str:
+    """The method that raised NotImplementedError, where that is what it comes from; else empty."""
+    if error is None or depth > 8:
+        return ""
+    if isinstance(error, NotImplementedError):
+        frame = error.__traceback__
+        while frame is not None and frame.tb_next is not None:
+            frame = frame.tb_next
+        return frame.tb_frame.f_code.co_name if frame is not None else "?"
+    inner = [*getattr(error, "exceptions", ()), error.__cause__, error.__context__]
+    return next((found for one in inner if (found := _not_implemented(one, depth + 1))), "")
+
+
+if __name__ == "__main__":
+    sys.modules.update(
+        {"ddlcore.testing.conform.child": sys.modules["__main__"]}
+    )  # what is collected meets this session
+    _code = main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(_code)  # past threads that hang in what was tested

@@ -1,0 +1,86 @@
+"""``ddl conform``: finds the plugin, runs its suites one after the other, and prints what came out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from ddlcore.errors import PluginError
+from ddlcore.plug.settings import settings_of
+from ddlcore.testing.conform.doors import DOORS, Subject, subjects
+from ddlcore.testing.conform.report import as_json, as_text, succeeded
+from ddlcore.testing.conform.watch import Run
+from ddlcore.testing.conform.watch import conform as run_suite
+
+__all__ = ["conform"]
+
+NEEDED = ("pytest", "hypothesis", "ml_dtypes")
+TEST_S = 60.0
+
+
+@click.command()
+@click.argument("name")
+@click.option("--door", type=click.Choice(list(DOORS)), help="Which of several things of that name.")
+@click.option("--only", multiple=True, metavar="TEST", help="Run this test alone; may be given several times.")
+@click.option(
+    "--test-timeout", default=TEST_S, show_default=True, metavar="SECONDS", help="How long one test may take."
+)
+@click.option("--json", "for_machines", is_flag=True, help="Print it for machines.")
+def conform(name: str, door: str | None, only: tuple[str, ...], test_timeout: float, for_machines: bool) -> int:
+    """Run the conformance kit on an installed plugin.
+
+    NAME is what the plugin is called by, such as shm, or its distribution. Exit code: 0 where everything passed, 1 where
+    something failed or is still to be written, 2 where nothing could be run.
+    """
+    missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
+    if missing:
+        raise click.ClickException(f"ddl conform: {', '.join(missing)} not installed; pip install 'ddlcore[testing]'")
+    try:
+        registry = settings_of(os.environ)[1]
+        found = subjects(registry, name, door or "")
+        for subject in found:
+            if subject.missing and not subject.provider.suite_over:
+                raise PluginError(f"{subject} cannot be used: {subject.missing}")
+    except (PluginError, ValueError) as error:
+        raise click.ClickException(f"ddl conform: {error}") from None
+    runs = []
+    for subject in found:
+        runs.append(_run(subject, only, test_timeout))
+        if not for_machines:
+            click.echo(as_text(runs[-1], bool(only)) + ("\n" if subject is not found[-1] else ""))
+    if for_machines:
+        click.echo(json.dumps([as_json(run, bool(only)) for run in runs], indent=2))
+    if any(run.refused or not run.results for run in runs):
+        return _nothing(runs, only)
+    return 0 if all(map(succeeded, runs)) else 1
+
+
+def _nothing(runs: list[Run], only: tuple[str, ...]) -> int:
+    if not any(run.refused for run in runs):
+        click.echo(f"ddl conform: no test is called {' or '.join(only)}", err=True)
+    return 2
+
+
+def _run(subject: Subject, only: tuple[str, ...], test_s: float) -> Run:
+    with _progress(str(subject)) as told:
+        return run_suite(subject, test_s=test_s, only=only, told=told)
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Any]:
+    """A line that moves, where somebody is looking."""
+    if not sys.stderr.isatty():
+        yield lambda done, all_, name: None
+        return
+    from rich.console import Console
+    from rich.status import Status
+
+    with Status(title, console=Console(stderr=True)) as status:
+        yield lambda done, all_, name: status.update(f"{title}: {done} of {all_}, {name}")

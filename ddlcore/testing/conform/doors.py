@@ -1,0 +1,163 @@
+"""Which suite tests what a plugin offers: its own, which its provider names, or the kit's for the door."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddlcore.contracts import Adapter, Compressor, FusionPolicy, Launcher, Transport, Tuner
+from ddlcore.errors import PluginError
+from ddlcore.hooks import Provider
+from ddlcore.plug import Registry
+
+__all__ = ["DOORS", "Door", "Subject", "contract_methods", "subjects", "suites_of"]
+
+
+@dataclass(frozen=True)
+class Door:
+    """One door that has a suite."""
+
+    table: str  # attribute of the registry
+    word: str  # for messages
+    suite: str  # "module:Class" in the kit, which a plugin's own must extend
+    standard: str  # "module:function" that makes one from (provider, class, registry); empty: the plugin must bring one
+    contract: type  # whose methods are to be written
+
+
+DOORS: Mapping[str, Door] = {
+    "transport": Door(
+        "transports",
+        "transport",
+        "ddlcore.testing.transports:TransportSuite",
+        "ddlcore.testing.conform.standard:transport",
+        Transport,
+    ),
+    "adapter": Door("adapters", "adapter", "ddlcore.testing.adapters:AdapterSuite", "", Adapter),
+    "fusion": Door(
+        "fusion_policies",
+        "fusion policy",
+        "ddlcore.testing.fusion:FusionSuite",
+        "ddlcore.testing.conform.standard:fusion",
+        FusionPolicy,
+    ),
+    "tuner": Door(
+        "tuners", "tuner", "ddlcore.testing.tuners:TunerSuite", "ddlcore.testing.conform.standard:tuner", Tuner
+    ),
+    "compressor": Door(
+        "compressors",
+        "compressor",
+        "ddlcore.testing.compressors:CompressorSuite",
+        "ddlcore.testing.conform.standard:compressor",
+        Compressor,
+    ),
+    "launcher": Door(
+        "launchers",
+        "launcher",
+        "ddlcore.testing.launchers:LauncherSuite",
+        "ddlcore.testing.conform.standard:launcher",
+        Launcher,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is tested: one provider behind one door."""
+
+    door: str  # key of DOORS
+    provider: Provider
+    origin: str  # its distribution, name and version
+    missing: str = ""  # what keeps it from being used here; then only a suite that stands by itself can run
+
+    def __str__(self) -> str:
+        word = DOORS[self.door].word
+        return f"{self.provider.name}, {'an' if word[0] in 'aeiou' else 'a'} {word} of {self.origin}"
+
+
+def subjects(registry: Registry, name: str, door: str = "") -> list[Subject]:
+    """Everything of that name that has a suite; ``name`` may also be a distribution's.
+
+    Raises PluginError, in one line, where there is nothing of the kind.
+    """
+    all_of_them = [
+        Subject(key, provider, str(registry.distribution(provider)))
+        for key, row in DOORS.items()
+        if door in ("", key)
+        for provider in getattr(registry, row.table).values()
+    ]
+    found = [one for one in all_of_them if one.provider.name == name]
+    found = found or [one for one in all_of_them if _plain(one.origin.partition(" ")[0]) == _plain(name)]
+    found = [replace(one, missing=registry.missing(one.provider)) for one in found]
+    if not found:
+        where = f"no {DOORS[door].word}" if door else "nothing that has a suite"
+        known = ", ".join(dict.fromkeys(one.provider.name for one in all_of_them))
+        refused = "".join(f"; {problem}" for problem in registry.problems if f"'{name}'" in problem)
+        raise PluginError(f"{where} is called '{name}'; there are {known or 'none'} (`ddl plugins` shows all){refused}")
+    return found
+
+
+def suites_of(subject: Subject, registry: Registry) -> tuple[Any, list[Any]]:
+    """The class that is tested, and the suite classes that test it.
+
+    Raises PluginError where the provider's own suite is none, or the door needs one and the provider names none.
+    """
+    row = DOORS[subject.door]
+    tested = _tested(subject, registry)
+    standard = _named(row.suite)
+    if subject.provider.suite:
+        suite = _own(subject)
+        if not (isinstance(suite, type) and issubclass(suite, standard)):
+            raise PluginError(f"{subject}: its suite {subject.provider.suite} is no {standard.__name__}")
+        return tested, [suite, *_besides(subject, registry)]
+    if not row.standard:
+        raise PluginError(
+            f"{subject}: its provider names no suite; write a subclass of ddlcore.testing.{standard.__name__} "
+            'that says how tensors are made, and name it by suite="module:Class"'
+        )
+    return tested, [_named(row.standard)(subject.provider, tested, registry), *_besides(subject, registry)]
+
+
+def _tested(subject: Subject, registry: Registry) -> Any:
+    if not (subject.missing and subject.provider.suite_over):
+        return registry.load(subject.provider)  # type: ignore[call-overload]  # each provider by its own overload
+    try:
+        return _named(subject.provider.target)
+    except Exception as error:  # whatever a foreign module raises while it is imported
+        text = f"{subject} cannot be used: {subject.missing}; nor does it load ({type(error).__name__}: {error})"
+        raise PluginError(text) from error
+
+
+def _besides(subject: Subject, registry: Registry) -> list[Any]:
+    """What the kit tests of its own accord, whatever the plugin's suite is."""
+    if subject.door != "transport":
+        return []
+    return [_named("ddlcore.testing.conform.standard:killed")(subject.provider, registry)]
+
+
+def _own(subject: Subject) -> Any:
+    try:
+        return _named(subject.provider.suite)
+    except Exception as error:  # whatever a foreign module raises while it is imported
+        raise PluginError(
+            f"{subject}: its suite {subject.provider.suite} cannot be loaded ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _named(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def contract_methods(contract: type) -> Sequence[str]:
+    """The public methods of a contract, in the order in which they stand there."""
+    return [name for name, value in vars(contract).items() if callable(value) and not name.startswith("_")]

@@ -1,0 +1,119 @@
+"""What `ddl conform` prints of a run, as text and for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ddlcore.testing.conform.watch import Run
+from ddlcore.testing.levels import BASIC, FAULT_TOLERANT, FULL, Result, highest, level_of, reached
+
+__all__ = ["as_json", "as_text", "succeeded"]
+
+WIDTH = 118
+
+
+def succeeded(run: Run) -> bool:
+    """Whether everything that ran passed, and something did."""
+    outcomes = {result.outcome for result in run.results}
+    return not run.refused and "failed" not in outcomes and "passed" in outcomes and not run.unwritten
+
+
+def as_json(run: Run, partial: bool) -> dict[str, Any]:
+    """Everything, each case by itself. ``partial``: some tests were left out by the user, so no level is reached."""
+    level, why = reached(run.subject.door, run.results)
+    name, _, version = run.subject.origin.partition(" ")
+    return {
+        "name": run.subject.provider.name,
+        "door": run.subject.door,
+        "distribution": name,
+        "version": version,
+        "level": None if partial or run.refused else level,
+        "highest": highest(run.subject.door),
+        "next": None if partial or run.refused else why,
+        "ok": succeeded(run),
+        "refused": run.refused,
+        "over": run.subject.provider.suite_over,
+        "missing": run.subject.missing,
+        "unwritten": run.unwritten,
+        "seconds": round(run.seconds, 2),
+        "tests": [
+            {
+                "name": result.name,
+                "level": level_of(run.subject.door, result.test),
+                "outcome": result.outcome,
+                "reason": result.reason,
+                "seconds": result.seconds,
+                **({"detail": result.detail} if result.detail else {}),
+                **({"unwritten": result.unwritten} if result.unwritten else {}),
+            }
+            for result in run.results
+        ],
+    }
+
+
+def as_text(run: Run, partial: bool) -> str:
+    """A line for each standard test, level by level; then what failed and why, what is to be written, and the level."""
+    door = run.subject.door
+    lines = [str(run.subject), *(f"  {line}" for line in _over(run))]
+    if run.refused:
+        return "\n".join([*lines, f"  nothing ran: {run.refused}"])
+    for level in (BASIC, FULL, FAULT_TOLERANT):
+        here = [result for result in run.results if level_of(door, result.test) == level]
+        if here:
+            lines += ["", f"  {level}", *(f"    {line}" for line in _by_test(here))]
+    failures = [result for result in run.results if result.outcome == "failed"]
+    if failures:
+        lines += ["", "  failed, and why", *(f"    {line}" for line in _failures(failures))]
+    if run.unwritten:
+        lines += ["", "  still to be written", *(f"    {line}" for line in run.unwritten)]
+    return "\n".join([*lines, "", *(f"  {line}" for line in _end(run, partial))])
+
+
+def _over(run: Run) -> Iterator[str]:
+    """What was not tested, where the suite has something else in its place."""
+    subject = run.subject
+    if subject.provider.suite_over:
+        yield f"its suite runs over {subject.provider.suite_over}"
+    if subject.missing:
+        yield f"{subject.provider.name} itself cannot be used here: {subject.missing}"
+
+
+def _by_test(results: Sequence[Result]) -> Iterator[str]:
+    for test in dict.fromkeys(result.test for result in results):
+        cases = [result for result in results if result.test == test]
+        counts = {o: sum(r.outcome == o for r in cases) for o in ("passed", "failed", "skipped")}
+        word = "FAILED " if counts["failed"] else "passed " if counts["passed"] else "skipped"
+        text = f"{word}  {test}"
+        if len(cases) > 1:
+            text += "  " + ", ".join(f"{n} {o}" for o, n in counts.items() if n)
+        reasons = list(dict.fromkeys(r.reason for r in cases if r.outcome == "skipped"))
+        yield text + (f": {_cut('; '.join(reasons))}" if reasons else "")
+
+
+def _failures(failures: Sequence[Result]) -> Iterator[str]:
+    """Each reason once, with the tests that it failed."""
+    by_reason: dict[str, list[str]] = {}
+    for result in failures:
+        key = f"{result.unwritten}() is still to be written" if result.unwritten else _cut(result.reason, 400)
+        by_reason.setdefault(key, []).append(result.name)
+    for reason, names in by_reason.items():
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        yield shown
+        yield f"  {reason}"
+
+
+def _end(run: Run, partial: bool) -> Iterator[str]:
+    counts = [(o, sum(r.outcome == o for r in run.results)) for o in ("passed", "failed", "skipped")]
+    yield f"{', '.join(f'{n} {o}' for o, n in counts)} in {run.seconds:.1f} s"
+    if partial:
+        yield "level: not judged, as not all tests were asked for"
+        return
+    level, why = reached(run.subject.door, run.results)
+    more = f"; to go higher: {_cut(why, 300)}" if why else ""
+    top = "" if level == highest(run.subject.door) or why else f" (the highest here is {highest(run.subject.door)})"
+    yield f"level: {level}{top}{more}"
+
+
+def _cut(text: str, width: int = WIDTH) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

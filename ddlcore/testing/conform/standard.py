@@ -1,0 +1,121 @@
+"""The kit's suites for what needs no word from its author: made from the provider and its class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddlcore.contracts import Compressor, FusionPolicy, Knob, Launcher, Transport, Tuner
+from ddlcore.hooks import (
+    CompressorProvider,
+    FusionProvider,
+    LauncherProvider,
+    Provider,
+    TransportProvider,
+    TunerProvider,
+)
+from ddlcore.plug import Registry
+from ddlcore.plug.settings import settings_of
+
+__all__ = ["compressor", "fusion", "killed", "launcher", "transport", "tuner"]
+
+Settings = Mapping[str, str | int | float | bool]
+SIZES = (1, 2, 3, 4)
+
+
+def _settings(registry: Registry) -> Settings:
+    """Defaults of all rows, the plugins' own among them; what this process's environment says does not count."""
+    return settings_of({}, registry=registry)[0]
+
+
+def _titled(provider: Provider, suite: type) -> Any:
+    suite.__name__ = suite.__qualname__ = f"Test{provider.name.title().replace('-', '').replace('_', '')}"
+    return suite
+
+
+def transport(provider: TransportProvider, tested: type[Transport], registry: Registry) -> Any:
+    """All ranks are threads of one process."""
+    from ddlcore.testing.transports import TransportSuite
+
+    least, most = provider.sizes
+    settings = _settings(registry)
+
+    class Suite(TransportSuite):
+        sizes = tuple(size for size in SIZES if least <= size <= (most or max(SIZES)))
+
+        def make(self, size: int) -> Sequence[Transport]:
+            return [tested() for _ in range(size)]
+
+        def settings(self) -> Settings:
+            return settings
+
+    return _titled(provider, Suite)
+
+
+def killed(provider: TransportProvider, registry: Registry) -> Any:
+    """Ranks that are processes, one of which is killed."""
+    from ddlcore.testing.killed import KilledSuite
+
+    least, most = provider.sizes
+    why_not = ""
+    if provider.in_process:
+        why_not = "its ranks are threads of one process: none can be killed alone"
+    elif provider.launcher:
+        why_not = f"its ranks must be started by {provider.launcher}, which ends all where one is killed"
+    elif provider.composes:
+        why_not = "it is made of two others, which are tried by themselves"
+    elif missing := registry.missing(provider):
+        why_not = f"it cannot be used here: {missing}"
+    elif least > 3 or (most or 3) < 3:
+        why_not = "it does not serve three ranks"
+    told = {"target": provider.target, "settings": dict(_settings(registry)), "why_not": why_not}
+    return type("TestKilled", (KilledSuite,), told)
+
+
+def fusion(provider: FusionProvider, tested: Any, registry: Registry) -> Any:
+    """A policy is built without arguments."""
+    from ddlcore.testing.fusion import FusionSuite
+
+    class Suite(FusionSuite):
+        def make(self) -> FusionPolicy:
+            policy: FusionPolicy = tested()
+            return policy
+
+    return _titled(provider, Suite)
+
+
+def compressor(provider: CompressorProvider, tested: type[Compressor], registry: Registry) -> Any:
+    """One that loses nothing; a lossy one says in a suite of its own how much."""
+    from ddlcore.testing.compressors import CompressorSuite
+
+    return _titled(provider, type("Suite", (CompressorSuite,), {"compressor": tested}))
+
+
+def launcher(provider: LauncherProvider, tested: type[Launcher], registry: Registry) -> Any:
+    """A launcher is built without arguments."""
+    from ddlcore.testing.launchers import LauncherSuite
+
+    settings = _settings(registry)
+    asked = provider
+
+    class Suite(LauncherSuite):
+        provider = asked
+
+        def make(self) -> Launcher:
+            return tested()
+
+        def settings(self) -> Settings:
+            return settings
+
+    return _titled(provider, Suite)
+
+
+def tuner(provider: TunerProvider, tested: type[Tuner], registry: Registry) -> Any:
+    """A tuner is built from knobs and a seed."""
+    from ddlcore.testing.tuners import TunerSuite
+
+    class Suite(TunerSuite):
+        def make(self, knobs: Sequence[Knob], seed: int) -> Tuner:
+            return tested(knobs, seed)
+
+    return _titled(provider, Suite)

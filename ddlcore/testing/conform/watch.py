@@ -1,0 +1,172 @@
+"""Runs a suite in a process of its own and gathers its results; a test that hangs or crashes is one that failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddlcore.testing.conform.doors import Subject
+from ddlcore.testing.levels import Result
+
+__all__ = ["Run", "conform"]
+
+RESTARTS = 8  # after so many tests that took their process along, the rest does not run
+POLL_S = 0.05
+_OUTPUT = 2000  # characters of a crashed process's last words
+
+
+@dataclass
+class Run:
+    """What one suite has come to."""
+
+    subject: Subject
+    results: list[Result] = field(default_factory=list)
+    unwritten: list[str] = field(default_factory=list)  # "Class.method  (file:line)"
+    seconds: float = 0.0
+    refused: str = ""  # why nothing ran; then there are no results
+
+
+def conform(
+    subject: Subject,
+    *,
+    test_s: float,
+    only: Sequence[str] = (),
+    told: Callable[[int, int, str], None] = lambda done, all_, name: None,
+) -> Run:
+    """Runs the suite of ``subject`` to its end. ``test_s``: how long one test may take, in seconds.
+
+    ``only``: names of tests, with or without parameters; empty: all. ``told(done, all, name)`` is called as each begins.
+    """
+    run = Run(subject)
+    begun_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ddl-conform-") as folder:
+        gathering = _Gathering(run, told)
+        for restart in range(RESTARTS + 1):
+            ended = _session(Path(folder), subject, gathering, test_s, only)
+            if ended or run.refused:
+                break
+            if restart == RESTARTS:
+                gathering.give_up("did not run: too many tests before it ended their process")
+    run.seconds = time.monotonic() - begun_s
+    return run
+
+
+class _Gathering:
+    """The lines of the child, made into results."""
+
+    def __init__(self, run: Run, told: Callable[[int, int, str], None]) -> None:
+        self.run, self._told = run, told
+        self.names: list[str] = []
+        self.current = ""
+
+    def hear(self, line: str) -> None:
+        word: dict[str, Any] = json.loads(line)
+        if "refused" in word:
+            self.run.refused = word["refused"]
+        elif "unwritten" in word:
+            self.run.unwritten = word["unwritten"]
+        elif "collected" in word:
+            self.names = word["collected"]
+        elif "begin" in word:
+            self.current = word["begin"]
+            self._told(len(self.done()), len(self.names), self.current)
+        elif "end" in word:
+            self._end(word["end"])
+
+    def _end(self, word: dict[str, Any]) -> None:
+        phase = word.pop("phase", "call")
+        if phase != "call":
+            word["reason"] = f"in {phase}: {word['reason']}"
+        if word["name"] not in self.done():
+            self.run.results.append(Result(**word))
+        elif word["outcome"] == "failed":  # it passed, and what came after it did not
+            self.run.results = [Result(**word) if r.name == word["name"] else r for r in self.run.results]
+
+    def done(self) -> set[str]:
+        return {result.name for result in self.run.results}
+
+    def lost(self, code: int, output: str) -> None:
+        """The process ended amid ``current``."""
+        late = "Timeout (" in output
+        ended = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+        what = "was not over in time; its process was ended" if late else f"ended the process {ended}"
+        self.run.results.append(Result(self.current, "failed", f"it {what}", detail=output[-_OUTPUT:]))
+
+    def give_up(self, reason: str) -> None:
+        done = self.done()
+        self.run.results += [Result(name, "failed", reason) for name in self.names if name not in done]
+
+
+def _session(folder: Path, subject: Subject, gathering: _Gathering, test_s: float, only: Sequence[str]) -> bool:
+    """One process over the tests that have no result yet; True where it came to its end."""
+    words, output = folder / "words", folder / "output"
+    words.write_text("")
+    order = {
+        "name": subject.provider.name,
+        "door": subject.door,
+        "only": list(only),
+        "done": sorted(gathering.done()),
+        "test_s": test_s,
+        "words": str(words),
+    }
+    (folder / "order.json").write_text(json.dumps(order))
+    gathering.current = ""
+    with open(output, "w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ddlcore.testing.conform.child", str(folder / "order.json")],
+            env=_environment(),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            _listen(process, words, gathering)
+        finally:
+            with suppress(ProcessLookupError):  # whatever its tests have started goes with it
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode == 0:
+        return True
+    text = output.read_text(errors="replace")
+    if not gathering.current or gathering.current in gathering.done():
+        gathering.run.refused = f"pytest ended with code {process.returncode}: {text.strip()[-_OUTPUT:]}"
+        return True
+    gathering.lost(process.returncode, text)
+    return False
+
+
+def _listen(process: subprocess.Popen[bytes], words: Path, gathering: _Gathering) -> None:
+    """Until the process has ended, and all that it said is heard."""
+    rest = ""
+    with open(words) as file:
+        while True:
+            over = process.poll() is not None
+            text = rest + file.read()
+            *lines, rest = text.split("\n")
+            for line in lines:
+                gathering.hear(line)
+            if over:
+                return
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with our paths of modules; of pytest's plugins none but the kit's own."""
+    environ = dict(os.environ)
+    environ.pop("PYTEST_ADDOPTS", None)
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
+    return environ

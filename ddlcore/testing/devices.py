@@ -1,0 +1,261 @@
+"""The conformance suite of device runtimes: subclass it, name the class, and the device to try it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from ddlcore.contracts.device import DeviceRuntime, Event, Queue
+from ddlcore.contracts.transport import Memory, view
+from ddlcore.errors import DeviceError
+from ddlcore.testing import oracle
+from ddlcore.testing.standard import StandardSuite
+from ddlcore.types import Device, DType, ReduceOp
+
+__all__ = ["DeviceSuite"]
+
+COUNTS = (3, 1, 0, 17, 130)  # of a batch's tensors: none of them ends where the next one would like to begin
+DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.label)
+OPS = pytest.mark.parametrize(
+    "op", [ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product], ids=lambda op: op.name
+)
+Cast = tuple[DType, DType]
+
+
+class DeviceSuite(StandardSuite):
+    """To set: ``runtime``. A test is skipped, with ``absent``'s reason, where there is no such device here."""
+
+    runtime: ClassVar[type[DeviceRuntime]]
+    device: ClassVar[Device]
+    casts: ClassVar[frozenset[Cast]] = frozenset(
+        (wide, half) for wide in (DType.F32, DType.F64) for half in (DType.F16, DType.BF16)
+    )
+    patience_s: ClassVar[float] = 60.0  # for what one test has queued
+
+    def absent(self) -> str:
+        """Why nothing can be tried here; empty where it can."""
+        return "" if type(self).runtime.count() > self.device.index else f"there is no device {self.device} here"
+
+    # --- used by the standard tests
+
+    @contextmanager
+    def queue(self) -> Iterator[Queue]:
+        """A new queue of a device that was opened for it."""
+        if self.absent():
+            pytest.skip(self.absent())
+        runtime = type(self).runtime()
+        runtime.open(self.device)
+        queue = runtime.queue()
+        try:
+            yield queue
+        finally:
+            queue.close(self.patience_s)
+            runtime.close()
+
+    def reach(self, queue: Queue) -> None:
+        """Everything that was queued has run."""
+        assert queue.record().wait(self.patience_s), f"not done after {self.patience_s:g} s"
+
+    def put(self, queue: Queue, array: oracle.Array, offset: int = 0) -> Memory:
+        """Device memory with the array's bytes, ``offset`` bytes from its beginning."""
+        memory, pinned = queue.runtime.allocate(array.nbytes + offset + 16), queue.runtime.pinned(array.nbytes + 1)
+        view(pinned.address, array.nbytes)[:] = array.tobytes()
+        queue.copy(pinned.address, memory.address + offset, array.nbytes)
+        self.reach(queue)
+        return memory
+
+    def get(self, queue: Queue, address: int, dtype: DType, count: int) -> oracle.Array:
+        """The elements that stand at ``address`` when everything queued so far has run."""
+        pinned = queue.runtime.pinned(count * dtype.itemsize + 1)
+        queue.copy(address, pinned.address, count * dtype.itemsize)
+        self.reach(queue)
+        return np.frombuffer(bytes(view(pinned.address, count * dtype.itemsize)), oracle.numpy_dtype(dtype)).copy()
+
+    def batch(self, queue: Queue, dtype: DType, seed: int = 0) -> tuple[list[oracle.Array], list[Memory], list[int]]:
+        """Tensors of COUNTS elements, each at another alignment that its type allows; their addresses."""
+        arrays = [oracle.values(dtype, count, i, seed=seed) for i, count in enumerate(COUNTS)]
+        offsets = [i * dtype.itemsize % 16 for i in range(len(COUNTS))]
+        held = [self.put(queue, array, offset) for array, offset in zip(arrays, offsets)]
+        return arrays, held, [memory.address + offset for memory, offset in zip(held, offsets)]
+
+    # --- the device
+
+    def test_what_there_is_is_counted(self) -> None:
+        """The device is one of them; the next one after the last cannot be opened, and the error says so in a line."""
+        with self.queue() as queue:
+            assert queue.runtime.device == self.device
+            assert queue.runtime.identity
+        runtime = type(self).runtime()
+        with pytest.raises(DeviceError) as caught:
+            runtime.open(Device(self.device.kind, type(self).runtime.count()))
+        assert "\n" not in str(caught.value)
+
+    def test_one_device_has_one_identity(self) -> None:
+        """Whoever opens it."""
+        with self.queue() as one, self.queue() as other:
+            assert one.runtime.identity == other.runtime.identity
+
+    def test_memory_is_aligned(self) -> None:
+        """To 512 bytes, whatever its size; two never overlap."""
+        with self.queue() as queue:
+            held = [queue.runtime.allocate(nbytes) for nbytes in (1, 100, 512, 4097)]
+            assert all(memory.address % 512 == 0 for memory in held)
+            spans = sorted((memory.address, memory.address + memory.nbytes) for memory in held)
+            assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+
+    # --- queues and events
+
+    def test_bytes_come_back(self) -> None:
+        """From pinned memory to the device, on it, and back; none is none."""
+        with self.queue() as queue:
+            array = oracle.values(DType.U8, 100_001, 0)
+            first = self.put(queue, array)
+            second = queue.runtime.allocate(array.nbytes)
+            queue.copy(first.address, second.address, array.nbytes)
+            queue.copy(first.address, second.address, 0)
+            assert not oracle.difference(self.get(queue, second.address, DType.U8, array.size), array)
+
+    def test_a_queue_runs_in_order(self) -> None:
+        """A hundred copies of one byte further each: the last stands where it would if they had not overlapped."""
+        with self.queue() as queue:
+            array = oracle.values(DType.U8, 128, 0)
+            held = [self.put(queue, array), queue.runtime.allocate(128)]
+            for i in range(100):
+                queue.copy(held[i % 2].address, held[(i + 1) % 2].address + 1, 127)
+            assert not oracle.difference(self.get(queue, held[0].address + 100, DType.U8, 28), array[:28])
+
+    def test_events_are_done_in_order(self) -> None:
+        """When a later one is, an earlier one is; each has a handle."""
+        with self.queue() as queue:
+            source, target = queue.runtime.allocate(1 << 20), queue.runtime.allocate(1 << 20)
+            events: list[Event] = []
+            for _ in range(20):
+                queue.copy(source.address, target.address, 1 << 20)
+                events.append(queue.record())
+            assert len({event.handle for event in events}) == 20 and all(event.handle for event in events)
+            while not events[-1].wait(self.patience_s / 10_000):
+                done = [event.done() for event in reversed(events)]  # the first is asked last
+                assert done == sorted(done)
+            assert all(event.wait(0.0) for event in events)
+
+    def test_queues_wait_for_one_another(self) -> None:
+        """Two queues pass a buffer to and fro; every copy sees the one before it, without a wait of the host."""
+        with self.queue() as one, self.queue() as other:
+            array = oracle.values(DType.F32, 50_000, 0)
+            held = [self.put(one, array)] + [one.runtime.allocate(array.nbytes) for _ in range(20)]
+            for i, (source, target) in enumerate(pairwise(held)):
+                mine, theirs = (one, other) if i % 2 else (other, one)
+                mine.copy(source.address, target.address, array.nbytes)
+                theirs.wait_for(mine.record().handle)  # whose event is gone at once
+            assert not oracle.difference(self.get(other, held[-1].address, DType.F32, array.size), array)
+
+    def test_a_closed_queue_stays_closed(self) -> None:
+        """Closing waits for what is queued, and may be repeated."""
+        with self.queue() as queue:
+            array = oracle.values(DType.U8, 4096, 0)
+            held, pinned = self.put(queue, array), queue.runtime.pinned(4096)
+            queue.copy(held.address, pinned.address, 4096)
+            queue.close(self.patience_s)
+            assert bytes(view(pinned.address, 4096)) == array.tobytes()
+            queue.close(self.patience_s)
+
+    # --- kernels
+
+    @DTYPES
+    @pytest.mark.parametrize("again", [False, True], ids=["once", "arranged"])
+    def test_tensors_are_packed_and_unpacked(self, dtype: DType, again: bool) -> None:
+        """One behind the other, at whatever alignment, nothing beside them touched; arranged batches change addresses."""
+        with self.queue() as queue:
+            pack = queue.packer(COUNTS, dtype, dtype, 1.0) if again else None
+            unpack = queue.unpacker(COUNTS, dtype, dtype, 1.0) if again else None
+            for seed in range(2):
+                arrays, held, sources = self.batch(queue, dtype, seed)
+                whole = np.concatenate(arrays)
+                fused = self.put(queue, np.zeros(whole.size, whole.dtype))
+                if pack is None:
+                    queue.kernels.pack(sources, list(COUNTS), dtype, fused.address, dtype)
+                else:
+                    pack(sources, fused.address)
+                assert not oracle.difference(self.get(queue, fused.address, dtype, whole.size), whole)
+                _, others, targets = self.batch(queue, dtype, seed + 7)
+                if unpack is None:
+                    queue.kernels.unpack(fused.address, dtype, targets, list(COUNTS), dtype)
+                else:
+                    unpack(fused.address, targets)
+                for array, address in zip(arrays, targets):
+                    assert not oracle.difference(self.get(queue, address, dtype, array.size), array)
+                assert held and others
+
+    @DTYPES
+    def test_values_are_scaled_on_the_way(self, dtype: DType) -> None:
+        """Floats in their type (16-bit ones in float32), integers in float64 and truncated."""
+        if dtype is DType.BOOL:
+            pytest.skip("bool is never scaled")
+        with self.queue() as queue:
+            arrays, held, sources = self.batch(queue, dtype)
+            whole = np.concatenate(arrays)
+            fused = queue.runtime.allocate(whole.nbytes)
+            queue.kernels.pack(sources, list(COUNTS), dtype, fused.address, dtype, 0.5)
+            found = self.get(queue, fused.address, dtype, whole.size)
+            assert held and not oracle.difference(found, oracle.reduce([whole], ReduceOp.Sum, 0.5), exact=False)
+
+    @pytest.mark.parametrize("wide", [DType.F32, DType.F64], ids=lambda dtype: dtype.label)
+    @pytest.mark.parametrize("half", [DType.F16, DType.BF16], ids=lambda dtype: dtype.label)
+    def test_values_are_cast_on_the_way(self, wide: DType, half: DType) -> None:
+        """Rounded to the nearest, to even: there and back gives what numpy gives."""
+        if (wide, half) not in self.casts:
+            pytest.skip(f"{wide.label} is not cast to {half.label} here")
+        with self.queue() as queue:
+            arrays, held, sources = self.batch(queue, wide)
+            expected = [array.astype(np.float32).astype(oracle.numpy_dtype(half)) for array in arrays]
+            fused = queue.runtime.allocate(sum(COUNTS) * half.itemsize)
+            queue.packer(COUNTS, wide, half, 1.0)(sources, fused.address)
+            found = self.get(queue, fused.address, half, sum(COUNTS))
+            assert not oracle.difference(found, np.concatenate(expected))
+            _, others, targets = self.batch(queue, wide, 7)
+            queue.unpacker(COUNTS, wide, half, 1.0)(fused.address, targets)
+            for array, address in zip(expected, targets):
+                assert not oracle.difference(self.get(queue, address, wide, array.size), array.astype(wide.label))
+            assert held and others
+
+    @OPS
+    @DTYPES
+    def test_values_are_reduced(self, dtype: DType, op: ReduceOp) -> None:
+        """In the order of the sources, into one of them; 16-bit floats in float32, rounded once."""
+        with self.queue() as queue:
+            arrays = [oracle.values(dtype, 1001, rank) for rank in range(3)]
+            held = [self.put(queue, array) for array in arrays]
+            places = [memory.address for memory in held]
+            queue.kernels.reduce(places, places[0], 1001, dtype, op)
+            assert not oracle.difference(
+                self.get(queue, places[0], dtype, 1001), oracle.reduce(arrays, op), exact=False
+            )
+
+    @OPS
+    @DTYPES
+    def test_an_identity_changes_nothing(self, dtype: DType, op: ReduceOp) -> None:
+        """Reduced with it, values are as before."""
+        with self.queue() as queue:
+            array = oracle.values(dtype, 77, 0)
+            memory, nothing = self.put(queue, array), queue.runtime.allocate(77 * dtype.itemsize)
+            queue.kernels.fill_identity(nothing.address, 77, dtype, op)
+            found = self.get(queue, nothing.address, dtype, 77)
+            assert memory and not oracle.difference(oracle.reduce([array, found], op), array)
+
+    def test_what_is_passed_is_read_at_once(self) -> None:
+        """Sequences of addresses and counts are the caller's again when a call returns."""
+        with self.queue() as queue:
+            arrays, held, sources = self.batch(queue, DType.F32)
+            counts = list(COUNTS)
+            fused = queue.runtime.allocate(sum(COUNTS) * 4)
+            pack = queue.packer(counts, DType.F32, DType.F32, 1.0)
+            counts[:] = [0] * len(counts)
+            pack(sources, fused.address)
+            sources[:] = [0] * len(sources)
+            found = self.get(queue, fused.address, DType.F32, sum(COUNTS))
+            assert held and not oracle.difference(found, np.concatenate(arrays))

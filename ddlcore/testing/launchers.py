@@ -1,0 +1,215 @@
+"""The conformance suite of launchers: subclass it, write ``make``, and say where the launcher works."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+import pytest
+
+from ddlcore.contracts.launcher import AgentPlace, HostSlots, Launcher, StartCommand, StartPlan
+from ddlcore.hooks import LauncherProvider
+from ddlcore.testing.standard import StandardSuite
+
+__all__ = ["LauncherSuite"]
+
+Settings = Mapping[str, str | int | float | bool]
+SECRETS = {"DDL_AGENT": "key-4711", "HOROVOD_SECRET_KEY": "key-4712", "AWS_SECRET_ACCESS_KEY": "key-4713"}
+PROGRAM = ("/opt/my env/bin/python", "-c", "import sys; print('it''s an agent', \"$HOME\")", "--flag=a b")
+PUBLIC = ("tcp://10.0.0.1:7", "public-key-4714")
+RUN_S = 20.0
+_AGENT = """
+import os, pathlib, sys, uuid
+variables = sys.argv[2].split(",") if sys.argv[2] else []
+number = next((os.environ[name] for name in variables if name in os.environ), "0")
+task = sys.stdin.readline().strip() if sys.argv[3] == "stdin" else os.environ.get("DDL_AGENT", "")
+pathlib.Path(sys.argv[1], uuid.uuid4().hex).write_text(f"{number} {task}")
+"""
+
+
+class LauncherSuite(StandardSuite):
+    """To write: ``make``; and ``surroundings``, where the launcher works only within an allocation.
+
+    >>> class TestMine(LauncherSuite):
+    ...     def make(self):
+    ...         return MyLauncher()
+    """
+
+    provider: ClassVar[LauncherProvider | None] = None  # whose variables are tried with nonsense in them
+    hosts: ClassVar[Sequence[str]] = (
+        "node1",
+        "node2",
+        "node3",
+    )  # that plans name; granted by ``surroundings``, if any are
+    runs_here: ClassVar[bool] = False  # within ``surroundings`` the commands can be executed on this machine
+
+    def make(self) -> Launcher:
+        """A new launcher."""
+        raise NotImplementedError(f"{type(self).__name__}.make() must return the launcher to test")
+
+    def settings(self) -> Settings:
+        """What the launcher finds in ``plan.settings``: the core's rows and its own."""
+        from ddlcore.plug.settings import settings_of
+
+        return settings_of({})[0]
+
+    def surroundings(self, folder: Path) -> Mapping[str, str]:
+        """The environment in which it works; programs that it calls may be written into ``folder``, to be on PATH."""
+        return {"PATH": _path(os.environ)}
+
+    # --- used by the standard tests
+
+    def plan(self, folder: Path, agents: int, program: Sequence[str] = PROGRAM) -> StartPlan:
+        """So many agents, one a host; an agent for each rank where the launcher wants that."""
+        each = 2 if self.provider is not None and self.provider.per_rank else 1
+        places = [self.hosts[i // each % len(self.hosts)] for i in range(agents * each)]
+        ranks = [(i,) if each > 1 else (2 * i, 2 * i + 1) for i in range(agents * each)]
+        return StartPlan(
+            agents=tuple(AgentPlace(i, host, own) for i, (host, own) in enumerate(zip(places, ranks))),
+            program=tuple(program),
+            public=PUBLIC,
+            directory="/work/my project",
+            environ=MappingProxyType({**self.surroundings(folder), **SECRETS}),
+            settings=self.settings(),
+        )
+
+    def commands(self, plan: StartPlan) -> list[StartCommand]:
+        """What a new launcher makes of it."""
+        return list(self.make().commands(plan))
+
+    # --- the standard tests
+
+    def test_every_agent_is_started_once(self, tmp_path: Path) -> None:
+        """By one command or several; each has words to execute."""
+        for agents in range(1, len(self.hosts) + 1):
+            plan = self.plan(tmp_path, agents)
+            commands = self.commands(plan)
+            started = sorted(index for command in commands for index in command.agents)
+            assert started == list(range(len(plan.agents))), f"{len(plan.agents)} agents, and started are {started}"
+            for command in commands:
+                assert command.argv and all(isinstance(word, str) for word in command.argv), f"argv {command.argv}"
+
+    def test_commands_carry_the_program(self, tmp_path: Path) -> None:
+        """As words of their own, or, where a shell comes in between, quoted; behind it what is public, if it is asked for."""
+        plan = self.plan(tmp_path, len(self.hosts))
+        for command in self.commands(plan):
+            words = plan.program
+            if command.task == "public":
+                words = (*words, *plan.public, str(command.agents[0]))
+            whole = any(command.argv[i : i + len(words)] == words for i in range(len(command.argv)))
+            assert whole or any(shlex.join(words) in word for word in command.argv), (
+                f"the program does not stand in {shlex.join(command.argv)}; where a shell reads it, quote it by shlex.join"
+            )
+
+    def test_nothing_secret_stands_in_arguments(self, tmp_path: Path) -> None:
+        """Whoever may list processes reads argument lists; values of variables stay in the environment."""
+        for command in self.commands(self.plan(tmp_path, len(self.hosts))):
+            shown = [name for name, value in SECRETS.items() if any(value in word for word in command.argv)]
+            assert not shown, f"the value of {', '.join(shown)} stands in {shlex.join(command.argv)}"
+
+    def test_several_agents_of_a_command_are_told_apart(self, tmp_path: Path) -> None:
+        """By a variable that each finds in its own environment; and none is asked for a public key of its own."""
+        for command in self.commands(self.plan(tmp_path, len(self.hosts))):
+            if len(command.agents) > 1:
+                assert command.number, f"{len(command.agents)} agents of one command, and `number` names no variable"
+                assert command.task != "public", "a command that starts several agents cannot give a public task"
+
+    def test_the_same_plan_gives_the_same_commands(self, tmp_path: Path) -> None:
+        """Asked twice, and by another object of the launcher; what it was given stays as it was."""
+        plan = self.plan(tmp_path, len(self.hosts))
+        launcher = self.make()
+        first = list(launcher.commands(plan))
+        assert list(launcher.commands(plan)) == first, "asked again, the launcher gives other commands"
+        assert self.commands(plan) == first, "another object of the launcher gives other commands"
+        assert plan == self.plan(tmp_path, len(self.hosts)), "the plan was changed"
+
+    def test_granted_hosts_have_slots(self, tmp_path: Path) -> None:
+        """None where nothing grants them; else each once, by a name and with at least one slot."""
+        for environ in ({}, self.surroundings(tmp_path)):
+            granted = self._granted(environ)
+            assert len({one.host for one in granted}) == len(granted), f"a host twice: {granted}"
+            assert all(isinstance(one, HostSlots) and one.host and one.slots > 0 for one in granted), f"{granted}"
+
+    def test_addresses_are_names(self, tmp_path: Path) -> None:
+        """Of the host alone: without a user, without brackets."""
+        launcher, environ = self.make(), self.surroundings(tmp_path)
+        assert launcher.address("127.0.0.1", environ) == "127.0.0.1"
+        for host in ("me@127.0.0.1", "[::1]"):
+            address = launcher.address(host, environ)
+            assert address and not set(address) & set("@[] "), f"address({host!r}) is {address!r}"
+
+    def test_commands_run(self, tmp_path: Path) -> None:
+        """Executed here, within the surroundings of the suite: every agent runs once, and has its number and the task."""
+        if not self.runs_here:
+            pytest.skip("the suite does not say how its commands can be executed here (runs_here, surroundings)")
+        found = tmp_path / "agents"
+        found.mkdir()
+        program = (sys.executable, "-c", _AGENT, str(found))
+        plan = self.plan(tmp_path, len(self.hosts), (*program, "", "stdin"))
+        kinds = {(",".join(command.number), command.task) for command in self.commands(plan)}
+        assert len(kinds) == 1, f"commands of one plan differ in `number` or `task`: {kinds}"
+        ((number, task),) = kinds
+        commands = self.commands(self.plan(tmp_path, len(self.hosts), (*program, number, task)))
+        environ = self.surroundings(tmp_path)  # once: it may write programs that the commands are about to read
+        processes = [_begin(command, environ) for command in commands]
+        for command, process in zip(commands, processes):
+            given = "the task\n" if command.task == "stdin" else None
+            _, errors = process.communicate(given, timeout=RUN_S)
+            assert process.returncode == 0, f"{shlex.join(command.argv)} ended with {process.returncode}: {errors}"
+        agents = sorted(file.read_text() for file in found.iterdir())
+        wanted = sorted(
+            f"{place} {'' if command.task == 'public' else 'the task'}"
+            for command in commands
+            for place in range(len(command.agents))
+        )
+        assert agents == wanted, f"agents that ran, by number and task: {agents}"
+
+    def test_a_failure_is_explained_in_one_line(self) -> None:
+        """Whatever a command wrote before it ended, or while it hangs; the line names the host."""
+        launcher = self.make()
+        texts = ("", "\n\n", "one line", "first\nsecond\n", "\x00\ufffd binary\r\n", "no\n" * 10_000)
+        for code in (None, 0, 1, 126, 127, 255, -9):
+            for text in texts:
+                line = launcher.explain("node7", code, text)
+                assert "node7" in line, f"explain({code}, {text[:20]!r}) does not name the host: {line[:200]!r}"
+                assert "\n" not in line and len(line) < 1000, (
+                    f"explain({code}, {text[:20]!r}) is no line: {line[:200]!r}"
+                )
+
+    def test_an_allocation_that_is_not_there_is_refused(self) -> None:
+        """Nonsense in the variables that `auto` knows it by: hosts, none, or ValueError in one line; nothing else."""
+        names = self.provider.variables if self.provider is not None else ()
+        for value in ("", "nonsense", "/no/such/file", "n[1-", "7"):
+            self._granted({"PATH": _path(os.environ), **dict.fromkeys(names, value)})
+
+    def _granted(self, environ: Mapping[str, str]) -> list[HostSlots]:
+        refusal = "nothing is wrong"
+        granted: list[HostSlots] = []
+        try:
+            granted = list(self.make().hosts(environ))
+        except ValueError as error:
+            refusal = str(error)
+        assert refusal and "\n" not in refusal, f"hosts() refuses in more than one line: {refusal!r}"
+        return granted
+
+
+def _path(environ: Mapping[str, str]) -> str:
+    return environ.get("PATH", os.defpath)
+
+
+def _begin(command: StartCommand, environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    task = {"DDL_AGENT": "the task"} if command.task == "environment" else {}
+    return subprocess.Popen(
+        command.argv,
+        env={**environ, **command.environ, **task},
+        stdin=subprocess.PIPE if command.task == "stdin" else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -1,0 +1,141 @@
+"""Which standard tests make up each level of conformance, and which level a run of them has reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["BASIC", "FAULT_TOLERANT", "FULL", "LEVELS", "NONE", "Result", "highest", "level_of", "reached"]
+
+NONE, BASIC, FULL, FAULT_TOLERANT = "none", "basic", "full", "fault-tolerant"
+
+# Door -> standard tests. What a suite has beyond these makes up `full`, a plugin's own tests too.
+LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "transport": {
+        BASIC: (
+            "test_every_standard_test_stands",
+            "test_allreduce",
+            "test_allgatherv",
+            "test_broadcast",
+            "test_barrier",
+            "test_close_waits_for_nobody",
+        ),
+        FAULT_TOLERANT: (
+            "test_open_without_a_peer_ends_at_its_deadline",
+            "test_a_wait_keeps_its_deadline",
+            "test_a_late_rank_is_waited_for",
+            "test_abort_ends_a_pending_call",
+            "test_a_new_group_works_after_abort",
+            "test_nothing_stays",
+            "test_survivors_of_a_killed_rank_are_released",
+        ),
+    },
+    "adapter": {
+        BASIC: (
+            "test_every_standard_test_stands",
+            "test_a_tensor_is_described",
+            "test_no_copy_is_made",
+            "test_allocate",
+            "test_adopt",
+            "test_copy",
+        ),
+        FAULT_TOLERANT: (
+            "test_a_buffer_keeps_its_memory",
+            "test_adopted_memory_lives_with_its_tensor",
+            "test_foreign_types_are_refused",
+            "test_bad_tensors_are_refused_at_the_call",
+        ),
+    },
+    "fusion": {
+        BASIC: (
+            "test_every_standard_test_stands",
+            "test_every_tensor_is_placed_once",
+            "test_keys_never_share_a_batch",
+        ),
+    },
+    "compressor": {
+        BASIC: (
+            "test_every_standard_test_stands",
+            "test_it_has_a_name",
+            "test_nothing_travels_wider",
+            "test_there_and_back",
+        ),
+        FAULT_TOLERANT: ("test_a_void_batch_leaves_no_trace", "test_names_do_not_meet"),
+    },
+    "launcher": {
+        BASIC: (
+            "test_every_standard_test_stands",
+            "test_every_agent_is_started_once",
+            "test_commands_carry_the_program",
+            "test_nothing_secret_stands_in_arguments",
+        ),
+        FAULT_TOLERANT: (
+            "test_a_failure_is_explained_in_one_line",
+            "test_an_allocation_that_is_not_there_is_refused",
+        ),
+    },
+    "tuner": {
+        BASIC: (
+            "test_every_standard_test_stands",
+            "test_what_it_proposes_lies_within_the_knobs",
+            "test_the_same_seed_proposes_the_same",
+        ),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case of a standard test, as it went."""
+
+    name: str  # with its parameters: test_allreduce[sum-float32]
+    outcome: str  # passed, failed or skipped
+    reason: str = ""  # of what failed or was skipped, in one line
+    seconds: float = 0.0
+    detail: str = ""  # the whole of a failure's text
+    unwritten: str = ""  # the method that raised NotImplementedError
+
+    @property
+    def test(self) -> str:
+        """Its name without parameters."""
+        return self.name.partition("[")[0]
+
+
+def level_of(door: str, test: str) -> str:
+    """The level that ``test`` counts for."""
+    for level, tests in LEVELS.get(door, {}).items():
+        if test in tests:
+            return level
+    return FULL
+
+
+def highest(door: str) -> str:
+    """The highest level that a plugin of this door can reach: some doors have nothing that a lost rank could break."""
+    return FAULT_TOLERANT if FAULT_TOLERANT in LEVELS.get(door, {}) else FULL
+
+
+def reached(door: str, results: Sequence[Result]) -> tuple[str, str]:
+    """The level, and what keeps it from the next one; empty where there is none higher.
+
+    A level is reached where none of its tests and of those below has failed. Of basic and fault-tolerant each test
+    must also have passed in some case: what was skipped throughout is not proved.
+    """
+    now = NONE
+    for level in (BASIC, FULL, FAULT_TOLERANT):
+        if level == FAULT_TOLERANT and highest(door) == FULL:
+            break
+        here = [result for result in results if level_of(door, result.test) == level]
+        failed = _names(result.test for result in here if result.outcome == "failed")
+        if failed:
+            return now, f"{', '.join(failed)} failed"
+        proved = {result.test for result in here if result.outcome == "passed"}
+        open_ = [test for test in LEVELS.get(door, {}).get(level, ()) if test not in proved]
+        if open_:
+            why = _names(result.reason for result in here if result.test in open_ and result.reason)
+            return now, f"{', '.join(open_)} did not run" + (f" ({'; '.join(why)})" if why else "")
+        now = level
+    return now, ""
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -1,0 +1,316 @@
+"""A pretend device: host memory, and queues that run their calls later, so that a missing fence is a wrong value.
+
+Everything that the device door promises holds, and everything that it does not promise fails as often as
+may be: a queue is a thread that takes its calls in order, and dawdles at some of them by chance; memory
+that was let go while a queued call still uses it is noticed by that call. ``PretendTensor`` is a tensor of
+it, whose operations go to the calling thread's current stream. No device, no driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import random
+import threading
+import time
+import weakref
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import ClassVar, Final
+
+from ddlcore.contracts.device import DeviceRuntime, Event, Queue
+from ddlcore.contracts.kernels import Kernels
+from ddlcore.contracts.transport import Memory
+from ddlcore.errors import DeviceError
+from ddlcore.kernels.late import LateKernels
+from ddlcore.types import Device, DType, ReduceOp
+
+__all__ = ["KIND", "PretendEvent", "PretendMemory", "PretendQueue", "PretendRuntime"]
+
+KIND = "pretend"
+GARBAGE = 0xA5  # what memory holds before anything was written
+CLOSE_SLICE_S = 0.05
+_handles = itertools.count(1)
+_events: weakref.WeakValueDictionary[int, PretendEvent] = weakref.WeakValueDictionary()
+
+
+class PretendEvent(Event):
+    """Of one queue; its handle is known to every queue as long as somebody keeps it."""
+
+    def __init__(self) -> None:
+        self.handle = next(_handles)
+        self.failure: BaseException | None = None
+        self._come = threading.Event()
+        _events[self.handle] = self
+
+    def come(self, failure: BaseException | None) -> None:
+        """The queue has got here; ``failure``: of a call before it."""
+        self.failure = failure
+        self._come.set()
+
+    def done(self) -> bool:
+        if not self._come.is_set():
+            return False
+        if self.failure is not None:
+            raise DeviceError(f"pretend: a call that was queued before failed: {self.failure}") from self.failure
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._come.wait(timeout_s) and self.done()
+
+
+class PretendQueue(Queue):
+    """``dawdle_s``: how long it may take before a call; which ones, chance decides by ``seed``."""
+
+    runtime: PretendRuntime
+
+    def __init__(self, runtime: PretendRuntime, seed: int, dawdle_s: float) -> None:
+        self.runtime = runtime
+        self.handle = next(_handles)
+        self.kernels = _QueuedKernels(self)
+        self._rng = random.Random(seed)
+        self._dawdle_s = dawdle_s
+        self._calls: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._held = 0
+        self._closed = False
+        self._given_up = False
+        self._over = False  # the thread takes no more
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._loop, name=f"ddl-pretend-{self.handle}", daemon=True)
+        self._thread.start()
+
+    def call(self, run: Callable[[], None]) -> None:
+        """Has ``run`` called on the queue's thread, in its turn. After one that raises, no other is called."""
+        with self._changed:
+            if self._closed:
+                raise DeviceError("pretend: the queue is closed")
+            self._calls.append(run)
+            self._changed.notify()
+
+    def record(self) -> PretendEvent:
+        event = PretendEvent()
+        with self._changed:
+            if self._over:
+                event.come(DeviceError("pretend: the queue is closed"))
+            else:
+                self._calls.append(partial(self._reach, event))
+                self._changed.notify()
+        return event
+
+    def wait_for(self, event: int) -> None:
+        found = _events.get(event)
+        if found is None:
+            raise DeviceError(f"pretend: no event has the handle {event}; whoever recorded it has let it go")
+        self.call(partial(self._await, found))
+
+    def copy(self, source: int, target: int, nbytes: int) -> None:
+        self.call(partial(self._copy, source, target, nbytes))
+
+    def packer(
+        self, counts: Sequence[int], dtype: DType, wire: DType, scale: float
+    ) -> Callable[[Sequence[int], int], None]:
+        lengths = list(counts)
+
+        def pack(sources: Sequence[int], target: int) -> None:
+            self.kernels.pack(sources, lengths, dtype, target, wire, scale)
+
+        return pack
+
+    def unpacker(
+        self, counts: Sequence[int], dtype: DType, wire: DType, scale: float
+    ) -> Callable[[int, Sequence[int]], None]:
+        lengths = list(counts)
+
+        def unpack(source: int, targets: Sequence[int]) -> None:
+            self.kernels.unpack(source, wire, targets, lengths, dtype, scale)
+
+        return unpack
+
+    def close(self, timeout_s: float) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        self._given_up = True
+        self._thread.join(timeout_s)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing that is queued runs before the end of this."""
+        with self._changed:
+            self._held += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= 1
+                self._changed.notify()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything queued so far has run."""
+        return self.record().wait(0.0)
+
+    # --- the queue's own thread
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                while not self._given_up and (self._held or not self._calls):
+                    if self._closed and not self._calls:
+                        self._over = True
+                        return
+                    self._changed.wait(CLOSE_SLICE_S if self._closed else None)
+                if self._given_up:
+                    self._over = True
+                    left, self._calls = self._calls, deque()
+                    self._failure = self._failure or DeviceError("pretend: the queue was closed")
+                    for call in left:
+                        if isinstance(call, partial) and call.func == self._reach:
+                            call()
+                    return
+                run = self._calls.popleft()
+            if self._rng.random() < 0.3:
+                time.sleep(self._rng.random() * self._dawdle_s)
+            try:
+                if self._failure is None or (isinstance(run, partial) and run.func == self._reach):
+                    run()
+            except BaseException as error:
+                self._failure = error
+
+    def _reach(self, event: PretendEvent) -> None:
+        event.come(self._failure)
+
+    def _await(self, event: PretendEvent) -> None:
+        while not event.wait(CLOSE_SLICE_S):
+            if self._given_up:
+                raise DeviceError("pretend: the queue was closed while it waited for an event")
+
+    def _copy(self, source: int, target: int, nbytes: int) -> None:
+        self.runtime.require(source, nbytes)
+        self.runtime.require(target, nbytes)
+        ctypes.memmove(target, source, nbytes)
+
+
+class _Graveyard:
+    """What was let go, on whatever device of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._gone: list[tuple[int, int]] = []  # (address, end), sorted
+        self._going: deque[tuple[int, int]] = deque()  # the same, not sorted in yet
+        self._kept: list[object] = []  # it, so that nobody else gets the memory
+
+    def bury(self, address: int, nbytes: int, block: object) -> None:
+        """From wherever Python collects garbage, perhaps in the middle of ``require``."""
+        self._kept.append(block)
+        self._going.append((address, address + nbytes))
+
+    def require(self, address: int, nbytes: int) -> None:
+        """DeviceError where the memory was let go: whoever queued the call was to keep it."""
+        with self._lock:
+            while self._going:
+                insort(self._gone, self._going.popleft())
+            at = bisect_right(self._gone, (address + nbytes - 1, 1 << 64)) - 1
+            if nbytes and at >= 0 and self._gone[at][1] > address:
+                raise DeviceError("pretend: a queued call uses memory that nobody has kept for it")
+
+
+_graveyard: Final = _Graveyard()  # memory is the process's, whoever lets it go
+
+
+class PretendMemory(Memory):
+    """Full of garbage. Let go, it is never used again, so that who still does is found out."""
+
+    def __init__(self, nbytes: int) -> None:
+        block = (ctypes.c_char * (nbytes + 512))()
+        self.address = (ctypes.addressof(block) + 511) & ~511
+        self.nbytes = nbytes
+        ctypes.memset(self.address, GARBAGE, nbytes)
+        finalizer = weakref.finalize(self, _graveyard.bury, self.address, nbytes, block)
+        finalizer.atexit = False
+
+
+class PretendRuntime(DeviceRuntime):
+    """Any index is a device. ``seed`` and ``dawdle_s`` are those of its queues."""
+
+    seed: ClassVar[int] = 0
+    dawdle_s: ClassVar[float] = 0.002
+    devices: ClassVar[int] = 8
+
+    def __init__(self) -> None:
+        self._queues = 0
+
+    @classmethod
+    def count(cls) -> int:
+        return cls.devices
+
+    def open(self, device: Device) -> None:
+        if device.kind != KIND or device.index >= self.count():
+            raise DeviceError(f"there is no device {device}; there are {self.count()} pretend ones, from {KIND}:0 on")
+        self.device = device
+        self.identity = str(device)
+        self.host_kernels = LateKernels("")
+
+    def queue(self) -> PretendQueue:
+        self._queues += 1
+        return PretendQueue(self, hash((self.seed, self.device.index, self._queues)), self.dawdle_s)
+
+    def allocate(self, nbytes: int) -> PretendMemory:
+        return PretendMemory(nbytes)
+
+    def pinned(self, nbytes: int) -> PretendMemory:
+        return PretendMemory(nbytes)
+
+    def require(self, address: int, nbytes: int) -> None:
+        """DeviceError where the memory was let go: whoever queued the call that uses it was to keep it."""
+        _graveyard.require(address, nbytes)
+
+
+class _QueuedKernels(Kernels):
+    """The kernels of host memory, called in the queue's turn."""
+
+    def __init__(self, queue: PretendQueue) -> None:
+        self._queue = queue
+
+    def _call(self, name: str, used: Sequence[tuple[int, int]], *args: object) -> None:
+        def run() -> None:
+            for address, nbytes in used:
+                self._queue.runtime.require(address, nbytes)
+            getattr(self._queue.runtime.host_kernels, name)(*args)
+
+        self._queue.call(run)
+
+    def pack(
+        self, sources: Sequence[int], counts: Sequence[int], dtype: DType, target: int, wire: DType, scale: float = 1.0
+    ) -> None:
+        used = [(address, count * dtype.itemsize) for address, count in zip(sources, counts)]
+        used.append((target, sum(counts) * wire.itemsize))
+        self._call("pack", used, list(sources), list(counts), dtype, target, wire, scale)
+
+    def unpack(
+        self, source: int, wire: DType, targets: Sequence[int], counts: Sequence[int], dtype: DType, scale: float = 1.0
+    ) -> None:
+        used = [(address, count * dtype.itemsize) for address, count in zip(targets, counts)]
+        used.append((source, sum(counts) * wire.itemsize))
+        self._call("unpack", used, source, wire, list(targets), list(counts), dtype, scale)
+
+    def reduce(
+        self,
+        sources: Sequence[int],
+        target: int,
+        count: int,
+        dtype: DType,
+        op: ReduceOp,
+        scale: float = 1.0,
+        prescale: float = 1.0,
+    ) -> None:
+        used = [(address, count * dtype.itemsize) for address in (*sources, target)]
+        self._call("reduce", used, list(sources), target, count, dtype, op, scale, prescale)
+
+    def fill_identity(self, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        self._call("fill_identity", [(target, count * dtype.itemsize)], target, count, dtype, op)

@@ -1,0 +1,128 @@
+"""Tensors of the pretend device, and their adapter: what is done to them goes to the thread's current stream."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ddlcore.contracts.adapter import Adapter
+from ddlcore.contracts.transport import Memory
+from ddlcore.testing import oracle
+from ddlcore.testing.pretend import PretendQueue, PretendRuntime
+from ddlcore.types import Buffer, DType
+
+__all__ = ["PretendAdapter", "PretendTensor", "current_stream", "stream"]
+
+Array = Any  # numpy.ndarray
+_current = threading.local()
+_orders = itertools.count(1)
+
+
+def current_stream() -> PretendQueue:
+    """The calling thread's own; RuntimeError outside of ``stream``."""
+    found: PretendQueue | None = getattr(_current, "stream", None)
+    if found is None:
+        raise RuntimeError("this thread has no current stream; use `with stream(runtime):`")
+    return found
+
+
+@contextmanager
+def stream(runtime: PretendRuntime) -> Iterator[PretendQueue]:
+    """A new stream of the device, current in this thread until the end of this; then it has run to its end."""
+    before = getattr(_current, "stream", None)
+    mine = _current.stream = runtime.queue()
+    try:
+        yield mine
+    finally:
+        _current.stream = before
+        mine.close(10.0)
+
+
+class PretendTensor:
+    """Row-major. ``of`` and every change go to the current stream of whoever calls; ``numpy`` waits for it."""
+
+    def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: DType, runtime: PretendRuntime) -> None:
+        self.memory = memory
+        self.shape = shape
+        self.dtype = dtype
+        self.runtime = runtime
+
+    @classmethod
+    def of(cls, array: Array, runtime: PretendRuntime | None = None) -> PretendTensor:
+        """A new tensor with the array's present values, on the current stream's device or another's."""
+        runtime = runtime or current_stream().runtime
+        dtype = DType.of(array.dtype.name)
+        tensor = cls(runtime.allocate(max(array.nbytes, 1)), array.shape, dtype, runtime)
+        values = np.ascontiguousarray(array).copy()
+        tensor.change(lambda mine: np.copyto(mine, values.reshape(mine.shape)))
+        return tensor
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def change(self, how: Callable[[Array], object]) -> None:
+        """Queues ``how(array)``, which works on the tensor's memory itself."""
+        current_stream().call(lambda: (how(self._array()), None)[1])
+
+    def numpy(self) -> Array:
+        """A copy of the values that stand there when everything on the current stream has run."""
+        read: list[Array] = []
+        self.change(lambda mine: read.append(mine.copy()))
+        if not current_stream().record().wait(30.0):
+            raise TimeoutError("pretend: the current stream did not come to its end in 30 s")
+        return read[0]
+
+    def _array(self) -> Array:
+        nbytes = self.count * self.dtype.itemsize
+        raw = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.memory.address))
+        return raw.view(oracle.numpy_dtype(self.dtype)).reshape(self.shape)
+
+
+class PretendAdapter(Adapter):
+    """Every buffer carries an event of the current stream."""
+
+    name = "pretend"
+
+    def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
+        if not isinstance(tensor, PretendTensor):
+            raise ValueError(
+                f"a pretend tensor is needed, not {type(tensor).__name__}; make one: PretendTensor.of(...)"
+            )
+        mine = current_stream()
+        event = mine.record()
+        return Buffer(
+            tensor.memory.address,
+            tensor.count,
+            tensor.dtype,
+            tensor.shape,
+            device=tensor.runtime.device,
+            owner=(tensor, event),
+            event=event.handle,
+            stream=mine.handle,
+            order=next(_orders),
+        )
+
+    def allocate(self, like: Any, shape: Sequence[int] | None = None) -> PretendTensor:
+        shape = like.shape if shape is None else tuple(shape)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * like.dtype.itemsize
+        return PretendTensor(like.runtime.allocate(max(nbytes, 1)), shape, like.dtype, like.runtime)
+
+    def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> PretendTensor:
+        return PretendTensor(memory, tuple(shape), dtype, like.runtime)
+
+    def copy(self, source: Any, target: Any) -> None:
+        mine = current_stream()
+        mine.copy(source.memory.address, target.memory.address, source.count * source.dtype.itemsize)
+        held = (source, target)
+        mine.call(lambda: held and None)
+
+    def after(self, event: int, tensors: Sequence[Any]) -> None:
+        current_stream().wait_for(event)

@@ -1,0 +1,84 @@
+"""A stream-ordered transport between threads, over pretend devices: each call is put on the rank's queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ddlcore.builtin.threads import ThreadsTransport
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work
+from ddlcore.testing.pretend import KIND, PretendQueue
+from ddlcore.types import Buffer, ReduceOp
+
+__all__ = ["PretendTransport"]
+
+
+class PretendTransport(Transport):
+    """What ``threads`` does, later: as a queue comes to it, and only when every rank's queue has come to it."""
+
+    capabilities = Capabilities(
+        devices=frozenset({KIND}), one_host=True, vectored=True, scales=True, order_fixed=True, stream_ordered=True
+    )
+
+    def __init__(self) -> None:
+        self._inner = ThreadsTransport()
+
+    def open(self, context: Context) -> None:
+        super().open(context)
+        if not isinstance(context.queue, PretendQueue):
+            raise TypeError("pretend serves pretend devices only")
+        self._queue = context.queue
+        self._inner.open(replace(context, kernels=context.queue.runtime.host_kernels, queue=None))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        return self._later([source, target], lambda: self._inner.allreduce(source, target, op))
+
+    def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        return self._later([source, target], lambda: self._inner.allgatherv(source, target, counts))
+
+    def broadcast(self, buffer: Buffer, root: int) -> Work:
+        return self._later([buffer], lambda: self._inner.broadcast(buffer, root))
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        return self._later([source, target], lambda: self._inner.reducescatterv(source, target, counts, op))
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        return self._later([source, target], lambda: self._inner.alltoallv(source, target, counts))
+
+    def prepare(self, plan: Plan) -> Prepared:
+        return _PreparedLater(self, self._inner.prepare(plan), plan)
+
+    def _later(self, buffers: Sequence[Buffer], call: Callable[[], Work]) -> Work:
+        used = [(buffer.address, buffer.nbytes) for buffer in buffers]
+        return self.later(used, call)
+
+    def later(self, used: Sequence[tuple[int, int]], call: Callable[[], Work]) -> Work:
+        """Queues a call that uses memory at (address, nbytes), which must stand then."""
+
+        def run() -> None:
+            for address, nbytes in used:
+                self._queue.runtime.require(address, nbytes)
+            call()
+
+        self._queue.call(run)
+        return DONE
+
+
+class _PreparedLater(Prepared):
+    def __init__(self, transport: PretendTransport, inner: Prepared, plan: Plan) -> None:
+        self._transport = transport
+        self._inner = inner
+        self._plan = plan
+
+    def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
+        itemsize = self._plan.dtype.itemsize
+        pairs = [*zip(sources, self._plan.counts), *zip(targets, self._plan.counts)]
+        used = [(address, count * itemsize) for address, count in pairs]
+        mine, theirs = list(sources), list(targets)
+        return self._transport.later(used, lambda: self._inner.start(mine, theirs))

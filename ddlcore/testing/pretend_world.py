@@ -1,0 +1,76 @@
+"""Worlds of threads on pretend devices: what is installed there, and a rank's runtime and streams."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from ddlcore.api import Operations
+from ddlcore.hooks import KernelsProvider, TransportProvider
+from ddlcore.job import Job
+from ddlcore.plug.registry import Distribution, Registry
+from ddlcore.plug.settings import settings_of
+from ddlcore.testing.pretend import KIND, PretendRuntime
+from ddlcore.testing.pretend_tensors import PretendAdapter, stream
+from ddlcore.testing.world import World
+from ddlcore.types import Device
+
+__all__ = ["PRETEND", "PretendWorld", "pretend_registry"]
+
+PRETEND = Operations(PretendAdapter())
+T = TypeVar("T")
+
+
+def pretend_registry(kernels: bool = True) -> Registry:
+    """All that is installed, and pretend devices with a stream-ordered transport; ``kernels`` False: that alone."""
+    _, registry = settings_of(os.environ)
+    ours = Distribution("ddlcore", "pretend")
+    registry.offer(
+        TransportProvider(
+            name=KIND,
+            target="ddlcore.testing.pretend_transport:PretendTransport",
+            devices=(KIND,),
+            in_process=True,
+            sizes=(1, None),
+        ),
+        ours,
+    )
+    if kernels:
+        registry.offer(KernelsProvider(name=KIND, target="ddlcore.testing.pretend:PretendRuntime", device=KIND), ours)
+    return registry
+
+
+class PretendWorld(World):
+    """A world whose ranks have a pretend device each. ``route``: what ``device_dense`` says, by default their transport.
+
+    ``backend``: "shm" tells the hosts all or nothing that all have come; "threads" does not.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        backend: str = "shm",
+        route: str = KIND,
+        settings: Mapping[str, object] | None = None,
+        hosts: Sequence[int] | None = None,
+    ) -> None:
+        given = {"device_dense": route, **(settings or {})}
+        backend = backend if size > 1 else "auto"
+        super().__init__(size, backend=backend, settings=given, hosts=hosts, registry=pretend_registry())
+
+    def __enter__(self) -> PretendWorld:
+        super().__enter__()
+        return self
+
+    def on_streams(self, function: Callable[[int, Job], T], *, deadline_s: float = 30.0, last: bool = False) -> list[T]:
+        """As ``run``, each rank with a stream of its own device for its current one."""
+
+        def play(rank: int, job: Job) -> T:
+            runtime = PretendRuntime()
+            runtime.open(Device(KIND, rank % PretendRuntime.count()))
+            with stream(runtime):
+                return function(rank, job)
+
+        return self.run(play, deadline_s=deadline_s, last=last)

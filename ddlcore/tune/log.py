@@ -1,0 +1,98 @@
+"""Writes a search down as it goes: a CSV file with a line a sample, as Horovod's users know it."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from ddlcore.contracts.tuner import Value
+from ddlcore.tune.session import Sample, Session, Values
+
+__all__ = ["CsvLog", "read_log"]
+
+log = logging.getLogger("ddl")
+_OURS = ("sample", "phase", "steps", "step_ms", "score")
+
+
+class CsvLog:
+    """A Watcher. ``score``, the last column, is bytes of a step per µs, as there: more is better."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises ValueError in one line where the file cannot be written."""
+        self._path = Path(path)
+        self._header: list[str] = []
+        try:
+            self._path.write_text("")
+        except OSError as error:
+            raise ValueError(f"--autotune-log {path}: {error.strerror}") from None
+
+    def began(self, session: Session, nbytes: int) -> None:
+        """A search begins: another one with other knobs gets a header of its own."""
+        names = [knob.name for knob in session.knobs]
+        header = ["sample", "phase", *names, "steps", "step_ms", "score"]
+        if header != self._header:
+            self._header = header
+            self._append(header)
+
+    def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
+        """One line, with the settings as a config file would hold them."""
+        ours = [len(sample.steps_s), f"{sample.cost_s * 1e3:.4f}", f"{nbytes / (sample.cost_s * 1e6):.4f}"]
+        self._append([sample.number, sample.phase.value, *(sample.values[k.name] for k in session.knobs), *ours])
+
+    def ended(self, session: Session, why: str) -> None:
+        """The last line holds what is gone on with."""
+        values = session.result if session.result is not None else session.default
+        self._append(["", "given up" if why else "result", *(values[knob.name] for knob in session.knobs), "", "", ""])
+
+    def _append(self, row: Sequence[object]) -> None:
+        try:
+            with open(self._path, "a", newline="") as file:
+                _write(file, row)
+        except OSError as error:  # a disk that is full is no reason to end a training
+            log.warning("autotune: %s cannot be written: %s", self._path, error.strerror)
+
+
+def _write(file: TextIO, row: Sequence[object]) -> None:
+    csv.writer(file, lineterminator="\n").writerow(row)
+
+
+def read_log(path: str | Path, most: int = 3) -> list[Values]:
+    """The settings of the search in such a file that took the least time, the best first.
+
+    Raises ValueError in one line where it is no such file.
+    """
+    try:
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not rows or not {"phase", "step_ms"} <= set(rows[0]):
+        raise ValueError(f"{path}: no line of it is a sample of a search, as --autotune-log writes them")
+    best: dict[tuple[tuple[str, Value], ...], float] = {}
+    for row in rows:
+        try:
+            step_ms = float(row["step_ms"] or "inf")
+        except ValueError:
+            continue  # a second header
+        # A line may have more cells than the header, under None, or fewer: then None is in them.
+        values = tuple(
+            (name, _parse(text))
+            for name, text in row.items()
+            if name is not None and name not in _OURS and text is not None
+        )
+        best[values] = min(step_ms, best.get(values, float("inf")))
+    return [dict(values) for values in sorted(best, key=lambda one: best[one])[:most]]
+
+
+def _parse(text: str) -> Value:
+    if text in ("True", "False"):
+        return text == "True"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

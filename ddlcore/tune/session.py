@@ -1,0 +1,256 @@
+"""The course of one search: the default first, then what the tuner proposes, then the best against the default.
+
+Pure: it says what to run next and is told how long steps took. No thread, no clock, no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import median
+
+from ddlcore.contracts.tuner import Knob, Tuner, Value
+from ddlcore.tune.gain import Gain, gain_of
+
+__all__ = ["LOOKS", "PAIRS", "Comparison", "Phase", "Sample", "Session", "Values", "values_text"]
+
+Values = Mapping[str, Value]
+PAIRS = 6  # of a comparison in alternation
+MOST_PAIRS = 12  # where six of them look like a gain and do not make it certain
+LOOKS = 2  # samples more, in all, of what has looked best only once
+
+
+class Phase(Enum):
+    """What a sample is for."""
+
+    SEARCH = "search"  # the tuner learns from it
+    COMPARE = "compare"  # the best against the default
+    WITHOUT = "without"  # the best against itself without one of its changes
+    FINAL = "final"  # what is written against the default
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some steps with the same settings."""
+
+    number: int
+    phase: Phase
+    values: Values
+    steps_s: tuple[float, ...]  # of each step that counts, on the slowest rank
+    cost_s: float  # their median
+
+
+@dataclass
+class Comparison:
+    """Two ways in alternation: before, after, after, before, … so that neither profits from a drift."""
+
+    phase: Phase
+    before: dict[str, Value]
+    after: dict[str, Value]
+    dropped: str = ""  # the setting that ``before`` leaves at its default, in ``Phase.WITHOUT``
+    before_s: list[float] = field(default_factory=list)
+    after_s: list[float] = field(default_factory=list)
+
+    def next(self) -> dict[str, Value] | None:
+        """What is to be measured next; None when both have been often enough."""
+        taken = len(self.before_s) + len(self.after_s)
+        if taken >= 2 * self.pairs:
+            return None
+        return self.before if taken % 4 in (0, 3) else self.after
+
+    def note(self, cost_s: float) -> None:
+        """What has just been measured."""
+        taken = len(self.before_s) + len(self.after_s)
+        (self.before_s if taken % 4 in (0, 3) else self.after_s).append(cost_s)
+
+    @property
+    def pairs(self) -> int:
+        """How many it takes, as far as that is known."""
+        if len(self.after_s) < PAIRS or len(self.before_s) < PAIRS:
+            return PAIRS
+        first = gain_of(self.before_s[:PAIRS], self.after_s[:PAIRS])
+        return PAIRS if first.sure or first.mean <= 0.0 else MOST_PAIRS
+
+    @property
+    def gain(self) -> Gain:
+        """Of ``after`` over ``before``."""
+        return gain_of(self.before_s, self.after_s)
+
+
+class Session:
+    """One search. ``next`` and ``measured`` alternate; ``phase`` is DONE when ``result`` stands."""
+
+    def __init__(
+        self,
+        knobs: Sequence[Knob],
+        default: Values,
+        make_tuner: Callable[[Sequence[Knob]], Tuner],
+        trials: int,
+        warm: Sequence[Values] = (),
+    ) -> None:
+        """``default``: a value for each knob. ``trials``: samples of the search. ``warm``: what to try first, in part or whole."""
+        self.knobs = tuple(knobs)
+        self.default: dict[str, Value] = {knob.name: default[knob.name] for knob in knobs}
+        self.trials = trials if knobs else 0
+        self.samples: list[Sample] = []
+        self.comparisons: list[Comparison] = []
+        self.result: dict[str, Value] | None = None  # what to go on with; the default where nothing beats it
+        self.phase = Phase.SEARCH
+        self._tuner = make_tuner(self.knobs) if knobs else None
+        self._next: dict[str, Value] | None = dict(self.default)
+        self._looks = 0
+        self._warm = [self._whole(one) for one in warm]
+        self._costs: dict[tuple[Value, ...], list[float]] = {}
+        if not knobs:
+            self._end(self.default)
+
+    def _whole(self, values: Values) -> dict[str, Value]:
+        """With the default for what is missing or out of a knob's range."""
+        usable = {knob.name: values[knob.name] for knob in self.knobs if knob.name in values}
+        kept = {knob.name for knob in self.knobs if knob.name in usable and knob.holds(usable[knob.name])}
+        return {**self.default, **{name: usable[name] for name in kept}}
+
+    # --- what to run
+
+    def next(self) -> dict[str, Value]:
+        """The settings of the next sample; where all is done, those to go on with."""
+        if self.result is not None:
+            return dict(self.result)
+        assert self._next is not None
+        return dict(self._next)
+
+    def measured(self, steps_s: Sequence[float]) -> Sample:
+        """The steps of what ``next`` said took so long, on the slowest rank of each."""
+        assert self.result is None and self._next is not None
+        values = self._next
+        sample = Sample(len(self.samples) + 1, self.phase, dict(values), tuple(steps_s), median(steps_s))
+        self.samples.append(sample)
+        if self.phase is Phase.SEARCH:
+            self._costs.setdefault(self._key(values), []).append(sample.cost_s)
+            assert self._tuner is not None
+            self._tuner.tell(values, sample.cost_s)
+            self._search()
+        else:
+            self.comparisons[-1].note(sample.cost_s)
+            self._compare()
+        return sample
+
+    def _search(self) -> None:
+        if len(self.samples) < self.trials:
+            while self._warm:
+                self._next = self._warm.pop(0)
+                if self._key(self._next) not in self._costs:
+                    return
+            assert self._tuner is not None
+            self._next = self._tuner.ask()
+            if self._next is not None:
+                return
+        best = self.best
+        # The least of many noisy numbers is too small: the default must not win or lose by one lucky sample.
+        if len(self._costs) > 1 and len(self._costs[self._key(best)]) == 1 and self._looks < LOOKS:
+            self._looks += 1
+            self._next = best
+        elif best == self.default:
+            self._end(self.default)
+        else:
+            self._begin(Comparison(Phase.COMPARE, dict(self.default), best))
+
+    def _begin(self, comparison: Comparison) -> None:
+        self.comparisons.append(comparison)
+        self.phase = comparison.phase
+        self._next = comparison.next()
+
+    def _compare(self) -> None:
+        comparison = self.comparisons[-1]
+        self._next = comparison.next()
+        if self._next is not None:
+            return
+        sure = comparison.gain.sure
+        if comparison.phase is Phase.COMPARE:
+            if not sure:
+                self._end(self.default)
+            elif len(self.changed(comparison.after)) == 1:
+                self._end(comparison.after)
+            else:
+                self._without_next(comparison.after, self.changed(comparison.after))
+            return
+        if comparison.phase is Phase.WITHOUT:
+            kept = comparison.after if sure else comparison.before
+            names = self.changed(self.comparisons[0].after)
+            self._without_next(kept, names[names.index(comparison.dropped) + 1 :])
+            return
+        self._end(comparison.after if sure else self.default)
+
+    def _without_next(self, kept: dict[str, Value], left: Sequence[str]) -> None:
+        """Each change must pay by itself: the rest of them are tried by leaving one of them out."""
+        changed = self.changed(kept)
+        if left and len(changed) > 1:
+            name = left[0]
+            without = {**kept, name: self.default[name]}
+            self._begin(Comparison(Phase.WITHOUT, without, dict(kept), dropped=name))
+        elif kept == self.comparisons[0].after:  # nothing was left out: that comparison holds
+            self._end(kept)
+        else:
+            self._begin(Comparison(Phase.FINAL, dict(self.default), dict(kept)))
+
+    def _end(self, values: Values) -> None:
+        self.result = dict(values)
+        self.phase = Phase.DONE
+
+    # --- what is known
+
+    def changed(self, values: Values) -> list[str]:
+        """The settings in which ``values`` differ from the default, in the knobs' order."""
+        return [knob.name for knob in self.knobs if values[knob.name] != self.default[knob.name]]
+
+    @property
+    def best(self) -> dict[str, Value]:
+        """The fastest of the search so far; the default before anything is known."""
+        if not self._costs:
+            return dict(self.default)
+        key = min(self._costs, key=lambda one: median(self._costs[one]))
+        return {knob.name: value for knob, value in zip(self.knobs, key)}
+
+    def cost_s(self, values: Values) -> float | None:
+        """What a step took with ``values`` in the search; None where that was not tried."""
+        costs = self._costs.get(self._key(values))
+        return median(costs) if costs else None
+
+    @property
+    def final(self) -> Comparison | None:
+        """The last comparison of the default with something else that is complete; None before."""
+        whole = [one for one in self.comparisons if one.phase is not Phase.WITHOUT and one.next() is None]
+        return whole[-1] if whole else None
+
+    def lacks(self) -> str:
+        """What is still to be done, in words; empty where nothing is."""
+        if self.phase is Phase.DONE:
+            return ""
+        if self.phase is Phase.SEARCH:
+            searched = len(self.samples)
+            return f"{max(self.trials - searched, 0)} of {self.trials} trials, and the comparison with the default"
+        taken = len(self.comparisons[-1].before_s) + len(self.comparisons[-1].after_s)
+        what = {
+            Phase.COMPARE: "the comparison of the best with the default",
+            Phase.WITHOUT: f"the comparison that tells whether {self.comparisons[-1].dropped} is worth a change",
+            Phase.FINAL: "the last comparison with the default",
+        }[self.phase]
+        return f"{what} ({taken} of {2 * self.comparisons[-1].pairs} samples)"
+
+    def _key(self, values: Values) -> tuple[Value, ...]:
+        return tuple(values[knob.name] for knob in self.knobs)
+
+
+def values_text(values: Values) -> str:
+    """In one line, as a person reads it."""
+    return " ".join(f"{name}={_short(name, value)}" for name, value in values.items()) or "nothing"
+
+
+def _short(name: str, value: Value) -> str:
+    if name.endswith("_bytes") and isinstance(value, int) and not isinstance(value, bool):
+        for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+            if value >= size:
+                return f"{value / size:.3g}{unit}"
+    return str(value)

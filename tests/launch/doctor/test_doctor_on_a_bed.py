@@ -1,0 +1,45 @@
+"""Planted faults on hosts that are network namespaces: a slow link, a small /dev/shm and another ddl, in one report."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launch.starting import DDL, ROOT
+from tools.bed import Bed, Host
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed"),
+]
+
+
+def test_three_faults(new_bed: Callable[..., Bed], tmp_path: Path) -> None:
+    """Each is named with its host and its cure, exit code 1; the host of another version is left out, the rest is measured."""
+    job = tmp_path / "job.py"
+    job.write_text((ROOT / "ddlcore" / "job.py").read_text().replace('VERSION = "', 'VERSION = "9.'))
+    bed = new_bed([Host(), Host(), Host(binds={str(ROOT / "ddlcore" / "job.py"): str(job)})], rate_mbit=100)
+    small = bed.run("server2", ["mount", "-o", "remount,size=64m", "/dev/shm"])
+    assert small.returncode == 0, small.stderr
+    done = bed.run(
+        "server1", [*DDL, "doctor", "-H", "server1:1,server2:1,server3:1", "--json", "--model-mb", "200"], cwd=tmp_path
+    )
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    found = {one["check"]: one for one in report["findings"]}
+    assert sorted(found) == ["dev-shm", "hosts", "links"]
+    assert found["hosts"]["where"] == "server3" and "ddlcore 9." in found["hosts"]["what"]
+    assert "on server3: pip install ddlcore==" in found["hosts"]["cure"]
+    assert found["dev-shm"]["where"] == "server2" and "holds 64 MiB" in found["dev-shm"]["what"]
+    assert re.match(r"0\.\d+ Gbit/s between server1 and server2 by gloo, below 10", found["links"]["what"])
+    assert "200 MB of gradients" in found["links"]["means"] and "--network-interface" in found["links"]["cure"]
+    rate = next(one for one in report["matrices"] if one["title"] == "gloo: bandwidth between ranks")
+    assert 0.006 < rate["values"][0][1] < 0.0145  # 100 Mbit/s are 0.0125 GB/s; a burst goes beyond
+    assert next(one for one in report["checks"] if one["check"] == "clocks")["state"] == "ok"
+    assert all(bed.leftovers(name) == [] for name in bed.names)

@@ -1,0 +1,187 @@
+"""``ddl run --timeline`` and ``ddl timeline``: the ranks' parts of any host become one trace, also where ranks were killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import defaultdict
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from ddlcore.launch.cli import main
+from ddlcore.observe.merge import read_trace
+from ddlcore.observe.summary import runs_of
+from tests.launch.standin import STAND_IN_WORKS, install_ssh
+from tests.launch.starting import Ddl
+
+processes = pytest.mark.processes
+SCRIPT = """
+import os, signal, sys, time
+import numpy as np
+import ddlcore as ddl
+ddl.init()
+for step in range(60):
+    ddl.allreduce(np.full(64, step, np.float32), name="grads", op=ddl.Sum)
+    time.sleep(0.01)
+if ddl.rank() == int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+ddl.shutdown()
+"""
+
+
+@processes
+def test_a_rank_that_is_killed_leaves_its_part(ddl: Ddl, tmp_path: Path) -> None:
+    """All but its last fifth of a second; the others' is complete, and nothing but the trace is left."""
+    (tmp_path / "loop.py").write_text(SCRIPT)
+    done = ddl("run", "-np", "2", "--timeline", "t.json", "python", "loop.py", "1")
+    assert done.returncode == 137
+    assert "timeline in" in done.stderr and "`ddl timeline summary" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loop.py", "t.json"]
+    metadata, events = read_trace(tmp_path / "t.json")
+    assert [one["complete"] for one in metadata["ranks"]] == [True, False]
+    counts: dict[int, int] = defaultdict(int)
+    for run in runs_of(events):
+        counts[run.pid] += 1
+    assert counts[0] == 60
+    assert counts[1] >= 30
+
+
+@processes
+@STAND_IN_WORKS
+@pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed")
+def test_parts_of_other_hosts_come_back_through_their_agents(ddl: Ddl, tmp_path: Path) -> None:
+    """Of a rank that was killed, too; hosts share no directory for it, and keep nothing."""
+    (tmp_path / "loop.py").write_text(SCRIPT)
+    (tmp_path / "there").mkdir()
+    env = {**install_ssh(tmp_path / "bin"), "TMPDIR": str(tmp_path / "there")}
+    done = ddl("run", "-H", "h1:1,h2:1", "--backend", "gloo", "--timeline", "t.zip", "python", "loop.py", "1", env=env)
+    assert done.returncode == 137, done.stderr
+    assert not (tmp_path / "t.zip.ranks").exists()
+    assert list((tmp_path / "there").glob("ddl-timeline-*")) == []
+    metadata, events = read_trace(tmp_path / "t.zip")
+    assert [(one["rank"], one["complete"]) for one in metadata["ranks"]] == [(0, True), (1, False)]
+    assert {event["pid"] for event in events} == {0, 1}
+    assert any(event["name"] == "GLOO_ALLREDUCE" for event in events)
+
+
+@processes
+def test_a_place_that_cannot_be_written_is_refused_before_anything_starts(ddl: Ddl, tmp_path: Path) -> None:
+    """Exit code 2, one line."""
+    (tmp_path / "file").write_text("")
+    done = ddl("run", "-np", "2", "--timeline", "file/t.json", "touch", "started")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "--timeline file/t.json" in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+# --- ddl timeline
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Of two ranks: three steps of 10 ms, of which rank 0 waits 4, and rank 1, which comes last, 1."""
+    events = []
+    for pid, wait in ((0, 4000.0), (1, 1000.0)):
+        for period in range(4):
+            end = (period + 1) * 10_000.0
+            args = {
+                "batch": f"e1.p{period}", "period": period, "schedule": 0, "position": 0, "set": 0, "tensors": 2, "nbytes": 4096,
+                "names": ["a", "<b>"], "ready_us": [0.0, 500.0], "entered_us": 600.0,
+            }  # fmt: skip
+            begin = end - wait
+            whole = {"name": "ALLREDUCE", "ph": "X", "pid": pid, "tid": 10, "ts": begin - 600, "dur": wait + 600}
+            wire = {"name": "SHM_ALLREDUCE", "ph": "X", "pid": pid, "tid": 10, "ts": begin, "dur": wait}
+            events += [{**whole, "args": args}, wire]
+            events.append({"name": "WAIT", "ph": "X", "pid": pid, "tid": 1, "ts": begin, "dur": wait})
+    ranks = [
+        {"pid": pid, "rank": pid, "host": "h", "fusion_bytes": 8192, "clock_error_us": 0.0, "complete": True}
+        for pid in (0, 1)
+    ]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"metadata": {"ranks": ranks}, "traceEvents": events}))
+    return path
+
+
+def test_the_summary_names_shares_stragglers_and_tensors(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In words, as tables, and as JSON."""
+    assert main(["timeline", "summary", str(trace)]) == 0
+    out = capsys.readouterr().out
+    assert "25.0% of a step (10.00 ms, median of 3 that ran from memory) is spent standing in ddl" in out
+    assert "Rank 1 holds the others up most: last to 100% of the batches, by 3.000 ms on the mean." in out
+    assert "holds 2.0 tensors, 4.0 KiB of 8.0 KiB that fusion allows" in out
+    assert "8 batches ran from memory and 0 were negotiated" in out
+    assert main(["timeline", "summary", str(trace), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exposed"] == pytest.approx(0.25)
+    assert [row["exposed"] for row in found["ranks"]] == pytest.approx([0.4, 0.1])
+    assert found["tensors"] == [{"name": "<b>", "count": 8, "held_ms": 0.5}]
+
+
+class Tags(HTMLParser):
+    """What a page is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.outside: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.outside += [value for name, value in attributes if name in ("src", "href") and value]
+
+
+def test_the_page_needs_nothing_else(trace: Path, tmp_path: Path) -> None:
+    """Charts as SVG within it, no script, nothing loaded from elsewhere; names are text, whatever they hold."""
+    page = tmp_path / "t.html"
+    assert main(["timeline", "summary", str(trace), "--html", str(page)]) == 0
+    text = page.read_text()
+    tags = Tags()
+    tags.feed(text)
+    assert tags.seen.count("svg") == 3 and tags.seen.count("table") == 3
+    assert tags.outside == [] and "script" not in tags.seen and "b" not in tags.seen
+    assert "&lt;b&gt;" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["summary", "gone.json"], "gone.json: No such file or directory"),
+        (["summary", "empty.json"], "holds no batch"),
+        (["summary", "other.json"], "no trace"),
+        (["summary", "numbers.json"], "numbers.json is no trace that ddl wrote"),
+        (["summary", "foreign.json"], "foreign.json is no trace that ddl wrote"),
+        (["merge", "gone.json"], "there are no parts in gone.json.ranks"),
+    ],
+)
+def test_bad_input_is_refused_in_a_line(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    Path("empty.json").write_text('{"traceEvents": []}')
+    Path("other.json").write_text("17")
+    Path("numbers.json").write_text('{"traceEvents": [1, 2]}')
+    Path("foreign.json").write_text(
+        '{"traceEvents": [{"ph": "X", "pid": 0, "tid": 0, "ts": 1, "dur": 1, "args": null}]}'
+    )
+    assert main(["timeline", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and complaint in err
+
+
+def test_parts_that_were_left_are_merged_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a launcher that was killed."""
+    directory = tmp_path / "t.json.ranks"
+    directory.mkdir()
+    (directory / "rank0.json").write_text(
+        '[\n{"name":"TIMELINE","ph":"i","pid":0,"tid":2,"ts":5,"args":{"rank":0}}\n]\n'
+    )
+    assert main(["timeline", "merge", str(tmp_path / "t.json")]) == 0
+    assert "from 1 parts" in capsys.readouterr().out
+    assert [event["ts"] for event in read_trace(tmp_path / "t.json")[1]] == [0.0]

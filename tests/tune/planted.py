@@ -1,0 +1,82 @@
+"""A transport whose cost is known, and with it the best settings; a clock that only its calls move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ddlcore.builtin.threads import ThreadsTransport
+from ddlcore.contracts.transport import Context, Plan, Prepared, Work
+from ddlcore.types import Buffer, ReduceOp
+
+__all__ = ["Clock", "PlantedTransport", "batch_ns", "step_ns"]
+
+LATENCY_NS = 200_000.0  # of a batch
+BEST_BYTES = 192 << 10  # a batch of so many bytes costs the least for each of them
+COMPUTE_NS = 2_000_000.0  # of a step
+
+
+class Clock:
+    """What the ranks of a test take for the time."""
+
+    now_ns = 0.0
+
+    @classmethod
+    def read(cls) -> int:
+        return int(cls.now_ns)
+
+
+def batch_ns(nbytes: int) -> float:
+    """A latency, and congestion that grows with the square: too small is as bad as too large."""
+    return LATENCY_NS * (1.0 + (nbytes / BEST_BYTES) ** 2)
+
+
+def step_ns(tensor_bytes: Sequence[int], fusion_bytes: int) -> float:
+    """A step with batches filled in order up to ``fusion_bytes``."""
+    batches: list[int] = []
+    for nbytes in tensor_bytes:
+        if batches and batches[-1] + nbytes <= fusion_bytes:
+            batches[-1] += nbytes
+        else:
+            batches.append(nbytes)
+    return COMPUTE_NS + sum(map(batch_ns, batches))
+
+
+class PlantedTransport(ThreadsTransport):
+    """The threads' transport; each allreduce moves the clock on by what it is said to cost."""
+
+    opened: ClassVar[list[tuple[int, object]]] = []  # (rank, what it was told of a knob of tests)
+
+    def open(self, context: Context) -> None:
+        self.opened.append((context.rank, context.settings.get("knock_bytes")))
+        super().open(context)
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        self._spend(source.nbytes)
+        return super().allreduce(source, target, op)
+
+    def prepare(self, plan: Plan) -> Prepared:
+        return _Planted(self, super().prepare(plan), sum(plan.counts) * plan.dtype.itemsize)
+
+    def _spend(self, nbytes: int) -> None:
+        if self.context.rank == 0:
+            Clock.now_ns += batch_ns(nbytes)
+
+
+class _Planted(Prepared):
+    def __init__(self, transport: PlantedTransport, inner: Prepared, nbytes: int) -> None:
+        self._transport, self._inner, self._nbytes = transport, inner, nbytes
+
+    def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
+        self._transport._spend(self._nbytes)
+        return self._inner.start(sources, targets)
+
+    def enter(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
+        self._transport._spend(self._nbytes)
+        return self._inner.enter(sources, targets, real)
+
+    def try_enter(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
+        done = self._inner.try_enter(sources, targets, ticket)
+        if done:
+            self._transport._spend(self._nbytes)
+        return done
