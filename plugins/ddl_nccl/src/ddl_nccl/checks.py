@@ -1,0 +1,68 @@
+"""What `ddl doctor` looks at for NCCL: libraries that do not fit each other, on one host or between hosts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ddlcore.contracts.check import Check, Finding, HostView, Seen
+
+__all__ = ["NcclCheck"]
+
+WHEEL = re.compile(r"nvidia-nccl-cu(\d+)")
+
+
+class NcclCheck(Check):
+    """One NCCL on all hosts, of the same CUDA as what is installed beside it."""
+
+    name = "nccl"
+
+    def look(self, host: HostView) -> Any:
+        found = {name: version for name, version in host.distributions.items() if WHEEL.fullmatch(name)}
+        bindings = host.distributions.get("cuda-bindings", "")
+        return {"wheels": found, "bindings": bindings} if found else {}
+
+    def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
+        """Two wheels in one environment are another check's."""
+        for one in seen:
+            wheels, bindings = one.facts.get("wheels", {}), one.facts.get("bindings", "")
+            if len(wheels) == 1 and bindings:
+                yield from self._beside(one.host, wheels, bindings)
+        versions: dict[str, list[str]] = {}
+        for one in seen:
+            for version in set(one.facts.get("wheels", {}).values()):
+                versions.setdefault(_release(version), []).append(one.host)
+        if len(versions) > 1:
+            yield Finding(
+                self.name,
+                "NCCL differs: " + "; ".join(f"{version} on {', '.join(on)}" for version, on in versions.items()),
+                "ranks with different NCCLs cannot form a communicator: NCCL fails as it opens, or hangs",
+                "install one NCCL on all hosts: "
+                f"pip install 'nvidia-nccl-cu13=={max(versions, key=_number)}.*' (or nvidia-nccl-cu12)",
+            )
+
+    def _beside(self, host: str, wheels: Mapping[str, str], bindings: str) -> Iterable[Finding]:
+        ((name, version),) = wheels.items()
+        major = (WHEEL.fullmatch(name) or [""])[1]
+        if bindings.partition(".")[0] != major:
+            yield Finding(
+                self.name,
+                f"{name} {version} beside cuda-bindings {bindings} on {host}",
+                "NCCL and the kernels are for different CUDAs: one of them may want a newer driver than the other",
+                f"pip install 'ddl-nccl[cu{major}]', which brings cuda-bindings {major}",
+                host,
+            )
+
+    def line(self, seen: Sequence[Seen]) -> str:
+        wheels = seen[0].facts.get("wheels", {}) if seen else {}
+        return ", ".join(f"{name} {version}" for name, version in wheels.items())
+
+
+def _release(version: str) -> str:
+    """Patch releases go together."""
+    return ".".join(version.split(".")[:2])
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))

@@ -1,0 +1,63 @@
+"""NCCL's numbers for types, ops and results, as its header nccl.h has them; they have never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ddlcore.contracts.transport import ALL_OPS
+from ddlcore.types import DType, ReduceOp
+
+__all__ = ["BYTES", "CARRIED", "IN_PROGRESS", "OPS", "REMOTE_ERROR", "RESULTS", "SUCCESS", "TYPES", "native"]
+
+BYTES = 1  # ncclUint8: what is only moved
+
+TYPES: Mapping[DType, int] = {
+    DType.I8: 0,
+    DType.U8: 1,
+    DType.I32: 2,
+    DType.I64: 4,
+    DType.F16: 6,
+    DType.F32: 7,
+    DType.F64: 8,
+    DType.BF16: 9,
+}
+
+OPS: Mapping[ReduceOp, int] = {
+    ReduceOp.Sum: 0,
+    ReduceOp.Product: 1,
+    ReduceOp.Max: 2,
+    ReduceOp.Min: 3,
+    ReduceOp.Average: 4,
+}
+
+# A bool is a byte that is 0 or 1: any is the greatest, all the least.
+CARRIED: Mapping[ReduceOp, int] = {
+    ReduceOp.Sum: OPS[ReduceOp.Max],
+    ReduceOp.Max: OPS[ReduceOp.Max],
+    ReduceOp.Product: OPS[ReduceOp.Min],
+    ReduceOp.Min: OPS[ReduceOp.Min],
+}
+
+ORDERED = (ReduceOp.Min, ReduceOp.Max)
+SIXTEEN_BITS = (DType.F16, DType.BF16)
+
+SUCCESS, IN_PROGRESS = 0, 7
+REMOTE_ERROR = 6
+RESULTS = (
+    "success",
+    "unhandled cuda error",
+    "unhandled system error",
+    "internal error",
+    "invalid argument",
+    "invalid usage",
+    "remote process exited or there was a network error",
+    "in progress",
+    "timeout",
+)
+
+
+def native(sixteen_bits: bool) -> frozenset[tuple[DType, ReduceOp]]:
+    """What NCCL reduces as ddl promises; with ``sixteen_bits`` also what it adds in 16 bits, as the user has asked."""
+    pairs = {(dtype, op) for dtype in TYPES for op in ALL_OPS if not (dtype.is_float and op in ORDERED)}
+    pairs |= {(dtype, ReduceOp.Average) for dtype in TYPES if dtype.is_float}
+    return frozenset((dtype, op) for dtype, op in pairs if sixteen_bits or dtype not in SIXTEEN_BITS)

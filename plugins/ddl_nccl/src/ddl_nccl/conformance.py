@@ -1,0 +1,73 @@
+"""What the conformance kit is told of NCCL: a stand-in moves the bytes, and ranks are threads with a pretend device each.
+
+So everything but NCCL itself is tested without a GPU: what is asked of it, in which order, on which queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from ddl_nccl.standin import StandIn
+from ddl_nccl.transport import NcclTransport
+from ddlcore.contracts.transport import ALL_OPS, Context, Transport
+from ddlcore.testing.pretend import KIND, PretendQueue, PretendRuntime
+from ddlcore.testing.transports import TransportSuite
+from ddlcore.types import Device
+
+__all__ = ["HostedTransport", "NcclSuite"]
+
+
+class HostedTransport(NcclTransport):
+    """Takes host memory for its device's, and waits on the host: so that any test of transports can use it."""
+
+    capabilities = replace(
+        NcclTransport.capabilities, devices=frozenset({"cpu"}), ops=ALL_OPS, stream_ordered=False
+    )  # fmt: skip
+
+    def __init__(self, standin: StandIn, device: int | None = None) -> None:
+        super().__init__(standin)
+        self.standin = standin
+        self.device = device  # None: that of its rank
+        self.deaf = False  # whether its device never gets to what is queued
+        self.anonymous = False  # whether the device does not tell which one it is
+        self.runtime = PretendRuntime()
+        self.queue: PretendQueue
+
+    def open(self, context: Context) -> None:
+        self.runtime.open(Device(KIND, context.rank if self.device is None else self.device))
+        if self.anonymous:
+            self.runtime.identity = ""
+        self.queue = self.runtime.queue()
+        self.standin.know(self.queue)
+        self.standin.deaf |= {self.queue.handle} if self.deaf else set()
+        super().open(replace(context, queue=self.queue))
+
+    def close(self) -> None:
+        super().close()
+        if hasattr(self, "queue"):
+            self.queue.close(5.0)
+            self.runtime.close()
+
+
+class NcclSuite(TransportSuite):
+    """`ddl conform nccl` runs it. Whatever NCCL would take amiss fails the test that did it."""
+
+    sizes = (1, 2, 3, 4)
+    standins: ClassVar[list[StandIn]] = []
+
+    def make(self, size: int) -> Sequence[Transport]:
+        standin = StandIn()
+        self.standins.append(standin)
+        return [HostedTransport(standin) for _ in range(size)]
+
+    def teardown_method(self) -> None:
+        super().teardown_method()
+        assert [fault for standin in self.standins for fault in standin.faults] == []
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        super().teardown_class()
+        assert not any(standin.alive() for standin in cls.standins), "communicators were neither destroyed nor aborted"
+        cls.standins.clear()

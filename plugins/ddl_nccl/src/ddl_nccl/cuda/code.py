@@ -1,0 +1,54 @@
+"""Finds a kernel's code in the cache on disk, or has it compiled and keeps it there; knows not what it does."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from ddl_nccl.cuda.names import Name
+from ddlcore.contracts.cache import alone, cache_directories, find, keep
+
+__all__ = ["obtain"]
+
+SOURCES = ("compile.py", "elements.py", "kernels.py", "names.py", "primitives.py")
+PACKAGES = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink")
+COMPILE_S = 120.0  # how long to wait for another who compiles
+_COMPILING: Final = threading.Lock()
+
+
+@functools.cache
+def _key() -> str:
+    """Another for every change of the sources or the compiler."""
+    digest = hashlib.sha256()
+    for source in SOURCES:
+        digest.update(Path(__file__).with_name(source).read_bytes())
+    for package in PACKAGES:
+        try:
+            digest.update(f"{package}={version(package)};".encode())
+        except PackageNotFoundError:
+            continue
+    return digest.hexdigest()[:16]
+
+
+def obtain(name: Name, capability: tuple[int, int], cache_dir: str = "") -> bytes:
+    """Code that the driver loads. Any thread; the first to ask on this machine compiles, for a second or two.
+
+    Raises NoCompiler where it is not in the cache and cannot be compiled.
+    """
+    file = f"cuda-{_key()}-sm{capability[0]}{capability[1]}-{name}.bin"
+    image = find(file, cache_directories(cache_dir))
+    if image is not None:
+        return image
+    with _COMPILING, alone(cache_directories(cache_dir), COMPILE_S):
+        image = find(file, cache_directories(cache_dir))
+        if image is not None:  # another compiled it meanwhile
+            return image
+        from ddl_nccl.cuda.compile import compile_image
+
+        image = compile_image(name, capability)
+        keep(file, image, cache_directories(cache_dir))
+    return image

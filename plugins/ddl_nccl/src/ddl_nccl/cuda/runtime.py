@@ -1,0 +1,234 @@
+"""A CUDA device behind the device door: its memory, streams, events and kernels; the driver is asked in driver.py."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from ddl_nccl.cuda.code import obtain
+from ddl_nccl.cuda.driver import Driver, Facts
+from ddl_nccl.cuda.freeing import Freeing
+from ddl_nccl.cuda.names import COPY, Name
+from ddl_nccl.cuda.queue import CudaEvent, CudaQueue
+from ddlcore.contracts.device import DeviceRuntime
+from ddlcore.contracts.transport import Memory
+from ddlcore.errors import DeviceError
+from ddlcore.types import Device
+
+__all__ = ["CudaDevice"]
+
+ALIGNMENT: Final = 512
+CLOSE_S = 1.0  # for memory that was let go last
+SHORT_S = 10.0  # for memory that was let go, where there is none left
+log = logging.getLogger("ddl")
+
+
+class CudaDevice(DeviceRuntime):
+    """``driver`` and ``obtain`` stand for the driver and the compiler; tests put others in their place."""
+
+    def __init__(self, driver: Driver | None = None, obtain: Any = obtain) -> None:
+        self.driver = driver or Driver()
+        self.facts: Facts
+        self._obtain = obtain
+        self._lock = threading.RLock()  # a finaliser may run while its own thread holds it
+        self._streams: list[int] = []  # open ones, of queues
+        self._events: deque[int] = deque()  # that nobody refers to
+        self._retired: deque[tuple[int, int, CudaEvent]] = deque()  # pinned memory: (address, nbytes, done with)
+        self._kernels: dict[Name, Any] = {}
+        self._missing: dict[Name, DeviceError] = {}
+        self._said = False
+        self._closed = True
+
+    @classmethod
+    def count(cls) -> int:
+        try:
+            return Driver().count()
+        except DeviceError:
+            return 0
+
+    def open(self, device: Device) -> None:
+        if device.kind != "cuda":
+            raise DeviceError(f"CUDA: {device} is no CUDA device")
+        self.facts = self.driver.open(device.index)
+        self.device = device
+        self.identity = self.facts.identity
+        # Memory is had and freed on one stream, which never waits. On the other one, which waits for all queues,
+        # events tell when pinned memory is out of use.
+        self._getting, self._retiring = self.driver.create_stream(), self.driver.create_stream()
+        self._freeing = Freeing(self, self._getting)
+        self._closed = False
+        self.has_kernel(COPY)  # here, where a user waits, and not where the first batch is due
+
+    def queue(self) -> CudaQueue:
+        stream = self.driver.create_stream()
+        with self._lock:
+            self.driver.wait_for(stream, self.record(self._getting).handle)  # memory that it may be given is there
+            self._streams.append(stream)
+        return CudaQueue(self, stream)
+
+    def current(self) -> AbstractContextManager[object]:
+        context: AbstractContextManager[object] = self.driver.current()
+        return context
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            streams = (self._getting, self._retiring)
+        self._freeing.close(CLOSE_S)
+        while self._retired:
+            address, _, event = self._retired.popleft()
+            if event.wait(CLOSE_S):  # else it ends with the process: to unpin it would wait for the device
+                self.driver.unpin(address)
+        for stream in streams:
+            self.driver.destroy_stream(stream)
+        while self._events:
+            self.driver.destroy_event(self._events.pop())
+
+    # --- memory
+
+    def allocate(self, nbytes: int) -> Memory:
+        whole = max(nbytes, 1) + ALIGNMENT
+        try:
+            return _Block(self._allocate(whole), nbytes, self._free)
+        except DeviceError:  # what was let go is only free when the device is done with all it has been given
+            if not self._freeing.settle(SHORT_S):
+                raise
+        return _Block(self._allocate(whole), nbytes, self._free)
+
+    def _allocate(self, whole: int) -> int:
+        with self._lock, self.driver.current():
+            address = self.driver.allocate(whole, self._getting)
+            if self._streams:
+                here = self.record(self._getting)
+                for stream in self._streams:
+                    self.driver.wait_for(stream, here.handle)
+        return address
+
+    def pinned(self, nbytes: int) -> Memory:
+        whole = max(nbytes, 1) + ALIGNMENT
+        return _Block(self._again(whole) or self.driver.pin(whole), nbytes, self._retire)
+
+    def _free(self, address: int, nbytes: int) -> None:
+        if self._closed:  # here the host may wait: of ours, nothing is queued any more
+            self.driver.synchronise()
+            self.driver.free(address, 0)
+            return
+        self._freeing.let_go(address)
+
+    def _retire(self, address: int, nbytes: int) -> None:
+        if self._closed:
+            self.driver.unpin(address)
+            return
+        with self._lock, self.driver.current():
+            self._after_all()
+            self._retired.append((address, max(nbytes, 1) + ALIGNMENT, self.record(self._retiring)))
+
+    def _after_all(self) -> None:
+        """What is put on the retiring stream from now on comes after everything that queues hold."""
+        for stream in self._streams:
+            self.driver.wait_for(self._retiring, self.record(stream).handle)
+
+    def _again(self, whole: int) -> int:
+        """Pinned memory of that size that the device is done with, or 0: to pin takes long, to unpin may wait."""
+        with self._lock:
+            for i, (address, nbytes, event) in enumerate(self._retired):
+                if nbytes == whole and event.done():
+                    del self._retired[i]
+                    return address
+        return 0
+
+    # --- events and streams, for queues
+
+    def record(self, stream: int) -> CudaEvent:
+        """An event of the pool, recorded now."""
+        event = self._event()
+        self.driver.record(event.handle, stream)
+        return event
+
+    def record_all(self, stream: int) -> CudaEvent:
+        """One of the moment that everything queued so far has run, whoever queued it; may wait for that."""
+        event = self._event()
+        self.driver.record_all(event.handle, stream)
+        return event
+
+    def _event(self) -> CudaEvent:
+        try:
+            handle = self._events.pop()
+        except IndexError:
+            handle = self.driver.create_event()
+        return CudaEvent(self, handle)
+
+    def give_event(self, handle: int) -> None:
+        """Back to the pool. Who waits for it on a stream waits for what it was when that was queued."""
+        if not self._closed:
+            self._events.append(handle)
+
+    def close_stream(self, stream: int, timeout_s: float) -> None:
+        """Waits for what is queued there; past ``timeout_s`` it runs on, or not, without us."""
+        try:
+            if self.record(stream).wait(timeout_s):
+                with self._lock:
+                    self._streams.remove(stream)
+                self.driver.destroy_stream(stream)
+                return
+        except DeviceError as error:
+            log.debug("closing a stream of %s: %s", self.device, error)
+            return
+        # It stays among those for which memory waits before it goes.
+        log.warning("%s has not finished what was queued within %.0f s; going on without it", self.device, timeout_s)
+
+    # --- kernels
+
+    def kernel(self, name: Name) -> Any:
+        """The kernel, compiled where that has not been done on this machine. Raises DeviceError."""
+        function = self._kernels.get(name)
+        if function is not None:
+            return function
+        with self._lock:
+            if name in self._missing:
+                raise self._missing[name]
+        try:
+            image = self._obtain(name, self.facts.capability)
+            function = self.driver.load(image, str(name))
+        except DeviceError as error:
+            self._missing[name] = error
+            raise
+        except RuntimeError as error:  # NoCompiler, KernelError
+            self._missing[name] = DeviceError(f"CUDA: no kernel {name} for {self.device}: {error}")
+            raise self._missing[name] from error
+        self._kernels[name] = function
+        return function
+
+    def has_kernel(self, name: Name) -> bool:
+        """Whether it can be had; the first time that one cannot, the reason is logged."""
+        try:
+            self.kernel(name)
+        except DeviceError as error:
+            if not self._said:
+                self._said = True
+                log.warning("tensors of %s are packed by the driver's copies, one a tensor: %s", self.device, error)
+            return False
+        return True
+
+
+class _Block(Memory):
+    """Memory that goes back to its device with the last reference."""
+
+    def __init__(self, raw: int, nbytes: int, let_go: Any) -> None:
+        self.address = (raw + ALIGNMENT - 1) & -ALIGNMENT
+        self.nbytes = nbytes
+        finalizer = weakref.finalize(self, _let_go, let_go, raw, nbytes)
+        finalizer.atexit = False  # the process takes it along
+
+
+def _let_go(let_go: Any, raw: int, nbytes: int) -> None:
+    try:
+        let_go(raw, nbytes)
+    except DeviceError as error:  # the device has failed, and whoever uses it was told
+        log.debug("letting go of memory: %s", error)

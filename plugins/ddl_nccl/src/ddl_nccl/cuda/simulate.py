@@ -1,0 +1,140 @@
+"""Runs kernels without a GPU: numba's simulator runs the very functions, the host's processor their primitives.
+
+Numba's simulator executes Python, so it cannot run primitives that are LLVM code for the device.
+The same code, emitted for the host, stands in for them; addresses are of host memory. For tests: slow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddl_nccl.cuda.batches import Addresses, Ground, Launch
+from ddl_nccl.cuda.kernels import build
+from ddl_nccl.cuda.names import Name
+from ddl_nccl.cuda.primitives import Primitive
+
+__all__ = ["Simulated", "launch"]
+
+HOST = 0  # the address space of ordinary memory
+THREADS = 4  # of a block: each is a thread of the host
+_RUNNING = threading.Lock()
+
+
+class _Host:
+    """The machine of ``kernels.build`` whose functions run on the host."""
+
+    def step(self, primitive: Primitive) -> Any:
+        return _compiled(primitive.name, primitive)
+
+
+@functools.cache
+def _machine() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), jit=True, codemodel="jitdefault"
+    )
+
+
+_steps: dict[str, Any] = {}
+
+
+def _compiled(name: str, primitive: Primitive) -> Any:
+    if name not in _steps:
+        _steps[name] = _compile(primitive)
+    return _steps[name]
+
+
+def _compile(primitive: Primitive) -> Any:
+    import llvmlite.binding as llvm
+    from llvmlite import ir
+
+    kinds = {"q": ir.IntType(64), "d": ir.DoubleType(), "": ir.VoidType()}
+    c: dict[str, Any] = {"q": ctypes.c_int64, "d": ctypes.c_double, "": None}
+    module = ir.Module()
+    module.triple = llvm.get_default_triple()
+    kind = ir.FunctionType(kinds[primitive.result], [kinds[letter] for letter in primitive.arguments])
+    function = ir.Function(module, kind, primitive.name)
+    b = ir.IRBuilder(function.append_basic_block())
+    result = primitive.emit(b, HOST, list(function.args))
+    if primitive.result:
+        b.ret(result)
+    else:
+        b.ret_void()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(module)), _machine())
+    engine.finalize_object()
+    call = ctypes.CFUNCTYPE(c[primitive.result], *(c[letter] for letter in primitive.arguments))(
+        engine.get_function_address(primitive.name)
+    )
+    call.engine = engine  # type: ignore[attr-defined]  # owns the code
+    return call
+
+
+@functools.cache
+def _kernel(name: Name) -> Any:
+    # The class itself: `cuda.jit` gives it only where NUMBA_ENABLE_CUDASIM was set before numba came in.
+    import numba.cuda.simulator.kernel
+
+    simulator: Any = numba.cuda.simulator.kernel
+    return simulator.FakeCUDAKernel(build(name, _Host()), device=False)
+
+
+def launch(name: Name, blocks: int, arguments: Sequence[int | float], threads: int = THREADS) -> None:
+    """Runs the kernel to its end, one at a time: the simulator knows no other way. Any thread."""
+    with _RUNNING:
+        _kernel(name)[blocks, threads](*arguments)
+
+
+class _Launch(Launch):
+    def __init__(self, name: Name, blocks: int, arguments: Sequence[int | float], threads: int) -> None:
+        self._name, self._blocks, self._arguments, self._threads = name, blocks, list(arguments), threads
+
+    def set(self, index: int, value: float) -> None:
+        self._arguments[index] = value
+
+    def run(self) -> None:
+        launch(self._name, self._blocks, self._arguments, self._threads)
+
+
+class _Words(Addresses):
+    def __init__(self, words: array[int]) -> None:
+        self._words = words
+        self.address = words.buffer_info()[0]
+
+    def fill(self, addresses: Sequence[int]) -> None:
+        self._words[:] = array("q", addresses)
+
+
+class Simulated(Ground):
+    """Host memory, and launches that run to their end."""
+
+    multiprocessors = 1
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._threads = threads  # of a block
+
+    def constant(self, words: array[int]) -> Addresses:
+        return _Words(words)
+
+    def addresses(self, n: int) -> Addresses:
+        return _Words(array("q", bytes(8 * n)))
+
+    def prepare(self, name: Name, blocks: int, arguments: Sequence[int | float]) -> Launch:
+        return _Launch(name, blocks, arguments, self._threads)
+
+    def can_run(self, name: Name) -> bool:
+        return True
+
+    def copier(self, sizes: Sequence[int]) -> Callable[[Sequence[int], Sequence[int]], None]:
+        def copy(sources: Sequence[int], targets: Sequence[int]) -> None:
+            for source, target, size in zip(sources, targets, sizes):
+                ctypes.memmove(target, source, size)
+
+        return copy

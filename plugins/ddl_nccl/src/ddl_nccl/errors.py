@@ -1,0 +1,86 @@
+"""What NCCL and its loader raise, as errors of ddl that say what to do: the only place that reads foreign messages."""
+
+from __future__ import annotations
+
+import re
+
+from ddl_nccl.codes import REMOTE_ERROR, RESULTS
+from ddlcore.errors import DdlInternalError, TransportError
+
+__all__ = ["explained", "meaning"]
+
+DEBUG = "run it again with NCCL_DEBUG=INFO, which says where"
+WHEEL = "pip install nvidia-nccl-cu13 (or nvidia-nccl-cu12: as the framework's CUDA)"
+ONE_WHEEL = (
+    "the libnccl that is loaded lacks it: it is too old, or one of two that overwrite each other; "
+    "pip uninstall nvidia-nccl-cu12 nvidia-nccl-cu13, then install the one of the framework's CUDA"
+)
+
+# The first whose pattern is found in what NCCL says is the cure.
+CURES = (
+    (
+        r"duplicate gpu",
+        "two ranks are on one GPU, which NCCL refuses; start at most as many ranks on a host as it has GPUs, "
+        "or leave --backend to auto, which goes by host memory then",
+    ),
+    (r"undefined symbol|(function|symbol) \S+ (is )?not found", ONE_WHEEL),
+    (
+        r"libnccl\S* (not found|cannot open)|failure finding .?libnccl|no such file: libnccl",
+        f"no libnccl.so.2; {WHEEL}",
+    ),
+    (
+        r"peer access|ipc|p2p|invalid resource handle",
+        "GPUs of one host cannot reach each other's memory (ranks that see different devices, or an IOMMU): "
+        "set NCCL_P2P_DISABLE=1, or let every rank see all of its host's GPUs",
+    ),
+    (r"no space left|/dev/shm|shared memory segment", "give the container more shared memory: --shm-size=1g"),
+    (r"out of memory", "the GPU's memory is full; make batches smaller, or set NCCL_BUFFSIZE lower"),
+    (
+        r"libcuda|driver version is insufficient|unsupported toolkit|no cuda-capable device|initialization error",
+        "the NVIDIA driver is missing or older than this NCCL's CUDA; nvidia-smi says which it serves",
+    ),
+    (
+        r"no socket interface found|no interface found",
+        "--network-interface (DDL_NETWORK_INTERFACE) or NCCL_SOCKET_IFNAME names no interface of this host",
+    ),
+    (r"mismatch|different version", "the ranks run different NCCLs; install the same one on every host"),
+)
+BY_RESULT = {
+    1: f"CUDA failed within NCCL; {DEBUG} (NCCL_P2P_DISABLE=1 where GPUs cannot reach each other)",
+    2: f"a call to the system failed; {DEBUG}",
+    3: f"NCCL contradicts itself, or memory was overwritten; {DEBUG}",
+    REMOTE_ERROR: "a peer, or the network to it, is gone",
+}
+
+
+def explained(what: str, error: BaseException, last_error: str = "") -> DdlInternalError:
+    """``error``, raised during ``what``, as one line with the cure; ``last_error`` is NCCL's own account of it.
+
+    An error of ddl's own is returned as it is.
+    """
+    if isinstance(error, DdlInternalError):
+        return error
+    text = _one_line(error)
+    status = getattr(error, "status", None)
+    account = "" if last_error in text else last_error
+    return _told(what, text, status if isinstance(status, int) else 0, account)
+
+
+def meaning(what: str, result: int, last_error: str = "") -> TransportError:
+    """An error that NCCL reports later than at the call."""
+    name = RESULTS[result] if 0 <= result < len(RESULTS) else f"result {result}"
+    return _told(what, name, result, last_error)
+
+
+def _told(what: str, text: str, status: int, account: str) -> TransportError:
+    account = _one_line(account) if account else ""
+    said = f"{text} ({account})" if account else text
+    cure = next((cure for pattern, cure in CURES if re.search(pattern, said, re.IGNORECASE)), "")
+    cure = cure or BY_RESULT.get(status, DEBUG)
+    return TransportError(f"nccl: {what} failed: {said}; {cure}")
+
+
+def _one_line(said: object) -> str:
+    text = " ".join(str(said).split()) or type(said).__name__
+    text = re.sub(r" ?\(run with NCCL_DEBUG=\w+ for details\)", "", text)
+    return text if len(text) <= 300 else text[:297] + "…"

@@ -1,0 +1,81 @@
+"""Which NCCL is loaded, and what that one can do: asked of itself, not assumed of nccl4py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from ddl_nccl._raw import load
+from ddl_nccl.layer import Raw
+from ddl_nccl.probe import installed_libraries
+from ddlcore.contracts.library import Library
+
+__all__ = ["OLDEST", "Features", "library", "spelled", "wheels"]
+
+OLDEST = 21400  # whose communicators take a configuration
+WHEELS = "nvidia-nccl-cu"
+
+
+@dataclass(frozen=True)
+class Features:
+    """Of the NCCL of that version code."""
+
+    version: int
+    average: bool  # divides by the number of ranks
+    bfloat16: bool
+
+    @classmethod
+    def of(cls, version: int) -> Features:
+        """The release notes say since when."""
+        return cls(version, average=version >= 21000, bfloat16=version >= 21000)
+
+    def words(self) -> str:
+        """What it reduces."""
+        return "sum, min, max, product" + (", average" if self.average else "")
+
+
+def spelled(version: int) -> str:
+    """A version code as people write it: 23203 is 2.32.3, and 2708 was 2.7.8."""
+    base = 10000 if version >= 10000 else 1000
+    return f"{version // base}.{version % base // 100}.{version % 100}"
+
+
+def wheels() -> dict[str, str]:
+    """Name and version of each distribution that brings an NCCL."""
+    found = {}
+    for distribution in metadata.distributions():
+        name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+        if name.startswith(WHEELS):
+            found[name] = distribution.version
+    return found
+
+
+def library(raw: Raw | None = None) -> Library | None:
+    """The NCCL that this process would use, which this loads; None where there is none."""
+    try:
+        version = (raw or load()).version()
+    except (ImportError, RuntimeError, OSError):
+        return None
+    features = Features.of(version)
+    facts = {"reduces by": features.words(), "of": _types(features)}
+    place = _place()
+    if place:
+        facts["at"] = str(place)
+    return Library(f"NCCL {spelled(version)}", version, facts)
+
+
+def _types(features: Features) -> str:
+    return "float16, bfloat16, …" if features.bfloat16 else "float16, …"
+
+
+def _place() -> Path | None:
+    """Where the library lies that is loaded, or would be."""
+    try:
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            path = line.partition("/")
+            if "libnccl.so" in path[2]:
+                return Path("/" + path[2])
+    except OSError:
+        pass
+    return next(iter(installed_libraries()), None)

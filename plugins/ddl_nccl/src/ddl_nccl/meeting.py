@@ -1,0 +1,117 @@
+"""How the ranks of a communicator meet before NCCL is called: all are there, on a device each, with one NCCL.
+
+Rank 0 hears all of them and answers with NCCL's unique id, or with what is wrong: so a rank that is not there, or
+would fail, is told of by name and in time, where NCCL would wait without end.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddl_nccl.errors import explained
+from ddl_nccl.library import OLDEST, spelled
+from ddlcore.contracts.store import PrefixStore, Store
+from ddlcore.contracts.transport import Context
+from ddlcore.errors import DeadlineExceeded, TransportError
+
+__all__ = ["Arrival", "meet", "objection"]
+
+SLICE_S = 0.25
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a rank says of itself."""
+
+    rank: int  # in the world
+    host: int
+    device: str  # the very device, equal for all who see it; "": it cannot be told
+    version: int  # NCCL's code
+    trouble: str = ""  # why it cannot take part
+
+    def to_bytes(self) -> bytes:
+        """As the store has it."""
+        return json.dumps([self.rank, self.host, self.device, self.version, self.trouble]).encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Arrival:
+        """Raises ValueError for what no rank has said."""
+        rank, host, device, version, trouble = json.loads(raw)
+        return cls(int(rank), int(host), str(device), int(version), str(trouble))
+
+
+def meet(context: Context, arrival: Arrival, unique_id: Callable[[], bytes], check: Callable[[], None]) -> bytes:
+    """The unique id that all ranks of ``context`` are to use. ``check`` raises to end the wait.
+
+    Raises DeadlineExceeded past ``context.timeout_s``, and TransportError on every rank where NCCL cannot serve them.
+    """
+    until_s = time.monotonic() + context.timeout_s
+    store = PrefixStore("nccl/", context.store)
+    store.set(str(context.rank), arrival.to_bytes())
+    if context.rank == 0:
+        store.set("answer", answer := _gathered(context, store, until_s, check, unique_id))
+    else:
+        answer = _awaited(context, store, "answer", until_s, check)
+    if answer[:1] != b"+":
+        raise TransportError(answer[1:].decode())
+    return answer[1:]
+
+
+def _gathered(
+    context: Context, store: Store, until_s: float, check: Callable[[], None], unique_id: Callable[[], bytes]
+) -> bytes:
+    keys = (str(rank) for rank in range(context.size))
+    arrivals = [Arrival.from_bytes(_awaited(context, store, key, until_s, check)) for key in keys]
+    wrong = objection(arrivals)
+    if not wrong:
+        try:
+            return b"+" + unique_id()
+        except Exception as error:
+            wrong = str(explained("making an id for the communicator", error))
+    return b"-" + wrong.encode()
+
+
+def objection(arrivals: list[Arrival]) -> str:
+    """Why NCCL cannot serve these ranks, in one line with what to do; empty where it can."""
+    troubled = next((a for a in arrivals if a.trouble), None)
+    if troubled is not None:
+        return f"{troubled.trouble} (on rank {troubled.rank})"
+    old = next((a for a in arrivals if a.version < OLDEST), None)
+    if old is not None:
+        return (
+            f"nccl: rank {old.rank} has NCCL {spelled(old.version)}, which is older than {spelled(OLDEST)}; "
+            "pip install --upgrade nvidia-nccl-cu13 (or nvidia-nccl-cu12: as the framework's CUDA)"
+        )
+    other = next((a for a in arrivals if a.version // 100 != arrivals[0].version // 100), None)
+    if other is not None:
+        return (
+            f"nccl: rank {arrivals[0].rank} has NCCL {spelled(arrivals[0].version)} and rank {other.rank} "
+            f"{spelled(other.version)}; install the same one on every host"
+        )
+    seen: dict[tuple[int, str], int] = {}
+    for a in arrivals:
+        if a.device and seen.setdefault((a.host, a.device), a.rank) != a.rank:
+            return (
+                f"nccl: ranks {seen[a.host, a.device]} and {a.rank} are on one GPU ({a.device}), which NCCL refuses; "
+                "start at most as many ranks on a host as it has GPUs, "
+                "or leave --backend to auto, which goes by host memory then"
+            )
+    return ""
+
+
+def _awaited(context: Context, store: Store, key: str, until_s: float, check: Callable[[], None]) -> bytes:
+    while True:
+        check()
+        left_s = max(0.0, until_s - time.monotonic())
+        try:
+            return store.get(key, min(left_s, SLICE_S))
+        except DeadlineExceeded:
+            if left_s > SLICE_S:
+                continue
+            who = "rank 0 did not answer" if key == "answer" else f"rank {context.members[int(key)].rank} did not come"
+            raise DeadlineExceeded(
+                f"nccl: {who} within {context.timeout_s:g} s to open {context.name or 'the communicator'}"
+            ) from None

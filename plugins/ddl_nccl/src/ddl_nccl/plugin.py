@@ -1,0 +1,76 @@
+"""Introduces ddl_nccl to the core by data alone: it imports neither NCCL's bindings nor numba."""
+
+from __future__ import annotations
+
+from ddlcore.hooks import CheckProvider, KernelsProvider, Setting, TransportProvider, hookimpl
+
+__all__ = ["ddl_checks", "ddl_kernels", "ddl_transports"]
+
+INSTALL = "pip install 'ddl-nccl[cu13]' (or [cu12]: as the framework's CUDA)"
+
+
+@hookimpl
+def ddl_transports() -> list[TransportProvider]:
+    """Collectives between GPUs, within a host and across hosts."""
+    return [
+        TransportProvider(
+            name="nccl",
+            target="ddl_nccl.transport:NcclTransport",
+            requires=("nccl.bindings", "cuda.pathfinder"),
+            install=INSTALL,
+            platforms=("linux",),
+            probe="ddl_nccl.probe:nccl",
+            library="ddl_nccl.library:library",
+            suite="ddl_nccl.conformance:NcclSuite",
+            suite_over="a stand-in for NCCL, on pretend devices; of NCCL and of GPUs it shows nothing",
+            doc="NVIDIA's NCCL, between GPUs of one host or of several",
+            priority=50,
+            devices=("cuda",),
+            spans_devices=True,
+            own_device=True,
+            settings=(
+                Setting(
+                    "nccl_native_16bit",
+                    bool,
+                    False,
+                    "1: NCCL itself adds 16-bit floats, and rounds at every hop; 0: they are added in float32 and "
+                    "rounded once, with as many bytes sent",
+                ),
+                Setting(
+                    "nccl_timeout_s",
+                    float,
+                    0.0,
+                    "after how many seconds on the GPU a batch is given up; 0: never, as a slow rank is not a dead one",
+                    minimum=0,
+                ),
+            ),
+        )
+    ]
+
+
+@hookimpl
+def ddl_kernels() -> list[KernelsProvider]:
+    """Memory, streams and fusion copies of CUDA devices."""
+    return [
+        KernelsProvider(
+            name="cuda",
+            target="ddl_nccl.cuda.runtime:CudaDevice",
+            requires=("numba",),
+            install=INSTALL,
+            platforms=("linux",),
+            probe="ddl_nccl.probe:gpu",
+            doc="CUDA devices, with kernels that numba compiles",
+            device="cuda",
+            priority=10,
+        )
+    ]
+
+
+@hookimpl
+def ddl_checks() -> list[CheckProvider]:
+    """For `ddl doctor`."""
+    copies = "latency and bandwidth between the GPUs of a host, with P2P on and off"
+    return [
+        CheckProvider("nccl", "ddl_nccl.checks:NcclCheck", doc="one NCCL on all hosts, of one CUDA"),
+        CheckProvider("gpu-copies", "ddl_nccl.links:LinksCheck", platforms=("linux",), doc=copies),
+    ]

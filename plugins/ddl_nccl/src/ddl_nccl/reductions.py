@@ -1,0 +1,96 @@
+"""Reductions that NCCL does not do as ddl promises them: it moves the bytes, and the device's kernels reduce.
+
+NCCL adds 16-bit floats in 16 bits, at each hop anew, and its least and greatest lose a NaN; it has no 16-bit integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from ddl_nccl.codes import BYTES
+from ddl_nccl.layer import Raw
+from ddl_nccl.scratch import Scratch
+from ddlcore.contracts.device import Queue
+from ddlcore.types import Buffer, DType, ReduceOp
+
+__all__ = ["WHOLE_BYTES", "OwnReductions"]
+
+WHOLE_BYTES = 1 << 20  # up to so many in all, everybody gets everything: one way through the network
+PIECE_BYTES = 32 << 20  # larger ones go in such pieces, for whose parts there is scratch memory
+ALIGNED_BYTES = 16  # of a shard: what NCCL and the kernels move at once
+
+
+class OwnReductions:
+    """Belongs to one communicator. Every method puts its work on the queue and returns; each rank gets the same bits.
+
+    Values are reduced in the order of ranks, 16-bit floats in float32 with one rounding.
+    """
+
+    def __init__(self, raw: Raw, comm: Any, queue: Queue, rank: int, size: int) -> None:
+        self._raw, self._comm, self._queue = raw, comm, queue
+        self._rank, self._size = rank, size
+        self._scratch = Scratch(queue)
+
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
+        """At least one element. As many bytes as a ring sends, but for small ones."""
+        width = source.dtype.itemsize
+        piece = PIECE_BYTES // width
+        for first in range(0, source.count, piece):
+            count = min(piece, source.count - first)
+            self._piece(source.address + first * width, target.address + first * width, count, source.dtype, op)
+
+    def _piece(self, source: int, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        width = dtype.itemsize
+        unit = ALIGNED_BYTES // width
+        share = 0 if count * width * self._size <= WHOLE_BYTES else count // (self._size * unit) * unit
+        if share:
+            mine = target + self._rank * share * width
+            self._scatter(source, mine, [share] * self._size, dtype, op)
+            self._raw.all_gather(mine, target, share * width, BYTES, self._comm, self._queue.handle)
+        done = share * self._size
+        if done < count:  # all of it, or what is left: fewer elements than ranks times a unit
+            self._whole(source + done * width, target + done * width, count - done, dtype, op)
+
+    def _whole(self, source: int, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        """Everybody sends everything to all."""
+        nbytes = count * dtype.itemsize
+        slots = self._scratch.address(self._size * nbytes)
+        self._raw.all_gather(source, slots, nbytes, BYTES, self._comm, self._queue.handle)
+        self._reduce([slots + rank * nbytes for rank in range(self._size)], target, count, dtype, op)
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
+        """At least one element somewhere; this rank's part may be empty."""
+        self._scatter(source.address, target.address, counts, source.dtype, op)
+
+    def _scatter(self, source: int, target: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
+        """Each rank sends to every other what that one is to reduce."""
+        width, me = dtype.itemsize, self._rank
+        at = [source + before * width for before in accumulate(counts[:-1], initial=0)]
+        step = -(-counts[me] * width // ALIGNED_BYTES) * ALIGNED_BYTES
+        slots = self._scratch.address(self._size * step) if counts[me] else 0
+        raw, comm, stream = self._raw, self._comm, self._queue.handle
+        raw.group_start()
+        try:
+            for peer in self._others():
+                if counts[peer]:
+                    raw.send(at[peer], counts[peer] * width, BYTES, peer, comm, stream)
+                if counts[me]:
+                    raw.recv(slots + peer * step, counts[me] * width, BYTES, peer, comm, stream)
+        finally:
+            raw.group_end()
+        if counts[me]:
+            parts = [slots + rank * step for rank in range(self._size)]
+            parts[me] = at[me]
+            self._reduce(parts, target, counts[me], dtype, op)
+
+    def _others(self) -> list[int]:
+        """Beginning with the next, so that not all send to the same one first."""
+        return [(self._rank + i) % self._size for i in range(1, self._size)]
+
+    def _reduce(self, parts: Sequence[int], target: int, count: int, dtype: DType, op: ReduceOp) -> None:
+        if op is ReduceOp.Average:
+            self._queue.kernels.reduce(parts, target, count, dtype, ReduceOp.Sum, 1.0 / self._size)
+        else:
+            self._queue.kernels.reduce(parts, target, count, dtype, op)

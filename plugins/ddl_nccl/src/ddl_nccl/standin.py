@@ -1,0 +1,350 @@
+"""NCCL between threads: stands in for the raw layer, moves the bytes, and notes whatever NCCL would take amiss.
+
+Each rank is a thread; addresses are host memory; a stream is the queue of a pretend device, on which the work is
+put. Where NCCL is worse than ddl promises, so is this: it rounds 16-bit sums at every hop, and loses NaNs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
+
+from ddl_nccl.layer import Raw
+from ddl_nccl.standin_moves import AVG, SUM, TYPES, Asked, carry_out, memory
+from ddlcore.testing.pretend import PretendQueue
+
+__all__ = ["Comm", "StandIn", "StandInError"]
+
+VERSION = 23203
+INVALID_ARGUMENT, INVALID_USAGE = 4, 5
+SENDS, RECEIVES = "send", "recv"
+
+
+class StandInError(Exception):
+    """As nccl4py's NCCLError: what went wrong is in ``status``."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(text)
+
+
+class _Round:
+    """One collective: what each rank has asked for, and whether it is over."""
+
+    def __init__(self) -> None:
+        self.parts: dict[int, Asked] = {}
+        self.over = False
+
+
+@dataclass
+class _Message:
+    call: Asked
+    over: bool = False
+
+
+class _World:
+    """The communicator of one unique id."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.comms: dict[int, Comm] = {}
+        self.changed = threading.Condition()
+        self.rounds: defaultdict[int, _Round] = defaultdict(_Round)
+        self.messages: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
+
+
+@dataclass(eq=False)
+class Comm:
+    """One rank's handle of it. Used after its end, it is freed memory in NCCL."""
+
+    world: _World
+    rank: int
+    device: int
+    error: int = 0
+    account: str = ""
+    aborted: bool = False
+    ended: str = ""
+    collectives: int = 0  # asked for so far
+    queued: int = 0  # groups that the queue has not got to the end of
+    streams: set[int] = field(default_factory=set)
+
+
+class StandIn(Raw):
+    """The layer of all ranks. ``faults`` holds a line for each thing that NCCL does not allow."""
+
+    def __init__(self, version: int = VERSION) -> None:
+        self.faults: list[str] = []
+        self.called: list[str] = []  # names, in the order in which ranks called
+        self.abort_s = 0.0  # how long an abort takes
+        self.stuck = False  # whether who opens is never let through
+        self.deaf: set[int] = set()  # streams that never get to a collective
+        self._version = version
+        self._lock = threading.Lock()
+        self._worlds: dict[bytes, _World] = {}
+        self._comms: list[Comm] = []
+        self._queues: weakref.WeakValueDictionary[int, PretendQueue] = weakref.WeakValueDictionary()
+        self._group = threading.local()
+        self._last_error = threading.local()
+        self._released = threading.Event()
+
+    # --- for tests
+
+    def know(self, queue: PretendQueue) -> None:
+        """A stream that calls may name."""
+        self._queues[queue.handle] = queue
+
+    def fail(self, rank: int, result: int, account: str = "") -> None:
+        """From now on the open communicators of ``rank`` report ``result``."""
+        for comm in self._comms:
+            if comm.rank == rank and not comm.ended:
+                comm.error, comm.account = result, account
+
+    def release(self) -> None:
+        """Lets go of whoever is stuck."""
+        self._released.set()
+
+    def made(self) -> list[Comm]:
+        """All communicators that ranks ever got."""
+        return list(self._comms)
+
+    def alive(self) -> list[Comm]:
+        """Communicators that were neither destroyed nor aborted."""
+        return [comm for comm in self._comms if not comm.ended]
+
+    # --- life
+
+    def version(self) -> int:
+        return self._version
+
+    def unique_id(self) -> bytes:
+        made = os.urandom(128)
+        with self._lock:
+            self._worlds[made] = _World(0)
+        return made
+
+    def init(self, size: int, unique_id: bytes, rank: int, device: int, name: str) -> Comm:
+        with self._lock:
+            world = self._worlds.get(unique_id)
+        if world is None:
+            self._raise(INVALID_ARGUMENT, "no rank has made this unique id")
+        with world.changed:
+            world.size = world.size or size
+            if world.size != size or rank in world.comms or not 0 <= rank < size:
+                self._raise(INVALID_ARGUMENT, f"rank {rank} of {size} does not fit")
+            twin = next((comm for comm in world.comms.values() if comm.device == device), None)
+            comm = world.comms[rank] = Comm(world, rank, device)
+            world.changed.notify_all()
+            while (len(world.comms) < size or self.stuck) and not self._released.is_set():
+                world.changed.wait(0.05)
+        devices = [other.device for other in world.comms.values()]
+        if twin is not None or len(set(devices)) < len(devices):
+            self._raise(INVALID_USAGE, f"Duplicate GPU detected : rank {rank} is on CUDA device {device} too")
+        with self._lock:
+            self._comms.append(comm)
+        return comm
+
+    def state(self, comm: Comm) -> int:
+        if comm.ended:
+            self._fault(comm, f"was asked for its state after its {comm.ended}")
+        return comm.error
+
+    def last_error(self, comm: Comm | None) -> str:
+        return (comm.account if comm is not None else "") or getattr(self._last_error, "text", "")
+
+    def abort(self, comm: Comm) -> None:
+        self._end(comm, "abort")
+        with comm.world.changed:
+            comm.aborted = True
+            comm.world.changed.notify_all()
+        if self.abort_s:
+            time.sleep(self.abort_s)
+
+    def destroy(self, comm: Comm) -> None:
+        if comm.queued:
+            self._fault(comm, f"was destroyed with {comm.queued} calls queued")
+        self._end(comm, "end")
+
+    def _end(self, comm: Comm, how: str) -> None:
+        if comm.ended:
+            self._fault(comm, f"{how} after its {comm.ended}")
+        comm.ended = how
+
+    # --- calls
+
+    def group_start(self) -> None:
+        self._group.depth = getattr(self._group, "depth", 0) + 1
+        if self._group.depth == 1:
+            self._group.calls = []
+
+    def group_end(self) -> None:
+        depth = getattr(self._group, "depth", 0)
+        if depth == 0:
+            self.faults.append("a group ends that was never begun")
+            self._raise(INVALID_USAGE, "group end without a start")
+        self._group.depth = depth - 1
+        if depth == 1:
+            launches: dict[tuple[int, int], tuple[Comm, list[Asked]]] = {}
+            for comm, stream, call in self._group.calls:
+                launches.setdefault((id(comm), stream), (comm, []))[1].append(call)
+            self._group.calls = []
+            for (_, stream), (comm, calls) in launches.items():
+                self._launch(comm, stream, calls)
+
+    def all_reduce(self, source: int, target: int, count: int, dtype: int, op: int, comm: Comm, stream: int, /) -> None:
+        self._ask(Asked("all_reduce", source, target, count, dtype, op), comm, stream)
+
+    def reduce(
+        self, source: int, target: int, count: int, dtype: int, op: int, root: int, comm: Comm, stream: int, /
+    ) -> None:
+        mine = target if comm.rank == root else 0
+        self._ask(Asked("reduce", source, mine, count, dtype, op, root), comm, stream)
+
+    def reduce_scatter(
+        self, source: int, target: int, count: int, dtype: int, op: int, comm: Comm, stream: int, /
+    ) -> None:
+        self._ask(Asked("reduce_scatter", source, target, count, dtype, op), comm, stream)
+
+    def all_gather(self, source: int, target: int, count: int, dtype: int, comm: Comm, stream: int, /) -> None:
+        self._ask(Asked("all_gather", source, target, count, dtype), comm, stream)
+
+    def broadcast(
+        self, source: int, target: int, count: int, dtype: int, root: int, comm: Comm, stream: int, /
+    ) -> None:
+        mine = source if comm.rank == root else 0
+        self._ask(Asked("broadcast", mine, target, count, dtype, SUM, root), comm, stream)
+
+    def send(self, source: int, count: int, dtype: int, peer: int, comm: Comm, stream: int, /) -> None:
+        self._ask(Asked(SENDS, source, 0, count, dtype, SUM, peer), comm, stream)
+
+    def recv(self, target: int, count: int, dtype: int, peer: int, comm: Comm, stream: int, /) -> None:
+        self._ask(Asked(RECEIVES, 0, target, count, dtype, SUM, peer), comm, stream)
+
+    def _ask(self, call: Asked, comm: Any, stream: int) -> None:
+        self.called.append(call.kind)
+        if not isinstance(comm, Comm):
+            self._raise(INVALID_ARGUMENT, "no communicator")
+        if comm.ended:
+            self._fault(comm, f"was called after its {comm.ended}")
+            self._raise(INVALID_ARGUMENT, "the communicator is gone")
+        if stream not in self._queues:
+            self._fault(comm, f"was called on stream {stream}, which nobody knows")
+        if call.count <= 0 or call.dtype not in TYPES or not SUM <= call.op <= AVG:
+            self._fault(comm, f"was asked for {call.said}")
+        if call.root >= comm.world.size:
+            self._fault(comm, f"has no rank {call.root}")
+        if getattr(self._group, "depth", 0):
+            self._group.calls.append((comm, stream, call))
+        else:
+            self._launch(comm, stream, [call])
+
+    def _launch(self, comm: Comm, stream: int, calls: Sequence[Asked]) -> None:
+        comm.streams.add(stream)
+        if len(comm.streams) > 1:
+            self._fault(comm, "was called on several streams")
+        numbered = []
+        for call in calls:
+            number = -1
+            if call.kind not in (SENDS, RECEIVES):
+                number = comm.collectives
+                comm.collectives += 1
+            numbered.append((number, call))
+        queue = self._queues[stream]
+        comm.queued += 1
+        queue.call(partial(self._run, comm, queue, numbered))
+
+    # --- on the queue's thread
+
+    def _run(self, comm: Comm, queue: PretendQueue, calls: Sequence[tuple[int, Asked]]) -> None:
+        world = comm.world
+        for _, call in calls:
+            for address, nbytes in call.spans(world.size):
+                queue.runtime.require(address, nbytes)
+        try:
+            with world.changed:
+                sent = self._sends(comm, calls)
+                for number, call in calls:
+                    if number >= 0:
+                        self._collective(comm, number, call)
+                for _, call in calls:
+                    if call.kind == RECEIVES:
+                        self._receive(comm, call)
+                for message in sent:
+                    with self._waiting(comm) as wait:
+                        while not message.over:
+                            wait()
+        except _Aborted:
+            pass  # the kernel ends, and the stream goes on with whatever is in the memory
+        finally:
+            comm.queued -= 1
+
+    def _sends(self, comm: Comm, calls: Sequence[tuple[int, Asked]]) -> list[_Message]:
+        sent = []
+        for _, call in calls:
+            if call.kind == SENDS:
+                message = _Message(call)
+                comm.world.messages[comm.rank, call.root].append(message)
+                sent.append(message)
+        comm.world.changed.notify_all()
+        return sent
+
+    def _receive(self, comm: Comm, call: Asked) -> None:
+        incoming = comm.world.messages[call.root, comm.rank]
+        with self._waiting(comm) as wait:
+            while not incoming:
+                wait()
+        message = incoming.popleft()
+        if (message.call.count, message.call.dtype) != (call.count, call.dtype):
+            self._fault(comm, f"receives {call.said} where rank {call.root} sends {message.call.said}")
+        else:
+            memory(call.target, call.count, call.dtype)[:] = memory(message.call.source, call.count, call.dtype)
+        message.over = True
+        comm.world.changed.notify_all()
+
+    def _collective(self, comm: Comm, number: int, call: Asked) -> None:
+        world = comm.world
+        this = world.rounds[number]
+        this.parts[comm.rank] = call
+        deaf = self.deaf & {stream for comm in world.comms.values() for stream in comm.streams}
+        if len(this.parts) == world.size and not deaf:
+            said = {part.said for part in this.parts.values()}
+            if len(said) > 1:
+                self._fault(comm, f"the ranks disagree: {' / '.join(sorted(said))}")
+            else:
+                carry_out([this.parts[rank] for rank in range(world.size)])
+            this.over = True
+            del world.rounds[number]
+            world.changed.notify_all()
+            return
+        with self._waiting(comm) as wait:
+            while not this.over:
+                wait()
+
+    @contextmanager
+    def _waiting(self, comm: Comm) -> Iterator[Any]:
+        def wait() -> None:
+            if comm.aborted:
+                raise _Aborted
+            comm.world.changed.wait(0.05)
+
+        yield wait
+
+    # --- what is amiss
+
+    def _fault(self, comm: Comm, what: str) -> None:
+        self.faults.append(f"rank {comm.rank}'s communicator: {what}")
+
+    def _raise(self, status: int, text: str) -> NoReturn:
+        self._last_error.text = text
+        raise StandInError(status, f"result {status}")
+
+
+class _Aborted(Exception):
+    """The communicator was aborted while its kernel ran."""

@@ -1,0 +1,95 @@
+"""Every kernel compiles for a GPU, without one, and reads and writes 16 bytes at once; skipped where no compiler is.
+
+A compiler comes with `pip install 'ddl-nccl[cu13]'`, or [cu12], or with a CUDA toolkit that numba finds.
+`python -m ddl_nccl.cuda.compile_all` does the same for every kernel, to the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ddl_nccl.cuda import code, compile_all
+from ddl_nccl.cuda.compile import KernelError, NoCompiler, compile_ptx
+from ddl_nccl.cuda.names import COPY, FILL, Name, catalogue, conversion
+
+from ddlcore.types import DType
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+def test_kernels_compile_and_access_sixteen_bytes() -> None:
+    """In a process of its own: numba's simulator, where the environment asks for it, has no compiler."""
+    command = [sys.executable, "-m", "ddl_nccl.cuda.compile_all", "--ptx-only", "--one-op", "--json"]
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
+    if ended.returncode == compile_all.NO_COMPILER:
+        assert "ddl-nccl[cu13]" in ended.stderr
+        pytest.skip(f"no compiler for a GPU here: {ended.stderr.strip()}")
+    found = json.loads(ended.stdout)
+    assert found["bad"] == [] and ended.returncode == 0
+    assert {kernel["name"] for kernel in found["kernels"]} >= {
+        str(name) for name in catalogue() if name.verb != "reduce"
+    }
+    assert len(found["kernels"]) == len(list(catalogue())) - 3 * len(DType)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ImportError("no libnvvm"), NoCompiler),
+        (OSError("no libnvvm"), NoCompiler),
+        (TypeError("no such type"), KernelError),
+    ],
+)
+def test_one_line_says_what_to_install(
+    error: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What numba does not take is not taken for a missing compiler."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("ddl_nccl.cuda.compile._Nvvm.ptx", fail)
+    monkeypatch.setattr("ddl_nccl.cuda.compile._Nvvm.__init__", lambda _: None)
+    with pytest.raises(kind, match=rf"{error}; [^\n]*ddl-nccl\[cu13\]'[^\n]*$"):
+        compile_ptx(COPY, (9, 0))
+
+
+def report(**changed: int) -> compile_all.Report:
+    good = {"loads": 2, "stores": 2, "narrow": 0, "calls": 0, "machine_code": 0, "seconds": 0}
+    return compile_all.Report(name="ddl_copy", **(good | changed))
+
+
+def test_a_kernel_is_wrong_that_reads_or_writes_in_pieces() -> None:
+    assert not report().fails()
+    for name, value in (("loads", 0), ("stores", 0), ("narrow", 1), ("calls", 1)):
+        assert report(**{name: value}).fails()
+
+
+def test_code_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Name] = []
+
+    def compile_image(name: Name, capability: tuple[int, int]) -> bytes:
+        compiled.append(name)
+        return f"{name} {capability}".encode()
+
+    monkeypatch.setattr("ddl_nccl.cuda.compile.compile_image", compile_image)
+    for _ in range(2):
+        assert code.obtain(COPY, (9, 0), str(tmp_path)) == b"ddl_copy (9, 0)"
+        assert code.obtain(COPY, (8, 0), str(tmp_path)) == b"ddl_copy (8, 0)"
+        assert code.obtain(FILL, (9, 0), str(tmp_path)) == b"ddl_fill (9, 0)"
+    assert compiled == [COPY, COPY, FILL]
+
+
+def test_names_tell_kernels_apart() -> None:
+    names = list(catalogue())
+    assert len({str(name) for name in names}) == len(names)
+    assert conversion(DType.F32, DType.F32, 1.0) == COPY
+    assert str(conversion(DType.F32, DType.F32, 0.5)) == "ddl_convert_float32_float32"
+    assert str(conversion(DType.F32, DType.F16, 1.0)) == "ddl_convert_float32_float16"

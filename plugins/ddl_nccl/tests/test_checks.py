@@ -1,0 +1,58 @@
+"""`ddl doctor` names NCCLs that do not fit, with the cure, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from ddl_nccl.checks import NcclCheck
+
+from ddlcore.contracts.check import Finding, HostView, Seen
+
+A = {"nvidia-nccl-cu13": "2.32.3", "cuda-bindings": "13.5.0"}
+
+
+def judged(*hosts: dict[str, str]) -> list[Finding]:
+    check = NcclCheck()
+    seen = [
+        Seen(f"host{i}", i, 0, check.look(HostView(f"host{i}", distributions=found))) for i, found in enumerate(hosts)
+    ]
+    return list(check.judge(seen))
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        (),
+        ({},),
+        ({}, A),
+        (A, A),
+        (A, {**A, "nvidia-nccl-cu13": "2.32.5"}),
+        ({"nvidia-nccl-cu12": "2.32.3"},),
+        ({"nvidia-nccl-cu12": "2.32.3", **A},),  # two wheels are what another check tells
+    ],
+)
+def test_nothing_is_wrong(hosts: tuple[dict[str, str], ...]) -> None:
+    """Where no NCCL is, or one, or of patch releases of one."""
+    assert judged(*hosts) == []
+
+
+def test_hosts_with_different_nccls() -> None:
+    """Which, where, and what to install."""
+    (found,) = judged(A, {**A, "nvidia-nccl-cu13": "2.29.7"}, A)
+    assert found.what == "NCCL differs: 2.32 on host0, host2; 2.29 on host1"
+    assert "nvidia-nccl-cu13==2.32.*" in found.cure and found.means
+
+
+def test_nccl_of_another_cuda_than_the_kernels() -> None:
+    """On one host."""
+    (found,) = judged({**A, "cuda-bindings": "12.9.10"})
+    assert (found.where, found.what) == ("host0", "nvidia-nccl-cu13 2.32.3 beside cuda-bindings 12.9.10 on host0")
+    assert "ddl-nccl[cu13]" in found.cure
+
+
+def test_its_line() -> None:
+    """For the report."""
+    check = NcclCheck()
+    assert (
+        check.line([Seen("host0", 0, 0, check.look(HostView("host0", distributions=A)))]) == "nvidia-nccl-cu13 2.32.3"
+    )
+    assert check.line([Seen("host0", 0, 0, {})]) == check.line([]) == ""

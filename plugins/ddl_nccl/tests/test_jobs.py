@@ -1,0 +1,106 @@
+"""Whole jobs over NCCL's transport, from the verbs to the stand-in: negotiated, replayed, and with a rank that dies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddlcore.errors import DdlInternalError, PeerLost
+from ddlcore.job import Job
+from ddlcore.testing.pretend_tensors import PretendTensor
+from ddlcore.testing.pretend_world import PRETEND
+from ddlcore.types import Average, Max, Sum
+from plugins.ddl_nccl.tests.worlds import NcclWorld, PretendNccl
+
+SIZE = 3
+
+
+def tensor(values: Any, dtype: str = "float32") -> PretendTensor:
+    return PretendTensor.of(np.asarray(values, dtype))
+
+
+def test_every_verb() -> None:
+    """Negotiated: each is right on every rank, on streams that nothing waits for."""
+
+    def program(rank: int, job: Job) -> None:
+        n = job.size
+        mine = np.arange(5.0) + rank
+        total = sum(np.arange(5.0) + r for r in range(n))
+        assert np.array_equal(PRETEND.allreduce_async(tensor(mine), op=Sum).wait().numpy(), total)
+        assert np.allclose(PRETEND.allreduce_async(tensor(mine), op=Average).wait().numpy(), total / n)
+        assert np.array_equal(PRETEND.allreduce_async(tensor(mine, "float16"), op=Sum).wait().numpy(), total)
+        assert np.array_equal(
+            PRETEND.allreduce_async(tensor(mine, "int16"), op=Max).wait().numpy(), mine - rank + n - 1
+        )
+        assert np.array_equal(
+            PRETEND.allreduce_async(tensor([rank == 1, False], "bool"), op=Sum).wait().numpy(), [True, False]
+        )
+        gathered = PRETEND.allgather_async(tensor(np.full((rank + 1, 2), rank))).wait().numpy()
+        assert np.array_equal(gathered, np.concatenate([np.full((r + 1, 2), r) for r in range(n)]))
+        assert np.array_equal(PRETEND.broadcast_async(tensor(mine), 1).wait().numpy(), np.arange(5.0) + 1)
+        part = PRETEND.reducescatter_async(tensor(np.ones((7, 2))), op=Sum).wait().numpy()
+        assert part.shape == (7 // n + (rank < 7 % n), 2) and (part == n).all()
+        received, _ = PRETEND.alltoall_async(tensor(np.full((n, 2), rank))).wait()
+        assert np.array_equal(received.numpy(), np.repeat(np.arange(n), 2).reshape(n, 2))
+
+    with NcclWorld(SIZE) as world:
+        world.on_streams(program)
+        standin = PretendNccl.standin
+    assert standin.faults == [] and standin.alive() == []
+    assert {"all_reduce", "all_gather", "broadcast", "send"} <= set(standin.called)
+
+
+@pytest.mark.parametrize("backend", ["shm", "threads"])
+def test_steps_are_replayed(backend: str) -> None:
+    """With hosts that learn together that all have come, and without: values are right in every step."""
+
+    def program(rank: int, job: Job) -> None:
+        for step in range(12):
+            gradients = [tensor(np.full(100 + i, float(rank + step + i)), kind) for i, kind in enumerate(KINDS)]
+            handles = [PRETEND.allreduce_async(g, name=f"g{i}", op=Sum) for i, g in enumerate(gradients)]
+            for i, handle in enumerate(handles):
+                total = handle.wait().numpy()
+                assert (total == sum(r + step + i for r in range(job.size))).all(), (step, i)
+        stats = job.stats()
+        assert stats["batches_replayed"] > 0
+        assert "over-the-stand-in" in stats["routes"][0]
+
+    with NcclWorld(SIZE, backend=backend) as world:
+        world.on_streams(program)
+        standin = PretendNccl.standin
+    assert standin.faults == [] and standin.alive() == []
+
+
+KINDS = ("float32", "float16", "float32", "float32", "float16")
+
+
+def test_a_rank_that_dies() -> None:
+    """The others, in the midst of a batch on their devices, hear who it was, within 5 s; nothing of NCCL's is left."""
+    began: list[float] = []
+    gone = threading.Event()
+
+    def program(rank: int, job: Job) -> None:
+        PRETEND.allreduce_async(tensor(np.ones(1000)), op=Sum).wait().numpy()
+        if rank == 2:
+            began.append(time.monotonic())
+            gone.set()
+            raise MemoryError("planted")
+
+        def go_on() -> None:
+            for _ in range(1000):
+                PRETEND.allreduce_async(tensor(np.ones(1000)), op=Sum).wait().numpy()
+
+        with pytest.raises(DdlInternalError) as told:
+            go_on()
+        assert isinstance(told.value, PeerLost) and told.value.ranks == (2,)
+        assert gone.is_set() and time.monotonic() - began[0] < 5.0
+
+    with NcclWorld(SIZE) as world:
+        with pytest.raises(MemoryError, match="planted"):
+            world.on_streams(program)
+        standin = PretendNccl.standin
+    assert standin.faults == [] and standin.alive() == []

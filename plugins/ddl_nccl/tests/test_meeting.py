@@ -1,0 +1,167 @@
+"""Before NCCL is called all ranks are there, each on a device of its own, and have one NCCL: else all hear why not."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from ddl_nccl import surroundings
+from ddl_nccl.conformance import HostedTransport
+from ddl_nccl.meeting import Arrival, objection
+from ddl_nccl.standin import StandIn
+from ddl_nccl.surroundings import chosen_interface, tell
+
+from ddlcore.contracts.transport import Transport
+from ddlcore.errors import DeadlineExceeded, TransportError
+from plugins.ddl_nccl.tests.worlds import hosted
+
+FINE = Arrival(0, 0, "GPU-a", 23203)
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ([Arrival(1, 0, "GPU-b", 23203), Arrival(2, 1, "GPU-a", 23203)], ""),
+        ([Arrival(1, 0, "", 23203), Arrival(2, 0, "", 23203)], ""),
+        ([Arrival(1, 0, "GPU-b", 23207)], ""),  # a patch release
+        ([Arrival(1, 0, "GPU-b", 23203), Arrival(2, 0, "GPU-a", 23203)], "ranks 0 and 2 are on one GPU (GPU-a)"),
+        ([Arrival(1, 0, "GPU-b", 22907)], "rank 0 has NCCL 2.32.3 and rank 1 2.29.7"),
+        ([Arrival(1, 0, "GPU-b", 2708)], "rank 1 has NCCL 2.7.8, which is older than 2.14.0"),
+        ([Arrival(1, 0, "GPU-b", 0, "nccl: no libnccl.so.2; pip install …")], "pip install … (on rank 1)"),
+    ],
+)
+def test_who_can_be_served(others: list[Arrival], said: str) -> None:
+    """And if not, whose fault it is, and what to do."""
+    told = objection([FINE, *others])
+    assert (said in told) if said else told == ""
+
+
+def test_an_arrival_goes_there_and_back() -> None:
+    """As bytes; what no rank has said is refused."""
+    one = Arrival(7, 2, 'GPU-"ü"', 23203, "a\nb")
+    assert Arrival.from_bytes(one.to_bytes()) == one
+    with pytest.raises(ValueError, match="Expecting"):
+        Arrival.from_bytes(b"pickle")
+
+
+class Broken(StandIn):
+    """No libnccl, on one rank."""
+
+    def version(self) -> int:
+        raise RuntimeError('Failure finding "libnccl.so.2"')
+
+
+def test_a_rank_without_nccl_is_heard_of_by_all() -> None:
+    """At once, not when the others have waited long enough."""
+    standin = StandIn()
+    group = hosted(3, standin)
+    group.transports[2]._given = Broken()  # type: ignore[attr-defined]  # this transport's own
+
+    def play(rank: int, transport: Transport) -> None:
+        begun_s = time.monotonic()
+        with pytest.raises(TransportError, match=r"pip install nvidia-nccl.*\(on rank 5\)"):
+            transport.open(group.context(rank))
+        assert time.monotonic() - begun_s < 5.0
+        transport.close()
+
+    group.run(play)
+    group.ranks.close()
+    assert standin.alive() == [] and standin.faults == []
+
+
+def test_two_ranks_on_one_gpu() -> None:
+    """Said by name on both, before NCCL would."""
+    standin = StandIn()
+    group = hosted(2, standin)
+    for transport in group.transports:
+        assert isinstance(transport, HostedTransport)
+        transport.device = 3
+
+    def play(rank: int, transport: Transport) -> None:
+        with pytest.raises(TransportError, match=r"ranks 1 and 3 are on one GPU \(pretend:3\)"):
+            transport.open(group.context(rank))
+        transport.close()
+
+    group.run(play)
+    group.ranks.close()
+
+
+def test_nccls_own_refusal_is_explained() -> None:
+    """Where a device does not tell who it is, NCCL says it, and the cure is the same."""
+    standin = StandIn()
+    group = hosted(2, standin)
+
+    def play(rank: int, transport: Transport) -> None:
+        assert isinstance(transport, HostedTransport)
+        transport.device = 3
+        transport.anonymous = True
+        with pytest.raises(TransportError, match=r"Duplicate GPU.*two ranks are on one GPU"):
+            transport.open(group.context(rank))
+        transport.close()
+
+    group.run(play)
+    group.ranks.close()
+
+
+def test_who_did_not_come_is_named() -> None:
+    """By its world rank, at rank 0; the others say that they had no answer."""
+    group = hosted(3, StandIn())
+
+    def play(rank: int, transport: Transport) -> None:
+        if rank == 2:
+            return
+        said = "rank 5 did not come within 0.5 s" if rank == 0 else "rank 0 did not answer"
+        with pytest.raises(DeadlineExceeded, match=said):
+            transport.open(replace(group.context(rank), timeout_s=0.5))
+        transport.close()
+
+    group.run(play)
+    group.ranks.close()
+
+
+def test_a_peer_that_dies_while_nccl_connects() -> None:
+    """NCCL waits without end; its thread is left behind, and what it may get is given back."""
+    standin = StandIn()
+    standin.stuck = True
+    group = hosted(2, standin)
+
+    def play(rank: int, transport: Transport) -> None:
+        begun_s = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match=r"did not connect in 0\.6 s"):
+            transport.open(replace(group.context(rank), timeout_s=0.6))
+        assert time.monotonic() - begun_s < 2.0
+        transport.close()
+
+    group.run(play)
+    group.ranks.close()
+    standin.release()
+    until_s = time.monotonic() + 5.0
+    while len([comm for comm in standin.made() if comm.ended == "abort"]) < 2 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert len(standin.made()) == 2 and standin.alive() == [] and standin.faults == []
+
+
+# --- what NCCL is told by its environment
+
+
+def test_the_interface_reaches_nccl() -> None:
+    """By its exact name, also where an address was given; what the user told NCCL stands; unasked, nothing is said."""
+    environ: dict[str, str] = {}
+    tell(environ, {"network_interface": "none0,lo"})
+    assert environ == {"NCCL_SOCKET_IFNAME": "=lo"}
+    tell(environ, {"network_interface": "127.0.0.1"})
+    assert chosen_interface("127.0.0.1") == "lo"
+    environ[surroundings.INTERFACE] = "eth7"
+    tell(environ, {"network_interface": "lo"})
+    assert environ == {"NCCL_SOCKET_IFNAME": "eth7"}
+    environ.clear()
+    tell(environ, {})
+    tell(environ, {"network_interface": ""})
+    assert environ == {}
+
+
+def test_an_interface_that_is_not_there() -> None:
+    """Is an error that lists what there is."""
+    with pytest.raises(TransportError, match=r"nccl: no network interface is called none0 .*there are lo"):
+        chosen_interface("none0")

@@ -1,0 +1,172 @@
+"""The one file that calls nccl4py: it fits the nccl4py that is installed, and finds another way where that has changed."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ddl_nccl import _raw
+from ddl_nccl.codes import IN_PROGRESS, OPS, REMOTE_ERROR, RESULTS, SUCCESS, TYPES
+from ddl_nccl.errors import explained
+from ddl_nccl.library import Features, library, spelled
+from ddl_nccl.standin import StandIn
+
+from ddlcore.types import DType, ReduceOp
+
+ARGUMENTS = {"all_reduce": (16, 32, 5, 7, 0), "reduce": (16, 32, 5, 7, 0, 1), "reduce_scatter": (16, 32, 5, 7, 0)}
+ARGUMENTS |= {
+    "all_gather": (16, 32, 5, 1),
+    "broadcast": (16, 32, 5, 1, 0),
+    "send": (16, 5, 1, 1),
+    "recv": (32, 5, 1, 1),
+}
+
+
+def installed() -> Any:
+    return pytest.importorskip("nccl.bindings.nccl", reason="nccl4py is not installed")
+
+
+def test_the_raw_layer_is_as_it_is_called() -> None:
+    """Every function that is called takes these arguments in this order; loading needs neither GPU nor libnccl."""
+    nccl = installed()
+    assert _raw.changes(nccl) == []
+    assert type(_raw.load()).__name__ == "_Direct"
+
+
+def test_the_numbers_are_those_of_the_header() -> None:
+    """Of types, ops and results, as nccl4py took them from nccl.h."""
+    nccl = installed()
+    names = {
+        DType.I8: "Int8", DType.U8: "Uint8", DType.I32: "Int32", DType.I64: "Int64",
+        DType.F16: "Float16", DType.BF16: "Bfloat16", DType.F32: "Float32", DType.F64: "Float64",
+    }  # fmt: skip
+    assert {dtype: int(getattr(nccl.DataType, name)) for dtype, name in names.items()} == TYPES
+    ops = {
+        "Sum": ReduceOp.Sum,
+        "Prod": ReduceOp.Product,
+        "Max": ReduceOp.Max,
+        "Min": ReduceOp.Min,
+        "Avg": ReduceOp.Average,
+    }
+    assert {op: int(getattr(nccl.RedOp, name)) for name, op in ops.items()} == OPS
+    results = nccl.Result
+    assert (results.Success, results.InProgress, results.RemoteError) == (SUCCESS, IN_PROGRESS, REMOTE_ERROR)
+    assert len(RESULTS) == results.NumResults
+
+
+def test_a_configuration_is_taken() -> None:
+    """The fields that are set exist, and a unique id goes there and back."""
+    nccl = installed()
+    config = nccl.Config()
+    config.blocking, config.split_share, config.comm_name = 1, 0, "ddl-test"
+    assert (config.blocking, config.split_share, config.comm_name) == (1, 0, "ddl-test")
+    known = bytes(range(128))
+    assert bytes(nccl.UniqueId.from_buffer(bytearray(known))) == known
+
+
+def test_without_the_library_it_says_which_to_install() -> None:
+    """Whatever nccl4py raises where there is no libnccl.so.2 (else: it has a version)."""
+    installed()
+    raw = _raw.load()
+    found = library()
+    if found is not None:
+        assert found.version == raw.version()
+        return
+    with pytest.raises(RuntimeError) as told:
+        raw.version()
+    assert "pip install nvidia-nccl-cu13" in str(explained("loading NCCL", told.value))
+
+
+class _Core:
+    """nccl.core, as far as it is used; ``heard`` are its calls."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        version = SimpleNamespace(release=(2, 28, 3))
+        self.version: Any = SimpleNamespace(libnccl=SimpleNamespace(version=version))
+
+    def get_version(self) -> Any:
+        return self.version
+
+    def get_unique_id(self) -> bytes:
+        return b"u" * 128
+
+    def group_start(self) -> None:
+        self.heard.append(("group_start",))
+
+    def group_end(self) -> None:
+        self.heard.append(("group_end",))
+
+
+class _Communicator:
+    """One of its communicators, of three ranks."""
+
+    nranks = 3
+
+    def __init__(self, core: _Core) -> None:
+        self._core = core
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, stream: int = 0) -> int:
+            told = [getattr(a, "__cuda_array_interface__", a) for a in arguments]
+            shown = [(a["data"][0], a["shape"][0], a["typestr"]) if isinstance(a, dict) else a for a in told]
+            self._core.heard.append((name, *shown, stream))
+            return 6
+
+        return call
+
+
+def test_another_raw_layer_is_not_called(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where a signature has changed, each call goes by what nccl4py promises; a line says so."""
+
+    def all_reduce(comm: object, sendbuff: int, recvbuff: int) -> None:
+        raise AssertionError("called")
+
+    changed = SimpleNamespace(all_reduce=all_reduce)
+    core = _Core()
+    monkeypatch.setitem(sys.modules, "nccl.bindings.nccl", changed)
+    monkeypatch.setitem(sys.modules, "nccl.core", core)
+    with caplog.at_level(logging.WARNING, "ddl"):
+        raw = _raw.load()
+    assert "all_reduce(comm, sendbuff, recvbuff)" in caplog.text and "no send" in caplog.text
+    assert raw.version() == 22803 and raw.unique_id() == b"u" * 128
+    comm = _Communicator(core)
+    raw.group_start()
+    for name, arguments in ARGUMENTS.items():
+        getattr(raw, name)(*arguments, comm, 99)
+    raw.group_end()
+    assert raw.state(comm) == 6
+    raw.abort(comm)
+    raw.destroy(comm)
+    assert core.heard == [
+        ("group_start",),
+        ("allreduce", (16, 5, "<f4"), (32, 5, "<f4"), 0, 99),
+        ("reduce", (16, 5, "<f4"), (32, 5, "<f4"), 0, 1, 99),
+        ("reduce_scatter", (16, 15, "<f4"), (32, 5, "<f4"), 0, 99),
+        ("allgather", (16, 5, "|u1"), (32, 15, "|u1"), 99),
+        ("broadcast", (16, 5, "|u1"), (32, 5, "|u1"), 0, 99),
+        ("send", (16, 5, "|u1"), 1, 99),
+        ("recv", (32, 5, "|u1"), 1, 99),
+        ("group_end",),
+        ("get_async_error", 0),
+        ("abort", 0),
+        ("destroy", 0),
+    ]
+    with pytest.raises(RuntimeError, match="NCCL's type 9"):
+        raw.all_reduce(16, 32, 5, TYPES[DType.BF16], 0, comm, 99)
+    core.version = SimpleNamespace(libnccl=None)
+    with pytest.raises(RuntimeError, match="libnccl"):
+        raw.version()
+
+
+def test_what_a_version_offers() -> None:
+    """Asked of the library that is loaded."""
+    new, old = library(StandIn(23203)), library(StandIn(2708))
+    assert new is not None and old is not None
+    assert (new.name, new.version) == ("NCCL 2.32.3", 23203) and "average" in new.facts["reduces by"]
+    assert (old.name, old.version) == ("NCCL 2.7.8", 2708) and "average" not in old.facts["reduces by"]
+    assert spelled(21003) == "2.10.3"
+    assert not Features.of(20999).bfloat16 and Features.of(21000).bfloat16

@@ -1,0 +1,95 @@
+"""Groups of NCCL transports over the stand-in, whose ranks are threads with a pretend device each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import ClassVar
+
+from ddl_nccl.conformance import HostedTransport
+from ddl_nccl.standin import StandIn
+from ddl_nccl.transport import NcclTransport
+
+from ddlcore.contracts.transport import Context
+from ddlcore.hooks import TransportProvider
+from ddlcore.kernels.cpu import CpuKernels
+from ddlcore.plug.registry import Distribution
+from ddlcore.testing.group import Group
+from ddlcore.testing.pretend import KIND, PretendQueue
+from ddlcore.testing.pretend_world import PretendWorld, pretend_registry
+from ddlcore.testing.world import World
+from ddlcore.types import Member
+
+__all__ = ["NcclWorld", "PretendNccl", "hosted", "open_group"]
+
+
+def hosted(
+    size: int,
+    standin: StandIn,
+    settings: Mapping[str, str | int | float | bool] | None = None,
+    deadline_s: float = 20.0,
+) -> Group:
+    """Ranks on one host, not open yet."""
+    members = [Member(2 * rank + 1, 0) for rank in range(size)]
+    transports = [HostedTransport(standin) for _ in range(size)]
+    return Group(transports, CpuKernels(), members=members, settings=settings or {}, deadline_s=deadline_s)
+
+
+@contextmanager
+def open_group(
+    size: int, standin: StandIn, settings: Mapping[str, str | int | float | bool] | None = None
+) -> Iterator[Group]:
+    """Opened, and closed whatever happens."""
+    group = hosted(size, standin, settings)
+    try:
+        group.open()
+        yield group
+    finally:
+        with suppress(Exception):
+            group.discard()
+
+
+class PretendNccl(NcclTransport):
+    """What a job opens for pretend devices: all its ranks share the stand-in of the moment."""
+
+    capabilities = replace(NcclTransport.capabilities, devices=frozenset({KIND}))
+    standin: ClassVar[StandIn] = StandIn()
+
+    def __init__(self) -> None:
+        super().__init__(self.standin)
+
+    def open(self, context: Context) -> None:
+        assert isinstance(context.queue, PretendQueue)
+        self.standin.know(context.queue)
+        super().open(context)
+
+
+class NcclWorld(PretendWorld):
+    """A job whose ranks have a pretend device each, and NCCL's transport between these."""
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        backend: str = "shm",
+        settings: Mapping[str, object] | None = None,
+        hosts: Sequence[int] | None = None,
+    ) -> None:
+        PretendNccl.standin = StandIn()
+        registry = pretend_registry()
+        provider = TransportProvider(
+            name="over-the-stand-in",
+            target=f"{__name__}:PretendNccl",
+            devices=(KIND,),
+            in_process=True,
+            spans_devices=True,
+            own_device=True,
+        )
+        registry.offer(provider, Distribution("ddl-nccl", "tests"))
+        given = {"device_dense": provider.name, **(settings or {})}
+        World.__init__(self, size, backend=backend, settings=given, hosts=hosts, registry=registry)
+
+    def __enter__(self) -> NcclWorld:
+        super().__enter__()
+        return self
