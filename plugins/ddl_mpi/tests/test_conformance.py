@@ -6,44 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from ddl_mpi.library import find_library
+from ddl_mpi.conformance import MpiSuite
 from ddl_mpi.process import SHARED
 
-from ddlcore.errors import PluginError
-from ddlcore.testing import ProcessSuite
 
-# As root in a container, and with more ranks than cores, Open MPI wants to be told that this is meant.
-OPENMPI = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-}
+@pytest.mark.processes
+class TestMpi(MpiSuite):
+    """As `ddl conform mpi` runs it."""
 
 
 @pytest.mark.processes
-class TestMpi(ProcessSuite):
-    target = "ddl_mpi.transport:MpiTransport"
-    first = "ddl_mpi.process:load"  # waits for all processes that mpiexec has started, not only for a group's
-
-    @classmethod
-    def setup_class(cls) -> None:
-        try:
-            find_library()
-        except PluginError as error:
-            pytest.skip(str(error))
-        super().setup_class()
-
-    @classmethod
-    def command(cls, program: Sequence[str], size: int) -> Sequence[str]:
-        return [find_library().mpiexec, "-n", str(size), *program]
-
-    @classmethod
-    def environ(cls) -> Mapping[str, str]:
-        return {**super().environ(), **OPENMPI}
-
-
-@pytest.mark.processes
-class TestAcrossHosts(TestMpi):
+class TestAcrossHosts(MpiSuite):
     """With shared memory within hosts, of which one has two ranks more than another: some cross, some do not."""
 
     target = "plugins.ddl_mpi.tests.composed:ShmOverMpi"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import ddl_mxnet  # numpy is mended before MXNet comes
 import mxnet as mx
 import numpy as np
 import pytest
-from ddl_mxnet.adapter import BFLOAT16, MxnetAdapter
+from ddl_mxnet.adapter import MxnetAdapter
+from ddl_mxnet.conformance import Arrays, MxnetSuite
 from ddl_mxnet.engine import EngineOperations
 
 from ddlcore.api import Operations
-from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory, view
-from ddlcore.testing import AdapterSuite, run_world
+from ddlcore.testing import run_world
 from ddlcore.testing.adapter_verbs import AdapterVerbs
 from ddlcore.types import DType
 
@@ -31,40 +31,8 @@ def numpy_shapes() -> Iterator[None]:
     mx.util.set_np_shape(before)
 
 
-class Arrays:
-    """What both suites make their tensors by."""
-
-    adapter: ClassVar[Adapter] = MxnetAdapter()
-    dtypes: ClassVar[frozenset[DType]] = DTYPES
-
-    def make(self, array: Any) -> Any:
-        dtype = BFLOAT16 if array.dtype.name == "bfloat16" else array.dtype
-        made = self.adapter.allocate(mx.nd.zeros((1,), dtype=dtype), array.shape)
-        if dtype == BFLOAT16 and array.size:
-            made[:] = mx.nd.array(array.astype(np.float32)).astype(BFLOAT16)
-        elif array.size:
-            made._sync_copyfrom(np.array(array, order="C"))
-        return made
-
-    def to_numpy(self, tensor: Any) -> Any:
-        if tensor.dtype == BFLOAT16:
-            import ml_dtypes
-
-            return tensor.astype("float32").asnumpy().astype(ml_dtypes.bfloat16)
-        return tensor.asnumpy()
-
-    def permuted(self, tensor: Any) -> Any:
-        return None  # MXNet's arrays are always row-major
-
-    def sliced(self, tensor: Any) -> Any:
-        return None
-
-    def unsupported(self) -> Any:
-        return mx.nd.zeros((3,)).tostype("row_sparse")
-
-
-class TestMxnetAdapter(Arrays, AdapterSuite):
-    """Every verb waits for the arrays first."""
+class TestMxnetAdapter(MxnetSuite):
+    """As `ddl conform mxnet` runs it."""
 
 
 class TestEngineOperations(Arrays, AdapterVerbs):

@@ -18,16 +18,16 @@ pytestmark = pytest.mark.timeout(60)
 ROWS, STEPS = 8, 10
 
 
-def module(rows: int, values: dict[str, Any] | None = None) -> Any:
+def module(rows: int, values: dict[str, Any] | None = None, hidden: int = 8) -> Any:
     """A bound Module, always from the same start unless ``values`` say otherwise."""
-    x = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.Variable("x"), num_hidden=8, name="body"), act_type="tanh")
+    x = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.Variable("x"), num_hidden=hidden, name="body"), act_type="tanh")
     out = mx.sym.LinearRegressionOutput(
         mx.sym.FullyConnected(x, num_hidden=3, name="head"), mx.sym.Variable("y"), name="out"
     )
     made = mx.mod.Module(out, ["x"], ["y"])
     made.bind([("x", (rows, 6))], [("y", (rows, 3))])
     random = np.random.RandomState(3)
-    shapes = {"body_weight": (8, 6), "body_bias": (8,), "head_weight": (3, 8), "head_bias": (3,)}
+    shapes = {"body_weight": (hidden, 6), "body_bias": (hidden,), "head_weight": (3, hidden), "head_bias": (3,)}
     made.init_params(
         arg_params=values or {name: mx.nd.array(random.randn(*shape) / 3) for name, shape in shapes.items()}
     )
@@ -160,3 +160,66 @@ def test_arguments_that_do_not_fit() -> None:
             ddl.DistributedOptimizer(mx.optimizer.create("sgd"), gradient_predivide_factor=-1.0)
 
     run_world(1, play, backend="threads")
+
+
+def test_two_optimizers_do_not_share_names_and_are_replayed() -> None:
+    """As of a generator and its critic: each counts its parameters from 0, and the steps of both repeat."""
+
+    def play(rank: int, job: Any) -> tuple[list[Any], int, int]:
+        modules = [module(ROWS // 2), module(ROWS // 2, hidden=5)]
+        if rank:  # one that never reduces anything, on one rank only
+            ddl.DistributedOptimizer(mx.optimizer.create("sgd"))
+        for made, rate in zip(modules, (0.05, 0.01)):
+            bare = mx.optimizer.create("sgd", rescale_grad=2 / ROWS, learning_rate=rate)
+            made.init_optimizer(None, ddl.DistributedOptimizer(bare))
+        values: list[Any] = []
+        for step in range(STEPS + 20):
+            if step == STEPS + 10:
+                before = job.stats()
+            values = [train(made, rank, 2, range(step, step + 1)) for made in modules]
+        after = job.stats()
+        replayed = after["batches_replayed"] - before["batches_replayed"]
+        return values[0] + values[1], replayed, after["control_messages"] - before["control_messages"]
+
+    first, second = run_world(2, play)
+    for own, other in zip(first[0], second[0], strict=True):
+        np.testing.assert_array_equal(own, other)
+    assert first[1] >= 20
+    assert first[2] == 0
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_half_precision_with_a_float32_copy_of_the_weights(name: str) -> None:
+    """``multi_precision``: float16 gradients are averaged in float32 and rounded once."""
+    shapes = [(4, 3), (5,)]
+
+    def gradients(step: int, rank: int) -> list[Any]:
+        random = np.random.RandomState(2 * step + rank)
+        return [random.randn(*shape).astype(np.float16) for shape in shapes]
+
+    def train_half(optimizer: Any, gradients_of: Any) -> list[Any]:
+        weights = [mx.nd.ones(shape, dtype="float16") for shape in shapes]
+        states = [optimizer.create_state_multi_precision(i, weight) for i, weight in enumerate(weights)]
+        for step in range(STEPS):
+            arrays = [mx.nd.array(gradient, dtype="float16") for gradient in gradients_of(step)]
+            if name == "sgd":  # several in one call
+                optimizer.update_multi_precision([0, 1], weights, arrays, states)
+            else:
+                for i in (0, 1):
+                    optimizer.update_multi_precision(i, weights[i], arrays[i], states[i])
+        return [weight.asnumpy() for weight in weights]
+
+    def mean(step: int) -> list[Any]:
+        pairs = zip(gradients(step, 0), gradients(step, 1), strict=True)
+        return [((a.astype(np.float32) + b) / 2).astype(np.float16) for a, b in pairs]
+
+    settings = {"learning_rate": 0.1, "multi_precision": True}
+    expected = train_half(mx.optimizer.create(name, **settings), mean)
+
+    def play(rank: int, job: Any) -> list[Any]:
+        optimizer = ddl.DistributedOptimizer(mx.optimizer.create(name, **settings))
+        return train_half(optimizer, lambda step: gradients(step, rank))
+
+    for values in run_world(2, play):
+        for own, other in zip(values, expected, strict=True):
+            np.testing.assert_array_equal(own, other)

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from ddl_torch.adapter import TorchAdapter
+from ddl_torch.conformance import TorchSuite
 
 from ddlcore.contracts.transport import Memory
-from ddlcore.testing import AdapterSuite
 from ddlcore.types import DType
 
 
-class TestTorchAdapter(AdapterSuite):
-    adapter = TorchAdapter()
-
-    def make(self, array: Any) -> torch.Tensor:
-        if array.dtype.name == "bfloat16":  # torch does not know ml_dtypes' type
-            return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-        return torch.from_numpy(np.array(array))
-
-    def to_numpy(self, tensor: torch.Tensor) -> Any:
-        if tensor.dtype is torch.bfloat16:
-            import ml_dtypes
-
-            return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.numpy()
+class TestTorchAdapter(TorchSuite):
+    """As `ddl conform torch` runs it."""
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ SIGNATURES = {
     "broadcast_object": "obj root_rank name process_set",
     "allgather_object": "obj name process_set",
     "DistributedOptimizer": "optimizer named_parameters compression backward_passes_per_step op "
-    "gradient_predivide_factor num_groups groups sparse_as_dense process_set",
+    "gradient_predivide_factor num_groups groups sparse_as_dense process_set device_dense device_sparse",  # the last two are ours
     "SyncBatchNorm": "num_features eps momentum affine track_running_stats",
 }
 BASICS = """

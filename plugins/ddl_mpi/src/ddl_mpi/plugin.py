@@ -30,6 +30,7 @@ def ddl_transports() -> list[TransportProvider]:
             sizes=(2, None),
             launcher="mpi",
             attended=True,
+            suite="ddl_mpi.conformance:MpiSuite",
             settings=(
                 Setting(
                     "mpi_persistent",

@@ -21,6 +21,7 @@ from ddl_mxnet.built import (
     rocm_built,
 )
 from ddl_mxnet.compression import Compression
+from ddl_mxnet.devices import local_device
 from ddl_mxnet.joining import join, remove_process_set
 from ddl_mxnet.objects import allgather_object, broadcast_object
 from ddl_mxnet.ops import (
@@ -66,7 +67,9 @@ from ddlcore.api import (
     rank,
     shutdown,
     size,
+    start_timeline,
     stats,
+    stop_timeline,
     synchronize,
 )
 from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost
@@ -124,6 +127,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "local_device",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -138,6 +142,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
     "stats",
+    "stop_timeline",
     "synchronize",
 ]

@@ -12,6 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
+from ddl_mxnet.devices import is_on_gpu
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
 from ddlcore.types import CPU, Buffer, DType
@@ -35,7 +36,8 @@ _NATIVE: dict[DType, Any] = {dtype: BFLOAT16 if dtype is DType.BF16 else np.dtyp
 _KNOWN = ", ".join(sorted(dtype.label for dtype in _CODES))
 _DLPACK = {DType.U8: (1, 8), DType.BOOL: (1, 1), DType.BF16: (4, 16)}  # dlpack.h, code and bits; others by rule
 _POINTER = ctypes.c_void_p
-_DENSE, _CPU, _PINNED, _SHARED = 0, 1, 3, 5  # storage type, and device types whose memory this process reads
+_DENSE = 0  # storage type
+_REACHED = (1, 3, 5)  # device types whose memory this process reads: of the CPU, pinned, shared
 
 
 class MxnetAdapter(Adapter):
@@ -56,14 +58,18 @@ class MxnetAdapter(Adapter):
     def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
         if count_of(shape) == 0:
             return _empty(like, tuple(shape), dtype)
-        return _adopted(memory, tuple(shape), dtype, type(like))
+        made = _adopted(memory, tuple(shape), dtype, type(like))
+        return made.as_in_context(like.ctx) if is_on_gpu(like) else made
 
     def copy(self, source: Any, target: Any) -> None:
         source.copyto(target)
 
 
-def dtype_of(tensor: Any) -> DType:
-    """The element type of an array that a transport can reach. Raises ValueError, with the way out, for others."""
+def dtype_of(tensor: Any, *, anywhere: bool = False) -> DType:
+    """The element type of an array that a transport can reach. Raises ValueError, with the way out, for others.
+
+    ``anywhere``: the caller brings it to the host where it must.
+    """
     if not isinstance(tensor, mx.nd.NDArray):
         way = "make one: mx.nd.array(...)"
         if isinstance(tensor, mx.sym.Symbol):
@@ -79,7 +85,7 @@ def dtype_of(tensor: Any) -> DType:
         )
     device, index = ctypes.c_int(), ctypes.c_int()
     check_call(_LIB.MXNDArrayGetContext(handle, ctypes.byref(device), ctypes.byref(index)))
-    if device.value not in (_CPU, _PINNED, _SHARED):
+    if device.value not in _REACHED and not anywhere:
         raise ValueError(
             f"an array of shape {tuple(tensor.shape)} lies on {tensor.ctx}, which no installed transport reaches; "
             "pass tensor.as_in_context(mx.cpu())"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mxnet as mx
 
-from ddlcore.api import built, enabled, threads_supported
+from ddlcore.api import built, built_version, enabled, threads_supported
 
 __all__ = [
     "ccl_built",
@@ -49,8 +49,8 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """Above 0 where the NCCL transport is installed and usable."""
-    return int(built("nccl"))
+    """The version code of the NCCL that is loaded, such as 23203; 0 where NCCL could not be used here."""
+    return built_version("nccl")
 
 
 def ddl_built() -> bool:

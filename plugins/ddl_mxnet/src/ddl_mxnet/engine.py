@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 from mxnet.base import _LIB, MXNetError, check_call, register_error
 
 from ddl_mxnet.adapter import MxnetAdapter, address_of, apart, count_of, dtype_of
+from ddl_mxnet.devices import is_on_gpu, on_host
 from ddl_mxnet.traffic import Traffic
 from ddlcore.api import Operations, is_initialized
 from ddlcore.errors import NotInitialized
@@ -235,7 +237,7 @@ class _Promised(MxnetAdapter):
     """Describes arrays that are still being computed: no address yet."""
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
-        dtype, shape = dtype_of(tensor), tuple(tensor.shape)
+        dtype, shape = dtype_of(tensor, anywhere=True), tuple(tensor.shape)
         return Buffer(0, count_of(shape), dtype, shape, None, CPU, tensor)
 
 
@@ -261,6 +263,7 @@ class EngineOperations(Operations):
         places = [entry.target.owner for entry in entries if entry.target is not None]
         if len({id(array) for array in places}) < len(places):
             raise ValueError("an array stands twice in one call that writes in place; pass each array once")
+        landing = [place for entry in entries for place in _brought_to_host(entry)]
         sources = [entry.source.owner for entry in entries]
         for entry in entries:
             _put_in_order(entry)
@@ -302,6 +305,28 @@ class EngineOperations(Operations):
         except BaseException as error:
             handle.refuse(error)
             raise
+        for here, there in landing:  # the engine waits for the operation first
+            here.copyto(there)
+
+
+def _brought_to_host(entry: Any) -> list[tuple[Any, Any]]:
+    """Puts host memory in the place of a GPU's; (here, there) of what is to be copied back."""
+    source, target = entry.source, entry.target
+    if not is_on_gpu(source.owner):
+        return []
+    if is_naive():
+        raise ValueError(
+            "MXNET_ENGINE_TYPE=NaiveEngine serves arrays of the CPU only; pass array.as_in_context(mx.cpu())"
+        )
+    entry.source = replace(source, owner=on_host(source.owner))
+    if target is None:
+        return []
+    there = target.owner
+    if target is source:
+        entry.target = entry.source
+    else:
+        entry.target = replace(target, owner=MxnetAdapter().allocate(entry.source.owner))
+    return [(entry.target.owner, there)]
 
 
 def _put_in_order(entry: Any) -> None:

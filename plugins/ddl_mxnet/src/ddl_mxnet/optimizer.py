@@ -137,7 +137,7 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
         key = tuple(indices)
         known, plan = self._plans.get(key, ((), None))
         if plan is None or any(a is not b for a, b in zip(grads, known, strict=True)):
-            named = [(f"gradient.{index}", grad) for index, grad in zip(indices, grads, strict=True)]
+            named = [(f"{self._ddl.label}{index}", grad) for index, grad in zip(indices, grads, strict=True)]
             plan = Plan(named[::-1])  # backward comes from the end
             self._plans[key] = list(grads), plan
         self._ddl.reduce(plan)

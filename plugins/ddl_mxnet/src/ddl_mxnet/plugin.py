@@ -19,5 +19,7 @@ def ddl_adapters() -> list[AdapterProvider]:
             doc="MXNet tensors",
             module="ddl_mxnet",
             framework="mxnet",
+            loaders=("mxnet.gluon.data", "mxnet.io"),
+            suite="ddl_mxnet.conformance:MxnetSuite",
         )
     ]

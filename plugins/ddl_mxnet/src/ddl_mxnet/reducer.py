@@ -8,17 +8,19 @@ place; at last it waits for all. So the engine computes, and batches travel, whi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from functools import cached_property, partial
+from itertools import count, islice
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
 from ddl_mxnet.adapter import MxnetAdapter, apart
+from ddl_mxnet.devices import is_on_gpu, on_host
 from ddlcore.api import Operations, ProcessSet, UserCompressor, Waitable, current_job, global_process_set
 from ddlcore.api.arrays import allgather_async
 from ddlcore.types import Sum
@@ -96,9 +98,21 @@ class Plan:
         strange = [f"{name} ({array.stype})" for name, array in self.sparse if array.stype != "row_sparse"]
         if strange:
             raise ValueError(f"gradients are dense or row_sparse; not so {', '.join(strange)}")
+        self.staged: list[tuple[Any, Any]] = []  # (on a GPU, in host memory) of what goes that way
         self.exact = [Slot(name, array, True) for name, array in exact]
-        self.dense = [Slot(name, array, False) for name, array in gradients if array.stype == "default"]
+        self.dense = [Slot(name, self._reached(array), False) for name, array in gradients if array.stype == "default"]
         self.fences = [Fence(slots) for slots in _shares([*self.exact, *self.dense])]
+
+    def _reached(self, array: Any) -> Any:
+        """The array, or what stands for one of a GPU."""
+        if not is_on_gpu(array):
+            return array
+        self.staged.append((array, on_host(array)))
+        return self.staged[-1][1]
+
+
+# By job and process set, how many optimizers have begun to reduce gradients that only their indices tell apart.
+_begun: WeakKeyDictionary[Any, dict[int | None, Iterator[int]]] = WeakKeyDictionary()
 
 
 class Reducer:
@@ -128,8 +142,19 @@ class Reducer:
         if not self.job.closed:
             return False
         self._aloft = []
+        self.__dict__.pop("label", None)
         self.bind()
         return True
+
+    @cached_property
+    def label(self) -> str:
+        """What gradients' names begin with where each optimizer counts its own: two of them must not share names.
+
+        It is first asked for in the first reduction, whose order is the same on all members; that in which
+        optimizers were made need not be.
+        """
+        before = next(_begun.setdefault(self.job, {}).setdefault(self.reduction.process_set.process_set_id, count()))
+        return f"gradient.{before}." if before else "gradient."
 
     @property
     def scale(self) -> float:
@@ -143,12 +168,16 @@ class Reducer:
         """
         if self._aloft:  # Ctrl-C came in between
             self._land()
+        for there, here in plan.staged:
+            there.copyto(here)
         for fence in plan.fences:
             fence.push()
         if self.reduction.num_groups or self.reduction.user_compressor is not None:
             self._reduce_otherwise(plan)
         else:
             self._reduce_in_place(plan)
+        for there, here in plan.staged:
+            here.copyto(there)
         if plan.sparse:
             self._reduce_sparse(plan)
 

@@ -26,6 +26,7 @@ from ddl_tf.built import (
     rocm_built,
 )
 from ddl_tf.compression import Compression
+from ddl_tf.devices import local_device
 from ddl_tf.objects import allgather_object, broadcast_object, broadcast_object_fn
 from ddl_tf.ops import (
     allgather,
@@ -63,7 +64,9 @@ from ddlcore.api import (
     remove_process_set,
     shutdown,
     size,
+    start_timeline,
     stats,
+    stop_timeline,
     synchronize,
 )
 from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost
@@ -115,6 +118,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "local_device",
     "local_rank",
     "local_rank_op",
     "local_size",
@@ -133,7 +137,9 @@ __all__ = [
     "shutdown",
     "size",
     "size_op",
+    "start_timeline",
     "stats",
+    "stop_timeline",
     "synchronize",
     "version",
 ]

@@ -6,18 +6,25 @@ numpy arrays count as tensors too: inside a running graph, that is what TensorFl
 from __future__ import annotations
 
 import ctypes
+import logging
+import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ddl_tf.devices import HOST
+from ddl_tf.gpu import Gpu
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
-from ddlcore.types import CPU, Buffer, DType
+from ddlcore.errors import DeviceError, PluginError
+from ddlcore.types import CPU, Buffer, Device, DType
 
-__all__ = ["TfAdapter", "on_host"]
+__all__ = ["TfAdapter", "brought", "on_host"]
+
+log = logging.getLogger("ddl")
 
 _TF: dict[DType, Any] = {dtype: tf.dtypes.as_dtype(dtype.label) for dtype in DType}
 _DTYPES = {native: dtype for dtype, native in _TF.items()}
@@ -35,23 +42,33 @@ _Address = ctypes.c_uint64  # the first field of DLPack's tensor is where its da
 
 
 class TfAdapter(Adapter):
-    """Eager tensors in process memory; they are always row-major. A tensor's memory stays where it is while it lives."""
+    """Eager tensors in process memory and on GPUs, always row-major. A tensor's memory stays where it is while it lives."""
 
     name = "tensorflow"
+
+    def __init__(self) -> None:
+        self.gpu = Gpu()
+        self._unserved: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # kinds, by job
+
+    def range(self, name: str) -> AbstractContextManager[object] | None:
+        trace: AbstractContextManager[object] = tf.profiler.experimental.Trace(
+            name
+        )  # costs next to nothing while none runs
+        return trace
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         if isinstance(tensor, np.ndarray):
             return _of_array(tensor)
-        dtype = None
+        dtype = place = None
         if isinstance(tensor, tf.Tensor) and not tf.is_symbolic_tensor(tensor):
-            dtype = _DTYPES.get(tensor.dtype)
-        if dtype is None or "CPU" not in tensor.backing_device:
+            dtype, place = _DTYPES.get(tensor.dtype), self.gpu.place(tensor)
+        if dtype is None or place is None:
             raise ValueError(_objection(tensor))
         shape = tuple(tensor.shape)
         count = 1
         for extent in shape:
             count *= extent
-        return Buffer(_address(tensor), count, dtype, shape, None, CPU, tensor)
+        return Buffer(_address(tensor), count, dtype, shape, None, place, tensor)
 
     def address(self, tensor: Any, like: Buffer) -> int | None:
         if (
@@ -59,13 +76,15 @@ class TfAdapter(Adapter):
             and not tf.is_symbolic_tensor(tensor)
             and _DTYPES.get(tensor.dtype) is like.dtype
             and tuple(tensor.shape) == like.shape
-            and "CPU" in tensor.backing_device
+            and ("CPU" in tensor.backing_device if like.device is CPU else self.gpu.place(tensor) is like.device)
         ):
             return _address(tensor)
         return super().address(tensor, like)
 
     def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
         shape = tuple(like.shape if shape is None else shape)
+        if self._on_gpu(like):
+            return self.gpu.empty(like, shape)
         dtype = _ARRAY_DTYPES[like.dtype] if isinstance(like, np.ndarray) else _DTYPES[like.dtype]
         count = 1
         for extent in shape:
@@ -77,6 +96,8 @@ class TfAdapter(Adapter):
         for extent in shape:
             count *= extent
         arrays = isinstance(like, np.ndarray)
+        if self._on_gpu(like):
+            return self.gpu.wrap(memory, shape, dtype, like) if count else self.gpu.empty(like, shape)
         if count == 0:  # frombuffer refuses it
             with tf.device(HOST):
                 return np.empty(tuple(shape), _ARRAYS[dtype]) if arrays else tf.zeros(shape, _TF[dtype])
@@ -97,12 +118,47 @@ class TfAdapter(Adapter):
         if here.count:
             ctypes.memmove(there.address, here.address, here.nbytes)
 
+    def after(self, event: int, tensors: Sequence[Any]) -> None:
+        self.gpu.wait(event)  # TensorFlow has no stream that we could make wait
+
+    def serves(self, job: Any, place: Device | None) -> bool:
+        """Whether tensors there may stay there; the first time that those of a GPU may not, the reason is logged."""
+        if place is None or place is CPU:
+            return place is CPU
+        unserved = self._unserved.setdefault(job, set())
+        if place.kind in unserved:
+            return False
+        try:
+            job.device_label(place)
+        except (PluginError, DeviceError) as error:
+            unserved.add(place.kind)
+            log.info("rank %d: TensorFlow's tensors on %s go by way of the host: %s", job.rank, place, error)
+            return False
+        return True
+
+    def _on_gpu(self, like: Any) -> bool:
+        return isinstance(like, tf.Tensor) and self.gpu.place(like) not in (CPU, None)
+
+
+def brought(adapter: TfAdapter, job: Any, tensors: Sequence[Any], by_host: bool = False) -> list[Any]:
+    """What goes together, where transports reach it: as it is on one device, or all of it on the host."""
+    places = {adapter.gpu.place(tensor) for tensor in tensors if _is_eager(tensor)}
+    if places <= {CPU}:
+        return list(tensors)
+    if len(places) == 1 and not by_host and adapter.serves(job, *places):
+        return list(tensors)
+    return [on_host(tensor) for tensor in tensors]
+
 
 def on_host(tensor: Any) -> Any:
     """The tensor where a transport reaches it: itself, or its copy in process memory."""
-    if not isinstance(tensor, tf.Tensor) or tf.is_symbolic_tensor(tensor) or "CPU" in tensor.backing_device:
+    if not _is_eager(tensor) or "CPU" in tensor.backing_device:
         return tensor
     return tensor.cpu()
+
+
+def _is_eager(tensor: Any) -> bool:
+    return isinstance(tensor, tf.Tensor) and not tf.is_symbolic_tensor(tensor)
 
 
 def _of_array(array: Any) -> Buffer:

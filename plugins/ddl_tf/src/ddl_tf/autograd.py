@@ -23,15 +23,26 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from ddl_tf.adapter import TfAdapter, on_host
+from ddl_tf.adapter import TfAdapter, brought
 from ddl_tf.errors import translating
 from ddl_tf.graph import asynchronous, wire_name
 from ddlcore.api import Operations, ProcessSet, current_job
 from ddlcore.types import Average, ReduceOp, Sum
 
-__all__ = ["OPERATIONS", "Call", "allgather", "allreduce", "alltoall", "broadcast", "reducescatter", "running"]
+__all__ = [
+    "ADAPTER",
+    "OPERATIONS",
+    "Call",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "reducescatter",
+    "running",
+]
 
-OPERATIONS = Operations(TfAdapter())
+ADAPTER = TfAdapter()
+OPERATIONS = Operations(ADAPTER)
 
 Tensors = Sequence[Any]
 
@@ -52,6 +63,7 @@ class Call:
     prescale_factor: float = 1.0
     postscale_factor: float = 1.0
     compression: str = "none"
+    by_host: bool = False  # tensors on a GPU go by way of the host, because somebody asked for that
 
     def named(self, verb: str) -> Call:
         """The same call under the name that it has on the wire; eagerly, one without a name is paired by its order."""
@@ -98,7 +110,7 @@ def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
         return [OPERATIONS.allreduce_async(given[0], waits=True, **call.reduction()).wait()]
 
     def forward(*given: Any) -> list[Any]:
-        return _carried_out(run, given, [tensor.shape for tensor in given], "DdlAllreduce")
+        return _carried_out(call, run, given, [tensor.shape for tensor in given], "DdlAllreduce")
 
     def backward(gradients: Tensors, given: Tensors) -> Tensors:
         call.check_differentiable("allreduce")
@@ -118,7 +130,7 @@ def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
         return [OPERATIONS.allgather_async(given[0], **call.plain()).wait()]
 
     def forward(*given: Any) -> list[Any]:
-        return _carried_out(run, given, [_any_rows(tensor) for tensor in given], "DdlAllgather")
+        return _carried_out(call, run, given, [_any_rows(tensor) for tensor in given], "DdlAllgather")
 
     def backward(gradients: Tensors, given: Tensors) -> Tensors:
         mine = tf.stack([tf.shape(tensor, tf.int64)[0] for tensor in given])
@@ -138,7 +150,7 @@ def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
         return [OPERATIONS.broadcast_async(given[0], root_rank, **call.plain()).wait()]
 
     def forward(*given: Any) -> list[Any]:
-        return _carried_out(run, given, [given[0].shape], "DdlBroadcast")
+        return _carried_out(call, run, given, [given[0].shape], "DdlBroadcast")
 
     def backward(gradients: Tensors, given: Tensors) -> Tensors:
         (reduced,) = allreduce(call.more("grad", op=Average), gradients)
@@ -161,7 +173,7 @@ def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
 
     def forward(*given: Any) -> list[Any]:
         shapes = [_any_rows(given[0]), tf.TensorShape([len(call.members())])]
-        return _carried_out(run, given, shapes, "DdlAlltoall", also=(tf.int32,))
+        return _carried_out(call, run, given, shapes, "DdlAlltoall", also=(tf.int32,))
 
     def differentiable(*given: Any) -> tuple[list[Any], Callable[..., Any]]:
         outputs = forward(*given)
@@ -189,7 +201,7 @@ def reducescatter(call: Call, tensors: Tensors, *, grouped: bool = False) -> lis
         return [OPERATIONS.reducescatter_async(given[0], **call.reduction()).wait()]
 
     def forward(*given: Any) -> list[Any]:
-        return _carried_out(run, given, [_any_rows(tensor) for tensor in given], "DdlReducescatter")
+        return _carried_out(call, run, given, [_any_rows(tensor) for tensor in given], "DdlReducescatter")
 
     def backward(gradients: Tensors, given: Tensors) -> Tensors:
         call.check_differentiable("reducescatter")
@@ -207,11 +219,16 @@ def reducescatter(call: Call, tensors: Tensors, *, grouped: bool = False) -> lis
 
 @translating
 def _carried_out(
-    run: Callable[..., Tensors], tensors: Tensors, shapes: Sequence[Any], label: str, also: Sequence[Any] = ()
+    call: Call,
+    run: Callable[..., Tensors],
+    tensors: Tensors,
+    shapes: Sequence[Any],
+    label: str,
+    also: Sequence[Any] = (),
 ) -> list[Any]:
     """The outputs of ``run``, at once or each time the present graph runs; typed as the tensors are, then as ``also``."""
     if tf.executing_eagerly():
-        outputs = run(*(on_host(tensor) for tensor in tensors))
+        outputs = run(*brought(ADAPTER, running(call.job), tensors, call.by_host))
         return [output if isinstance(output, tf.Tensor) else tf.constant(output) for output in outputs]
     dtypes = [tensor.dtype for tensor in tensors[: len(shapes) - len(also)]] + list(also)
     return asynchronous(run, tensors, dtypes, shapes, label)

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl_tf.adapter import on_host
-from ddl_tf.autograd import OPERATIONS, running
+from ddl_tf.adapter import brought
+from ddl_tf.autograd import ADAPTER, OPERATIONS, running
 from ddl_tf.devices import check_device
 from ddl_tf.errors import translating
 from ddl_tf.graph import asynchronous
@@ -120,7 +120,7 @@ def _broadcast(name: str, variables: list[Any], root_rank: int, process_set: Pro
         return [handle.wait() for handle in handles]
 
     if eager:
-        received = run(*map(on_host, values))
+        received = run(*(brought(ADAPTER, job, [value])[0] for value in values))
     elif not values:
         return tf.group()
     else:

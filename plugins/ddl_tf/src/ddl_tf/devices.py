@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
-__all__ = ["HOST", "check_device"]
+import tensorflow as tf
+
+from ddlcore.api import local_gpu, log_once
+
+__all__ = ["HOST", "check_device", "is_host", "local_device", "tell_of_graphs"]
 
 HOST = "/cpu:0"
 _HOST = re.compile(r"|(/job:[^/:]+)?(/replica:\d+)?(/task:\d+)?/?(device:)?cpu(:(0|\*))?", re.IGNORECASE)
@@ -14,6 +19,28 @@ def check_device(device: str, argument: str) -> None:
     """ValueError unless ``device`` means this host: '', 'cpu', '/cpu:0', '/device:CPU:0' and their like."""
     if not isinstance(device, str) or not _HOST.fullmatch(device):
         raise ValueError(
-            f"{argument}={device!r}: no installed transport reaches this device; use '' or '/cpu:0', "
-            "and TensorFlow brings the tensor there and back"
+            f"{argument}={device!r}: use '' (a tensor is reduced where it is, if a transport serves that) or '/cpu:0' "
+            "(TensorFlow brings it there and back)"
         )
+
+
+def is_host(device: str) -> bool:
+    """Whether a name that ``check_device`` has passed says that tensors go by way of this host."""
+    return "cpu" in device.lower()
+
+
+def local_device() -> str:
+    """``/gpu:<local rank>``; ``/gpu:0`` where this rank sees one GPU alone; ``/cpu:0`` where it sees none.
+
+    After ``init()``; any thread. What ``tf.config.set_visible_devices`` and CUDA_VISIBLE_DEVICES leave counts. Where more
+    ranks than GPUs are on this host, the ranks take them in turn, and one warning tells both numbers.
+    """
+    index = local_gpu(len(tf.config.get_visible_devices("GPU")), f"TensorFlow {tf.__version__}")
+    return HOST if index is None else f"/gpu:{index}"
+
+
+def tell_of_graphs() -> None:
+    """Logs, once, where a GPU's tensors go in a graph; nothing where there is no GPU."""
+    if tf.config.get_visible_devices("GPU"):
+        text = "in graphs, tensors on a GPU go by way of the host: TensorFlow runs what may wait only there"
+        log_once(logging.INFO, text)

@@ -5,13 +5,14 @@ one, in the same order; in a graph, built in the same order). Any thread may; re
 They work eagerly, in ``tf.function`` and in the graphs of sessions, and are differentiable. Wrong arguments raise
 ValueError at once, what happens to a running job derives from DdlInternalError; ddl_tf.errors says what either is
 to TensorFlow. ``root_rank`` is a rank of the world, also within a process set. ``device_dense`` and
-``device_sparse`` may name this host, the only place that is reached; ``ignore_name_scope`` is accepted for
+``device_sparse`` may name this host: a GPU's tensors then go that way; ``ignore_name_scope`` is accepted for
 Horovod's sake: names on the wire never have a scope in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ import tensorflow as tf
 from ddl_tf import autograd
 from ddl_tf.autograd import Call, running
 from ddl_tf.compression import Compression
-from ddl_tf.devices import check_device
+from ddl_tf.devices import check_device, is_host
 from ddl_tf.errors import translating
 from ddl_tf.graph import ordered
 from ddlcore import api
@@ -82,9 +83,10 @@ def allreduce(
     tf.IndexedSlices stay such: all members' rows and indices, one behind another; only Average and Sum, unscaled.
     """
     wire, user = _understood(compression, device_dense, device_sparse)
-    call = Call(current_job(), process_set, name, resolve_op(op, average), prescale_factor, postscale_factor, wire)
+    scales = (prescale_factor, postscale_factor)
+    call = Call(current_job(), process_set, name, resolve_op(op, average), *scales, wire, is_host(device_dense))
     if isinstance(tensor, tf.IndexedSlices):
-        return _sparse(call, tensor)
+        return _sparse(replace(call, by_host=is_host(device_sparse)), tensor)
     return _compressed(user, [tensor], lambda packed: autograd.allreduce(call, packed))[0]
 
 
@@ -107,7 +109,8 @@ def grouped_allreduce(
     tf.IndexedSlices among them are reduced each by itself, as ``allreduce`` does.
     """
     wire, user = _understood(compression, device_dense, device_sparse)
-    call = Call(current_job(), process_set, name, resolve_op(op, average), prescale_factor, postscale_factor, wire)
+    scales = (prescale_factor, postscale_factor)
+    call = Call(current_job(), process_set, name, resolve_op(op, average), *scales, wire, is_host(device_dense))
     results = _listed(tensors)
     slices = [i for i, tensor in enumerate(results) if isinstance(tensor, tf.IndexedSlices)]
     dense = [i for i in range(len(results)) if i not in slices]
@@ -118,7 +121,7 @@ def grouped_allreduce(
         for i, result in zip(dense, reduced):
             results[i] = result
     for i in slices:
-        results[i] = _sparse(call.more(str(i)), results[i])
+        results[i] = _sparse(call.more(str(i), by_host=is_host(device_sparse)), results[i])
     return results
 
 
@@ -225,7 +228,8 @@ def reducescatter(
 ) -> Any:
     """This member's rows of the reduced tensor; the first members have one more where they must."""
     wire, user = _understood(compression, device_dense)
-    call = Call(current_job(), process_set, name, resolve_op(op), prescale_factor, postscale_factor, wire)
+    scales = (prescale_factor, postscale_factor)
+    call = Call(current_job(), process_set, name, resolve_op(op), *scales, wire, is_host(device_dense))
     return _compressed(user, [tensor], lambda packed: autograd.reducescatter(call, packed))[0]
 
 
@@ -241,7 +245,8 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """``reducescatter`` of each tensor, as one."""
     wire, user = _understood(compression, device_dense)
-    call = Call(current_job(), process_set, None, resolve_op(op), prescale_factor, postscale_factor, wire)
+    scales = (prescale_factor, postscale_factor)
+    call = Call(current_job(), process_set, None, resolve_op(op), *scales, wire, is_host(device_dense))
     return _compressed(user, _listed(tensors), lambda packed: autograd.reducescatter(call, packed, grouped=True))
 
 

@@ -19,5 +19,7 @@ def ddl_adapters() -> list[AdapterProvider]:
             doc="TensorFlow tensors",
             module="ddl_tf",
             framework="tensorflow",
+            loaders=("tensorflow.python.data", "keras.src.trainers.data_adapters"),
+            suite="ddl_tf.conformance:TfSuite",
         )
     ]

@@ -19,9 +19,9 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
-from ddl_tf.adapter import on_host
-from ddl_tf.autograd import OPERATIONS
-from ddl_tf.devices import HOST, check_device
+from ddl_tf.adapter import brought
+from ddl_tf.autograd import ADAPTER, OPERATIONS
+from ddl_tf.devices import HOST, check_device, is_host
 from ddl_tf.flight import Flight, Pools
 from ddl_tf.graph import asynchronous, keep, refuse_xla
 from ddl_tf.parcels import Look, Parcel, cut, pack
@@ -47,7 +47,7 @@ class Reduction:
     * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
     * ``compression``: a class of ``Compression``, a compressor's name, or a class with both methods; None: none.
     * ``groups``: how many groups of gradients go off together, or a list of lists of variables.
-    * ``device_dense``, ``device_sparse``: '' or this host, where TensorFlow hands gradients over.
+    * ``device_dense``, ``device_sparse``: where gradients are reduced: '' where they are, or this host.
     """
 
     op: ReduceOp = Average
@@ -163,15 +163,20 @@ class Reducer:
         if flight is None:
             part_of = self._describe(given, variables)
             flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, None))
-        flight.send(0, *([on_host(given[i]) for i in reversed(dense)] or [_nothing()]))
+        by_host = is_host(self.reduction.device_dense)
+        flight.send(0, *([self._brought(given[i], by_host) for i in reversed(dense)] or [_nothing()]))
         parts = [part for i in sparse for part in (given[i].values, given[i].indices)]
-        flight.gather(max(len(dense), 1), *map(on_host, parts))
+        by_host = is_host(self.reduction.device_sparse)
+        flight.gather(max(len(dense), 1), *(self._brought(part, by_host) for part in parts))
         arrived = flight.take()
         results: list[Any] = [None] * len(given)
         for i, tensor in zip(reversed(dense), arrived[: len(dense)], strict=True):
             results[i] = tensor
         self._place_slices(results, given, sparse, arrived[max(len(dense), 1) :])
         return results
+
+    def _brought(self, tensor: Any, by_host: bool) -> Any:
+        return brought(ADAPTER, self.job, [tensor], by_host)[0]
 
     def _keep(self, key: Any, flight: Flight) -> Flight:
         self._flights[key] = flight

@@ -21,6 +21,7 @@ from ddl_torch.built import (
     rocm_built,
 )
 from ddl_torch.compression import Compression
+from ddl_torch.devices import local_device
 from ddl_torch.ops import (
     allgather,
     allgather_async,
@@ -67,7 +68,9 @@ from ddlcore.api import (
     remove_process_set,
     shutdown,
     size,
+    start_timeline,
     stats,
+    stop_timeline,
     synchronize,
 )
 from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost
@@ -126,6 +129,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "join",
+    "local_device",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -141,6 +145,8 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
     "stats",
+    "stop_timeline",
     "synchronize",
 ]

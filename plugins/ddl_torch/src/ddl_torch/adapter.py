@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.autograd import _profiler_enabled  # type: ignore[attr-defined]  # of this thread; there is no public name
+from torch.profiler import record_function
 
+from ddl_torch.streams import CudaStreams, Streams
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
-from ddlcore.types import CPU, Buffer, DType
+from ddlcore.types import CPU, Buffer, Device, DType
 
 __all__ = ["TorchAdapter", "dense_strides"]
 
@@ -18,17 +22,32 @@ _TORCH: dict[DType, torch.dtype] = {dtype: getattr(torch, dtype.label) for dtype
 _DTYPES = {native: dtype for dtype, native in _TORCH.items()}
 
 
+@contextmanager
+def _range(name: str, nvtx: bool) -> Iterator[None]:
+    """In torch's profiler; with ``nvtx``, for tools that listen to that."""
+    with torch.cuda.nvtx.range(name) if nvtx else nullcontext(), record_function(name):
+        yield
+
+
 class TorchAdapter(Adapter):
-    """torch tensors in process memory. A tensor that requires a gradient is taken for its values alone."""
+    """torch tensors in process memory and on NVIDIA's GPUs. One that requires a gradient is taken for its values alone."""
 
     name = "torch"
+
+    def __init__(self) -> None:
+        self.streams: Streams = CudaStreams()
+
+    def range(self, name: str) -> AbstractContextManager[object] | None:
+        nvtx = torch.cuda.is_initialized()  # whether such a tool listens, nobody can tell
+        return _range(name, nvtx) if nvtx or _profiler_enabled() else None
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"a torch tensor is needed, not {type(tensor).__name__}; make one: torch.as_tensor(...)")
         dtype = _DTYPES.get(tensor.dtype)
-        if dtype is None or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_neg():
-            raise ValueError(_objection(tensor))
+        place = self.streams.place(tensor)
+        if dtype is None or place is None or tensor.layout is not torch.strided or tensor.is_neg():
+            raise ValueError(_objection(tensor, place))
         strides = None
         if not tensor.is_contiguous():
             strides = dense_strides(tensor)
@@ -37,10 +56,15 @@ class TorchAdapter(Adapter):
                     f"Tensor is required to be contiguous: shape {tuple(tensor.shape)} has strides {tensor.stride()}; "
                     "pass tensor.contiguous()"
                 )
-        return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), strides, CPU, tensor)
+        buffer = Buffer(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), strides, place, tensor)
+        if place is not CPU:
+            self.streams.hold(buffer)
+        return buffer
 
     def address(self, tensor: Any, like: Buffer) -> int | None:
         # After a pause each look at a tensor costs microseconds: memory of the same address is of the same device and layout.
+        if like.device is not CPU:
+            return None  # it is to be marked, too
         if isinstance(tensor, torch.Tensor) and like.strides is None and tensor.layout is torch.strided:
             address = tensor.data_ptr()
             if (
@@ -63,7 +87,10 @@ class TorchAdapter(Adapter):
         for extent in shape:
             count *= extent
         if count == 0:  # frombuffer refuses it
-            return torch.empty(tuple(shape), dtype=_TORCH[dtype])
+            return torch.empty(tuple(shape), dtype=_TORCH[dtype], device=like.device)
+        if not like.is_cpu:
+            whole = torch.as_tensor(_OnDevice(memory, count * dtype.itemsize), device=like.device)
+            return whole.view(_TORCH[dtype]).view(tuple(shape))
         held: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(memory.address)
         held.memory = memory  # the tensor keeps ``held``, and that the memory
         return torch.frombuffer(held, dtype=_TORCH[dtype]).view(tuple(shape))
@@ -71,8 +98,20 @@ class TorchAdapter(Adapter):
     def copy(self, source: Any, target: Any) -> None:
         target.detach().copy_(source.detach())
 
+    def after(self, event: int, tensors: Sequence[Any]) -> None:
+        self.streams.after(event, tensors)
 
-def _objection(tensor: torch.Tensor) -> str:
+
+class _OnDevice:
+    """Bytes of a GPU's memory in the form in which CUDA's libraries hand them to one another."""
+
+    def __init__(self, memory: Memory, nbytes: int) -> None:
+        self.memory = memory  # torch keeps this object, and so that
+        data = (memory.address, False)  # not read-only
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": data, "version": 2}
+
+
+def _objection(tensor: torch.Tensor, place: Device | None) -> str:
     """Why no transport takes this tensor, and what to do about it."""
     what = f"a tensor of shape {tuple(tensor.shape)}"
     if tensor.layout is not torch.strided:
@@ -85,7 +124,7 @@ def _objection(tensor: torch.Tensor) -> str:
             way = "torch.view_as_real(tensor)"
         known = ", ".join(dtype.label for dtype in DType)
         return f"Tensor type {tensor.dtype} is not supported; ddl carries {known}: pass {way}"
-    if not tensor.is_cpu:
+    if place is None:
         return f"{what} lies on {tensor.device}, which no installed transport reaches; pass tensor.cpu()"
     return f"{what} is the negated view of another; pass tensor.resolve_neg()"
 

@@ -26,6 +26,7 @@ from ddlcore.api import Operations, ProcessSet
 from ddlcore.types import Average, ReduceOp, Sum
 
 __all__ = [
+    "ADAPTER",
     "OPERATIONS",
     "Call",
     "allgather",
@@ -38,7 +39,8 @@ __all__ = [
     "reducescatter",
 ]
 
-OPERATIONS = Operations(TorchAdapter())
+ADAPTER = TorchAdapter()
+OPERATIONS = Operations(ADAPTER)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,7 @@ class _Place:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    on_host: bool  # else it lay on the device of its parameter
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
@@ -73,7 +74,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     state = _taken_out(optimizer.state_dict(), "optimizer", tensors) if is_root else None
     state = OPERATIONS.broadcast_object(state, root_rank)
     if not is_root:
-        state = _put_back(state, tensors)
+        state = _restored(state, optimizer.param_groups, tensors)
     broadcast_parameters(tensors, root_rank)
     if not is_root:
         optimizer.load_state_dict(state)
@@ -83,7 +84,7 @@ def _taken_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """``value`` with a place for every tensor, which goes to ``tensors``."""
     if isinstance(value, torch.Tensor):
         tensors[path] = value.detach()
-        return _Place(path, tuple(value.shape), value.dtype)
+        return _Place(path, tuple(value.shape), value.dtype, value.is_cpu)
     if isinstance(value, dict):
         return {key: _taken_out(item, f"{path}.{key}", tensors) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -92,15 +93,40 @@ def _taken_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     return value
 
 
-def _put_back(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _restored(state: dict[str, Any], groups: Sequence[Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """A state dict with an empty tensor at every place, on the devices of this rank's own parameters."""
+    homes = [[param.device for param in group["params"]] for group in groups]
+    by_key = {"state": [home for group in homes for home in group], "param_groups": [_first(group) for group in homes]}
+    whole = {}
+    for key, value in state.items():
+        pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+        known = by_key.get(key, [])
+        if pairs is None or not known:
+            whole[key] = _put_back(value, _first(by_key["param_groups"]), tensors)
+            continue
+        made = {i: _put_back(one, _at(known, i), tensors) for i, one in pairs}
+        whole[key] = made if isinstance(value, dict) else list(made.values())
+    return whole
+
+
+def _at(homes: Sequence[torch.device], place: Any) -> torch.device:
+    return homes[place] if isinstance(place, int) and place < len(homes) else _first(homes)
+
+
+def _first(homes: Sequence[torch.device]) -> torch.device:
+    return homes[0] if homes else torch.device("cpu")
+
+
+def _put_back(value: Any, home: torch.device, tensors: dict[str, torch.Tensor]) -> Any:
     """``value`` with an empty tensor at every place, which is in ``tensors`` too, to be filled."""
     if isinstance(value, _Place):
-        tensors[value.name] = torch.empty(value.shape, dtype=value.dtype)
+        device = torch.device("cpu") if value.on_host else home
+        tensors[value.name] = torch.empty(value.shape, dtype=value.dtype, device=device)
         return tensors[value.name]
     if isinstance(value, dict):
-        return {key: _put_back(item, tensors) for key, item in value.items()}
+        return {key: _put_back(item, home, tensors) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_put_back(item, tensors) for item in value]
+        items = [_put_back(item, home, tensors) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return value
 

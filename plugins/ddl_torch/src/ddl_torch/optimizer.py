@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -20,7 +21,7 @@ from ddl_torch import autograd
 from ddl_torch.autograd import OPERATIONS, Call
 from ddl_torch.compression import Compression
 from ddl_torch.reducer import Reducer
-from ddl_torch.slots import Reduction
+from ddl_torch.slots import Reduction, Slot
 from ddlcore.api import ProcessSet, global_process_set, resolve_op, wire_compression
 from ddlcore.types import Average
 
@@ -50,6 +51,9 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    *,
+    device_dense: str = "",
+    device_sparse: str = "",
 ) -> O:
     """``optimizer`` itself, which from now on steps on gradients that are reduced over ``process_set``.
 
@@ -63,6 +67,7 @@ def DistributedOptimizer(
     * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
     * ``groups``: how many groups of parameters go off together, or a list of lists of parameters.
     * ``sparse_as_dense``: sparse gradients are made dense; else they are gathered.
+    * ``device_dense``, ``device_sparse``: "cpu" brings a GPU's gradients, or its sparse ones, by way of the host's memory.
 
     Added methods: ``synchronize()``, ``skip_synchronize()``, ``set_backward_passes_per_step(n)``; a mixed
     precision ``GradScaler`` finds reduced gradients in ``unscale_`` and in ``step``, so that all ranks agree on
@@ -79,6 +84,8 @@ def DistributedOptimizer(
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     reduction = _reduction(compression, op, gradient_predivide_factor, sparse_as_dense, process_set)
+    dense, sparse = _by_host("device_dense", device_dense), _by_host("device_sparse", device_sparse)
+    reduction = replace(reduction, dense_by_host=dense, sparse_by_host=sparse)
     named = _named(optimizer, named_parameters)
     _check_groups(groups)
     reducer = Reducer(reduction, backward_passes_per_step)
@@ -152,7 +159,8 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
         self._parameter_names.update({param: name for name, param in added})
         slots = self._ddl.add(added)
         if self._ddl.groups:
-            self._ddl.add_group(slots)
+            for part in _by_device(slots).values():
+                self._ddl.add_group(part)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -246,6 +254,12 @@ def _reduction(
     return Reduction(reduce_op, 1.0 / predivide, predivide, wire, user, sparse_as_dense, process_set)
 
 
+def _by_host(argument: str, device: str) -> bool:
+    if device not in ("", "cpu"):
+        raise ValueError(f'{argument}={device!r} is neither "" (where the gradient is) nor "cpu"')
+    return device == "cpu"
+
+
 def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Tensor]] | None) -> Named:
     """Every parameter of the optimizer with its name, in the optimizer's order."""
     params = [(i, j, p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
@@ -291,10 +305,24 @@ def _form_groups(reducer: Reducer, groups: int | Sequence[Sequence[torch.Tensor]
     if isinstance(groups, int):
         each, more = divmod(len(slots), groups)
         ends = [(i + 1) * each + min(i + 1, more) for i in range(groups)]
-        formed = [slots[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        runs = [slots[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        formed = [part for run in runs for part in _by_device(run).values()]
     else:
         by_param = {slot.param: slot for slot in slots}
         formed = [[by_param[param] for param in group if param in by_param] for group in groups]
+        for i, group in enumerate(formed):
+            devices = _by_device(group)
+            if len(devices) > 1:
+                where = " and ".join(map(str, devices))
+                raise ValueError(f"groups: group {i} has parameters on {where}; give those of each device a group")
     for group in formed:
         if group:
             reducer.add_group(group)
+
+
+def _by_device(slots: Sequence[Slot]) -> dict[torch.device, list[Slot]]:
+    """A batch is on one device."""
+    found: dict[torch.device, list[Slot]] = {}
+    for slot in slots:
+        found.setdefault(slot.param.device, []).append(slot)
+    return found

@@ -19,6 +19,8 @@ def ddl_adapters() -> list[AdapterProvider]:
             doc="PyTorch tensors",
             module="ddl_torch",
             framework="torch",
+            loaders=("torch.utils.data",),
+            suite="ddl_torch.conformance:TorchSuite",
         )
     ]
 

@@ -3,7 +3,8 @@
 The path of one gradient: autograd calls ``Slot.on_gradient``, the slot's last pass submits it, in place
 on ``param.grad``, and ``Reducer.synchronize`` waits. What a rank has not computed it submits as zeros there.
 Where nothing is reduced while the step computes (``job.overlaps``), a complete gradient only stands by, and
-all go off together in ``synchronize``: half the work for each.
+all go off together in ``synchronize``: half the work for each. One on a device always goes off at once, with
+a mark of when it stands there: no host waits for a device, neither here nor in ``synchronize``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 
 import torch
 
-from ddl_torch.autograd import OPERATIONS
-from ddl_torch.slots import Group, Reduction, Slot, looks_alike
+from ddl_torch.autograd import ADAPTER, OPERATIONS
+from ddl_torch.slots import Group, Reduction, Slot, looks_alike, looks_alike_there
 from ddl_torch.sparse import start_sparse
 from ddlcore.api import Mapped, UserCompressor, Waitable, current_job, global_process_set
 from ddlcore.errors import NotInitialized
+from ddlcore.types import CPU
 
 __all__ = ["Reducer"]
 
@@ -43,6 +45,7 @@ class Reducer:
         self.groups: list[Group] = []
         self.flying: list[tuple[Waitable, Slot, torch.Tensor]] = []
         self.aloft: list[Any] = []  # recurring allreduces under way
+        self.afar: list[Any] = []  # the same, on devices
         self.standing_by: list[Slot] = []  # whose gradients are complete, and go off in ``synchronize``
         self.synchronized = False  # since the last step
         self.bind()
@@ -56,7 +59,7 @@ class Reducer:
             raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
         self.active = self.job.rank in members and len(members) > 1
         self._again = self.job.again
-        self._again_together = self.job.again_together
+        self._overlaps = self.job.overlaps
         for slot in self.slots:
             slot.recurring = None
             if slot.group is None:
@@ -69,12 +72,14 @@ class Reducer:
             compression=self.reduction.compression,
             process_set=process_set,
             job=self.job,
+            by_host=self.reduction.dense_by_host,
         )
         self._describe: Callable[..., Any] = partial(OPERATIONS.recurring_allreduce, **self._reduce.keywords)
         self._reduce_group: Callable[..., Waitable] = partial(
             OPERATIONS.grouped_allreduce_async, **self._reduce.keywords
         )
         if self.active:
+            self._name_devices(self.slots)
             for slot in self.slots:
                 self._watch(slot)
         else:
@@ -86,6 +91,7 @@ class Reducer:
     def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> list[Slot]:
         """Watches these parameters too."""
         added = [Slot(param, "gradient." + name, self.passes, self._way_out(param)) for name, param in named]
+        self._name_devices(added)
         for slot in added:
             self._watch(slot)
         self.slots += added
@@ -99,9 +105,17 @@ class Reducer:
             slot.submit = self._submit_member
         self.groups.append(group)
 
+    def _name_devices(self, slots: Sequence[Slot]) -> None:
+        """Gives devices their numbers in the order of the parameters: hooks run on a thread for each, in no order."""
+        for place in dict.fromkeys(ADAPTER.streams.place(slot.param) for slot in slots):
+            if self.active and place is not None and place is not CPU:
+                self.job.device_label(place)
+
     def _way_out(self, param: torch.Tensor) -> Callable[[Slot], None]:
         """What a complete gradient of ``param`` does: it goes off at once, or stands by."""
-        return self._submit if self.job.overlaps or not param.is_cpu else self.standing_by.append
+        if ADAPTER.streams.place(param) is not CPU:
+            return self._submit_there
+        return self._submit if self.job.overlaps else self.standing_by.append
 
     def _watch(self, slot: Slot) -> None:
         param = slot.param
@@ -135,6 +149,18 @@ class Reducer:
             return
         self._submit_other(slot, grad)
 
+    def _submit_there(self, slot: Slot) -> None:
+        """``_submit`` of a gradient on a device, of which the device may not have computed anything yet."""
+        grad = slot.param.grad
+        assert grad is not None
+        recurring, mark = slot.recurring, slot.mark
+        if recurring is not None and mark is not None and looks_alike_there(grad, slot) and not self.job.closed:
+            mark.set(recurring.source)
+            self._again(recurring, grad.data_ptr(), (grad, mark))
+            self.afar.append(recurring)
+            return
+        self._submit_other(slot, grad)
+
     def _submit_standing_by(self) -> None:
         """All at once what ``_submit`` does one by one."""
         slots = self.standing_by[:]
@@ -150,7 +176,7 @@ class Reducer:
             else:
                 others.append((slot, grad))
         self.aloft += [recurring for recurring, _, _ in started]  # one that is refused is idle, and not waited for
-        self._again_together(started)
+        self.job.again_together(started)
         for slot, grad in others:
             self._submit_other(slot, grad)
 
@@ -169,6 +195,17 @@ class Reducer:
         slot.recurring = recurring = self._describe(grad, name=slot.name)
         slot.dtype, slot.count, slot.shape = grad.dtype, grad.numel(), grad.shape
         slot.strides = None if grad.is_contiguous() else grad.stride()
+        place = recurring.source.device
+        if slot.mark is None or slot.device != grad.device:
+            slot.mark = None if place is CPU else ADAPTER.streams.mark(place)
+            slot.device = grad.device
+            if slot.group is None:
+                slot.submit = self._way_out(grad)  # the parameter may have moved since it was given
+        if slot.mark is not None:
+            slot.mark.set(recurring.source)
+            self._again(recurring, grad.data_ptr(), (grad, slot.mark))
+            self.afar.append(recurring)
+            return
         self._again(recurring, grad.data_ptr(), grad)
         self.aloft.append(recurring)
 
@@ -185,7 +222,8 @@ class Reducer:
             slot.param.grad = dense = grad.to_dense()
             return dense
         slot.sparse_dims = grad.sparse_dim()
-        handle = start_sparse(self.job, grad, slot.name, self.reduction.op, self.reduction.process_set)
+        how = self.reduction
+        handle = start_sparse(self.job, grad, slot.name, how.op, how.process_set, how.sparse_by_host)
         self.flying.append((handle, slot, grad))
         return None
 
@@ -230,7 +268,7 @@ class Reducer:
         param = slot.param
         if slot.sparse_dims:
             shape, dense = param.shape, param.shape[slot.sparse_dims :]
-            indices = torch.empty((slot.sparse_dims, 0), dtype=torch.int64)
+            indices = torch.empty((slot.sparse_dims, 0), dtype=torch.int64, device=param.device)
             zeros = torch.sparse_coo_tensor(indices, param.new_empty((0, *dense)), shape, check_invariants=False)
         else:
             zeros = torch.zeros_like(param, requires_grad=False)
@@ -241,13 +279,13 @@ class Reducer:
 
     def is_under_way(self) -> bool:
         """Whether a complete gradient waits to come home."""
-        return bool(self.flying or self.aloft or self.standing_by) or (
+        return bool(self.flying or self.aloft or self.afar or self.standing_by) or (
             bool(self.groups) and any(slot.left == 0 for slot in self.slots)
         )
 
     def has_begun(self) -> bool:
         """Whether a gradient has come since the last ``synchronize``."""
-        return bool(self.flying or self.aloft or self.standing_by) or any(
+        return bool(self.flying or self.aloft or self.afar or self.standing_by) or any(
             slot.left != self.passes for slot in self.slots
         )
 
@@ -262,7 +300,17 @@ class Reducer:
             self._submit_standing_by()
             self._submit_rest()
             self._collect()
+            self._again = self.job.again  # another function while a timeline is recorded
+            if self.job.overlaps is not self._overlaps:
+                self._turn()
         self.synchronized = True
+
+    def _turn(self) -> None:
+        """A search has changed whether gradients travel while the step computes."""
+        self._overlaps = self.job.overlaps
+        for slot in self.slots:
+            if slot.group is None:
+                slot.submit = self._way_out(slot.param)
 
     def _submit_rest(self) -> None:
         for group in self.groups:
@@ -274,7 +322,10 @@ class Reducer:
             slot.left = 0
             if slot.param.grad is None:
                 self._nothing(slot)
-            self._submit(slot)
+            if slot.mark is None:
+                self._submit(slot)
+            else:
+                self._submit_there(slot)
 
     def _collect(self) -> None:
         flying, self.flying = self.flying, []
@@ -288,6 +339,8 @@ class Reducer:
                 except Exception as error:
                     failure = failure or error
                 aloft.pop()
+            if self.afar:
+                failure = self._follow() or failure
         except BaseException:  # Ctrl-C: the rest is still under way, and waited for the next time
             self.aloft, self.flying = aloft, flying
             raise
@@ -302,6 +355,25 @@ class Reducer:
         if failure is not None:
             raise failure
 
+    def _follow(self) -> Exception | None:
+        """The current streams go on behind what is under way on devices; once for each event, of which a batch has one."""
+        failure: Exception | None = None
+        behind: dict[Any, Any] = {}  # event: one whose result stands behind it
+        for recurring in reversed(self.afar):
+            try:
+                event = recurring.arrive()
+                if event is not None:
+                    behind.setdefault(event, recurring)
+            except Exception as error:
+                failure = failure or error
+        for recurring in behind.values():
+            try:
+                recurring.wait()
+            except Exception as error:
+                failure = failure or error
+        self.afar.clear()
+        return failure
+
     def rewind(self) -> None:
         """All parameters await a whole round of backward passes again."""
         for slot in self.slots:
@@ -311,7 +383,7 @@ class Reducer:
 
     def _rebind(self) -> bool:
         """Goes over to the job that is current now; whether that one needs gradients sent."""
-        if self.flying or self.aloft:
+        if self.flying or self.aloft or self.afar:
             self._forget()
             raise NotInitialized(LOST)
         try:
@@ -325,7 +397,7 @@ class Reducer:
 
     def _forget(self) -> None:
         """Gradients that are complete will not be reduced."""
-        self.flying, self.aloft = [], []
+        self.flying, self.aloft, self.afar = [], [], []
         self.standing_by.clear()
         self.rewind()
 

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from ddl_torch.streams import Mark
 from ddlcore.api import ProcessSet, UserCompressor
 from ddlcore.types import ReduceOp
 
-__all__ = ["Group", "Reduction", "Slot", "looks_alike"]
+__all__ = ["Group", "Reduction", "Slot", "looks_alike", "looks_alike_there"]
 
 TOO_MANY_PASSES = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). "
@@ -31,6 +32,8 @@ class Reduction:
     user_compressor: UserCompressor | None
     sparse_as_dense: bool
     process_set: ProcessSet
+    dense_by_host: bool = False  # gradients of a device go by way of the host's memory
+    sparse_by_host: bool = False  # sparse ones do
 
 
 class Slot:
@@ -38,10 +41,12 @@ class Slot:
 
     __slots__ = (
         "count",
+        "device",
         "dtype",
         "group",
         "hook",
         "left",
+        "mark",
         "name",
         "param",
         "recurring",
@@ -64,6 +69,8 @@ class Slot:
         self.shape: torch.Size | None = None
         self.count = 0
         self.strides: tuple[int, ...] | None = None  # None: row-major
+        self.device: torch.device | None = None
+        self.mark: Mark | None = None  # says when its gradient stands; None: that lies in host memory
 
     def on_gradient(self, _param: torch.Tensor) -> None:
         """What autograd calls, once a parameter and backward pass: as short as can be."""
@@ -110,5 +117,17 @@ def looks_alike(grad: torch.Tensor, slot: Slot) -> bool:
             if slot.strides is None
             else (grad.stride() == slot.strides and grad.shape == slot.shape)
         )
+        and not grad.is_neg()
+    )
+
+
+def looks_alike_there(grad: torch.Tensor, slot: Slot) -> bool:
+    """As ``looks_alike``, of a gradient on a device."""
+    return (
+        grad.dtype is slot.dtype
+        and grad.device == slot.device
+        and not grad.is_sparse
+        and grad.shape == slot.shape
+        and (grad.is_contiguous() if slot.strides is None else grad.stride() == slot.strides)
         and not grad.is_neg()
     )

@@ -51,9 +51,9 @@ def sparse_allreduce_async(
 
 
 def start_sparse(
-    job: Any, tensor: torch.Tensor, name: str | None, op: ReduceOp, process_set: ProcessSet
+    job: Any, tensor: torch.Tensor, name: str | None, op: ReduceOp, process_set: ProcessSet, by_host: bool = False
 ) -> SparseHandle:
-    """As ``sparse_allreduce_async``, in the world of ``job``."""
+    """As ``sparse_allreduce_async``, in the world of ``job``; ``by_host``: gathered in the host's memory."""
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not {tensor.layout}; use allreduce_async")
     if op not in (Average, Sum):
@@ -62,7 +62,7 @@ def start_sparse(
     tensor = tensor.detach()
     indices = tensor._indices().t().contiguous()  # not .indices(): that would make us coalesce, which sorts
     values = tensor._values().contiguous()
-    gathering = {"process_set": process_set, "job": job}
-    first = OPERATIONS.allgather_async(indices, name=None if name is None else f"{name}.indices", **gathering)
-    second = OPERATIONS.allgather_async(values, name=name, reduces=True, **gathering)
+    how: Any = {"process_set": process_set, "job": job, "sparse": True, "by_host": by_host}
+    first = OPERATIONS.allgather_async(indices, name=None if name is None else f"{name}.indices", **how)
+    second = OPERATIONS.allgather_async(values, name=name, reduces=True, **how)
     return SparseHandle(first, second, tensor.shape, len(members) if op is Average else 1)

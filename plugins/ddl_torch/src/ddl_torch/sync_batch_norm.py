@@ -54,17 +54,17 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         function: Any = _Normalize.apply
         output, mean, variance, count = function(Call(job, global_process_set), input, self.weight, self.bias, self.eps)
-        self._track(mean, variance, int(count))
+        self._track(mean, variance, count)
         normalized: torch.Tensor = output
         return normalized
 
     @torch.no_grad()
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked.add_(1)
         factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        unbiased = variance * (count / max(count - 1, 1))
+        unbiased = variance * (count / (count - 1).clamp(min=1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
 
@@ -75,21 +75,22 @@ class _Normalize(torch.autograd.Function):
         ctx: Any, call: Call, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, ...]:
         mean, variance, count = _statistics(call, x)
-        if count <= 1:
+        few = x.numel() <= x.shape[1]  # only then look at the number of all ranks: on a GPU a look is a wait
+        if few and int(count) <= 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         kind = mean.dtype
         scale = torch.rsqrt(variance + eps)
-        ctx.save_for_backward(x, weight, mean, scale)
-        ctx.call, ctx.count = call, count
+        ctx.save_for_backward(x, weight, mean, scale, count)
+        ctx.call = call
         output = functional.batch_norm(x.to(kind), mean, variance, _as(weight, kind), _as(bias, kind), False, 0.0, eps)
-        result = (output.to(x.dtype), mean, variance, torch.tensor(count))
+        result = (output.to(x.dtype), mean, variance, count)
         ctx.mark_non_differentiable(*result[1:])
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        x, weight, mean, scale = ctx.saved_tensors
+        x, weight, mean, scale, count = ctx.saved_tensors
         dims = [d for d in range(x.dim()) if d != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
         g = gradient.to(mean.dtype)
@@ -99,7 +100,7 @@ class _Normalize(torch.autograd.Function):
         result: torch.Tensor | None = None
         if ctx.needs_input_grad[1]:
             call = Call(ctx.call.job, ctx.call.process_set, op=Sum)
-            of_all = autograd.allreduce(call, sums) / ctx.count
+            of_all = autograd.allreduce(call, sums) / count
             inner = g - of_all[0].view(shape) - normal * of_all[1].view(shape)
             factor = scale if weight is None else scale * weight.to(mean.dtype)
             result = (inner * factor.view(shape)).to(x.dtype)
@@ -112,23 +113,24 @@ def _as(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     return None if tensor is None else tensor.to(dtype)
 
 
-def _statistics(call: Call, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """(mean, variance, count) of a channel over all ranks' values; float32 at least."""
+def _statistics(call: Call, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(mean, variance, count) of a channel over all ranks' values; float32 at least; count is a float64."""
     kind = torch.float64 if x.dtype is torch.float64 else torch.float32
     dims = [d for d in range(x.dim()) if d != 1]
     rows = x.numel() // x.shape[1]  # values of a channel on this rank
     if rows:
         variance, mean = torch.var_mean(x.to(kind), dims, correction=0)
     else:
-        variance = mean = torch.zeros(x.shape[1], dtype=kind)
+        variance = mean = torch.zeros(x.shape[1], dtype=kind, device=x.device)
     # A count is exact in float32 up to 2**24; past that it needs two digits to the base 2**24.
-    count = torch.tensor([rows & 0xFFFFFF, rows >> 24], dtype=kind)
+    count = torch.tensor([rows & 0xFFFFFF, rows >> 24], dtype=kind).to(x.device, non_blocking=True)
     own = torch.cat([mean, variance * rows, count]).unsqueeze(0)
     everyones = autograd.allgather(call, own)  # (ranks, 2 * channels + 2)
     means, deviations, counts = torch.split(everyones, [x.shape[1], x.shape[1], 2], dim=1)
     numbers = (counts[:, 0].double() + counts[:, 1].double() * 2**24).unsqueeze(1)  # (ranks, 1)
-    total = int(numbers.sum())
-    weights = (numbers / max(total, 1)).to(kind)
+    total = numbers.sum()
+    divisor = total.clamp(min=1)
+    weights = (numbers / divisor).to(kind)
     joined = (means * weights).sum(0)
-    spread = deviations.sum(0) / max(total, 1) + ((means - joined) ** 2 * weights).sum(0)
+    spread = deviations.sum(0) / divisor + ((means - joined) ** 2 * weights).sum(0)
     return joined, spread, total

@@ -15,6 +15,7 @@ from ddl_tf.built import (
     rocm_built,
 )
 from ddl_tf.compression import Compression
+from ddl_tf.devices import local_device
 from ddl_tf.keras import callbacks
 from ddl_tf.keras.loading import load_model
 from ddl_tf.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
@@ -36,7 +37,9 @@ from ddlcore.api import (
     remove_process_set,
     shutdown,
     size,
+    start_timeline,
     stats,
+    stop_timeline,
 )
 from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost
 from ddlcore.types import Adasum, Average, Max, Min, Product, Sum
@@ -75,6 +78,7 @@ __all__ = [
     "is_homogeneous",
     "is_initialized",
     "load_model",
+    "local_device",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -87,5 +91,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
     "stats",
+    "stop_timeline",
 ]

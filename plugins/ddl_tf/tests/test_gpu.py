@@ -1,0 +1,233 @@
+"""TensorFlow's tensors on a GPU: on a pretend device here, whose queue runs late, and by the driver's calls."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import ddl_tf as ddl
+import pytest
+import tensorflow as tf
+from ddl_tf import adapter, gpu
+from ddl_tf.adapter import TfAdapter
+from ddl_tf.autograd import ADAPTER
+from ddl_tf.devices import check_device, is_host
+
+from ddlcore.api import current_job, gpus
+from ddlcore.contracts.transport import Memory
+from ddlcore.errors import DeviceError
+from ddlcore.testing import run_world
+from ddlcore.testing.pretend import KIND, PretendRuntime
+from ddlcore.testing.pretend_world import PretendWorld
+from ddlcore.types import Device, DType
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class LateGpu(gpu.Gpu):
+    """Each rank's float tensors lie on its own pretend device; what TensorFlow computes, it waits for by itself."""
+
+    def __init__(self) -> None:
+        self.own = threading.local()
+        self.waited = 0
+
+    def settle_on(self, rank: int) -> None:
+        runtime = PretendRuntime()
+        self.own.device = Device(KIND, rank)
+        runtime.open(self.own.device)
+        self.own.stream = runtime.queue()
+
+    def place(self, tensor: Any) -> Device | None:
+        mine: Device = self.own.device
+        return mine if tensor.dtype in self.types else super().place(tensor)
+
+    def empty(self, like: Any, shape: Sequence[int]) -> Any:
+        return tf.fill(shape, tf.cast(-77.0, like.dtype))
+
+    def wrap(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
+        return gpu.tensor_at(memory, shape, dtype, gpu.ON_CPU, 0)
+
+    def wait(self, event: int) -> None:
+        self.waited += 1
+        self.own.stream.wait_for(event)
+        assert self.own.stream.record().wait(30.0)
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> LateGpu:
+    device = LateGpu()
+    monkeypatch.setattr(ADAPTER, "gpu", device)
+    return device
+
+
+def on_ranks(late: LateGpu, play: Any, **options: Any) -> list[Any]:
+    def on_device(rank: int, job: Any) -> Any:
+        late.settle_on(rank)
+        try:
+            return play(rank)
+        finally:
+            late.own.stream.close(10.0)
+
+    with PretendWorld(2, **options) as world:
+        return world.run(on_device, last=True)
+
+
+@pytest.mark.parametrize("route", [KIND, "cpu"])
+def test_verbs(late: LateGpu, route: str) -> None:
+    """Results stand when the verbs return, whatever the device has still to do then; integers go by way of the host."""
+
+    def play(rank: int) -> None:
+        for _ in range(4):
+            x = tf.fill((2, 3), rank + 1.0)
+            assert ddl.allreduce(x, op=ddl.Sum, name="x").numpy().tolist() == [[3.0] * 3] * 2
+            assert ddl.broadcast(x, 1, name="b").numpy().tolist() == [[2.0] * 3] * 2
+            assert ddl.allgather(x[: rank + 1], name="g").numpy()[:, 0].tolist() == [1.0, 2.0, 2.0]
+            assert ddl.reducescatter(x, op=ddl.Sum, name="s").numpy().tolist() == [[3.0] * 3]
+            assert ddl.alltoall(x, name="a").numpy()[:, 0].tolist() == [1.0, 2.0]
+            one, two = ddl.grouped_allreduce([x, x + 1], op=ddl.Sum, name="two")
+            assert (one.numpy()[0, 0], two.numpy()[0, 0]) == (3.0, 5.0)
+            assert ddl.allreduce(tf.constant([rank]), op=ddl.Sum, name="i").numpy().tolist() == [1]
+
+    on_ranks(late, play, route=route)
+    assert late.waited > 0
+
+
+def test_gradients(late: LateGpu) -> None:
+    """A tape's are reduced where they are, replayed from the third step on."""
+
+    def play(rank: int) -> list[float]:
+        weight = tf.Variable([1.0, 2.0])
+        for _ in range(8):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight * weight) * (rank + 1.0)
+            (gradient,) = ddl.DistributedGradientTape(tape).gradient(loss, [weight])
+            weight.assign_sub(0.1 * gradient)
+        assert ddl.stats()["batches_replayed"] > 0
+        return list(weight.numpy().tolist())
+
+    one, other = on_ranks(late, play)
+    assert one == other
+    assert one == pytest.approx([0.7**8, 2 * 0.7**8], rel=1e-5)  # the mean gradient is 3 times the weight
+
+
+def test_what_goes_by_way_of_the_host(late: LateGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked to, and what goes together but does not lie together."""
+    monkeypatch.setattr(adapter, "on_host", lambda tensor: "brought")
+    here, whole = tf.zeros(2), tf.zeros(2, tf.int32)
+
+    def play(rank: int) -> None:
+        job = current_job()
+        assert adapter.brought(ADAPTER, job, [here, here]) == [here, here]
+        assert adapter.brought(ADAPTER, job, [whole]) == [whole]
+        assert adapter.brought(ADAPTER, job, [here], by_host=True) == ["brought"]
+        assert adapter.brought(ADAPTER, job, [here, whole]) == ["brought", "brought"]
+
+    on_ranks(late, play)
+
+
+@pytest.mark.parametrize("name", ["", "/cpu:0", "CPU", "/job:localhost/device:CPU:0"])
+def test_names_of_the_host(name: str) -> None:
+    """'' is wherever a tensor lies."""
+    check_device(name, "device_dense")
+    assert is_host(name) == (name != "")
+
+
+def test_a_gpu_that_nothing_serves(late: LateGpu, caplog: pytest.LogCaptureFixture) -> None:
+    """By way of the host, and a line in the log that says what would change that."""
+
+    def play(rank: int, job: Any) -> None:
+        place = Device("cuda", 0)
+        assert not ADAPTER.serves(job, place)
+        assert not ADAPTER.serves(job, place)
+
+    with caplog.at_level(logging.INFO, "ddl"):
+        run_world(1, play, settings={"log_level": "INFO"})
+    (line,) = [text for text in caplog.messages if "go by way of the host" in text]
+    assert line.startswith(
+        "rank 0: TensorFlow's tensors on cuda:0 go by way of the host: memory of cuda cannot be used"
+    )
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32, DType.F64], ids=lambda dtype: dtype.label)
+def test_memory_becomes_a_tensor(dtype: DType) -> None:
+    """Without a copy; it lives as long as the tensor, and no longer."""
+    memory = Memory(64)
+    ctypes.memset(memory.address, 0, 64)
+    gone = weakref.ref(memory)
+    tensor = gpu.tensor_at(memory, (2, 2), dtype, gpu.ON_CPU, 0)
+    address = memory.address
+    del memory
+    gc.collect()
+    assert gone() is not None
+    assert (tensor.dtype.name, tuple(tensor.shape)) == (dtype.label, (2, 2))
+    assert TfAdapter().buffer(tensor, elementwise=True).address == address
+    del tensor
+    gc.collect()
+    assert gone() is None
+
+
+class Driver:
+    """As much of CUDA's as is asked."""
+
+    def __init__(self, codes: Sequence[int]) -> None:
+        self.codes = list(codes)
+        self.asked: list[int] = []
+
+    def cuEventQuery(self, event: Any) -> int:
+        self.asked.append(event.value)
+        return self.codes.pop(0)
+
+
+def test_waiting_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has come; an error of the GPU's is one of ddl's."""
+    driver = Driver([600, 600, 0])
+    monkeypatch.setattr(gpu, "_driver", lambda: driver)
+    gpu.Gpu().wait(0xAB)
+    assert driver.asked == [0xAB] * 3
+    driver.codes = [600, 700]
+    with pytest.raises(DeviceError, match="CUDA error 700"):
+        gpu.Gpu().wait(0xAB)
+
+
+class Elsewhere:
+    """A tensor that TensorFlow would say is on a GPU."""
+
+    def __init__(self, name: str, dtype: Any = tf.float32) -> None:
+        self.backing_device = name
+        self.dtype = dtype
+
+
+def test_where_a_tensor_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's number, which the driver knows; TensorFlow counts what it may see. Types that it keeps on the host are none."""
+    asked = []
+
+    def device(name: str, tensor: Any) -> Device:
+        asked.append(name)
+        return Device("cuda", 3)
+
+    monkeypatch.setattr(gpu, "_cuda_device", device)
+    name = "/job:localhost/replica:0/task:0/device:GPU:0"
+    assert gpu.Gpu().place(Elsewhere(name)) == Device("cuda", 3)
+    assert gpu.Gpu().place(Elsewhere(name, tf.int32)) is None
+    assert gpu.Gpu().place(Elsewhere("/job:localhost/replica:0/task:0/device:TPU:0")) is None
+    assert asked == [name]
+
+
+def test_graphs_tell_of_the_host(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, where there is a GPU."""
+    gpus._log.cache_clear()
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
+
+    def play(rank: int, job: Any) -> list[float]:
+        reduce = tf.function(lambda x: ddl.allreduce(x, op=ddl.Sum, name="x"))
+        return list(reduce(tf.ones(2)).numpy().tolist())
+
+    with caplog.at_level(logging.INFO, "ddl"):
+        assert run_world(2, play, settings={"log_level": "INFO"}) == [[2.0, 2.0]] * 2
+    gpus._log.cache_clear()
+    assert len([text for text in caplog.messages if "in graphs" in text]) == 1

@@ -1,0 +1,62 @@
+"""Batches by name in torch's profiler, with the setting that asks for it."""
+
+from __future__ import annotations
+
+import threading
+
+import ddl_torch as ddl
+import pytest
+import torch
+from ddl_torch.adapter import TorchAdapter
+from torch.profiler import ProfilerActivity, profile
+
+from ddlcore.api import Job
+from ddlcore.testing import World
+
+pytestmark = pytest.mark.timeout(60)
+
+TITLE = "ddl ALLREDUCE allreduce.grads"
+TRIES = 10  # of as many steps as leave discovery
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_batches_appear_by_name_where_that_is_wanted(wanted: bool) -> None:
+    """On the thread that runs them: where it waits for them on shared memory, the one that trains.
+
+    Of steps in replay it is that one, unless the engine's comes first, so that some steps are given another try.
+    """
+    names: set[str] = set()
+    meet = threading.Barrier(2)
+
+    def steps() -> None:
+        tensor = torch.ones(8)
+        for _ in range(20):
+            ddl.allreduce_(tensor, name="grads", op=ddl.Average)
+
+    def program(rank: int, job: Job) -> None:
+        for _ in range(TRIES):
+            meet.wait(10)
+            if TITLE in names:
+                break
+            meet.wait(10)  # both have looked
+            if rank == 0:
+                with profile(activities=[ProfilerActivity.CPU]) as seen:
+                    steps()
+                names.update(event.name for event in seen.events())
+            else:
+                steps()
+
+    with World(2, backend="shm", settings={"profiler_ranges": wanted}) as world:
+        world.run(program)
+    assert any("ones" in name for name in names), "the profiler saw nothing"
+    assert (TITLE in names) is wanted, names
+
+
+def test_no_range_while_no_profiler_runs() -> None:
+    """Nothing is entered for nobody."""
+    if torch.cuda.is_initialized():
+        pytest.skip("with CUDA in use there is always a range, for NVTX")
+    adapter = TorchAdapter()
+    assert adapter.range("x") is None
+    with profile(activities=[ProfilerActivity.CPU]):
+        assert adapter.range("x") is not None
