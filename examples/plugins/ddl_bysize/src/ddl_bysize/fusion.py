@@ -1,0 +1,35 @@
+"""Lays out what becomes ready together by size: small tensors first, so that many of them share one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddlcore.contracts.fusion import Ready
+
+__all__ = ["TOGETHER_S", "BySizeFusion"]
+
+TOGETHER_S = 0.001  # tensors of one moment of this length count as ready together
+
+
+class BySizeFusion:
+    """Moments run in order of time; within one, smaller tensors come before larger ones."""
+
+    def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
+        limit = params["fusion_bytes"]
+        order = sorted(range(len(ready)), key=lambda at: (_moment(ready[at]), ready[at].nbytes, at))
+        batches: list[list[int]] = []
+        filling: dict[tuple[int, object], tuple[list[int], int]] = {}  # its open batch, the bytes in it
+        for position in order:
+            tensor = ready[position]
+            where = (_moment(tensor), tensor.key)
+            batch, filled = filling.get(where, ([], 0))
+            if not batch or filled + tensor.nbytes > limit or limit <= 0:
+                batch, filled = [], 0
+                batches.append(batch)
+            batch.append(position)
+            filling[where] = (batch, filled + tensor.nbytes)
+        return batches
+
+
+def _moment(tensor: Ready) -> int:
+    return int(tensor.time_s / TOGETHER_S)

@@ -1,0 +1,13 @@
+"""Introduces ddl_bysize to ddl by data alone."""
+
+from __future__ import annotations
+
+from ddlcore.hooks import FusionProvider, hookimpl
+
+__all__ = ["ddl_fusion_policies"]
+
+
+@hookimpl
+def ddl_fusion_policies() -> list[FusionProvider]:
+    """What `ddl run --fusion-policy bysize` uses."""
+    return [FusionProvider("bysize", "ddl_bysize.fusion:BySizeFusion", doc="what is ready together, by size")]

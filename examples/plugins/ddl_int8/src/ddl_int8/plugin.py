@@ -1,0 +1,20 @@
+"""Introduces ddl_int8 to ddl by data alone."""
+
+from __future__ import annotations
+
+from ddlcore.hooks import CompressorProvider, hookimpl
+
+__all__ = ["ddl_compressors"]
+
+
+@hookimpl
+def ddl_compressors() -> list[CompressorProvider]:
+    """What ``compression="int8"`` means."""
+    return [
+        CompressorProvider(
+            name="int8",
+            target="ddl_int8.compressor:Int8Compressor",
+            doc="floats travel as int8 with a scale for each 256, what rounding costs is added next time",
+            suite="ddl_int8.conformance:Int8Suite",
+        )
+    ]

@@ -1,0 +1,1 @@
+"""Random search that narrows around the best: a tuner for ddl."""

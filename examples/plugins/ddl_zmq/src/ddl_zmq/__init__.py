@@ -1,0 +1,1 @@
+"""Collectives over ZeroMQ: a transport for ddl."""
