@@ -1,0 +1,128 @@
+"""tools/gpu_check.py: what its rows say, and what becomes of parts that die or hang; its programs run on the CPU here."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, distributions
+from pathlib import Path
+
+import pytest
+
+from tools import gpu_check
+from tools.gpu.metadata import write_missing
+from tools.gpu.rows import Row, check, heard, not_measured, number, reasons, table, tell
+from tools.gpu_check import Part, main, parts, run_part
+
+
+@pytest.mark.parametrize(
+    ("values", "at_least", "verdict"),
+    [
+        ([0.8, 0.81, 0.82, 0.83, 0.84, 0.85], True, "holds"),
+        ([0.5, 0.51, 0.52, 0.53, 0.54, 0.55], True, "misses"),
+        ([0.7, 0.71, 0.74, 0.74, 0.9, 0.9], True, "within spread"),
+        ([0.5, 0.51, 0.52, 0.53, 0.54, 0.55], False, "holds"),
+        ([0.8, 0.81, 0.82, 0.83, 0.84, 0.85], False, "misses"),
+        ([0.9], False, "misses"),
+    ],
+)
+def test_a_number_misses_only_by_its_whole_interval(values: list[float], at_least: bool, verdict: str) -> None:
+    row = number("copies", values, 0.75, "×", at_least)
+    assert row.verdict == verdict
+    assert row.target == ("≥ 0.75 ×" if at_least else "≤ 0.75 ×")
+
+
+def test_rows_come_back_from_what_a_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [check("a", "b", "wrong"), check("a", "b", stand_in="CPU"), not_measured("c", "d", "no GPU")]
+    tell(rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert [heard(f"[1] {line}") for line in lines] == rows
+    assert heard("anything else") is None
+
+
+def test_a_reason_is_told_once() -> None:
+    rows = [
+        not_measured("a", "", "no GPU"),
+        Row("b", "", "", "holds"),
+        not_measured("c", "", "no GPU"),
+        check("d", "", "x"),
+    ]
+    assert reasons(rows) == ["no GPU", "x"]
+    assert [row[-1] for row in table(rows)] == ["holds?", "not measured (1)", "holds", "not measured (1)", "FAILED (2)"]
+
+
+def program(text: str, timeout_s: float = 30.0, title: str = "") -> Part:
+    return Part("part", [sys.executable, "-c", text], timeout_s, title=title)
+
+
+def test_a_part_that_dies_is_a_row() -> None:
+    (row,) = run_part(program("import sys; print('boom'); sys.exit(3)"), show=False)
+    assert (row.verdict, row.why) == ("FAILED", "exit status 3: boom")
+
+
+def test_a_part_that_hangs_is_ended() -> None:
+    begun = time.monotonic()
+    (row,) = run_part(program("import time; time.sleep(60)", 0.5), show=False)
+    assert row.verdict == "FAILED" and "no end within" in row.why
+    assert time.monotonic() - begun < 20
+
+
+def test_rows_of_a_part_that_then_dies_are_kept() -> None:
+    text = "from tools.gpu.rows import check, tell; tell([check('good', '')]); 1 / 0"
+    first, second = run_part(program(text), show=False)
+    assert first.verdict == "passed"
+    assert second.verdict == "FAILED" and "division by zero" in second.why
+
+
+def test_a_status_can_be_the_row() -> None:
+    (row,) = run_part(program("pass", title="suite"), show=False)
+    assert (row.what, row.verdict) == ("suite", "passed")
+    (row,) = run_part(program("raise SystemExit(2)", title="suite"), show=False)
+    assert row.verdict == "FAILED"
+
+
+def test_without_a_gpu_nothing_asks_for_one(tmp_path: Path) -> None:
+    for part in parts(False, 15, tmp_path):
+        assert "cuda" not in part.command and "--gpu" not in part.command
+    with_gpu = [part.name for part in parts(True, 15, tmp_path)]
+    assert with_gpu == ["compile", "kernels", "copies", "nccl", "two", "training", "training of two"]
+
+
+def test_two_ranks_are_shown_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    (two,) = (part for part in parts(True, 15, tmp_path) if part.name == "two")
+    assert two.environment["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+@pytest.mark.processes
+def test_on_a_machine_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """Kernels in the simulator."""
+    assert main(["--no-gpu", "--json", "--only", "kernels"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["gpu"] is False and told["holds"] is True
+    assert [row["verdict"] for row in told["rows"]] == ["passed, without a GPU"] * 2
+
+
+def test_packages_that_are_not_installed_are_found_by_their_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    assert "ddlcore" not in write_missing(gpu_check.ROOT, tmp_path / "none")
+    monkeypatch.setattr("tools.gpu.metadata.version", missing)
+    written = write_missing(gpu_check.ROOT, tmp_path / "all")
+    assert {"ddlcore", "ddl-torch", "ddl-nccl"} <= set(written)
+    found = {each.name: each for each in distributions(path=[str(tmp_path / "all")])}
+    (point,) = found["ddl-nccl"].entry_points.select(group="ddlcore.plugins")
+    assert (point.name, point.value) == ("nccl", "ddl_nccl.plugin")
+
+
+def test_what_was_not_measured_says_why(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "parts", lambda *_: ())
+    assert main(["--no-gpu", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["verdict"] for row in rows} == {"not measured"}
+    assert {row["why"] for row in rows} == {"no GPU: --no-gpu was given"}
+    assert len(rows) == 8 + 6 + 3

@@ -1,0 +1,177 @@
+"""Counts and times what a timeline costs on the way of a batch, and measures whole steps with and without one, in alternation.
+
+Run: python tools/bench_timeline.py [--np 2] [--rounds 15] [--no-steps] [--json FILE]
+
+The costs: stores into the ring and nanoseconds, of a tensor and of a batch. The steps: of a loop that runs from
+memory, on ranks of their own; a ratio is the median over the rounds, with its 95 % interval. The exit status
+is 1 where a batch costs more than 2 µs or a tensor more than one store (--no-check: 0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
+
+from ddlcore.launch.bench.results import median_interval
+from ddlcore.messages import Planned
+from ddlcore.observe.recorder import Recorder
+from ddlcore.observe.records import Record, Ring
+from ddlcore.types import Kind
+
+BATCH_LIMIT_NS = 2000.0
+STORES_LIMIT = 1.0
+CALLS = 20_000
+LOOPS = {"one small tensor": (1, 1024), "400 small tensors": (400, 1024), "8 tensors of 1 MiB": (8, 1 << 18)}
+BLOCK_S = 0.25
+
+
+class CountedSlots(list[Record | None]):
+    """A ring's slots that count the stores."""
+
+    stores = 0
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self.stores += 1
+        super().__setitem__(at, value)
+
+
+def _recorder() -> tuple[Recorder, Ring]:
+    ring = Ring()
+    return Recorder(ring, SimpleNamespace(pack_ns=0, unpack_ns=0, nbytes=[0] * len(Kind))), ring
+
+
+def _calls(recorder: Recorder, tensors: int) -> dict[str, tuple[Callable[[], object], int, int]]:
+    """What is called on the way: by name, the call, and how many tensors and batches it is for."""
+    entries = [SimpleNamespace(set_id=0, name=f"t{i}", spec_bytes=b"") for i in range(tensors)]
+    started = [(entry, 0, None) for entry in entries]
+    planned = Planned(0, Kind.ALLREDUCE, tuple(entry.name for entry in entries), (b"",) * tensors)
+    nothing: Callable[..., None] = lambda *args: None  # noqa: E731  # as short as a call can be
+    again, together = recorder.starting(nothing), recorder.starting_together(nothing)
+    submit = recorder.submitting(nothing)
+    return {
+        "a tensor, each by itself (again)": (lambda: again(entries[0], 0, None), 1, 0),
+        f"a tensor of {tensors} together (again_together)": (lambda: together(started), tensors, 0),
+        "a tensor that is negotiated (submit)": (lambda: submit(entries), tensors, 0),
+        "a batch (batch)": (lambda: recorder.batch(planned, 3, 1, 2), 0, 1),
+        "a wait (waited)": (lambda: recorder.waited(1, 2), 0, 1),
+    }
+
+
+def costs(tensors: int = 400, calls: int = CALLS) -> dict[str, tuple[float, float]]:
+    """(stores, ns) of each, the best of five rounds."""
+    found = {}
+    recorder, ring = _recorder()
+    for name, (call, for_tensors, for_batches) in _calls(recorder, tensors).items():
+        count = max(calls // max(for_tensors, 1), 10)
+        best_ns = min(_timed(call, count) for _ in range(5)) / max(for_tensors, for_batches)
+        found[name] = (0.0, best_ns)
+    recorder, ring = _recorder()
+    counted = ring.slots = CountedSlots(ring.slots)
+    for name, (call, for_tensors, for_batches) in _calls(recorder, tensors).items():
+        before = counted.stores
+        call()
+        found[name] = ((counted.stores - before) / max(for_tensors, for_batches), found[name][1])
+    return found
+
+
+def _timed(call: Callable[[], object], count: int) -> float:
+    begun_ns = time.perf_counter_ns()
+    for _ in range(count):
+        call()
+    return (time.perf_counter_ns() - begun_ns) / count
+
+
+def steps(tensors: int, count: int, rounds: int, directory: str) -> tuple[list[float], list[float]]:
+    """Seconds of a step without and with a timeline, by round; called by every rank."""
+    import numpy as np
+
+    import ddlcore as ddl
+    from ddlcore.api import Operations, current_job
+    from ddlcore.builtin.numpy_adapter import NumpyAdapter
+
+    ddl.init()
+    job, operations = current_job(), Operations(NumpyAdapter())
+    grads = [np.ones(count, np.float32) for _ in range(tensors)]
+    entries = [operations.recurring_allreduce(grad, name=f"g{i}", op=ddl.Max) for i, grad in enumerate(grads)]
+    started = [(entry, grad.ctypes.data, grad) for entry, grad in zip(entries, grads)]
+
+    def block(length: int) -> float:
+        ddl.barrier()
+        begun_s = time.perf_counter()
+        for _ in range(length):
+            job.again_together(started)
+            for entry in entries:
+                entry.wait()
+        return (time.perf_counter() - begun_s) / length
+
+    block(20)
+    length = int(ddl.broadcast(np.array([max(5, round(BLOCK_S / block(20)))]), 0)[0])
+    found: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
+        for on in (False, True) if number % 2 else (True, False):
+            if on:
+                ddl.start_timeline(f"{directory}/t{number}.json")
+            block(length // 5 + 12)  # untimed: caches, and the period is found anew
+            found[on].append(block(length))
+            if on:
+                ddl.stop_timeline()
+    ddl.shutdown()
+    return found
+
+
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--np", type=int, default=2, metavar="N", help="ranks (2)")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="turns with and without (15)")
+    parser.add_argument("--loops", default=",".join(LOOPS), metavar="NAME,…", help="which of them (all)")
+    parser.add_argument("--no-steps", action="store_true", help="only what a record costs")
+    parser.add_argument("--no-check", action="store_true", help="exit with 0 whatever is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status."""
+    asked = options(arguments)
+    found = costs()
+    for name, (stores, ns) in found.items():
+        print(f"{name:50} {stores:6.4g} stores {ns:8.0f} ns")
+    written: dict[str, Any] = {"costs": found, "steps": {}}
+    for name in () if asked.no_steps else asked.loops.split(","):
+        from ddlcore import run
+
+        with tempfile.TemporaryDirectory() as directory:
+            arguments_of = (*LOOPS[name], asked.rounds, directory)
+            off, on = run(steps, arguments_of, num_proc=asked.np, env={"OMP_NUM_THREADS": "1"})[0]
+        ratios = [one / other for one, other in zip(on, off)]
+        low, high = median_interval(ratios)
+        middle = statistics.median(ratios)
+        print(
+            f"{name:26} {statistics.median(off) * 1e6:9.1f} µs a step; with a timeline x {middle:.3f} [{low:.3f}, {high:.3f}]"
+        )
+        written["steps"][name] = {"off": off, "on": on}
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(written, indent=1))
+    missed = [
+        name
+        for name, (stores, ns) in found.items()
+        if stores > STORES_LIMIT or ("batch" in name and ns > BATCH_LIMIT_NS)
+    ]
+    for name in missed:
+        print(f"misses its limit: {name}")
+    return int(bool(missed) and not asked.no_check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

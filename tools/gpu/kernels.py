@@ -1,0 +1,211 @@
+"""Checks the kernels against float64: on a GPU every one at every alignment, else some in numba's simulator."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from ddl_nccl.cuda.batches import CudaKernels
+from ddl_nccl.cuda.runtime import CudaDevice
+
+from ddlcore.contracts.transport import Memory
+from ddlcore.types import Device, DType, ReduceOp
+from tools.gpu.rows import Row, check, tell
+
+__all__ = ["check_kernels", "main"]
+
+Array = Any  # of numpy; bfloat16 as its bits
+OPS = (ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product)
+COUNT = 3 * 4096 + 77  # several chunks
+WAIT_S = 60.0
+
+
+class Ground:
+    """Where kernels run: ``memory(nbytes)`` has an address, ``put`` and ``get`` copy to and from it."""
+
+    def __init__(self, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
+        if on_gpu:
+            self.device = CudaDevice()
+            self.device.open(Device("cuda", 0))
+            self.queue = self.device.queue()
+            self.kernels = self.queue.kernels
+            self.name = self.device.facts.name
+            return
+        from ddl_nccl.cuda.simulate import Simulated
+
+        sys.setswitchinterval(5e-5)  # numba's simulator polls
+        self.kernels = CudaKernels(Simulated(threads=2))
+        self.name = "numba's simulator"
+
+    def memory(self, nbytes: int) -> Memory:
+        return self.device.allocate(nbytes) if self.on_gpu else Memory(nbytes)
+
+    def _copy(self, source: int, target: int, nbytes: int) -> None:
+        if self.on_gpu:
+            self.queue.copy(source, target, nbytes)
+        else:
+            ctypes.memmove(target, source, nbytes)
+
+    def put(self, array: Array, address: int) -> None:
+        pinned = self.device.pinned(array.nbytes) if self.on_gpu else Memory(array.nbytes)
+        ctypes.memmove(pinned.address, array.ctypes.data, array.nbytes)
+        self._copy(pinned.address, address, array.nbytes)
+
+    def get(self, address: int, like: Array) -> Array:
+        pinned = self.device.pinned(like.nbytes) if self.on_gpu else Memory(like.nbytes)
+        self._copy(address, pinned.address, like.nbytes)
+        if self.on_gpu and not self.queue.record().wait(WAIT_S):
+            raise TimeoutError(f"the GPU has not finished within {WAIT_S:.0f} s")
+        out = np.empty_like(like)
+        ctypes.memmove(out.ctypes.data, pinned.address, like.nbytes)
+        return out
+
+
+# --- types as numpy has them, bfloat16 by its bits
+
+
+def _stored(dtype: DType) -> Any:
+    return np.uint16 if dtype is DType.BF16 else np.dtype(dtype.label)
+
+
+def _values(x: Array, dtype: DType) -> Array:
+    if dtype is DType.BF16:
+        return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return x.astype(np.float64)
+
+
+def _rounded(x: Array, dtype: DType) -> Array:
+    """float64 as ``dtype``."""
+    if dtype is DType.BF16:
+        bits = x.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    if dtype is DType.BOOL:
+        return x != 0
+    return x.astype(_stored(dtype)) if dtype.is_float else np.trunc(x).astype(np.int64).astype(_stored(dtype))
+
+
+def _numbers(dtype: DType, count: int, seed: int) -> Array:
+    random = np.random.default_rng(seed)
+    if dtype is DType.BOOL:
+        return random.integers(0, 2, count).astype(bool)
+    if not dtype.is_float:
+        return random.integers(0 if dtype in (DType.U8, DType.U16) else -5, 6, count).astype(_stored(dtype))
+    return _rounded(random.normal(0, 4, count), dtype)
+
+
+def _step(dtype: DType) -> float:
+    """The distance of neighbours near 1, of float32 where rounding there shows too."""
+    return {DType.F16: 2.0**-9, DType.BF16: 2.0**-6, DType.F32: 2.0**-20, DType.F64: 2.0**-48}.get(dtype, 0.0)
+
+
+def _compare(what: str, actual: Array, expected: Array, dtype: DType) -> None:
+    step = _step(dtype)
+    off = np.abs(_values(actual, dtype) - _values(expected, dtype))
+    bad = off > step * np.abs(_values(expected, dtype)) + 8 * step
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise AssertionError(
+            f"{what}: {int(bad.sum())} of {bad.size} values are wrong, the first at {first}: "
+            f"{_values(actual, dtype)[first]} for {_values(expected, dtype)[first]}"
+        )
+
+
+# --- the checks
+
+
+def _pack(ground: Ground, dtype: DType, wire: DType, shifts: tuple[int, int], count: int, scale: float) -> None:
+    """Two tensors and an empty one, to a run and back, at these alignments."""
+    counts = (count, 0, count // 3 + 1)
+    near = [_numbers(dtype, n, i) for i, n in enumerate(counts)]
+    places = [ground.memory(x.nbytes + 32) for x in near]
+    flat = ground.memory(sum(counts) * wire.itemsize + 32)
+    for x, place in zip(near, places):
+        ground.put(x, place.address + shifts[0])
+    addresses = [place.address + shifts[0] for place in places]
+    ground.kernels.pack(addresses, counts, dtype, flat.address + shifts[1], wire, scale)
+    what = f"{dtype.label} as {wire.label} times {scale:g} at alignments {shifts[0]} and {shifts[1]}"
+    whole = _values(np.concatenate(near), dtype) * scale
+    expected = _rounded(whole, wire)
+    packed = ground.get(flat.address + shifts[1], expected)
+    _compare(f"pack {what}", packed, expected, wire)
+    for place, x in zip(places, near):
+        ground.put(np.zeros_like(x), place.address + shifts[0])
+    ground.kernels.unpack(flat.address + shifts[1], wire, addresses, counts, dtype, 1.0)
+    back = np.concatenate([ground.get(a, x) for a, x in zip(addresses, near)])
+    _compare(f"unpack {what}", back, _rounded(_values(packed, wire), dtype), dtype)
+
+
+def _reduce(ground: Ground, dtype: DType, op: ReduceOp, shifts: tuple[int, int], count: int) -> None:
+    sources = [_numbers(dtype, count, i) for i in range(3)]
+    places = [ground.memory(count * dtype.itemsize + 32) for _ in range(4)]
+    for x, place, shift in zip(sources, places, (shifts[0], shifts[1], shifts[0])):
+        ground.put(x, place.address + shift)
+    addresses = [place.address + shift for place, shift in zip(places, (shifts[0], shifts[1], shifts[0]))]
+    target = places[3].address + shifts[0]
+    ground.kernels.fill_identity(target, count, dtype, op)
+    ground.kernels.reduce([*addresses, target], target, count, dtype, op)
+    combine: Any = {OPS[0]: np.add, OPS[1]: np.minimum, OPS[2]: np.maximum, OPS[3]: np.multiply}[op]
+    expected = _values(sources[0], dtype)
+    for x in sources[1:]:
+        expected = combine(expected, _values(x, dtype))
+    if dtype is DType.BOOL:
+        expected = (expected != 0).astype(np.float64)
+    what = f"reduce {dtype.label} by {op.name} at alignments {shifts[0]} and {shifts[1]}"
+    _compare(what, ground.get(target, sources[0]), _rounded(expected, dtype), dtype)
+
+
+def _others(shift: int) -> tuple[int, int]:
+    return shift, (shift + (1, 2, 4, 8, 12, 6, 3, 7)[shift % 8]) % 16
+
+
+def _checks(ground: Ground) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Every conversion, and every reduction of every type, at alignments; without a GPU few of them."""
+    shifts = range(16) if ground.on_gpu else (0, 3)
+    count = COUNT if ground.on_gpu else 70
+    floats = [dtype for dtype in DType if dtype.is_float]
+    pairs = [(dtype, dtype, scale) for dtype in DType for scale in (1.0, 0.5)]
+    pairs += [(x, y, 0.25) for x in floats for y in floats if x != y]
+    pairs += [(DType.I16, DType.I32, 1.0), (DType.U16, DType.I32, 1.0), (DType.BOOL, DType.U8, 1.0)]
+    for dtype, wire, scale in pairs:
+        for shift in shifts:
+            for other in _others(shift):
+                yield "pack", lambda a=(dtype, wire, (shift, other), count, scale): _pack(ground, *a)  # type: ignore[misc]  # mypy has no type for a lambda's default
+    for dtype in DType:
+        for op in OPS:
+            for shift in shifts:
+                other = _others(shift)[shift % 2]
+                yield "reduce", lambda a=(dtype, op, (shift, other), count): _reduce(ground, *a)  # type: ignore[misc]  # mypy has no type for a lambda's default
+
+
+def check_kernels(on_gpu: bool) -> Iterator[Row]:
+    """A row for each kind of kernel: pack with unpack, scale and cast, and reduce with fill."""
+    ground = Ground(on_gpu)
+    titles = {"pack": "kernels: pack, unpack, scale, cast", "reduce": "kernels: reduce, fill_identity"}
+    done, faults = dict.fromkeys(titles, 0), dict.fromkeys(titles, "")
+    for kind, run in _checks(ground):
+        if faults[kind]:
+            continue
+        try:
+            run()
+            done[kind] += 1
+        except Exception as error:
+            faults[kind] = f"{type(error).__name__}: {error}"
+    for kind, title in titles.items():
+        stand_in = "" if on_gpu else f"{done[kind]} cases in {ground.name}"
+        yield check(title, "as numpy in float64", faults[kind], stand_in)
+
+
+def main() -> None:
+    """As a program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpu", action="store_true", help="use cuda:0")
+    tell(check_kernels(parser.parse_args().gpu))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Checks and measures ddl on this machine's GPU: one command, no network, one GPU.
+
+    python tools/gpu_check.py [--rounds 15] [--json] [--markdown FILE] [--no-gpu]
+
+Correctness of the kernels against float64, NCCL in a world of one, two processes on one GPU by way of shared memory,
+a replayed training, and the numbers that docs/benchmarks.md asks for. The table comes last. Without a GPU everything
+runs that can, in numba's simulator, over a stand-in for NCCL or on the CPU; the rest says why it was not measured.
+The exit status is 1 where something is wrong or misses its target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
+
+from tools.gpu.copies_asked import COPY_ROWS
+from tools.gpu.metadata import write_missing
+from tools.gpu.rows import FAILED, MISSES, Row, check, heard, not_measured, reasons, table
+from tools.training.report import aligned, markdown, refreshed
+
+__all__ = ["Part", "main", "parts", "run_part", "why_no_gpu"]
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKS = ("<!-- gpu: begin -->", "<!-- gpu: end -->")
+MODELS = "deep,gpt,resnet"
+NO_COMPILER = 3  # compile_all's exit status
+
+
+@dataclass(frozen=True)
+class Part:
+    """One program that tells rows, or whose exit status is a row by itself (``title``)."""
+
+    name: str
+    command: Sequence[str]
+    timeout_s: float = 300.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+    stand_in: str = ""
+
+
+def why_no_gpu() -> str:
+    """What keeps this machine's GPU, if any, from being used by torch and by ddl; empty where nothing does."""
+    sys.path.append(str(ROOT / "plugins/ddl_nccl/src"))  # where it is not installed
+    from ddl_nccl.probe import gpu
+
+    missing = gpu()
+    if missing:
+        return missing
+    asked = "import torch; print(torch.cuda.is_available(), torch.__version__)"
+    found = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=120)
+    if found.returncode:
+        return "torch cannot be imported"
+    available, version = found.stdout.split()
+    return "" if available == "True" else f"torch {version} sees no GPU: is it built for CUDA?"
+
+
+def _ranks(n: int) -> list[str]:
+    return [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(n), sys.executable]
+
+
+def parts(on_gpu: bool, rounds: int, meeting: Path) -> Iterator[Part]:
+    """What is run, in order. ``meeting``: a directory for files by which torch's processes meet."""
+    here = [sys.executable, "-m"]
+    yield Part("compile", [*here, "ddl_nccl.cuda.compile_all"], title="every kernel compiles, by accesses of 16 bytes")
+    yield Part("kernels", [*here, "tools.gpu.kernels", *(["--gpu"] if on_gpu else [])], 600.0)
+    if not on_gpu:
+        yield from _stand_ins(here, meeting)
+        return
+    nccl, host = {"DDL_DEVICE_DENSE": "nccl"}, {"DDL_DEVICE_DENSE": "cpu", "CUDA_VISIBLE_DEVICES": _first_gpu()}
+    yield Part("copies", [*here, "tools.gpu.copies"])
+    what = ["--what", "NCCL, world of one: collectives"]
+    yield Part("nccl", [*here, "tools.gpu.collectives", *what, "--route", "nccl"], environment=nccl)
+    what = ["--what", "two processes, one GPU, by way of the host: collectives"]
+    yield Part("two", [*_ranks(2), "-m", "tools.gpu.collectives", *what], environment=host)
+    timed = ["--models", MODELS, "--rounds", str(rounds)]
+    one = ["--backend", "nccl", "--over-none", "1.03", "--over-peer", "1.0", "--meeting", str(meeting / "one")]
+    yield Part("training", [*here, "tools.gpu.training", *timed, *one], 900.0, nccl)
+    two = ["--backend", "gloo", "--over-peer", "0.6", "--meeting", str(meeting / "two")]
+    yield Part("training of two", [*_ranks(2), "-m", "tools.gpu.training", *timed, *two], 900.0, host)
+
+
+def _stand_ins(here: list[str], meeting: Path) -> Iterator[Part]:
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    suite = ROOT / "plugins/ddl_nccl/tests/test_conformance.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(suite)]
+    title = "NCCL: the transport suite"
+    yield Part("nccl", command, environment=hidden, title=title, stand_in="a stand-in for NCCL")
+    stand_in = ["--device", "cpu", "--stand-in", "on the CPU"]
+    what = ["--what", "two processes: collectives"]
+    yield Part("two", [*_ranks(2), "-m", "tools.gpu.collectives", *what, *stand_in], environment=hidden)
+    trained = ["--models", "deep", "--backend", "gloo", *stand_in]
+    for name, command in (("one", here), ("two", [*_ranks(2), "-m"])):
+        at = ["--meeting", str(meeting / name)]
+        yield Part(f"training of {name}", [*command, "tools.gpu.training", *trained, *at], environment=hidden)
+
+
+def _first_gpu() -> str:
+    """The first that this process may use; two ranks shall share it."""
+    return (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
+
+
+def _not_measured(why: str) -> Iterator[Row]:
+    """The rows for which a GPU is needed."""
+    for what, target in COPY_ROWS:
+        yield not_measured(what, target, why)
+    for model in MODELS.split(","):
+        yield not_measured(f"{model}, alone: step over without ddl", "≤ 1.03 ×", why)
+        yield not_measured(f"{model}, alone: step over DDP on nccl", "≤ 1 ×", why)
+    for model in MODELS.split(","):
+        yield not_measured(f"{model}, 2 ranks: step over DDP on gloo", "≤ 0.6 ×", why)
+
+
+def run_part(part: Part, show: bool, beside: str = "") -> Iterator[Row]:
+    """Its rows; where it dies or hangs, one that says so.
+
+    ``show``: print what else it says; ``beside``: another directory to look for modules and metadata in.
+    """
+    environment = {**os.environ, "PYTHONPATH": _path(beside), "PYTHONUNBUFFERED": "1", **part.environment}
+    process = subprocess.Popen(
+        part.command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    late = threading.Timer(part.timeout_s, process.terminate)
+    late.start()
+    last, rows = "", 0
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            row = heard(line)
+            if row is not None:
+                rows += 1
+                yield row
+            elif line.strip():
+                last = line.strip()
+                if show and part.name != "compile":  # it has a line for every kernel
+                    print(f"  {part.name}: {last}", flush=True)
+        status = process.wait(timeout=30.0)
+    finally:
+        hung = not late.is_alive()
+        late.cancel()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if part.title:
+        yield _by_status(part, status, last)
+    elif status or not rows:
+        said = f"no end within {part.timeout_s:.0f} s" if hung else f"exit status {status}: {last[-200:]}"
+        yield check(part.name, "", said)
+
+
+def _by_status(part: Part, status: int, last: str) -> Row:
+    if part.name == "compile" and status == NO_COMPILER:
+        return not_measured(part.title, "", last)
+    fault = "" if status == 0 else f"exit status {status}: {last[-200:]}"
+    return check(part.title, "", fault, "no GPU is needed" if part.name == "compile" else part.stand_in)
+
+
+def _path(beside: str) -> str:
+    """Where this tree's modules are found, also where none of them is installed."""
+    sources = [str(path) for path in sorted(ROOT.glob("plugins/*/src"))]
+    return os.pathsep.join([str(ROOT), *sources, *filter(None, [beside, os.environ.get("PYTHONPATH", "")])])
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="turns that each contender has in a training (15)")
+    parser.add_argument("--json", action="store_true", help="print the rows as one object, and nothing else")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the table between the marks of this file")
+    parser.add_argument("--no-gpu", action="store_true", help="as on a machine without one")
+    parser.add_argument("--only", default="", metavar="NAME,…", help="parts to run; all by default")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status."""
+    asked = _options(arguments)
+    why = "--no-gpu was given" if asked.no_gpu else why_no_gpu()
+    if not asked.json:
+        print(f"no GPU: {why}" if why else "checking cuda:0", flush=True)
+    rows: list[Row] = []
+    wanted = set(filter(None, asked.only.split(",")))
+    with tempfile.TemporaryDirectory(prefix="ddl-gpu-check-") as place:
+        metadata = Path(place, "metadata")
+        write_missing(ROOT, metadata)
+        for part in parts(not why, asked.rounds, Path(place)):
+            if not wanted or part.name in wanted:
+                if not asked.json:
+                    print(f"{part.name} …", flush=True)
+                rows += run_part(part, show=not asked.json, beside=str(metadata))
+    if why and not wanted:
+        rows += _not_measured(f"no GPU: {why}")
+    bad = any(row.verdict in (FAILED, MISSES) for row in rows)
+    if asked.json:
+        print(
+            json.dumps({"gpu": not why, "why": why, "holds": not bad, "rows": [asdict(row) for row in rows]}, indent=1)
+        )
+    else:
+        print("\n" + aligned(table(rows)))
+        for i, reason in enumerate(reasons(rows)):
+            print(f"({i + 1}) {reason}")
+    if asked.markdown is not None:
+        text = asked.markdown.read_text(encoding="utf-8") if asked.markdown.exists() else ""
+        notes = "\n".join(f"{i + 1}. {reason}" for i, reason in enumerate(reasons(rows)))
+        asked.markdown.write_text(refreshed(text, f"{markdown(table(rows))}\n\n{notes}", MARKS), encoding="utf-8")
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
