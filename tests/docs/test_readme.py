@@ -40,11 +40,27 @@ def test_the_example_prints_what_it_says(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [line[2:] for line in shown.splitlines()]
 
 
-def test_links_lead_somewhere() -> None:
-    """Every relative link of the documents at the top names a file."""
-    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        links = re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text())
-        assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "plugins/*/README.md", "examples/**/*.md")
+    for page in ROOT.glob(pattern)
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link names a file."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    """Nobody finds what docs/index.md does not lead to."""
+    text = (ROOT / "docs/index.md").read_text()
+    led_to = {(ROOT / "docs" / link).resolve() for link in re.findall(r"\]\(([^)#]+)", text)}
+    pages = {page for page in (ROOT / "docs").glob("**/*.md") if page.name != "index.md"}
+    assert sorted(str(page.relative_to(ROOT)) for page in pages - led_to) == []
 
 
 def test_paths_in_the_architecture_exist() -> None:
