@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,14 +93,12 @@ def test_a_stall_of_an_older_epoch_ends_nothing() -> None:
 # --- worlds
 
 
-def sleep_where_it_can_be_seen(until: Callable[[], bool]) -> None:
-    """What the late rank is doing."""
-    deadline_s = time.monotonic() + 30.0
-    while not until() and time.monotonic() < deadline_s:
-        time.sleep(0.02)
+def sleep_where_it_can_be_seen(until: threading.Event) -> None:
+    """What the late rank is doing, always in one line."""
+    until.wait(30.0)
 
 
-def late_in_step(late_step: int, until: Callable[[], bool]) -> Callable[[int, Job], None]:
+def late_in_step(late_step: int, until: threading.Event) -> Callable[[int, Job], None]:
     """A loop of thirty steps, in one of which rank 1 sleeps."""
 
     def program(rank: int, job: Job) -> None:
@@ -117,18 +116,25 @@ def test_the_report_has_the_python_stack_of_the_rank_that_sleeps(
 ) -> None:
     """The table first, then the lines of its own code; the job goes on."""
     seen = ""
+    reported = threading.Event()
 
-    def said() -> bool:
+    def listen() -> None:
         nonlocal seen
-        seen += capfd.readouterr().err
-        return "is here" in seen
+        deadline_s = time.monotonic() + 30.0
+        while "is here" not in seen and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+            seen += capfd.readouterr().err
+        reported.set()
 
+    listener = threading.Thread(target=listen)
+    listener.start()
     with World(3, settings={"stall_warning_s": 0.2, "stall_stacks": True}) as world:
-        world.run(late_in_step(step, said))
+        world.run(late_in_step(step, reported))
+    listener.join()
     assert ("stalled for more than 0.2 s in replay" in seen) is (phase == "in replay"), seen
     assert "'allreduce.grads'" in seen and "rank 1" in seen
     told = seen.partition("rank 1 is here:\n")[2]
-    assert "in sleep_where_it_can_be_seen" in told and "time.sleep(0.02)" in told
+    assert "in sleep_where_it_can_be_seen" in told and "until.wait(30.0)" in told
     assert "in program" in told, "the call before it, too"
 
 
@@ -138,12 +144,15 @@ def test_a_stall_ends_the_job_on_every_rank_by_name(
 ) -> None:
     """DeadlineExceeded, with tensor, ranks and setting; the one that was late gets it when it comes. Files say what was under way."""
     errors: dict[int, DeadlineExceeded] = {}
+    others_ended = threading.Event()
 
     def program(rank: int, job: Job) -> None:
         try:
-            late_in_step(step, lambda: 0 in errors and 2 in errors)(rank, job)
+            late_in_step(step, others_ended)(rank, job)
         except DeadlineExceeded as error:
             errors[rank] = error
+        if errors.keys() >= {0, 2}:
+            others_ended.set()
 
     settings = {"stall_warning_s": 0.2, "stall_shutdown_s": 1.0, "flight_dir": str(tmp_path)}
     with World(3, settings=settings) as world:

@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 import termios
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,6 +23,17 @@ __all__ = ["Wires"]
 _DESCRIPTORS = "/proc/self/fd"
 _COUNTED = slice(120, 136)  # tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (Linux 4.1 and later)
 _LOOK_S, _ALIKE = 0.01, 3  # nothing is on its way where so many looks in a row find the same
+
+_looking = threading.RLock()  # who looks holds descriptors for a moment that another's look would take for Gloo's
+
+
+def _unlocked() -> None:
+    """In a forked process: who held it is not there."""
+    global _looking
+    _looking = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlocked)
 
 
 class Wires:
@@ -35,11 +47,12 @@ class Wires:
         """
         mine, others = b"".join(said), b"\0".join(heard)
         self._wires: dict[int, int] = {}  # Gloo's descriptor, and the inode that it stands for
-        for number in map(int, os.listdir(_DESCRIPTORS)):
-            with _taken(number) as wire, contextlib.suppress(OSError):  # not connected, or no longer
-                if wire is not None and _is_between(wire.getsockname(), wire.getpeername(), mine, others):
-                    self._wires[number] = os.fstat(wire.fileno()).st_ino
-                    os.set_inheritable(number, False)  # what is started meanwhile needs none of them
+        with _looking:
+            for number in map(int, os.listdir(_DESCRIPTORS)):
+                with _taken(number) as wire, contextlib.suppress(OSError):  # not connected, or no longer
+                    if wire is not None and _is_between(wire.getsockname(), wire.getpeername(), mine, others):
+                        self._wires[number] = os.fstat(wire.fileno()).st_ino
+                        os.set_inheritable(number, False)  # what is started meanwhile needs none of them
 
     def __len__(self) -> int:
         """How many were found."""
@@ -98,19 +111,20 @@ def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
 
     ``inode``: only if it is that one. Gloo may have closed its descriptor, and the number be another's by now.
     """
-    try:
-        own = os.dup(number)
-    except OSError:  # closed meanwhile
-        yield None
-        return
-    status = os.fstat(own)
-    if not stat.S_ISSOCK(status.st_mode) or inode not in (0, status.st_ino):
-        os.close(own)
-        yield None
-        return
-    with socket.socket(fileno=own) as found:
-        tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
-        yield found if tcp else None
+    with _looking:
+        try:
+            own = os.dup(number)
+        except OSError:  # closed meanwhile
+            yield None
+            return
+        status = os.fstat(own)
+        if not stat.S_ISSOCK(status.st_mode) or inode not in (0, status.st_ino):
+            os.close(own)
+            yield None
+            return
+        with socket.socket(fileno=own) as found:
+            tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
+            yield found if tcp else None
 
 
 def _queued(wire: socket.socket, which: int) -> int:
