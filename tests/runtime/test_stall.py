@@ -144,15 +144,21 @@ def test_a_stall_ends_the_job_on_every_rank_by_name(
 ) -> None:
     """DeadlineExceeded, with tensor, ranks and setting; the one that was late gets it when it comes. Files say what was under way."""
     errors: dict[int, DeadlineExceeded] = {}
-    others_ended = threading.Event()
+    written = threading.Event()
+
+    def left_of(rank: int) -> Path:
+        return tmp_path / f"rank{rank}.error.json"
 
     def program(rank: int, job: Job) -> None:
         try:
-            late_in_step(step, others_ended)(rank, job)
+            late_in_step(step, written)(rank, job)
         except DeadlineExceeded as error:
             errors[rank] = error
-        if errors.keys() >= {0, 2}:
-            others_ended.set()
+        if rank == 0:  # the late one sleeps until every rank has written where it was
+            deadline_s = time.monotonic() + 10.0
+            while not all(left_of(one).exists() for one in range(3)) and time.monotonic() < deadline_s:
+                time.sleep(0.02)
+            written.set()
 
     settings = {"stall_warning_s": 0.2, "stall_shutdown_s": 1.0, "flight_dir": str(tmp_path)}
     with World(3, settings=settings) as world:
@@ -162,11 +168,11 @@ def test_a_stall_ends_the_job_on_every_rank_by_name(
         assert "stalled for more than 1 s (DDL_STALL_SHUTDOWN_S), the job ends" in str(error)
         assert "'allreduce.grads'" in str(error) and "rank 1" in str(error)
     for rank in range(3):
-        left = json.loads((tmp_path / f"rank{rank}.error.json").read_text())
+        left = json.loads(left_of(rank).read_text())
         assert (left["rank"], left["size"]) == (rank, 3)
         assert "stalled" in left["text"]
         assert any("sleep_where" in line for lines in left["stacks"].values() for line in lines)
-    waiting = json.loads((tmp_path / "rank0.error.json").read_text())
+    waiting = json.loads(left_of(0).read_text())
     assert waiting["pending"] == ["allreduce.grads"]
     if step:
         assert waiting["entries"][-1]["state"] == "started"
