@@ -37,10 +37,3 @@ def test_the_code_prints_what_it_says(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(len(blocks) * [line[2:] for line in shown.splitlines()])
-
-
-def test_links_lead_somewhere() -> None:
-    """Every relative link names a file."""
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGE)
-    assert len(links) > 3
-    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
