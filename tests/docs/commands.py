@@ -18,8 +18,19 @@ __all__ = ["commands", "objection"]
 
 HEREDOC = re.compile(r"<<-?\s*'?(\w+)'?")
 # Other people's programs that a page tells to use: nothing here could parse what they are given.
-FOREIGN = {"apt-get", "docker", "kubectl", "mpirun", "mpiexec", "sbatch", "scp", "srun", "ssh", "rsync", "torchrun"}
-BUILTIN = {"cat", "cd", "cp", "echo", "exec", "export", "mkdir", "module", "set", "source", "test", "true"}
+FOREIGN = {
+    "apt-get",
+    "docker",
+    "kubectl",
+    "mpirun",
+    "salloc",
+    "sbatch",
+    "scontrol",
+    "srun",
+    "torchrun",
+    "/usr/sbin/sshd",
+}
+BUILTIN = {"echo", "export", "head", "mkdir", "paste", "rm", "sed", "source", "tar"}
 
 
 def commands(block: Block) -> list[str]:
@@ -67,23 +78,25 @@ def _parts(line: str) -> list[list[str]]:
             skip = True
         elif set(word) <= set(";&|()"):
             parts.append([])
-        elif parts[-1] or not re.match(r"\w+=", word):
+        elif parts[-1] or not (word == "exec" or re.match(r"\w+=", word)):
             parts[-1].append(word)
     return [part for part in parts if part]
 
 
 def _objection(words: list[str]) -> str:
     program = words[0].removeprefix(".venv/bin/")
-    if program in {"do", "then", "else", "exec"} and len(words) > 1:
-        return _objection(words[1:])
+    if program == "bash" and words[1:2] == ["-c"]:
+        return objection(words[2])
     if program == "ddl":
         return _ddl_objection(words[1:])
+    if program == "horovodrun":  # every flag of which ours takes, or answers
+        return _ddl_objection(["run", *words[1:]])
     if program == "pip":
         return _pip_objection(words[1:])
     if program == "make":
         known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         return "" if set(words[1:]) <= known else f"make has no {set(words[1:]) - known}"
-    if program == "python":
+    if program in {"python", "python3"}:
         return _script_objection(words[1:])
     if program == "pytest":
         lost = [word for word in words[1:] if "/" in word and not (ROOT / word).exists()]
@@ -91,8 +104,7 @@ def _objection(words: list[str]) -> str:
     if program in {"srun", "mpirun", "torchrun"}:  # what they start is ours again
         starts = [at for at, word in enumerate(words) if at and word in ("ddl", "python")]
         return _objection(words[starts[0] :]) if starts else ""
-    known_word = program in FOREIGN | BUILTIN or program in {"for", "while", "if", "fi", "done", "wait", "horovodrun"}
-    return "" if known_word else f"nothing is known of `{program}`"
+    return "" if program in FOREIGN | BUILTIN else f"nothing is known of `{program}`"
 
 
 def _ddl_objection(words: list[str]) -> str:

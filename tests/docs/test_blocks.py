@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 from ddlcore.config import load_settings, read_toml
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 from tests.docs.commands import commands, objection
-from tests.docs.workshop import Workshop, imports
+from tests.docs.workshop import Workshop, imports, smaller
 from tools.bed import Bed, Slurm
 
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -62,9 +63,13 @@ def test_a_block_is_what_it_says(block: Block) -> None:
     elif block.language == "yaml":
         documents = list(yaml.safe_load_all(block.code))
         assert all({"apiVersion", "kind", "metadata", "spec"} <= set(document) for document in documents)
-        assert [why for document in documents for argv in argvs(document) if (why := objection(" ".join(argv)))] == []
+        assert [why for document in documents for argv in argvs(document) if (why := objection(shlex.join(argv)))] == []
+    elif block.language == "dockerfile":
+        steps = [line.partition(" ") for line in block.code.splitlines() if line and not line.startswith("#")]
+        assert {word for word, _, _ in steps} <= {"FROM", "RUN", "COPY", "WORKDIR"}
+        assert [why for word, _, rest in steps if word == "RUN" and (why := objection(rest))] == []
     elif block.language == "toml":
-        pass  # is loaded where it is run
+        assert not block.not_run, "it can be loaded anywhere"
     else:
         assert block.language == "text", (
             f"{block}: a block of {block.language or 'no language'} is not known how to be run"
@@ -147,7 +152,7 @@ def test_on_slurm(page: str, slurm: Slurm, tmp_path: Path) -> None:
     shop = Workshop(page, tmp_path)
     for block in blocks(page):
         if block.place == "on Slurm":
-            (shop.folder / "job.sh").write_text(block.code)
+            (shop.folder / "job.sh").write_text(smaller(block.code))
             out = shop.folder / "out"
             path = shop.environment()["PATH"]
             job = slurm.submit([f"--output={out}", "job.sh"], cwd=shop.folder, env=shop.environment() | {"PATH": path})
