@@ -23,12 +23,25 @@ PAGES = sorted(
 )
 
 
+def anchors(page: Path) -> set[str]:
+    """What headings are called in links to them."""
+    bare = [
+        re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", head)
+        for head in re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    ]
+    return {re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head in bare}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """Every relative link names a file."""
+    """Every relative link names a file, and a heading in it."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
-    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+    lost = []
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)[^)]*\)", text):
+        target = page.parent / link if link else page
+        if "://" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
+            lost.append(f"{link}#{anchor}")
+    assert lost == []
 
 
 def test_every_page_is_in_the_index() -> None:
