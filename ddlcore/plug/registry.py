@@ -245,7 +245,9 @@ class Registry:
             raise PluginError(f"{who} cannot be used: {missing}")
         module, _, attribute = provider.target.partition(":")
         try:
-            found: object = importlib.import_module(module)
+            # A check looks at what may be broken: its package, which may import just that, is left alone.
+            imported = run_alone if isinstance(provider, CheckProvider) else importlib.import_module
+            found: object = imported(module)
             for part in attribute.split("."):
                 found = getattr(found, part)
         except Exception as error:  # whatever a foreign module raises while it is imported
