@@ -279,9 +279,10 @@ class Registry:
             )
         elif provider.name in table:
             first = self._origins[table[provider.name]]
-            wrong = (
-                f"{first} offers that name already; "
+            wrong = f"{first} offers that name already; " + (
                 f"uninstall {origin.name}, or keep it from loading by DDL_PLUGINS_OFF={origin.name}"
+                if first != origin
+                else "each needs a name of its own"
             )
         elif not all(part.strip() for part in provider.target.split(":")) or provider.target.count(":") != 1:
             wrong = f"its target '{provider.target}' is not of the form module:name"
