@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ddlcore.contracts.compressor import Compressor
@@ -85,12 +86,18 @@ class DeviceExecutor:
         return partial(same, outcomes)
 
     def _apart(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Later:
-        """The device exchanges what may be dummy data; the host learns by its event that all have taken part."""
+        """The device exchanges what may be dummy data, into transport memory.
+
+        That none of it was dummy the hosts tell each other behind the last batch that somebody may wait for; before
+        that, and where they cannot, the device's event does.
+        """
         entries: Entries = launch.entries if launch.entries is not None else [None] * len(one.specs)
         if launch.entries is not None:
             one.pack(entries)
         later = one.run_apart(entries)
         one.forget()
+        if launch.planned.commit and route.commit is not None and route.commit(use != "dummy"):
+            return replace(later, told=True)
         return later
 
     def _on_queue(self, route: OnDevice, kind: Kind, spec: Spec) -> bool:

@@ -38,7 +38,9 @@ from tests.runtime.rounding import Noting
 pytestmark = pytest.mark.timeout(120)
 
 WAYS = pytest.mark.parametrize(
-    "way", [("shm", KIND), ("threads", KIND), ("shm", "cpu"), ("threads", "cpu")], ids=lambda way: "-".join(way)
+    "way",
+    [("shm", KIND), ("threads", KIND), ("mute", KIND), ("shm", "cpu"), ("threads", "cpu")],
+    ids=lambda way: "-".join(way),
 )
 STEPS = 12  # enough for replay to begin
 
@@ -75,7 +77,7 @@ def test_waiting_is_the_streams_business(step: int) -> None:
 def test_a_steady_step_needs_no_control_message(way: tuple[str, str]) -> None:
     """On devices as on the host; where hosts tell each other that all have come, none waits for the device either."""
 
-    def play(rank: int, job: Job) -> tuple[int, float]:
+    def play(rank: int, job: Job) -> tuple[int, int, float]:
         entries = _recurring(job, [filled(0, 5), filled(0, 3)])
         for step in range(60):
             if step == 40:
@@ -87,12 +89,40 @@ def test_a_steady_step_needs_no_control_message(way: tuple[str, str]) -> None:
         after = job.stats()
         assert after["batches_replayed"] > before["batches_replayed"]
         messages = after["control_messages"] - before["control_messages"]
-        return messages, after["seconds"]["device"] - before["seconds"]["device"]
+        commits = after["commit_messages"] - before["commit_messages"]
+        return messages, commits, after["seconds"]["device"] - before["seconds"]["device"]
 
     with PretendWorld(2, backend=way[0], route=way[1]) as world:
-        for messages, waited_s in world.on_streams(play):
+        for messages, commits, waited_s in world.on_streams(play):
             assert messages == 0
-            assert (waited_s > 0) is (way != ("shm", KIND))
+            assert commits == (20 if way == ("threads", KIND) else 0), "one a step"
+            assert (waited_s > 0) is (way not in (("shm", KIND), ("threads", KIND)))
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm+threads"])
+def test_hosts_tell_each_other_once_for_what_is_waited_for_together(backend: str) -> None:
+    """Two layers whose second depends on the first, then gradients: no message more, and no wait for the device."""
+
+    def play(rank: int, job: Job) -> tuple[int, int, int, float]:
+        for step in range(60):
+            if step == 40:
+                before = job.stats()
+            for layer in range(2):
+                tensor = filled(rank)
+                PRETEND.allreduce_async(tensor, output=tensor, name=f"norm{layer}", op=ddl.Sum).wait()
+            tensors = [filled(rank) for _ in range(3)]
+            handles = [PRETEND.allreduce_async(t, output=t, name=f"g{i}", op=ddl.Sum) for i, t in enumerate(tensors)]
+            for handle in handles:
+                handle.wait()
+        after = job.stats()
+        assert (tensors[2].numpy() == 3).all()
+        keys = ("steps", "commit_messages", "batches_replayed")
+        steps, commits, batches = (after[key] - before[key] for key in keys)  # type: ignore[literal-required]
+        assert after["seconds"]["commit"] > before["seconds"]["commit"]
+        return steps, commits, batches, after["seconds"]["device"] - before["seconds"]["device"]
+
+    with PretendWorld(3, backend=backend, hosts=(0, 0, 1), settings={"fusion_bytes": 0}) as world:
+        assert world.on_streams(play) == [(20, 3 * 20, 5 * 20, 0.0)] * 3
 
 
 def _recurring(job: Job, tensors: list[PretendTensor]) -> list[FencedRecurring]:
