@@ -33,7 +33,7 @@ from ddlcore.tune.pilot import Pilot, Plan
 from ddlcore.tune.session import Phase
 from ddlcore.types import Device, DType, Value
 from tests.runtime.effort import examples
-from tests.runtime.rounding import Noting
+from tests.runtime.rounding import Noting, Rounding
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -248,6 +248,52 @@ def test_compressors_work_on_the_device(way: tuple[str, str], compression: str) 
 
     with PretendWorld(2, backend=way[0], route=way[1]) as world:
         world.on_streams(play)
+
+
+@WAYS
+@pytest.mark.parametrize("asked", ["by the call", "by a setting"])
+def test_what_cannot_be_added_as_it_travels_goes_by_way_of_the_host(
+    way: tuple[str, str], asked: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A compressor that is not summable: right sums in discovery and replay, beside others that stay on the device."""
+    registry = pretend_registry()
+    registry.offer(CompressorProvider("rounding", "tests.runtime.rounding:Rounding"), Distribution("test", "1"))
+    by_call: dict[str, Any] = {"compression": "rounding"} if asked == "by the call" else {}
+    caplog.set_level("INFO", "ddl")
+
+    def play(rank: int, job: Job) -> tuple[int, int]:
+        runtime = PretendRuntime()
+        runtime.open(Device(KIND, rank % PretendRuntime.count()))
+        with stream(runtime):
+            for step in range(STEPS):
+                tensors = [filled(rank + 2, 3 + i) for i in range(3)]
+                whole = PretendTensor.of(np.full(3, rank + 1, np.float64))
+                handles = [
+                    PRETEND.allreduce_async(t, output=t, name=f"t{i}", op=ddl.Sum, **by_call)
+                    for i, t in enumerate(tensors)
+                ]
+                handles.append(PRETEND.allreduce_async(whole, output=whole, name="other", op=ddl.Max))
+                for handle in handles:
+                    handle.wait()
+                assert all((tensor.numpy() == 5).all() for tensor in tensors), step
+                assert (whole.numpy() == 2).all()
+            least = PRETEND.allreduce_async(filled(rank), name="least", op=ddl.Min, compression="rounding")
+            with pytest.raises(TransportError, match="'rounding' is for sums and averages, not for min; use another"):
+                least.wait()
+        stats = job.stats()
+        return stats["batches_replayed"], stats["encoded_bytes"]
+
+    settings = {"device_dense": way[1], "compression": "none" if by_call else "rounding", "log_level": "INFO"}
+    with World(2, backend=way[0], registry=registry, settings=settings) as world:
+        for replayed, encoded in world.run(play):
+            assert replayed > 0
+            assert encoded > 0
+        for job in world.jobs:
+            rounding = job.compressor("rounding")
+            assert isinstance(rounding, Rounding)
+            assert rounding.staged == {}
+    told = [r.getMessage() for r in caplog.records if "travel as rounding" in r.getMessage()]
+    assert len(told) == (1 if way[1] == KIND else 0)
 
 
 @WAYS
