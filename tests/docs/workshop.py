@@ -109,11 +109,12 @@ class Workshop:
         command, _, shown = told.partition("\n")
         ranks = re.fullmatch(r"ddl run -np (\d+) python \w+\.py", command)
         if ranks and block.page != AS_STARTED:
-            assert sorted(self._threads(block, int(ranks[1]))) == sorted(line[2:] for line in shown.splitlines())
+            lines = self._threads(block, int(ranks[1]))
+            assert sorted(lines) == sorted(line[2:] for line in shown.splitlines()), f"{block} printed {lines}"
             return
         (self.folder / re.findall(r"\S+\.py\b", command)[-1]).write_text(f"{block.before}\n{block.code}\n{block.after}")
         lines = [line for line in self.shell(command, exact=True).splitlines() if not line.startswith("ddl run: ")]
-        assert sorted(lines) == sorted(line[2:] for line in shown.splitlines())
+        assert sorted(lines) == sorted(line[2:] for line in shown.splitlines()), f"{block}: {command} printed {lines}"
 
     def _threads(self, block: Block, size: int) -> list[str]:
         """What ranks print that are threads: an import for all, where processes would take seconds for theirs."""
