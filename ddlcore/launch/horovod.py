@@ -77,7 +77,7 @@ def _off(value: str) -> bool:
 
 
 def _number(text: str) -> float:
-    value = float(text) if text.replace(".", "", 1).lstrip("+-").isdigit() else math.nan
+    value = float(text) if text.replace(".", "", 1).lstrip("+-").isdecimal() else math.nan
     if not value >= 0:
         raise ValueError("must be a number >= 0")
     return value

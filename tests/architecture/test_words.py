@@ -112,3 +112,8 @@ def test_no_file_names_this_machine() -> None:
     paths = [f"{Path.home()}/".encode(), f"{ROOT}/".encode()]
     files = [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
     assert [str(path) for path in files if any(word in path.read_bytes() for word in paths)] == []
+
+
+def test_no_text_is_asked_whether_it_is_of_digits() -> None:
+    """`"²".isdigit()` is true, and int("²") raises: isdecimal is what int takes."""
+    assert [str(source) for source in every() if ".isdigit(" in source.text and source.path != Path(__file__)] == []
