@@ -13,7 +13,7 @@ from tools.release.steps import ROOT, Failed, run
 
 __all__ = ["lend", "origin"]
 
-OURS = re.compile(r"_*(editable_impl_|editable__)*_*ddl.*|pip(-.*)?|__pycache__", re.IGNORECASE)
+OURS = re.compile(r"_*(editable[._a-z]*)?ddl.*|pip(-.*)?|__pycache__", re.IGNORECASE)
 
 
 def lend(environment: Path, folder: Path) -> str:
