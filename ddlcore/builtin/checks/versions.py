@@ -69,3 +69,6 @@ class KnownBadCheck(Check):
             if hosts:
                 what = f"{hosts[0].facts[row.name]} on {', '.join(dict.fromkeys(one.host for one in hosts))}"
                 yield Finding(self.name, what, row.means, row.cure)
+
+    def line(self, seen: Sequence[Seen]) -> str:
+        return f"none of {len(KNOWN_BAD)}" if not any(one.facts for one in seen) else ""

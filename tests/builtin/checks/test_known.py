@@ -77,3 +77,10 @@ def test_two_versions_of_a_framework() -> None:
     assert [(one.what, one.cure) for one in found] == [
         ("numpy differs: 2.1.0 on node1, node3; 1.26.4 on node2", "on node2: pip install numpy==2.1.0")
     ]
+
+
+def test_what_was_looked_for_is_said() -> None:
+    """An empty line would leave open whether anything was."""
+    check = KnownBadCheck()
+    assert check.line([Seen("host0", 0, 0, {})]) == f"none of {len(KNOWN_BAD)}"
+    assert check.line([Seen("host0", 0, 0, {"openmpi-3.1.3": "Open MPI 3.1.3"})]) == ""

@@ -56,7 +56,7 @@ class NcclCheck(Check):
 
     def line(self, seen: Sequence[Seen]) -> str:
         wheels = seen[0].facts.get("wheels", {}) if seen else {}
-        return ", ".join(f"{name} {version}" for name, version in wheels.items())
+        return ", ".join(f"{name} {version}" for name, version in wheels.items()) or "no wheel of NCCL"
 
 
 def _release(version: str) -> str:
