@@ -39,7 +39,7 @@ from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.accelerators import Accelerators
 from ddlcore.runtime.companion import Companions
 from ddlcore.runtime.engine import Engine
-from ddlcore.runtime.executor import Executor, Unserved
+from ddlcore.runtime.executor import Executor
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.link import Link
@@ -394,9 +394,7 @@ class Job:
             raise ValueError(
                 f"no compressor is called {name!r}; there are {', '.join(sorted(self.registry.compressors))}"
             )
-        compressor = self.registry.load(provider)(kernels)
-        if not compressor.summable and kernels is not self._kernels:
-            raise Unserved(f"compression {name!r} is not summable, and such are for host memory only; use another one")
+        compressor: Compressor = self.registry.load(provider)(kernels)
         return compressor
 
     def context(self, part: str) -> Context:

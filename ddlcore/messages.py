@@ -284,6 +284,7 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     specs: tuple[bytes, ...]
     hole: bool = False
     compressor: str = ""  # that it travels by, where that is another than its specs say
+    commit: bool = False  # the last of a set on devices that somebody may wait for: behind it the hosts tell each other
 
 
 class Arranged(msgspec.Struct, frozen=True, array_like=True, tag="arranged"):

@@ -144,7 +144,9 @@ class Torchrun(_ByVariables):
 
     def launch(self, around: Surroundings) -> str:
         """By run id, store and how often it was restarted."""
-        run, restarts = (around.variables.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
+        run, restarts = (
+            around.variables.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+        )
         return f"{run}:{_store_of_rank_0(around)}:{restarts}"
 
 

@@ -57,7 +57,7 @@ class Accelerators:
         self._sparse_by_host = self._by_host or settings["device_sparse"] == BY_WAY_OF_HOST
         self.devices = Devices(self._open, self._own, over, meter)
         device_opener = DeviceOpener(shelf.transports.values, shelf.missing, self._build, self._wanted, launched_by)
-        sets.beside = routes = DeviceRoutes(opener, device_opener, sets, self.devices)
+        sets.beside = routes = DeviceRoutes(opener, device_opener, sets, self.devices, meter)
         self.executor = DeviceExecutor(routes, compressor)
 
     def label(self, device: Device, sparse: bool = False, by_host: bool = False) -> str:

@@ -1,7 +1,7 @@
 """What a device has under way that the host has yet to see to: batches that may be void, and memory in use.
 
-Batches are here only where no transport tells the hosts that all have taken part: the device does, when it is
-done. That is the hosts' one wait a step.
+Batches are here until the hosts have told each other that all have launched them with real data. Where a thread of
+the user's waits for one before that, or the hosts cannot, the device tells, when it is done.
 """
 
 from __future__ import annotations
@@ -68,6 +68,18 @@ class Aloft:
             if not done:
                 raise  # else next time: what is done must not be lost
         return done
+
+    def through(self, launch: Launch[Entry]) -> list[tuple[Launch[Entry], Deliver]]:
+        """What its set has launched up to ``launch``, in order: done or not, it is no longer here."""
+        valid: list[tuple[Launch[Entry], Deliver]] = []
+        others: deque[tuple[Launch[Entry], Later]] = deque()
+        for one, later in self._batches:
+            if one.planned.set_id == launch.planned.set_id and one.place <= launch.place:
+                valid.append((one, later.deliver))
+            else:
+                others.append((one, later))
+        self._batches = others
+        return valid
 
     def all(self) -> list[tuple[Launch[Entry], Deliver]]:
         """Everything, done or not; it is no longer here."""

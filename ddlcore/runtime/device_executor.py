@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ddlcore.contracts.compressor import Compressor
@@ -20,6 +22,7 @@ from ddlcore.types import Kind
 
 __all__ = ["DeviceExecutor"]
 
+log = logging.getLogger("ddl")
 Entries = Sequence[Entry | None]
 
 
@@ -32,6 +35,7 @@ class DeviceExecutor:
     def __init__(self, routes: DeviceRoutes, compressor: Callable[[str, Kernels], Compressor]) -> None:
         self._routes = routes
         self._compressor = compressor
+        self._told: set[tuple[int, str]] = set()  # process set, compressor: that it goes by way of the host
 
     def serve(self, host: HostRuns) -> None:
         """``host`` runs what goes by way of the host."""
@@ -86,12 +90,18 @@ class DeviceExecutor:
         return partial(same, outcomes)
 
     def _apart(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Later:
-        """The device exchanges what may be dummy data; the host learns by its event that all have taken part."""
+        """The device exchanges what may be dummy data, into transport memory.
+
+        That none of it was dummy the hosts tell each other behind the last batch that somebody may wait for; before
+        that, and where they cannot, the device's event does.
+        """
         entries: Entries = launch.entries if launch.entries is not None else [None] * len(one.specs)
         if launch.entries is not None:
             one.pack(entries)
         later = one.run_apart(entries)
         one.forget()
+        if launch.planned.commit and route.commit is not None and route.commit(use != "dummy"):
+            return replace(later, told=True)
         return later
 
     def _on_queue(self, route: OnDevice, kind: Kind, spec: Spec) -> bool:
@@ -100,9 +110,20 @@ class DeviceExecutor:
             return False
         if kind not in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
             return True
+        compressor = self._lane_compressor(route.lane, spec.compressor)
+        if not compressor.summable:  # shards are decoded and added on the host, where such a compressor runs
+            self._tell(route, spec.compressor)
+            return False
         capabilities = route.transport.capabilities_for(kind)
-        wire = self._lane_compressor(route.lane, spec.compressor).wire_dtype(spec.dtype)
+        wire = compressor.wire_dtype(spec.dtype)
         return wire in capabilities.dtypes and reduction(spec, 1)[0] in capabilities.ops
+
+    def _tell(self, route: OnDevice, name: str) -> None:
+        told = (route.host.set_id, name)
+        if route.host.rank == 0 and told not in self._told:
+            self._told.add(told)
+            what = f"tensors on {route.lane.device.kind} that travel as {name} go by way of the host"
+            log.info("process set %d: %s, for what that makes of them cannot be added", route.host.set_id, what)
 
     def _queued(self, route: OnDevice, kind: Kind, specs: Sequence[Spec], batch: Batch | None, again: bool) -> Queued:
         compressor = self._lane_compressor(route.lane, specs[0].compressor)

@@ -15,20 +15,22 @@ from typing import TypeVar
 import msgspec
 
 from ddlcore.contracts.store import Store
-from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport
+from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport, view
 from ddlcore.errors import DdlInternalError
 from ddlcore.hooks import TransportProvider
 from ddlcore.runtime.backend import AUTO
 from ddlcore.runtime.devices import BY_HOST, Devices, Lane, Pool, describe_device, lane_of
 from ddlcore.runtime.executor import Unserved
+from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, Opener, ProcessSets
-from ddlcore.types import DType, Kind, Member, ReduceOp
+from ddlcore.types import Buffer, DType, Kind, Member, ReduceOp
 
-__all__ = ["SOLO", "Choice", "Confirm", "DeviceOpener", "DeviceRoutes", "Fact", "OnDevice", "choose"]
+__all__ = ["SOLO", "Choice", "Commit", "Confirm", "DeviceOpener", "DeviceRoutes", "Fact", "OnDevice", "choose"]
 
 log = logging.getLogger("ddl")
 SOLO = "solo"  # the queue of a set of one rank is its transport
 BY_WAY_OF_HOST = "cpu"  # as the user asks for it
+WAIT_SLICE_S = 1.0
 
 T = TypeVar("T")
 
@@ -58,7 +60,8 @@ class OnDevice:
     reason: str
     transport: Transport | None = None
     pool: Pool | None = None  # of memory that the transport likes to send from
-    confirm: Confirm | None = None  # None: the host learns from the device that all have taken part
+    confirm: Confirm | None = None  # None: batches are queued before it is known that all bring real data
+    commit: Commit | None = None  # where there is no confirm. None: only the device tells that all have taken part
     prepared: dict[Plan, Prepared] = field(default_factory=dict)
 
 
@@ -82,6 +85,37 @@ class Confirm:
             return real
         place = [self._byte.address] if real else []
         return self._prepared.enter(place, place, real)
+
+
+class Commit:
+    """All ranks of a set tell each other's hosts what they have launched: an allreduce of one byte between hosts' memories.
+
+    It is called behind the same batches on all members. Nobody has the least of all ranks' bytes before all have come.
+    """
+
+    def __init__(self, communicator: Communicator, meter: Meter) -> None:
+        self._transport = communicator.transport
+        self._memory = Memory(1)
+        self._byte = Buffer(self._memory.address, 1, DType.U8, (1,), owner=self._memory)
+        self._view = view(self._memory.address, 1)
+        self._meter = meter
+
+    @staticmethod
+    def is_possible(communicator: Communicator) -> bool:
+        """Whether the set's transport between hosts' memories finds the least of some bytes."""
+        capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
+        return DType.U8 in capabilities.dtypes and ReduceOp.Min in capabilities.ops
+
+    def __call__(self, real: bool) -> bool:
+        """Whether every rank came with ``real``. Blocks until all have come, or the job is aborted."""
+        begun_ns = now_ns()
+        self._view[0] = real
+        work = self._transport.allreduce(self._byte, self._byte, ReduceOp.Min)
+        while not work.wait(WAIT_SLICE_S):
+            pass  # a slow peer is not a dead one; abort() ends this wait
+        self._meter.commits += 1
+        self._meter.commit_ns += now_ns() - begun_ns
+        return bool(self._view[0])
 
 
 def choose(
@@ -188,7 +222,10 @@ def _decoded(kind: type[T], data: bytes) -> T:
 class DeviceRoutes:
     """The routes of one rank's process sets on its devices. The engine opens and closes; any thread may abort."""
 
-    def __init__(self, opener: Opener, device_opener: DeviceOpener, sets: ProcessSets, devices: Devices) -> None:
+    def __init__(
+        self, opener: Opener, device_opener: DeviceOpener, sets: ProcessSets, devices: Devices, meter: Meter
+    ) -> None:
+        self._meter = meter
         self._opener = opener
         self._device_opener = device_opener
         self._sets = sets
@@ -226,7 +263,9 @@ class DeviceRoutes:
             self._end(transport)
             raise
         confirm = Confirm(host) if Confirm.is_possible(host) else None
-        return OnDevice(lane, host, choice.name, choice.reason, transport, Pool(lane, transport.allocate), confirm)
+        commit = Commit(host, self._meter) if confirm is None and Commit.is_possible(host) else None
+        pool = Pool(lane, transport.allocate)
+        return OnDevice(lane, host, choice.name, choice.reason, transport, pool, confirm, commit)
 
     def _begin(self, transport: Transport) -> Transport:
         with self._lock:

@@ -211,6 +211,9 @@ class Engine:
         """A batch is complete: it is handed over at once while nothing is frozen, else after Drain."""
         if isinstance(deliver, Later):
             self.aloft.add(launch, deliver)
+            if deliver.told:
+                for valid, valid_deliver in self.aloft.through(launch):
+                    self._settle(valid, valid_deliver)
             return
         with self._inbox.lock:
             frozen = self._inbox.frozen

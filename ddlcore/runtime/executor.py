@@ -51,11 +51,13 @@ Deliver = Callable[[], list[Outcome | None]]
 class Later:
     """A batch that is queued on a device and may turn out void. ``deliver`` is called once it is known to be valid.
 
-    It is valid if it was done, which ``event`` tells, before this rank froze.
+    It is valid if it was done, which ``event`` tells, before this rank froze; or if it was ``told``: every member's
+    host has said that it launched this batch, and so all of the set before it, with real data.
     """
 
     event: Event
     deliver: Deliver
+    told: bool = False
 
 
 class Staged:

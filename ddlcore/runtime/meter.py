@@ -18,8 +18,8 @@ class Stats(TypedDict):
     """What ``ddl.stats()`` returns: this rank since its ``init``.
 
     ``control_messages``: sent to the coordinator and received from it; a steady step adds none.
-    ``commit_messages``: that hosts told each other that a batch on a device's stream had been
-    launched by all; 0 with transports that complete on the host.
+    ``commit_messages``: by which this rank told the others that it had launched what is queued on its
+    devices; 0 where all of a batch's data is in host memory, or on one host, where shared memory tells.
     ``pulse_messages``: that told the launcher how this rank is, where it wants to know; beside the control messages.
     ``stall_messages``: about what waits too long, beside the control messages, on their own timer.
     ``steps``: periods of a schedule that were launched; none is known, and counted, before a schedule is found.
@@ -34,7 +34,8 @@ class Stats(TypedDict):
     coordinator; ``pack`` and ``unpack`` are copies into and out of transport memory; ``transport`` is
     the rest of what batches take: bytes on their way, and peers that come later. ``device`` is what
     the host waits for a device's queue: for tensors on their way down, and for batches whose validity
-    nothing else tells. ``user`` is what the user's threads stand in ``wait``, all added up.
+    nothing else tells. ``commit`` is what commit messages
+    take, peers that come later included. ``user`` is what the user's threads stand in ``wait``, all added up.
     ``routes``: by process set that this rank is a member of, the transport that serves it, and why.
     """
 
@@ -59,6 +60,7 @@ class Meter:
     __slots__ = (
         "alone_ns",
         "busy_ns",
+        "commit_ns",
         "commits",
         "control",
         "device_ns",
@@ -90,6 +92,7 @@ class Meter:
         self.pack_ns = 0
         self.unpack_ns = 0
         self.device_ns = 0
+        self.commit_ns = 0
         self.nbytes = [0] * len(Kind)
         self.encoded = 0
 
@@ -103,7 +106,7 @@ class Meter:
 
     def stats(self, user_s: float, routes: Mapping[int, str], steps: int = 0) -> Stats:
         """All of it, in words; ``user_s``, ``routes`` and ``steps`` are kept elsewhere."""
-        transport_ns = self.busy_ns - self.pack_ns - self.unpack_ns - self.device_ns
+        transport_ns = self.busy_ns - self.pack_ns - self.unpack_ns - self.device_ns - self.commit_ns
         return Stats(
             control_messages=self.control,
             commit_messages=self.commits,
@@ -121,6 +124,7 @@ class Meter:
                 "pack": self.pack_ns * 1e-9,
                 "transport": max(transport_ns, 0) * 1e-9,
                 "unpack": self.unpack_ns * 1e-9,
+                "commit": self.commit_ns * 1e-9,
                 "device": self.device_ns * 1e-9,
                 "user": user_s + self.alone_ns * 1e-9,
             },

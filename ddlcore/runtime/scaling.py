@@ -1,9 +1,9 @@
 """Decides where a reduction on the host is scaled: on the way in, by the transport, on the way out.
 
 float16 ends at 65504. Where the transport scales, it does so in float32, before it rounds. Where it does not, an average
-in float16 is divided on the way in, as torch's DDP and ddl's queues of devices do: Horovod, which adds first and
-divides then, makes an infinity of two gradients of 40000. Dividing first costs the last bits of what is near float16's
-least value. bfloat16 has float32's range, and integers would be truncated, so these are added first.
+in float16 is divided on the way in, as on queues of devices: who adds first and divides then makes an infinity of two
+gradients of 40000. Dividing first costs the last bits of what is near float16's least value.
+bfloat16 has float32's range, and integers would be truncated, so these are added first.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import msgspec
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.messages import Arranged, Batch, Planned, Spec, encode
 from ddlcore.runtime.periods import Occurrence, segments
-from ddlcore.types import DType, Kind, ReduceOp
+from ddlcore.types import CPU, DType, Kind, ReduceOp
 
 __all__ = ["MOST_KNOWN", "Launch", "Offer", "Position", "Replay", "Schedule", "arrange"]
 
@@ -54,7 +54,7 @@ def arrange(
     planned = tuple(
         _compressed(batch, spec_of, compression)
         for segment in segments(period)
-        for batch in _lay_out(segment, spec_of, policy, params)
+        for batch in _committed(_lay_out(segment, spec_of, policy, params), spec_of)
     )
     digest = hashlib.blake2b(encode(Arranged(number, b"", planned)), digest_size=16).digest()
     return Arranged(number, digest, planned)
@@ -70,7 +70,7 @@ def _lay_out(
     specs = [spec_of(one.key.spec) for one in segment]
     fusable = [i for i, spec in enumerate(specs) if spec.kind is Kind.ALLREDUCE]
     groups = [[i] for i, spec in enumerate(specs) if spec.kind is not Kind.ALLREDUCE]
-    late = [i for i in fusable if specs[i].device == "cpu"] if not params.get("overlap", 1.0) else []
+    late = [i for i in fusable if specs[i].device == CPU.kind] if not params.get("overlap", 1.0) else []
     early = [i for i in fusable if i not in set(late)]
     for chosen, given in ((early, params), (late, _undivided(params))):
         ready = [_ready(segment[i], specs[i]) for i in chosen]
@@ -86,6 +86,14 @@ def _lay_out(
         )
         for group in groups
     ]
+
+
+def _committed(batches: list[Planned], spec_of: Callable[[bytes], Spec]) -> list[Planned]:
+    """The batches of one segment. The last of each set on devices is marked: what the user does next may depend on it."""
+    last = {one.set_id: i for i, one in enumerate(batches) if spec_of(one.specs[0]).device != CPU.kind}
+    for i in last.values():
+        batches[i] = msgspec.structs.replace(batches[i], commit=True)
+    return batches
 
 
 def _compressed(planned: Planned, spec_of: Callable[[bytes], Spec], compression: str) -> Planned:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ddlcore.builtin.threads import ThreadsTransport
-from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work
+from ddlcore.contracts.transport import ALL_OPS, DONE, Capabilities, Context, Plan, Prepared, Transport, Work, dense
 from ddlcore.testing.pretend import KIND, PretendQueue
 from ddlcore.types import Buffer, ReduceOp
 
-__all__ = ["PretendTransport"]
+__all__ = ["MuteTransport", "PretendTransport"]
 
 
 class PretendTransport(Transport):
@@ -55,6 +55,7 @@ class PretendTransport(Transport):
         return _PreparedLater(self, self._inner.prepare(plan), plan)
 
     def _later(self, buffers: Sequence[Buffer], call: Callable[[], Work]) -> Work:
+        dense(*buffers)
         used = [(buffer.address, buffer.nbytes) for buffer in buffers]
         return self.later(used, call)
 
@@ -68,6 +69,12 @@ class PretendTransport(Transport):
 
         self._queue.call(run)
         return DONE
+
+
+class MuteTransport(ThreadsTransport):
+    """Between hosts' memories, and unable to find a minimum: no host learns by it what the others have launched."""
+
+    capabilities = replace(ThreadsTransport.capabilities, ops=ALL_OPS - {ReduceOp.Min})
 
 
 class _PreparedLater(Prepared):

@@ -36,6 +36,8 @@ def pretend_registry(kernels: bool = True) -> Registry:
         ),
         ours,
     )
+    mute = "ddlcore.testing.pretend_transport:MuteTransport"
+    registry.offer(TransportProvider("mute", mute, devices=("cpu",), in_process=True), ours)
     if kernels:
         registry.offer(KernelsProvider(name=KIND, target="ddlcore.testing.pretend:PretendRuntime", device=KIND), ours)
     return registry
@@ -44,7 +46,8 @@ def pretend_registry(kernels: bool = True) -> Registry:
 class PretendWorld(World):
     """A world whose ranks have a pretend device each. ``route``: what ``device_dense`` says, by default their transport.
 
-    ``backend``: "shm" tells the hosts all or nothing that all have come; "threads" does not.
+    ``backend``, for the hosts' memories: "shm" tells all or nothing, of each batch, that all have come; with "threads"
+    the ranks tell each other behind several; with "mute" only the device tells.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ def test_queues_that_never_end_are_left_behind_together(
         monkeypatch.setattr(lane.queue, "record", PretendEvent)  # one that never comes
     closed: list[float] = []
     monkeypatch.setattr(Lane, "close", lambda self, timeout_s: closed.append(timeout_s))
-    routes = DeviceRoutes(None, None, None, devices)  # type: ignore[arg-type]  # nothing is opened
+    routes = DeviceRoutes(None, None, None, devices, None)  # type: ignore[arg-type]  # nothing is opened
     begun_s = time.monotonic()
     routes.close(0.4)
     assert 0.4 <= time.monotonic() - begun_s < 0.7

@@ -33,12 +33,14 @@ from ddlcore.tune.pilot import Pilot, Plan
 from ddlcore.tune.session import Phase
 from ddlcore.types import Device, DType, Value
 from tests.runtime.effort import examples
-from tests.runtime.rounding import Noting
+from tests.runtime.rounding import Noting, Rounding
 
 pytestmark = pytest.mark.timeout(120)
 
 WAYS = pytest.mark.parametrize(
-    "way", [("shm", KIND), ("threads", KIND), ("shm", "cpu"), ("threads", "cpu")], ids=lambda way: "-".join(way)
+    "way",
+    [("shm", KIND), ("threads", KIND), ("mute", KIND), ("shm", "cpu"), ("threads", "cpu")],
+    ids=lambda way: "-".join(way),
 )
 STEPS = 12  # enough for replay to begin
 
@@ -75,7 +77,7 @@ def test_waiting_is_the_streams_business(step: int) -> None:
 def test_a_steady_step_needs_no_control_message(way: tuple[str, str]) -> None:
     """On devices as on the host; where hosts tell each other that all have come, none waits for the device either."""
 
-    def play(rank: int, job: Job) -> tuple[int, float]:
+    def play(rank: int, job: Job) -> tuple[int, int, float]:
         entries = _recurring(job, [filled(0, 5), filled(0, 3)])
         for step in range(60):
             if step == 40:
@@ -87,12 +89,40 @@ def test_a_steady_step_needs_no_control_message(way: tuple[str, str]) -> None:
         after = job.stats()
         assert after["batches_replayed"] > before["batches_replayed"]
         messages = after["control_messages"] - before["control_messages"]
-        return messages, after["seconds"]["device"] - before["seconds"]["device"]
+        commits = after["commit_messages"] - before["commit_messages"]
+        return messages, commits, after["seconds"]["device"] - before["seconds"]["device"]
 
     with PretendWorld(2, backend=way[0], route=way[1]) as world:
-        for messages, waited_s in world.on_streams(play):
+        for messages, commits, waited_s in world.on_streams(play):
             assert messages == 0
-            assert (waited_s > 0) is (way != ("shm", KIND))
+            assert commits == (20 if way == ("threads", KIND) else 0), "one a step"
+            assert (waited_s > 0) is (way not in (("shm", KIND), ("threads", KIND)))
+
+
+@pytest.mark.parametrize("backend", ["threads", "shm+threads"])
+def test_hosts_tell_each_other_once_for_what_is_waited_for_together(backend: str) -> None:
+    """Two layers whose second depends on the first, then gradients: no message more, and no wait for the device."""
+
+    def play(rank: int, job: Job) -> tuple[int, int, int, float]:
+        for step in range(60):
+            if step == 40:
+                before = job.stats()
+            for layer in range(2):
+                tensor = filled(rank)
+                PRETEND.allreduce_async(tensor, output=tensor, name=f"norm{layer}", op=ddl.Sum).wait()
+            tensors = [filled(rank) for _ in range(3)]
+            handles = [PRETEND.allreduce_async(t, output=t, name=f"g{i}", op=ddl.Sum) for i, t in enumerate(tensors)]
+            for handle in handles:
+                handle.wait()
+        after = job.stats()
+        assert (tensors[2].numpy() == 3).all()
+        keys = ("steps", "commit_messages", "batches_replayed")
+        steps, commits, batches = (after[key] - before[key] for key in keys)  # type: ignore[literal-required]
+        assert after["seconds"]["commit"] > before["seconds"]["commit"]
+        return steps, commits, batches, after["seconds"]["device"] - before["seconds"]["device"]
+
+    with PretendWorld(3, backend=backend, hosts=(0, 0, 1), settings={"fusion_bytes": 0}) as world:
+        assert world.on_streams(play) == [(20, 3 * 20, 5 * 20, 0.0)] * 3
 
 
 def _recurring(job: Job, tensors: list[PretendTensor]) -> list[FencedRecurring]:
@@ -218,6 +248,52 @@ def test_compressors_work_on_the_device(way: tuple[str, str], compression: str) 
 
     with PretendWorld(2, backend=way[0], route=way[1]) as world:
         world.on_streams(play)
+
+
+@WAYS
+@pytest.mark.parametrize("asked", ["by the call", "by a setting"])
+def test_what_cannot_be_added_as_it_travels_goes_by_way_of_the_host(
+    way: tuple[str, str], asked: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A compressor that is not summable: right sums in discovery and replay, beside others that stay on the device."""
+    registry = pretend_registry()
+    registry.offer(CompressorProvider("rounding", "tests.runtime.rounding:Rounding"), Distribution("test", "1"))
+    by_call: dict[str, Any] = {"compression": "rounding"} if asked == "by the call" else {}
+    caplog.set_level("INFO", "ddl")
+
+    def play(rank: int, job: Job) -> tuple[int, int]:
+        runtime = PretendRuntime()
+        runtime.open(Device(KIND, rank % PretendRuntime.count()))
+        with stream(runtime):
+            for step in range(STEPS):
+                tensors = [filled(rank + 2, 3 + i) for i in range(3)]
+                whole = PretendTensor.of(np.full(3, rank + 1, np.float64))
+                handles = [
+                    PRETEND.allreduce_async(t, output=t, name=f"t{i}", op=ddl.Sum, **by_call)
+                    for i, t in enumerate(tensors)
+                ]
+                handles.append(PRETEND.allreduce_async(whole, output=whole, name="other", op=ddl.Max))
+                for handle in handles:
+                    handle.wait()
+                assert all((tensor.numpy() == 5).all() for tensor in tensors), step
+                assert (whole.numpy() == 2).all()
+            least = PRETEND.allreduce_async(filled(rank), name="least", op=ddl.Min, compression="rounding")
+            with pytest.raises(TransportError, match="'rounding' is for sums and averages, not for min; use another"):
+                least.wait()
+        stats = job.stats()
+        return stats["batches_replayed"], stats["encoded_bytes"]
+
+    settings = {"device_dense": way[1], "compression": "none" if by_call else "rounding", "log_level": "INFO"}
+    with World(2, backend=way[0], registry=registry, settings=settings) as world:
+        for replayed, encoded in world.run(play):
+            assert replayed > 0
+            assert encoded > 0
+        for job in world.jobs:
+            rounding = job.compressor("rounding")
+            assert isinstance(rounding, Rounding)
+            assert rounding.staged == {}
+    told = [r.getMessage() for r in caplog.records if "travel as rounding" in r.getMessage()]
+    assert len(told) == (1 if way[1] == KIND else 0)
 
 
 @WAYS

@@ -140,7 +140,7 @@ def test_seconds_are_where_they_were_spent() -> None:
         return {stage: seconds - before["seconds"][stage] for stage, seconds in after["seconds"].items()}
 
     punctual, late = map(spent, together(2, program))
-    assert set(punctual) == {"device", "idle", "pack", "transport", "unpack", "user"}
+    assert set(punctual) == {"commit", "device", "idle", "pack", "transport", "unpack", "user"}
     assert punctual["transport"] >= 0.9 * pause_s
     assert punctual["user"] >= 0.9 * pause_s
     assert late["idle"] >= 0.9 * pause_s
