@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddlcore.messages import Pulse
 
@@ -13,6 +13,7 @@ __all__ = ["HEADINGS", "Row", "cells", "known_columns", "rows_of", "table_lines"
 SLOWER = 1.2  # times the median of what ranks compute,
 LEAST_GAP = 0.05  # and by so much of a step: below that it is noise
 LARGER = 1.5  # times the median of what ranks hold
+SILENT_S = 5.0  # without a word, or three times what lay between its last two
 LEAST_STEPS = 10  # that a figure is of, where known: one of fewer tells when pulses came
 HEADINGS = ("rank", "host", "steps", "step ms", "comm", "cpu", "memory", "gpu", "gpu memory", "")
 
@@ -40,12 +41,31 @@ class Row:
         return None if self.step_s is None or self.waiting is None else self.step_s * (1 - self.waiting)
 
 
-def rows_of(pulses: Mapping[int, Sequence[Pulse]], hosts: Sequence[str]) -> list[Row]:
-    """``pulses``: of each rank the last ones, the oldest first; ``hosts``: by rank its host."""
+def rows_of(
+    pulses: Mapping[int, Sequence[Pulse]], hosts: Sequence[str], unheard_s: Mapping[int, float] | None = None
+) -> list[Row]:
+    """``pulses``: of each rank the last ones, the oldest first; ``hosts``: by rank its host.
+
+    ``unheard_s``: by rank, how long ago the last one came. The figures of one that is silent are old: it is marked, and
+    the others are not held against it.
+    """
     rows = [_row(rank, host, pulses.get(rank, ())) for rank, host in enumerate(hosts)]
-    own = _median([row.own_s for row in rows])
-    memory = _median([float(row.resident_bytes) if row.resident_bytes else None for row in rows])
-    return [_marked(row, own, memory, len(rows)) for row in rows]
+    silent = {
+        rank: f"silent for {s:.0f} s"
+        for rank, s in (unheard_s or {}).items()
+        if s >= max(SILENT_S, 3.0 * _between_s(pulses.get(rank, ())))
+    }
+    heard = [row for row in rows if row.rank not in silent]
+    own = _median([row.own_s for row in heard])
+    memory = _median([float(row.resident_bytes) if row.resident_bytes else None for row in heard])
+    return [
+        replace(row, marks=(silent[row.rank],)) if row.rank in silent else _marked(row, own, memory, len(rows))
+        for row in rows
+    ]
+
+
+def _between_s(pulses: Sequence[Pulse]) -> float:
+    return pulses[-1].at_s - pulses[-2].at_s if len(pulses) > 1 else 0.0
 
 
 def _row(rank: int, host: str, pulses: Sequence[Pulse]) -> Row:
@@ -89,8 +109,7 @@ def _marked(row: Row, own_s: float | None, memory: float | None, size: int) -> R
         marks.append(f"slow: computes {row.own_s / own_s:.1f} times as long")
     if size > 1 and memory and row.resident_bytes > LARGER * memory:
         marks.append(f"large: {row.resident_bytes / memory:.1f} times the memory")
-    values = {name: getattr(row, name) for name in row.__dataclass_fields__}
-    return Row(**{**values, "marks": tuple(marks)})
+    return replace(row, marks=tuple(marks))
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,16 @@ _KEPT = 60  # pulses of a rank: a minute of slow steps
 class Top:
     """A Watch. ``console``: rich's, of a terminal; None: lines."""
 
-    def __init__(self, hosts: Sequence[str], console: Any = None, plain_s: float = PLAIN_S) -> None:
-        """``hosts``: by rank its host's name."""
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        console: Any = None,
+        plain_s: float = PLAIN_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``hosts``: by rank its host's name. ``clock``: any steady one."""
+        self._clock = clock
+        self._heard_s: dict[int, float] = {}  # by rank, when it last said something
         self._hosts = hosts
         self._console = console
         self._plain_s = plain_s
@@ -77,6 +86,7 @@ class Top:
         if isinstance(message, Pulse):
             with self._lock:
                 self._pulses.setdefault(rank, deque(maxlen=_KEPT)).append(message)
+                self._heard_s[rank] = self._clock()
 
     def end(self) -> None:
         """Takes the table away; its last state stays as lines."""
@@ -96,7 +106,9 @@ class Top:
         """As it is now."""
         with self._lock:
             pulses = {rank: tuple(known) for rank, known in self._pulses.items()}
-        return rows_of(pulses, self._hosts)
+            now_s = self._clock()
+            unheard_s = {rank: now_s - at_s for rank, at_s in self._heard_s.items()}
+        return rows_of(pulses, self._hosts, unheard_s)
 
     def _run(self) -> None:
         while not self._over.wait(PULSE_S if self._live is not None else self._plain_s):

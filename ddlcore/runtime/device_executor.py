@@ -12,9 +12,10 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.messages import Batch, Planned, Spec
 from ddlcore.runtime.device_routes import DeviceRoutes, OnDevice
 from ddlcore.runtime.devices import Lane
-from ddlcore.runtime.executor import Deliver, Later, Run, reduction, same, void
+from ddlcore.runtime.executor import Deliver, Later, Run, same, void
 from ddlcore.runtime.on_queue import Queued, queued
 from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.scaling import reduction
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.staging import HostRuns, Staging
 from ddlcore.types import Kind

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -315,19 +316,27 @@ class DeviceRoutes:
             transport.abort()
 
     def close(self, patience_s: float) -> None:
-        """Lets what is queued end, for so long if need be, and closes everything. Engine only."""
+        """Lets what is queued end, for so long in all if need be, and closes everything. Engine only."""
         with self._lock:
             routes = list(self._open.values())
             self._open.clear()
+        deadline_s = time.monotonic() + patience_s
         for lane in self._devices.lanes:
             try:
-                lane.mark(()).wait(0.0 if self._aborted else patience_s)
+                ended = lane.mark(()).wait(0.0 if self._aborted else max(deadline_s - time.monotonic(), 0.0))
+                if not ended and not self._aborted:
+                    log.warning(
+                        "%s has not ended what was queued within %g s: something that the script has put there waits for "
+                        "ever; it is left behind",
+                        lane.device,
+                        patience_s,
+                    )
             except DdlInternalError as error:  # the device has failed; what there was to say has been said
                 log.debug("%s", error)
         for route in routes:
             if route.transport is not None:
                 self._end(route.transport)
-        self._devices.close(patience_s)
+        self._devices.close(max(deadline_s - time.monotonic(), 0.0))
 
     def transports(self, set_id: int) -> frozenset[str]:
         """The names of those that the set has open for devices. Any thread."""

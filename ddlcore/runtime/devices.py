@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -225,12 +226,13 @@ class Devices:
         return list(self._lanes.values())
 
     def close(self, timeout_s: float) -> None:
-        """Engine only, after its last batch."""
+        """Waits at most so long for all of them. Engine only, after its last batch."""
         with self._lock:
             lanes, self._lanes = list(self._lanes.values()), {}
             self._make = _refuse
+        deadline_s = time.monotonic() + timeout_s
         for lane in lanes:
-            lane.close(timeout_s)
+            lane.close(max(deadline_s - time.monotonic(), 0.0))
 
 
 def _refuse(device: Device) -> DeviceRuntime:

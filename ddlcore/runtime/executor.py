@@ -24,6 +24,7 @@ from ddlcore.runtime.handle import Waited
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
 from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.scaling import Scaling, reduction, scaling
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.sharded import Sharder
 from ddlcore.types import CPU, Buffer, DType, Kind, ReduceOp
@@ -39,7 +40,6 @@ __all__ = [
     "Staged",
     "Unserved",
     "reducescatter_rows",
-    "reduction",
     "same",
     "void",
 ]
@@ -238,7 +238,7 @@ class Executor:
         specs: Sequence[Spec],
         use: str,
     ) -> Deliver:
-        op, postscale = reduction(specs[0], len(communicator.ranks))
+        op, _ = reduction(specs[0], len(communicator.ranks))
         compressor = self._compressor(specs[0].compressor)
         wire = compressor.wire_dtype(specs[0].dtype)
         if not compressor.summable and wire is not specs[0].dtype:
@@ -246,16 +246,14 @@ class Executor:
         _require(communicator, Kind.ALLREDUCE, wire, op)
         pairs = [self._pair(entry, spec, op) for entry, spec in zip(entries, specs)]
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
-        scaled = wire is specs[0].dtype and capabilities.vectored and capabilities.scales
-        # A transport that scales does so before it rounds: 16-bit sums must not overflow on the way.
-        scales = (specs[0].prescale, postscale) if scaled else None
-        parts = self._reduce_packed(communicator, compressor, entries, pairs, specs, op, use, scales)
+        scales = scaling(capabilities, specs[0], wire, len(communicator.ranks))
+        parts = self._reduce_packed(communicator, compressor, entries, pairs, scales, op, use)
 
         def deliver() -> list[Outcome | None]:
             begun_ns = now_ns()
             for entry, (_, target), part in zip(entries, pairs, parts):
                 if entry is not None:
-                    compressor.decode(entry.name, part, target, 1.0 if scaled else postscale)
+                    compressor.decode(entry.name, part, target, scales.decode)
             settle(compressor, entries, True)
             self._meter.unpack_ns += now_ns() - begun_ns
             return [None] * len(entries)
@@ -329,7 +327,8 @@ class Executor:
             prepared = self._prepare(communicator, plan)
             _finish(prepared.start([s.address for s, _ in pairs], [t.address for _, t in pairs]))
         else:
-            self._allreduce_packed(communicator, compressor, entries, pairs, specs, op, postscale)
+            scales = scaling(capabilities, spec, wire, len(communicator.ranks), joined=True)
+            self._allreduce_packed(communicator, compressor, entries, pairs, scales, op)
         return [None] * len(entries)
 
     def _pair(self, entry: Entry | None, spec: Spec, op: ReduceOp) -> tuple[Buffer, Buffer]:
@@ -356,15 +355,14 @@ class Executor:
         compressor: Compressor,
         entries: Sequence[Entry | None],
         pairs: Sequence[tuple[Buffer, Buffer]],
-        specs: Sequence[Spec],
+        scales: Scaling,
         op: ReduceOp,
-        postscale: float,
     ) -> None:
-        parts = self._reduce_packed(communicator, compressor, entries, pairs, specs, op, "fusion")
+        parts = self._reduce_packed(communicator, compressor, entries, pairs, scales, op, "fusion")
         begun_ns = now_ns()
         for entry, (_, target), part in zip(entries, pairs, parts):
             if entry is not None:
-                compressor.decode(entry.name, part, target, postscale)
+                compressor.decode(entry.name, part, target, scales.decode)
         settle(compressor, entries, True)
         self._meter.unpack_ns += now_ns() - begun_ns
 
@@ -374,27 +372,23 @@ class Executor:
         compressor: Compressor,
         entries: Sequence[Entry | None],
         pairs: Sequence[tuple[Buffer, Buffer]],
-        specs: Sequence[Spec],
+        scales: Scaling,
         op: ReduceOp,
         use: str,
-        scales: tuple[float, float] | None = None,
     ) -> list[Buffer]:
-        """Encodes the sources into one buffer and reduces that in place; the parts of it, one for each tensor.
-
-        ``scales``: what the transport itself is to scale by, before and after.
-        """
+        """Encodes the sources into one buffer and reduces that in place; the parts of it, one for each tensor."""
         begun_ns = now_ns()
-        wire = compressor.wire_dtype(specs[0].dtype)
+        wire = compressor.wire_dtype(pairs[0][0].dtype)
         fused = communicator.buffers.get(use, sum(source.count for source, _ in pairs), wire)
         parts = _parts(fused, [source.count for source, _ in pairs])
         for entry, (source, _), part in zip(entries, pairs, parts):
             if entry is None:
                 self._kernels.fill_identity(part.address, part.count, wire, op)
             else:
-                encode(compressor, entry, source, part, 1.0 if scales else specs[0].prescale)
+                encode(compressor, entry, source, part, scales.encode)
         self._meter.pack_ns += now_ns() - begun_ns
-        if scales:
-            plan = Plan((fused.count,), wire, op, *scales)
+        if scales.inside is not None:
+            plan = Plan((fused.count,), wire, op, *scales.inside)
             _finish(self._prepare(communicator, plan).start([fused.address], [fused.address]))
         else:
             _finish(communicator.transport.allreduce(fused, fused, op))
@@ -447,17 +441,18 @@ class Executor:
     ) -> list[Outcome | None]:
         outcomes: list[Outcome | None] = []
         for entry, spec in zip(entries, specs):
-            op, postscale = reduction(spec, len(communicator.ranks))
+            op, _ = reduction(spec, len(communicator.ranks))
             compressor = self._compressor(spec.compressor)
             wire = compressor.wire_dtype(spec.dtype)
+            scales = scaling(None, spec, wire, len(communicator.ranks))
             _require(communicator, Kind.REDUCESCATTER, wire, op)
             row = prod(spec.shape[1:])
             counts = [rows * row for rows in reducescatter_rows(spec.shape[0], len(communicator.ranks))]
             source, _ = self._pair(entry, spec, op) if entry is None else (entry.source, None)
             assert source is not None
-            if entry is not None and (spec.prescale != 1.0 or wire is not spec.dtype):
+            if entry is not None and (scales.encode != 1.0 or wire is not spec.dtype):
                 scaled = communicator.buffers.get("scatter", source.count, wire)
-                encode_once(compressor, source, scaled, spec.prescale)
+                encode_once(compressor, source, scaled, scales.encode)
                 source = scaled
             elif wire is not spec.dtype:
                 source = communicator.buffers.get("scatter", source.count, wire)
@@ -465,21 +460,14 @@ class Executor:
             target = _memory(counts[communicator.rank], spec.dtype)
             part = target if wire is spec.dtype else communicator.buffers.get("part", target.count, wire)
             _finish(communicator.transport.reducescatterv(source, part, counts, op))
-            if entry is not None and (part is not target or postscale != 1.0):
-                compressor.decode(entry.name, part, target, postscale)
+            if entry is not None and (part is not target or scales.decode != 1.0):
+                compressor.decode(entry.name, part, target, scales.decode)
             outcomes.append(Outcome(_owner(target)))
         return outcomes
 
     def _copy(self, source: Buffer | None, target: Buffer) -> None:
         if source is not None and source.address != target.address and source.count:
             self._kernels.pack([source.address], [source.count], source.dtype, target.address, source.dtype)
-
-
-def reduction(spec: Spec, size: int) -> tuple[ReduceOp, float]:
-    """The op that the transport does, and the scale on the way out."""
-    if spec.op is ReduceOp.Average:
-        return ReduceOp.Sum, spec.postscale / size
-    return spec.op, spec.postscale
 
 
 def _require(communicator: Communicator, kind: Kind, dtype: DType, op: ReduceOp) -> None:

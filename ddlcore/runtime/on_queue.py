@@ -20,8 +20,9 @@ from ddlcore.messages import Batch, Spec
 from ddlcore.runtime.device_routes import OnDevice
 from ddlcore.runtime.devices import Lane, Pool
 from ddlcore.runtime.encoding import encode, encode_once, settle
-from ddlcore.runtime.executor import Later, Staged, reducescatter_rows, reduction
+from ddlcore.runtime.executor import Later, Staged, reducescatter_rows
 from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.scaling import reduction
 from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
 __all__ = ["Queued", "queued"]

@@ -8,6 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddlcore.launch.screen import Screen
@@ -57,6 +58,35 @@ def test_steps_that_take_as_long_as_the_time_between_pulses(step_s: float) -> No
         rows = top.rows()
         assert [row.marks for row in rows] == [(), ()]
     assert [row.step_s for row in rows] == pytest.approx([step_s, step_s], rel=0.15)
+
+
+def test_a_rank_that_says_nothing_any_more_is_marked() -> None:
+    """Its figures are of the past: it is called silent, not slow, and nobody is held against it."""
+    now_s = 0.0
+    top = Top(("node1", "node1", "node2"), clock=lambda: now_s)
+    for rank, waited_s in ((0, 6.0), (1, 1.0), (2, 6.0)):
+        for pulse in pulses(waited_s):
+            top.heard(rank, pulse)
+    slow = ("slow: computes 2.2 times as long",)
+    assert [row.marks for row in top.rows()] == [(), slow, ()]
+    now_s = 29.0
+    assert [row.marks for row in top.rows()][1] == slow, "ten seconds lay between its words"
+    for rank in (0, 2):
+        top.heard(rank, msgspec.structs.replace(pulses(6.0)[1], at_s=120.0))
+    now_s = 31.0
+    rows = top.rows()
+    assert [row.marks for row in rows] == [(), ("silent for 31 s",), ()]
+    assert rows[1].steps == 60, "what is known of it stays"
+
+
+def test_seldom_pulses_are_no_silence() -> None:
+    """With --pulse-s 10, ten seconds are nothing."""
+    two = {0: pulses(6.0)}  # ten seconds apart
+    assert rows_of(two, ("node1",), {0: 29.0})[0].marks == ()
+    assert rows_of(two, ("node1",), {0: 30.0})[0].marks == ("silent for 30 s",)
+    often = {0: (*pulses(6.0), msgspec.structs.replace(pulses(6.0)[1], at_s=111.0))}
+    assert rows_of(often, ("node1",), {0: 4.9})[0].marks == ()
+    assert rows_of(often, ("node1",), {0: 5.1})[0].marks == ("silent for 5 s",)
 
 
 def test_lines() -> None:

@@ -371,7 +371,7 @@ def test_a_training_is_tuned_and_run_with_the_result(tmp_path: Path) -> None:
     words = ["--trials", "6", "--autotune-steps", "3", "--tuner", "grid", "--autotune-log", str(tmp_path / "log.csv")]
     done = subprocess.run(
         [sys.executable, "-m", "ddlcore.launch", "tune", "-np", "2", *words, "--out", str(tmp_path / "tuned.toml"),
-         "--runs", "9", sys.executable, str(script), "60"],
+         "--runs", "9", sys.executable, str(script), "150"],
         capture_output=True, text=True, timeout=55,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

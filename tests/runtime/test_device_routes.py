@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,10 +10,10 @@ import pytest
 from ddlcore.contracts.device import DeviceRuntime
 from ddlcore.errors import Closed, DeviceError
 from ddlcore.hooks import TransportProvider
-from ddlcore.runtime.device_routes import SOLO, Choice, Fact, choose
+from ddlcore.runtime.device_routes import SOLO, Choice, DeviceRoutes, Fact, choose
 from ddlcore.runtime.devices import BY_HOST, Devices, Lane, Pool, describe_device, kind_of, lane_of
 from ddlcore.runtime.meter import Meter
-from ddlcore.testing.pretend import KIND, PretendRuntime
+from ddlcore.testing.pretend import KIND, PretendEvent, PretendRuntime
 from ddlcore.types import CPU, Buffer, Device, DType, Member
 
 FAST = TransportProvider("fast", "x:Fast", devices=("gpu",), priority=9, own_device=True)
@@ -116,6 +117,29 @@ def test_after_the_end_nothing_is_opened(devices: Devices) -> None:
     devices.close(5.0)
     with pytest.raises(Closed):
         devices.label(Device(KIND, 1))
+
+
+def test_queues_that_never_end_are_left_behind_together(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the time that all of them have, which is counted once; and each is named."""
+    for index in (0, 1):
+        devices.label(Device(KIND, index))
+    lanes = devices.lanes
+    for lane in lanes:
+        monkeypatch.setattr(lane.queue, "record", PretendEvent)  # one that never comes
+    closed: list[float] = []
+    monkeypatch.setattr(Lane, "close", lambda self, timeout_s: closed.append(timeout_s))
+    routes = DeviceRoutes(None, None, None, devices, None)  # type: ignore[arg-type]  # nothing is opened
+    begun_s = time.monotonic()
+    routes.close(0.4)
+    assert 0.4 <= time.monotonic() - begun_s < 0.7
+    assert closed == [0.0, 0.0]
+    for index in (0, 1):
+        assert f"{KIND}:{index} has not ended what was queued within 0.4 s" in caplog.text
+    monkeypatch.undo()
+    for lane in lanes:
+        lane.close(5.0)
 
 
 def buffer(event: int, stream: int, order: int) -> Buffer:

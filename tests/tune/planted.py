@@ -11,9 +11,9 @@ from ddlcore.types import Buffer, ReduceOp
 
 __all__ = ["Clock", "PlantedTransport", "batch_ns", "step_ns"]
 
-LATENCY_NS = 200_000.0  # of a batch
+LATENCY_NS = 1_000_000.0  # of a batch
 BEST_BYTES = 192 << 10  # a batch of so many bytes costs the least for each of them
-COMPUTE_NS = 2_000_000.0  # of a step
+COMPUTE_NS = 10_000_000.0  # of a step; a short one would be taken more often
 
 
 class Clock:

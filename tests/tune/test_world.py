@@ -67,7 +67,7 @@ def train(rank: int, job: Job, pilot: Pilot, most: int) -> tuple[int, int]:
             Clock.now_ns += COMPUTE_NS
         handles = [ddl.allreduce_async(one * (step % 40), name=f"t{i}", op=ddl.Sum) for i, one in enumerate(tensors)]
         for handle in handles:
-            np.testing.assert_array_equal(ddl.synchronize(handle), np.full(COUNT, 3.0 * (step % 40), np.float32))
+            assert (ddl.synchronize(handle) == 3.0 * (step % 40)).all()
         done = pilot.session is not None and pilot.session.phase is Phase.DONE
         # All ranks must take the same number of steps: rank 0 says when it is over.
         if ddl.broadcast(np.array([done]), root_rank=0, name="done")[0]:

@@ -148,7 +148,7 @@ def _words(profiles: dict[int, Profile]) -> tuple[str, list[str]]:
     for where, text, seconds, _ in first.lines:
         if seconds >= 0.01 * first.seconds:
             lines.append(f"  {seconds / first.seconds:5.0%}  {where}  {text}")
-    return f"of a step is input: {shares}", lines
+    return f"{shares} of a step is waiting for input", lines
 
 
 def _why_nothing(command: str, watch: InputWatch, seconds: float) -> str:

@@ -55,7 +55,7 @@ def test_its_line() -> None:
     assert (
         check.line([Seen("host0", 0, 0, check.look(HostView("host0", distributions=A)))]) == "nvidia-nccl-cu13 2.32.3"
     )
-    assert check.line([Seen("host0", 0, 0, {})]) == check.line([]) == ""
+    assert check.line([Seen("host0", 0, 0, {})]) == check.line([]) == "no wheel of NCCL"
 
 
 @pytest.mark.parametrize("names", [(), ("nvidia-nccl-cu12",), ("nvidia-nccl-cu12", "nvidia-nccl-cu13")])

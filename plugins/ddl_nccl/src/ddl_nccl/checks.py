@@ -57,7 +57,7 @@ class NcclCheck(Check):
 
     def line(self, seen: Sequence[Seen]) -> str:
         wheels = seen[0].facts.get("wheels", {}) if seen else {}
-        return ", ".join(f"{name} {version}" for name, version in wheels.items())
+        return ", ".join(f"{name} {version}" for name, version in wheels.items()) or "no wheel of NCCL"
 
 
 def _two_cuda_majors(host: HostView) -> str:
