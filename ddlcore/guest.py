@@ -135,7 +135,7 @@ class Guest:
         address = settings.text("control_address") or listening_address(
             settings.text("network_interface"), self.seat.on_one_host
         )
-        self._resident = Resident(self.seat.size, self._sessions(settings), address)
+        self._resident = Resident(self.seat.size, self._sessions(settings), address, deadline_s)
         try:
             self._resident.publish(self._places, self._name, deadline_s - time.monotonic())
         except BaseException:

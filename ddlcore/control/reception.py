@@ -33,6 +33,10 @@ class Reception:
         self._waiting: dict[tuple[int, ...], set[int]] = {}  # by the ranks they wait for
         self._worlds: dict[int, tuple[int, ...]] = {}  # by rank: the ranks of the world that it was last in
 
+    def missing(self) -> set[int]:
+        """Ranks that may still come. Any thread may ask."""
+        return {rank for rank in range(self.size) if rank not in self._arrived and rank not in self._gone}
+
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
         """As ``Brain.handle``."""
         if isinstance(message, Arrive):

@@ -56,9 +56,10 @@ def listening_address(interface: str, on_one_host: bool) -> str:
 class Resident:
     """Lives in rank 0 from its first ``init`` to the end of its process. One thread builds and closes it."""
 
-    def __init__(self, size: int, brain: Brain, address: str) -> None:
-        """Listens at ``address``; raises as Server does."""
+    def __init__(self, size: int, brain: Brain, address: str, deadline_s: float) -> None:
+        """Listens at ``address``; raises as Server does. Ranks may come until ``deadline_s`` of the monotonic clock."""
         self._size = size
+        self._deadline_s = deadline_s
         self._pid = os.getpid()
         self._kin = kin()
         self._arrivals: deque[tuple[int, Arrive]] = deque()
@@ -107,7 +108,8 @@ class Resident:
     def close(self, reason: str, patient: bool) -> None:
         """Ends it, and tells the ranks that still need it the ``reason``. May be repeated.
 
-        ``patient``: not before the other ranks have left, or some rank was lost.
+        ``patient``: not before the other ranks have left, or some rank was lost. Where rank 0's world was a part of
+        all ranks, those of the other parts may still have to come, and have as long as they were given.
         """
         if os.getpid() != self._pid or self._stopping:
             return
@@ -127,12 +129,17 @@ class Resident:
     def _wait_for_others(self) -> None:
         say_s = time.monotonic() + _SAY_S
         with self._idle:
-            while (others := self._reception.active - {0}) and not self._reception.lost():
+            while not self._reception.lost() and (others := self._needing()):
                 self._idle.wait(_SLICE_S)
                 if time.monotonic() > say_s:
                     say_s = float("inf")
                     who = ", ".join(map(str, sorted(others)))
-                    log.info("rank 0 has ended its script and stays: rank %s still uses the coordinator in it", who)
+                    log.info("rank 0 has ended its script and stays: rank %s may still use the coordinator in it", who)
+
+    def _needing(self) -> frozenset[int]:
+        """The other ranks that use the coordinator, or have yet to find it."""
+        coming = self._reception.missing() if time.monotonic() < self._deadline_s else set[int]()
+        return (self._reception.active | coming) - {0}
 
     def _is_dead(self, invitation: Invitation) -> bool:
         if has_ended(invitation, self._kin):

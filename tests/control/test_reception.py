@@ -84,8 +84,10 @@ def test_active_are_those_who_have_come_and_not_left() -> None:
     front = Reception(3, EchoBrain(), lambda rank, one: None, lambda: changes.append(front.active))
     front.handle(0, arrive(0))
     front.handle(1, arrive(1))
+    assert front.missing() == {2}
     front.handle(2, arrive(2, (2,)))
     assert front.active == {0, 1, 2}
+    assert front.missing() == set()
     assert front.handle(1, hello(1)) == [(1, Welcome("for 1"))]
     front.handle(1, Bye("done"))
     assert front.active == {0, 1, 2}  # it may still take part in what was promised

@@ -51,6 +51,12 @@ def where() -> None:
 def main() -> None:
     """By the first argument; the second is the rank that it concerns, the third where to show that work has begun."""
     what, who = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    if what == "apart":
+        launched = int(os.environ["RANK"])
+        time.sleep(launched * 1.5)  # the world of rank 0 has ended long before the other's begins
+        ddl.init(comm=[launched])
+        say(f"launched {launched} rank {ddl.rank()} of {ddl.size()} sum {step():g}")
+        return
     ddl.init()
     if what == "where":
         where()

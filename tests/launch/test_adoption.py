@@ -238,6 +238,23 @@ def last_line(done: Started) -> str:
     return done.lines[-1]
 
 
+def test_a_part_that_comes_when_rank_0_s_has_ended(home: Path) -> None:
+    """Rank 0, in which the coordinator is, stays for it: it may come as long as start_timeout_s."""
+    done = finish([alone(rank, "apart", env={"WORLD_SIZE": "2"}) for rank in (0, 1)])
+    assert done.codes == [0, 0], done.text
+    assert all(f"launched {rank} rank 0 of 1 sum 1" in done.text for rank in (0, 1))
+    assert left_in(home) == []
+
+
+def test_rank_0_does_not_stay_longer_than_others_may_come(home: Path) -> None:
+    """Who has not called init within start_timeout_s would be told that it is late."""
+    begun_s = time.monotonic()
+    done = finish([alone(0, "apart", env={"WORLD_SIZE": "2", "DDL_START_TIMEOUT_S": "2"})])
+    assert done.codes == [0], done.text
+    assert 1.5 < time.monotonic() - begun_s < 20.0
+    assert left_in(home) == []
+
+
 def test_who_does_not_come_is_named(home: Path) -> None:
     """After start_timeout_s, by rank 0 and by the others; and where rank 0 itself does not."""
     env = {"DDL_START_TIMEOUT_S": "3", "WORLD_SIZE": "3"}
