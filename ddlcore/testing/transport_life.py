@@ -14,7 +14,7 @@ from ddlcore.errors import DeadlineExceeded, TransportError
 from ddlcore.testing import oracle
 from ddlcore.testing.group import Area, Case, Group, finish
 from ddlcore.testing.process_rank import belongings
-from ddlcore.testing.transport_base import TransportBase
+from ddlcore.testing.transport_base import TransportBase, only_where
 from ddlcore.types import DType, ReduceOp
 
 __all__ = ["TransportLife"]
@@ -61,6 +61,7 @@ def _barrier(transport: Transport, size: int) -> Pending:
     return lambda: finish(transport.barrier())
 
 
+@only_where("vectored")
 def _prepared(transport: Transport, size: int) -> Pending:
     area = _ones()
     prepared = transport.prepare(Plan((COUNT,), DType.F32, ReduceOp.Sum))
@@ -159,6 +160,7 @@ class TransportLife(TransportBase):
 
         self.play(size, play)
 
+    @only_where("abort")
     @CALLS
     def test_abort_ends_a_pending_call(self, call: Callable[[Transport, int], Pending]) -> None:
         """Each rank's abort, from another thread, ends that rank's call within 1 s, whatever the peers do."""
@@ -216,6 +218,7 @@ class TransportLife(TransportBase):
         if hung is not None:
             raise hung
 
+    @only_where("abort")
     def test_a_new_group_works_after_abort(self) -> None:
         """After abort and close, new transports of the same members open and reduce."""
         for size in self.sizes:
