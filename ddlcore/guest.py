@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 
-from ddlcore.config import Environment, Settings
+from ddlcore.config import Environment, Settings, load_settings
 from ddlcore.contracts.cluster import Seat
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect_with
@@ -22,7 +22,7 @@ from ddlcore.control.rendezvous import Invitation, file_name, folders, has_ended
 from ddlcore.control.resident import Resident, listening_address
 from ddlcore.control.store import JobStore
 from ddlcore.control.surroundings import host_name, kin
-from ddlcore.errors import DdlInternalError, DeadlineExceeded, PeerLost
+from ddlcore.errors import DdlInternalError, DeadlineExceeded, PeerLost, PluginError
 from ddlcore.job import Job, build_sessions
 from ddlcore.messages import Arrive, FromCoordinator, Lost, Refused, Seats, ToCoordinator
 from ddlcore.plug.registry import Registry
@@ -144,10 +144,15 @@ class Guest:
         return self._resident.invitation
 
     def _sessions(self, settings: Settings) -> Sessions:
+        """Where settings make no sense that rank 0 alone uses, all ranks are to be told: the others wait for it."""
         pilot = None
-        if settings["autotune"]:  # its tuner thinks in this rank's process: who can, starts the ranks by `ddl run`
-            pilot = build_pilot(settings, self._registry, (0,) * self.seat.size if self.seat.on_one_host else None)
-        return build_sessions(self.seat.size, settings, self._registry, pilot)
+        try:
+            if settings["autotune"]:  # its tuner thinks in this rank's process: who can, starts the ranks by `ddl run`
+                hosts = (0,) * self.seat.size if self.seat.on_one_host else None
+                pilot = build_pilot(settings, self._registry, hosts)
+            return build_sessions(self.seat.size, settings, self._registry, pilot)
+        except (ValueError, PluginError, OSError) as error:
+            return build_sessions(self.seat.size, load_settings({}), self._registry, refuses=str(error))
 
     def _find(self, deadline_s: float) -> Access:
         """The keys, once somebody answers to them; files that nobody stands behind are passed by."""

@@ -108,7 +108,10 @@ class TunerProvider(Provider):
 
 @dataclass(frozen=True)
 class CheckProvider(Provider):
-    """Something that `ddl doctor` looks at; the target is a Check, which is built without arguments."""
+    """Something that `ddl doctor` looks at; the target is a Check, which is built without arguments.
+
+    Its module is imported without its package: what a package imports may be what is broken.
+    """
 
 
 @dataclass(frozen=True)

@@ -505,10 +505,13 @@ class _SessionStore(PrefixStore):
         return self._session() + "/"
 
 
-def build_sessions(size: int, settings: Settings, registry: Registry, pilot: Pilot | None = None) -> Sessions:
+def build_sessions(
+    size: int, settings: Settings, registry: Registry, pilot: Pilot | None = None, refuses: str = ""
+) -> Sessions:
     """The coordinator's side for a launch of ``size`` ranks; the launcher gives it to its control server.
 
-    ``pilot`` looks for better settings meanwhile; see search.py.
+    ``pilot`` looks for better settings meanwhile; see search.py. ``refuses``: why no world can begin, which every rank
+    is then told. Raises ValueError or PluginError, in one line, for settings that make no sense.
     """
     name = settings.text("fusion_policy")
     provider = registry.fusion_policies.get(name)
@@ -519,7 +522,7 @@ def build_sessions(size: int, settings: Settings, registry: Registry, pilot: Pil
     policy = registry.load(provider)()
     compression = settings.text("compression")
     registry.compressor(compression)  # a wrong name is told before anything starts
-    return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), pilot, compression)
+    return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), pilot, compression, refuses)
 
 
 def patience_of(settings: Settings) -> Patience:

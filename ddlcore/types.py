@@ -177,6 +177,16 @@ class Buffer:
     def nbytes(self) -> int:
         return self.count * self.dtype.itemsize
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether its elements fill ``nbytes`` bytes from ``address`` on, in whatever order of the axes."""
+        expected = 1
+        for stride, length in sorted(zip(self.strides or (), self.shape)):
+            if length > 1 and stride != expected and self.count:
+                return False
+            expected *= length
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class Member:

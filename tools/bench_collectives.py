@@ -28,7 +28,7 @@ from ddlcore.launch.bench.plan import SIZES, BenchPlan, parse_sizes, size_text
 from ddlcore.launch.bench.results import TRANSPORT, Ratio, Row, interval_words, median_interval, ratio
 from ddlcore.launch.bench.timing import Together
 from ddlcore.types import Sum
-from tools.bench_verdicts import Judged, concluded, machine_words, markdown, put, table
+from tools.bench_verdicts import LITTLE_ROOM, Judged, concluded, machine_words, markdown, put, table
 from tools.mpi_world import run_under_mpiexec, what_is_missing
 
 __all__ = ["PARTS", "Part", "gloo_target", "judged", "judged_whole", "main", "mpi_target"]
@@ -38,7 +38,6 @@ NEAR_GBYTES_PER_S = 8.0  # what shm moves at least while two cores share a cache
 WHOLE_CALLS, IDLE_CALLS = 500, 25  # in one round
 IDLE_S = 0.02
 PASSES = "passes"
-LITTLE_ROOM = 0.7  # of a target: a floor that takes more of it leaves no room for what is measured
 
 
 @dataclass(frozen=True)

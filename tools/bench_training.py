@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -64,6 +65,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the efficiency there (.svg or .png)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the tables between the marks of this file")
     asked = parser.parse_args(arguments)
+    if asked.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib; pip install matplotlib")
     known = FRAMEWORKS[asked.framework].models
     unknown = set(asked.models or ()) - set(known)
     if unknown:

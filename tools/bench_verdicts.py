@@ -12,7 +12,9 @@ from pathlib import Path
 from ddlcore.launch.bench.results import Ratio
 from ddlcore.launch.environment import usable_cores
 
-__all__ = ["Judged", "concluded", "machine_words", "markdown", "missed", "put", "table"]
+__all__ = ["LITTLE_ROOM", "Judged", "concluded", "machine_words", "markdown", "missed", "put", "table"]
+
+LITTLE_ROOM = 0.7  # of a target: a floor that takes more of it leaves no room for what is measured
 
 _COLUMNS = ("what", "size", "ddl", "peer", "measured", "target", "verdict")
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"

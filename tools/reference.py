@@ -24,6 +24,7 @@ MODULES = (
     "contracts/device",
     "contracts/kernels",
     "contracts/check",
+    "contracts/known_bad",
     "contracts/bench",
     "contracts/communicators",
     "contracts/store",

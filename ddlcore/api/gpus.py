@@ -157,4 +157,4 @@ def _proc_version() -> str:
         words = (PROC / "version").read_text().split()
     except OSError:
         return ""
-    return next((word for word in words if word[:1].isdigit() and "." in word), "")
+    return next((word for word in words if word[:1].isdecimal() and "." in word), "")

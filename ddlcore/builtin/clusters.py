@@ -82,7 +82,7 @@ class _ByVariables(Cluster):
         for name in names:
             if name in variables:
                 text = variables[name].strip()
-                if not (text.isascii() and text.isdigit()):
+                if not (text.isascii() and text.isdecimal()):
                     raise ValueError(
                         f"{name}={variables[name]!r} is no whole number; {self.word} sets it: leave it alone, "
                         "or unset what it set"
@@ -144,7 +144,9 @@ class Torchrun(_ByVariables):
 
     def launch(self, around: Surroundings) -> str:
         """By run id, store and how often it was restarted."""
-        run, restarts = (around.variables.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
+        run, restarts = (
+            around.variables.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+        )
         return f"{run}:{_store_of_rank_0(around)}:{restarts}"
 
 
@@ -288,7 +290,7 @@ class SlurmShell(Cluster):
         """A world of one, with a warning where more tasks were asked for."""
         variables = around.variables
         tasks = variables.get("SLURM_NTASKS", "")
-        if "SLURM_JOB_ID" not in variables or in_step(variables) or not tasks.isdigit() or int(tasks) < 2:
+        if "SLURM_JOB_ID" not in variables or in_step(variables) or not tasks.isdecimal() or int(tasks) < 2:
             return None
         return Seat(
             0,
@@ -301,7 +303,7 @@ class SlurmShell(Cluster):
 def _tasks_here(variables: Mapping[str, str]) -> int | None:
     """This node's tasks of the step; None where that is not said."""
     text, node = variables.get("SLURM_STEP_TASKS_PER_NODE", ""), variables.get("SLURM_NODEID", "")
-    if not text or not node.isdigit():
+    if not text or not node.isdecimal():
         return None
     try:
         return tasks_per_node(text)[int(node)]

@@ -229,7 +229,7 @@ def shown(
 
 
 def _index(entry: str, uuids: Sequence[str]) -> int | None:
-    if entry.isdecimal():
+    if entry.isascii() and entry.isdecimal():
         return int(entry) if int(entry) < len(uuids) else None
     alike = [i for i, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
     return alike[0] if len(alike) == 1 else None

@@ -178,7 +178,7 @@ def ddl_checks() -> list[CheckProvider]:
     """What is looked at on every host, whatever else is installed."""
     known = (
         ("versions", "versions:VersionsCheck", "ddl, Python and frameworks are the same on all hosts"),
-        ("known-bad", "versions:KnownBadCheck", "nothing installed is known to be bad"),
+        ("known-bad", "versions:KnownBadVersions", "nothing installed is known to be bad"),
         ("dev-shm", "system:SharedMemoryCheck", "/dev/shm is large enough for workers of data loaders"),
         ("limits", "system:LimitsCheck", "enough files may be opened, enough memory locked"),
         ("network-cards", "network:NetworkCardsCheck", "which network cards there are"),
@@ -194,7 +194,7 @@ def ddl_clusters() -> list[ClusterProvider]:
     """The launchers of others, each before those whose variables it may have inherited or sets as well."""
     known = (
         ("horovodrun", "Horovod", "Horovod's launcher"),
-        ("torchrun", "Torchrun", "PyTorch's launcher"),
+        ("torchrun", "Torchrun", "torchrun"),
         ("openmpi", "OpenMpi", "mpirun of PRRTE and before it of ORTE"),
         ("pmix", "Pmix", "srun, prun and others that speak PMIx"),
         ("hydra", "Hydra", "MPICH's mpiexec and its kin, and others that speak PMI"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work, dense
 from ddlcore.types import Buffer, ReduceOp
 
 __all__ = ["QueuedSolo", "SoloTransport"]
@@ -25,19 +25,20 @@ class SoloTransport(Transport):
         pass
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
-        return _copy(source.address, target.address, source.nbytes)
+        return _copy(source, target)
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
-        return _copy(source.address, target.address, source.nbytes)
+        return _copy(source, target)
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
+        dense(buffer)
         return DONE
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
-        return _copy(source.address, target.address, source.nbytes)
+        return _copy(source, target)
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
-        return _copy(source.address, target.address, source.nbytes)
+        return _copy(source, target)
 
     def barrier(self) -> Work:
         return DONE
@@ -56,7 +57,7 @@ class _PreparedBatch(Prepared):
         plan = self._plan
         for source, target, count in zip(sources, targets, plan.counts):
             if self._plain:  # without the kernels, so that a world of one need not load them
-                _copy(int(source), int(target), count * plan.dtype.itemsize)
+                _move(int(source), int(target), count * plan.dtype.itemsize)
             else:
                 self._kernels.reduce(
                     [source], target, count, plan.dtype, plan.op, scale=plan.postscale, prescale=plan.prescale
@@ -79,18 +80,23 @@ class QueuedSolo(Transport):
         pass
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        dense(source, target)
         return self.copy(source.address, target.address, source.nbytes)
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        dense(source, target)
         return self.copy(source.address, target.address, source.nbytes)
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
+        dense(buffer)
         return DONE
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        dense(source, target)
         return self.copy(source.address, target.address, source.nbytes)
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        dense(source, target)
         return self.copy(source.address, target.address, source.nbytes)
 
     def prepare(self, plan: Plan) -> Prepared:
@@ -122,7 +128,12 @@ class _QueuedBatch(Prepared):
         return DONE
 
 
-def _copy(source: int, target: int, nbytes: int) -> Work:
+def _copy(source: Buffer, target: Buffer) -> Work:
+    dense(source, target)
+    _move(source.address, target.address, source.nbytes)
+    return DONE
+
+
+def _move(source: int, target: int, nbytes: int) -> None:
     if source != target and nbytes:
         ctypes.memmove(target, source, nbytes)
-    return DONE

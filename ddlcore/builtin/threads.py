@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Plan, Prepared, Transport, Work
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Plan, Prepared, Transport, Work, dense
 from ddlcore.errors import DeadlineExceeded, TransportError
 from ddlcore.types import Buffer, ReduceOp
 
@@ -120,9 +120,11 @@ class ThreadsTransport(Transport):
         return _PreparedBatch(self, plan)
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        dense(source, target)
         return self.prepare(Plan((source.count,), source.dtype, op)).start([source.address], [target.address])
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        dense(source, target)
         size = source.dtype.itemsize
         sources = self.meet(source.address)
         at = target.address
@@ -133,12 +135,14 @@ class ThreadsTransport(Transport):
         return self.part()
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
+        dense(buffer)
         sources = self.meet(buffer.address)
         if self.context.rank != root:
             ctypes.memmove(buffer.address, sources[root], buffer.nbytes)
         return self.part()
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        dense(source, target)
         rank, size = self.context.rank, source.dtype.itemsize
         offset = sum(counts[:rank]) * size
         sources = [address + offset for address in self.meet(source.address)]
@@ -149,6 +153,7 @@ class ThreadsTransport(Transport):
         return DONE
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        dense(source, target)
         me, size = self.context.rank, source.dtype.itemsize
         sources = self.meet(source.address)
         at = target.address

@@ -44,7 +44,7 @@ def granted_hosts(environ: Mapping[str, str]) -> Sequence[HostSlots]:
 def in_step(environ: Mapping[str, str]) -> bool:
     """Whether a process with these variables is a task of a step: not a batch script, nor a shell that somebody types in."""
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID", "")
-    if step.isdigit() and int(step) >= _FIRST_SPECIAL_STEP:
+    if step.isdecimal() and int(step) >= _FIRST_SPECIAL_STEP:
         return False
     return bool(step) and "SLURM_PTY_PORT" not in environ
 
@@ -59,7 +59,7 @@ def slurm_nodes(environ: Mapping[str, str]) -> list[str]:
     import subprocess
 
     tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "")
-    if in_step(environ) and tasks.isdigit() and int(tasks) > 1:
+    if in_step(environ) and tasks.isdecimal() and int(tasks) > 1:
         raise ValueError(
             f"srun has started `ddl run` itself, {tasks} times; call it once, from the batch script without srun, "
             "or start the ranks by `srun python …` without it"
@@ -171,13 +171,13 @@ def _listed(environ: Mapping[str, str]) -> list[tuple[str, int]]:
         if name in environ:
             return [(fields[0], 1) for fields in _lines(environ, name)]
     words = environ.get("LSB_MCPU_HOSTS", "").split()
-    if len(words) % 2 or not all(word.isdigit() for word in words[1::2]):
+    if len(words) % 2 or not all(word.isdecimal() for word in words[1::2]):
         raise ValueError(f"LSB_MCPU_HOSTS={' '.join(words)} is no list of hosts and slots such as a 4 b 4")
     if words or "PE_HOSTFILE" not in environ:
         return [(host, int(count)) for host, count in zip(words[::2], words[1::2])]
     listed = []
     for fields in _lines(environ, "PE_HOSTFILE"):  # HOST SLOTS QUEUE CORES
-        if len(fields) < 2 or not fields[1].isdigit():
+        if len(fields) < 2 or not fields[1].isdecimal():
             raise ValueError(f"PE_HOSTFILE={environ['PE_HOSTFILE']}: '{' '.join(fields)}' is not HOST SLOTS …")
         listed.append((fields[0], int(fields[1])))
     return listed

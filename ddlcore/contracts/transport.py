@@ -5,6 +5,8 @@ The rules, said once:
 * One call at a time, in the same order on every rank. Calls come from one thread at a time; where
   ``capabilities.thread_bound``, from the very thread that called ``open``. ``abort`` alone may come
   from any thread, at any moment: it returns within 1 s and makes a pending call or Work raise.
+* Memory is dense: a buffer's elements fill ``nbytes`` from ``address`` on, in whatever order of the axes. One with
+  gaps is refused by ValueError before anything is sent: each collective begins with ``dense(source, target)``.
 * Every member passes sizes that fit: counts, sent *and* received, are given. A transport never
   exchanges sizes. Zero length is legal everywhere.
 * A ``Work`` is complete on return (``DONE``), or by ``wait``, which has a deadline.
@@ -42,6 +44,7 @@ __all__ = [
     "Prepared",
     "Transport",
     "Work",
+    "dense",
     "view",
 ]
 
@@ -177,6 +180,16 @@ def view(address: int, nbytes: int) -> memoryview:
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else memoryview(bytearray())
 
 
+def dense(*buffers: Buffer) -> None:
+    """Refuses memory that address and count do not describe. Raises ValueError, which says the shape and the strides."""
+    for buffer in buffers:
+        if buffer.strides is not None and not buffer.is_dense:
+            raise ValueError(
+                f"a {buffer.dtype.label} buffer of shape {buffer.shape} and strides {buffer.strides} leaves gaps in "
+                "memory, and transports move whole memory; pass a contiguous copy"
+            )
+
+
 class Transport(ABC):
     """To write: ``open``, ``close``, ``allreduce``, ``allgatherv``, ``broadcast``; the rest is derived from them.
 
@@ -223,6 +236,7 @@ class Transport(ABC):
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
         """target = this rank's part of the reduction of ``source``; rank r gets ``counts[r]`` elements."""
+        dense(source, target)
         whole = self._temporary(source.count, source.dtype)
         _finish(self.allreduce(source, whole, op), self.context)
         size = source.dtype.itemsize
@@ -231,6 +245,7 @@ class Transport(ABC):
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
         """Rank s sends ``counts[s][d]`` elements to rank d; both sides lie one behind the other, by rank."""
+        dense(source, target)
         me, size = self.context.rank, source.dtype.itemsize
         sent = [sum(row) for row in counts]
         everything = self._temporary(sum(sent), source.dtype)

@@ -63,6 +63,7 @@ class Relay:
         self.job_file = self._job_file.path
         self._unheard: list[bytes] = []  # what was said while there may be nobody to hear it
         self._access, self._index = access, index
+        self._token, self._attempts = secrets.token_hex(4), 0
         self._poller = zmq.Poller()
         self._entrance.register(self._poller)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
@@ -91,14 +92,16 @@ class Relay:
     # --- the connection to the launcher
 
     def _connect(self) -> None:
-        token = secrets.token_hex(4)
         context = self._entrance.context
-        self._upstream = open_dealer(context, self._access, agent_name(self._index, token), beats=False)
+        name = agent_name(self._index, self._token, self._attempts)
+        events = f"inproc://{name.decode()}"
+        self._attempts += 1
+        self._upstream = open_dealer(context, self._access, name, beats=False)
         self._upstream.linger = _LINGER_MS
-        self._upstream.monitor(f"inproc://{token}", BROKEN)
+        self._upstream.monitor(events, BROKEN)
         self._events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self._events.linger = 0
-        self._events.connect(f"inproc://{token}")
+        self._events.connect(events)
         self._upstream.connect(self._access.endpoint)
         for source in (self._upstream, self._events):
             self._poller.register(source, zmq.POLLIN)

@@ -36,13 +36,13 @@ __all__ = ["OWN", "Agents", "Server", "agent_name"]
 OWN = b""  # where an agent's frames name a rank's connection: what follows is the agent's own word
 _TICK_S = 1.0  # how often the brain is asked what is overdue
 _NAME = re.compile(rb"([cs])(0|[1-9][0-9]{0,8})\.[0-9a-f]{8}")  # see Line: c to the coordinator, s to the store
-_AGENT = re.compile(rb"a(0|[1-9][0-9]{0,8})\.[0-9a-f]{8}")
+_AGENT = re.compile(rb"a(0|[1-9][0-9]{0,8})\.([0-9a-f]{8})\.(0|[1-9][0-9]{0,8})")
 _Route = tuple[bytes, ...]  # the name of a rank's connection, behind that of its agent if it has one
 
 
-def agent_name(index: int, token: str) -> bytes:
-    """What agent ``index`` calls its connection; ``token``: eight hexadecimal digits by chance."""
-    return f"a{index}.{token}".encode()
+def agent_name(index: int, token: str, attempt: int) -> bytes:
+    """What agent ``index`` calls its connection, the ``attempt``-th; ``token``: its own eight hexadecimal digits by chance."""
+    return f"a{index}.{token}.{attempt}".encode()
 
 
 class Agents(Protocol):
@@ -255,11 +255,20 @@ class Server:
     # --- agents
 
     def _agent_of(self, name: bytes) -> int:
-        """Its number; -1 for a name that is no agent's, or a second one under a number that is taken."""
+        """Its number; -1 for a name that is no agent's, or another agent's under a number that is taken.
+
+        An agent whose connection broke before it heard of us comes again: from then on that is its connection.
+        """
         match = _AGENT.fullmatch(name)
-        if match is None or self._agent_names.setdefault(int(match[1]), name) != name:
+        if match is None:
             return -1
-        return int(match[1])
+        number = int(match[1])
+        known = _AGENT.fullmatch(self._agent_names.setdefault(number, name))
+        assert known is not None
+        if known[2] != match[2] or int(match[3]) < int(known[3]):
+            return -1
+        self._agent_names[number] = name
+        return number
 
     def _hear_agent(self, agent: int, data: bytes) -> None:
         if data and self._agents is not None:  # without data it is a beat

@@ -246,7 +246,7 @@ class _Agent:
         return {**mine, **given, **own, "PWD": os.getcwd()}
 
     def _begin_rank(self, begin: Begin, rank: RankTask, shared: dict[str, str]) -> RankProcess:
-        fds = [int(os.environ[name]) for name in begin.descriptors if os.environ.get(name, "").isdigit()]
+        fds = [int(os.environ[name]) for name in begin.descriptors if os.environ.get(name, "").isdecimal()]
         command = list(begin.command)
         if not command:
             self._files[rank.rank] = nameless_file()

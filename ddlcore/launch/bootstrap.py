@@ -41,7 +41,7 @@ class AgentTask(msgspec.Struct, frozen=True):
         if len(self.agents) == 1:
             return self.agents[0]
         value = next((environ[name] for name in self.number if name in environ), "")
-        if not value.isdigit() or int(value) >= len(self.agents):
+        if not value.isdecimal() or int(value) >= len(self.agents):
             names = " or ".join(self.number)
             raise DdlInternalError(f"{names} does not say which of {len(self.agents)} agents this is ({value!r})")
         return self.agents[int(value)]

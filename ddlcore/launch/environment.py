@@ -64,7 +64,7 @@ def setting_variables(settings: Settings) -> dict[str, str]:
 def wanted_port(environ: Mapping[str, str]) -> int:
     """MASTER_PORT where the user set it, else 0. Raises ValueError where theirs is no port."""
     wanted = environ.get("MASTER_PORT", "1")
-    if not wanted.isdigit() or not 0 < int(wanted) < 65536:
+    if not wanted.isdecimal() or not 0 < int(wanted) < 65536:
         raise ValueError(f"MASTER_PORT={wanted} is no port; unset it, or set it to one between 1 and 65535")
     return int(environ.get("MASTER_PORT", "0"))
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from ddlcore.plug.aliases import FLAGS_OF_TRANSPORTS
+
 __all__ = [
     "FLAGS",
     "NATIVE",
@@ -75,7 +77,7 @@ def _off(value: str) -> bool:
 
 
 def _number(text: str) -> float:
-    value = float(text) if text.replace(".", "", 1).lstrip("+-").isdigit() else math.nan
+    value = float(text) if text.replace(".", "", 1).lstrip("+-").isdecimal() else math.nan
     if not value >= 0:
         raise ValueError("must be a number >= 0")
     return value
@@ -103,6 +105,10 @@ def _no_warning(text: str) -> float | None:
     return None if _off(text) else 0.0
 
 
+def _always(value: str) -> Callable[[str], str]:
+    return lambda _: value
+
+
 def _name(text: str) -> str:
     return text.strip().lower()
 
@@ -114,7 +120,7 @@ _ELASTIC = "jobs that grow and shrink are not there yet. Leave it out, and say -
 _ROUTE = "the route decides, not a switch: --backend auto goes by shared memory within a host, --backend NAME does not"
 _CYCLE = "nothing is done in cycles here, so there is none to time"
 _CACHE = "steps that repeat run from memory, however many tensors they have; --no-replay turns that off"
-_THREADS = "one thread of a rank speaks MPI, whatever this says"
+_THREADS = "a transport is called from one thread of its rank, whatever this says"
 _STREAMS = "one stream is used; there is nothing to set"
 _AFFINITY = "no thread of ours is bound to a core; taskset or numactl before the command binds a rank"
 _STAMPS = "log lines have the form that logging is configured for; --prefix-output-with-timestamp stamps all output"
@@ -152,8 +158,7 @@ NATIVE: Mapping[str, str] = {  # horovodrun's flag: ours, which does the same
 }
 
 FLAGS: tuple[Foreign, ...] = (
-    Foreign(("--gloo",), 0, setting="backend", convert=lambda _: "gloo"),
-    Foreign(("--mpi",), 0, setting="backend", convert=lambda _: "mpi"),
+    *(Foreign((flag,), 0, setting="backend", convert=_always(name)) for flag, name in FLAGS_OF_TRANSPORTS.items()),
     Foreign(("--jsrun",), 0, later="start the script by jsrun itself, its ranks are recognised; or use -H"),
     Foreign(("--start-timeout",), setting="start_timeout_s", convert=_number),
     Foreign(("--disable-cache",), 0, note="nothing is cached from one start to the next"),
@@ -251,18 +256,27 @@ VARIABLES: tuple[Foreign, ...] = (
     ),
     Foreign(
         (
-            *(
-                f"HOROVOD_{way}_{what}"
-                for way in ("WITH", "WITHOUT")
-                for what in ("TENSORFLOW", "PYTORCH", "MXNET", "MPI", "GLOO")
-            ),
+            "HOROVOD_WITH_TENSORFLOW",
+            "HOROVOD_WITH_PYTORCH",
+            "HOROVOD_WITH_MXNET",
+            "HOROVOD_WITH_MPI",
+            "HOROVOD_WITH_GLOO",
+            "HOROVOD_WITHOUT_TENSORFLOW",
+            "HOROVOD_WITHOUT_PYTORCH",
+            "HOROVOD_WITHOUT_MXNET",
+            "HOROVOD_WITHOUT_MPI",
+            "HOROVOD_WITHOUT_GLOO",
             *(
                 f"HOROVOD_GPU_{what}"
                 for what in ("OPERATIONS", "ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
             ),
             "HOROVOD_GPU",
-            *(f"HOROVOD_{what}_HOME" for what in ("CUDA", "ROCM", "NCCL")),
-            *(f"HOROVOD_NCCL_{what}" for what in ("INCLUDE", "LIB", "LINK")),
+            "HOROVOD_CUDA_HOME",
+            "HOROVOD_ROCM_HOME",
+            "HOROVOD_NCCL_HOME",
+            "HOROVOD_NCCL_INCLUDE",
+            "HOROVOD_NCCL_LIB",
+            "HOROVOD_NCCL_LINK",
             "HOROVOD_ALLOW_MIXED_GPU_IMPL",
             "HOROVOD_BUILD_ARCH_FLAGS",
             "HOROVOD_BUILD_CUDA_CC_LIST",

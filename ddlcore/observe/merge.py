@@ -31,9 +31,9 @@ class Part:
     clocks: list[tuple[float, int, int]] = field(default_factory=list)  # (ts in us, offset in ns, error in ns)
 
     @property
-    def error_us(self) -> float:
-        """By how much its times may be wrong against the coordinator's clock."""
-        return max((error for _, _, error in self.clocks), default=0) / 1000
+    def error_us(self) -> float | None:
+        """By how much its times may be wrong against the coordinator's clock; None: it was never looked at."""
+        return max(error for _, _, error in self.clocks) / 1000 if self.clocks else None
 
     def offset_us(self, ts: float) -> float:
         """What is to be added to ``ts``: in between two looks at the clock it changes evenly."""
@@ -74,9 +74,9 @@ def read_part(path: Path) -> Part:
 def _mended(text: str) -> list[Event]:
     """The events of the whole lines."""
     events = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # the only end that a record has: others may stand within a name
         with contextlib.suppress(ValueError):
-            event = json.loads(line.strip().rstrip(","))
+            event = json.loads(line.rstrip(",]"))  # a torn write may leave the list's end behind its comma
             if isinstance(event, dict):
                 events.append(event)
     return events
@@ -147,8 +147,8 @@ def _metadata(parts: Sequence[Part]) -> Event:
         {
             **part.facts,
             "pid": part.pid,
-            "clock_offset_us": round(part.clocks[-1][1] / 1000, 3) if part.clocks else 0.0,
-            "clock_error_us": round(part.error_us, 3),
+            "clock_offset_us": round(part.clocks[-1][1] / 1000, 3) if part.clocks else None,
+            "clock_error_us": round(part.error_us, 3) if part.error_us is not None else None,
             "complete": any(event.get("name") == "END" for event in part.events),
         }
         for part in parts

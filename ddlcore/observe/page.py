@@ -50,16 +50,28 @@ def sentences(summary: Summary) -> list[str]:
     if late is not None and whole and len(summary.ranks) > 1:
         said.append(
             f"Rank {late.rank} holds the others up most: last to {late.last / whole:.0%} of the batches, "
-            f"by {late.late_ms:.3f} ms on the mean."
+            f"by {late.late_ms:.3f} ms (median)."
         )
-    error = max((row.error_us for row in summary.ranks), default=0.0)
-    said.append(
-        f"The ranks' clocks agree to {error:.1f} µs." if error else "All ranks read one clock: they are on one host."
-    )
+    said += _clocks(summary)
     cut = [str(row.rank) for row in summary.ranks if not row.complete]
     if cut:
         said.append(f"The file of rank {', '.join(cut)} was not ended: it was killed, or is still running.")
     return said
+
+
+def _clocks(summary: Summary) -> list[str]:
+    unknown = [str(row.rank) for row in summary.ranks if row.error_us is None]
+    if len(summary.ranks) < 2:
+        return []
+    if unknown:
+        return [
+            f"How the clock of rank {', '.join(unknown)} compares with the others' is unknown: its file ends before it was "
+            "looked at. What is said of who comes last may be wrong by the difference."
+        ]
+    error = max(row.error_us or 0.0 for row in summary.ranks)
+    return [
+        f"The ranks' clocks agree to {error:.1f} µs." if error else "All ranks read one clock: they are on one host."
+    ]
 
 
 def tables(summary: Summary) -> list[Table]:

@@ -54,9 +54,9 @@ class RankRow:
     exposed: float  # the user's thread stood in ddl
     communication: float  # batches were under way
     overlap: float  # of that, while the user's thread went on
-    last: int  # batches to which it came last
-    late_ms: float  # by how much, on the mean of these, behind the median of the others
-    error_us: float  # of its clock
+    last: int  # batches to which it came last; those that ran from memory, if any did
+    late_ms: float  # by how much, the median of these, behind the median of the others
+    error_us: float | None  # of its clock; None: it was not compared with the others'
     complete: bool  # whether it ended its file
 
 
@@ -151,7 +151,7 @@ def summarise(metadata: Mapping[str, Any], events: Sequence[Event]) -> Summary:
             waits[event["pid"]].append((event["ts"], event["ts"] + event["dur"]))
         elif event.get("name") in ("REPLAY", "FREEZE", "DRAIN") and event.get("ph") in ("B", "X"):
             changes[event["pid"]][event["name"]] += 1
-    late = _stragglers(runs)
+    late = _stragglers([run for run in runs if run.step is not None] or runs)
     by_rank: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
         by_rank[run.pid].append(run)
@@ -203,8 +203,8 @@ def _rank_row(
         communication=statistics.median(communication),
         overlap=statistics.median(hidden) if hidden else 0.0,
         last=len(late),
-        late_ms=statistics.fmean(late) / 1000 if late else 0.0,
-        error_us=float(said.get("clock_error_us", 0.0)),
+        late_ms=statistics.median(late) / 1000 if late else 0.0,
+        error_us=said.get("clock_error_us"),
         complete=bool(said.get("complete", True)),
     )
 

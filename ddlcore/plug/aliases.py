@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ALIASES", "FRAMEWORKS"]
+__all__ = ["ALIASES", "FLAGS_OF_TRANSPORTS", "FRAMEWORKS"]
 
 ALIASES: Mapping[str, Mapping[str, str]] = {  # door -> name -> the line that installs it
     "transport": {
@@ -31,6 +31,11 @@ ALIASES: Mapping[str, Mapping[str, str]] = {  # door -> name -> the line that in
         "gloo": "pip install ddl-torch",
         "mpi": "pip install ddl-mpi",
     },
+}
+
+FLAGS_OF_TRANSPORTS: Mapping[str, str] = {  # horovodrun's flag -> the transport that it asks for
+    "--gloo": "gloo",
+    "--mpi": "mpi",
 }
 
 FRAMEWORKS: Mapping[str, tuple[str, ...]] = {  # module that `ddl info` looks for -> the distributions it may come from

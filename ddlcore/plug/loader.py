@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
 from importlib.metadata import version as installed_version
 
@@ -68,7 +70,8 @@ def load_plugins(settings: Settings) -> Registry:
     installed = sorted(found, key=lambda one: (one[0].name, one[1].name))
     for origin, entry in _chosen(installed, settings, registry):
         try:
-            _introduce(_plugin(entry), origin, registry)
+            with redirect_stdout(sys.stderr):  # what a plugin prints is no part of what a command of ours prints
+                _introduce(_plugin(entry), origin, registry)
         except (Exception, SystemExit) as error:  # whatever foreign code raises; Ctrl-C goes on
             what_next = f"pip install --upgrade {origin.name}, or keep it from loading by DDL_PLUGINS_OFF={entry.name}"
             registry.refuse(origin, entry.name, f"{_one_line(error)}; {what_next}")
@@ -88,15 +91,30 @@ def _introduce(plugin: object, origin: Distribution, registry: Registry) -> None
     manager = pluggy.PluginManager("ddlcore")  # one for each plugin: what is wrong with it stays its own
     manager.add_hookspecs(Hooks)
     manager.register(plugin)  # refuses a hook with arguments that its specification lacks
-    manager.check_pending()  # refuses a hook that no specification has
+    try:
+        manager.check_pending()  # refuses a hook that no specification has
+    except pluggy.PluginValidationError as error:
+        names = [caller.name for caller in manager.get_hookcallers(plugin) or () if caller.name not in _HOOKS]
+        raise PluginError(_unknown(names[0]) if names else str(error)) from error
     if not manager.get_hookcallers(plugin):
         raise PluginError("it has no hook; mark its functions with ddlcore.hooks.hookimpl")
     offered: list[Provider] = []
     for hook, kind in _HOOKS.items():
-        for answer in getattr(manager.hook, hook)():
+        caller = getattr(manager.hook, hook)
+        answers = caller()
+        if len(answers) < len(caller.get_hookimpls()):  # pluggy leaves None out
+            raise PluginError(f"{hook} gave nothing; it must return a list of {kind.__name__}")
+        for answer in answers:
             offered += [_checked(provider, hook, kind) for provider in answer]
     for provider in offered:
         registry.offer(provider, origin)
+
+
+def _unknown(hook: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(hook, _HOOKS, n=1) or sorted(_HOOKS)
+    return f"unknown hook '{hook}'; did its author mean {' or '.join(near)}?"
 
 
 def _checked(provider: object, hook: str, kind: type[Provider]) -> Provider:

@@ -245,7 +245,9 @@ class Registry:
             raise PluginError(f"{who} cannot be used: {missing}")
         module, _, attribute = provider.target.partition(":")
         try:
-            found: object = importlib.import_module(module)
+            # A check looks at what may be broken: its package, which may import just that, is left alone.
+            imported = run_alone if isinstance(provider, CheckProvider) else importlib.import_module
+            found: object = imported(module)
             for part in attribute.split("."):
                 found = getattr(found, part)
         except Exception as error:  # whatever a foreign module raises while it is imported
@@ -277,9 +279,10 @@ class Registry:
             )
         elif provider.name in table:
             first = self._origins[table[provider.name]]
-            wrong = (
-                f"{first} offers that name already; "
+            wrong = f"{first} offers that name already; " + (
                 f"uninstall {origin.name}, or keep it from loading by DDL_PLUGINS_OFF={origin.name}"
+                if first != origin
+                else "each needs a name of its own"
             )
         elif not all(part.strip() for part in provider.target.split(":")) or provider.target.count(":") != 1:
             wrong = f"its target '{provider.target}' is not of the form module:name"

@@ -8,7 +8,7 @@ from ddlcore.messages import Ask, Spec
 from ddlcore.runtime.devices import describe_device, kind_of
 from ddlcore.types import Kind
 
-__all__ = ["called", "describe", "flaw", "mismatch_table"]
+__all__ = ["called", "describe", "flaw", "mismatch_table", "span"]
 
 
 def _tuple(values: Sequence[int] | None) -> str:
@@ -67,7 +67,7 @@ def describe(names: Sequence[str], set_id: int) -> str:
     return shown if set_id == 0 else f"{shown} in process set {set_id}"
 
 
-def _span(ranks: Sequence[int]) -> str:
+def span(ranks: Sequence[int]) -> str:
     """0,1,2,5 as "0-2,5"."""
     parts: list[list[int]] = []
     for rank in ranks:
@@ -87,7 +87,7 @@ def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
     for rank in sorted(texts):
         rows.setdefault(tuple(texts[rank][i] for i in differing), []).append(rank)
     header = ("ranks", *(_COLUMNS[i][0] for i in differing))
-    lines = [header, *((_span(ranks), *cells) for cells, ranks in rows.items())]
+    lines = [header, *((span(ranks), *cells) for cells, ranks in rows.items())]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     table = "\n".join(
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines

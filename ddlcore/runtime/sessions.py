@@ -67,9 +67,11 @@ class Sessions:
         replay: bool = True,
         pilot: Pilot | None = None,
         compression: str = "none",
+        refuses: str = "",
     ) -> None:
-        """``pilot`` looks for better settings, in one world at a time."""
+        """``pilot`` looks for better settings, in one world at a time. ``refuses``: why no world can begin."""
         self.size = size
+        self._refuses = refuses
         self._pilot = pilot
         self._piloted: _World | None = None
         self._compression = compression
@@ -170,6 +172,8 @@ class Sessions:
     def _begin_or_refuse(self, key: WorldKey) -> Outgoing:
         present = self._gathering[key]
         if len(present) == len(key[0]):
+            if self._refuses:  # now that all are there: each of them is told, and none waits for another
+                return [(rank, Refused(self._refuses)) for rank in self._gathering.pop(key)]
             return self._begin(key)
         cycle = self._cycle(key) if len(self._gathering) > 1 else set()
         if not cycle:

@@ -11,6 +11,7 @@ from ddlcore.messages import Show, Stack, Stalled, Standing
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.coordinator import Coordinator, Outgoing
 from ddlcore.runtime.pending import Pending
+from ddlcore.runtime.stall_table import Late, on_ranks, stall_table
 
 __all__ = ["Patience", "StallWatch"]
 
@@ -52,29 +53,36 @@ class StallWatch:
     def look(self, now_s: float) -> tuple[list[str], Outgoing]:
         """What is to be reported, each thing once, and what ranks are to be told. ``now_s`` is of any steady clock."""
         late = self._in_discovery(now_s)
+        missing = {rank for one in late for rank in one.missing}
+        texts = [self._wording(late)] if late else []
         standings = self._coordinator.standings
         for text in standings.report(self._coordinator.epoch, now_s, self._patience.warning_s):
-            late.append((text, standings.absent))
-            self._what = text.partition(": ")[2]
-        texts = [text for text, _ in late] + self._told(now_s)
+            texts.append(f"{text}\n{self._advice}")
+            missing |= set(standings.absent)
+            self._what = standings.what
+        texts += self._told(now_s)
         outgoing: Outgoing = []
         if self._patience.stacks:
-            for rank in sorted({rank for _, ranks in late for rank in ranks} - self._asked_s.keys()):
+            for rank in sorted(missing - self._asked_s.keys()):
                 self._asked_s[rank] = now_s
                 outgoing.append((rank, Show()))
         return texts, outgoing + self._expired(now_s)
 
-    def _in_discovery(self, now_s: float) -> list[tuple[str, tuple[int, ...]]]:
-        """What has just passed the warning time, and which ranks lack it."""
+    def _in_discovery(self, now_s: float) -> list[Late]:
+        """What has just passed the warning time."""
         warning_s, table = self._patience.warning_s, self._coordinator.table
-        late: dict[tuple[int, ...], list[Pending]] = {}
+        late = []
         for pending in table.all():
             if pending.first_seen_s is None:
                 pending.first_seen_s = now_s
             elif 0 < warning_s <= now_s - pending.first_seen_s and not pending.reported:
-                late.setdefault(tuple(table.missing(pending)), []).append(pending)
+                late.append(self._late(pending, now_s - pending.first_seen_s))
                 pending.reported = True
-        return [(self._wording(ranks, tensors, warning_s), ranks) for ranks, tensors in late.items()]
+        return late
+
+    def _late(self, pending: Pending, waits_s: float) -> Late:
+        missing = tuple(self._coordinator.table.missing(pending))
+        return Late(pending.name, pending.set_id, tuple(pending.ranks()), missing, waits_s)
 
     def _expired(self, now_s: float) -> Outgoing:
         shutdown_s, table = self._patience.shutdown_s, self._coordinator.table
@@ -88,7 +96,9 @@ class StallWatch:
         if not over:
             return []
         missing = table.missing(over[0])
-        return self._end(_who(tuple(missing), [one for one in over if table.missing(one) == missing]))
+        alike = [one.name for one in over if table.missing(one) == missing and one.set_id == over[0].set_id]
+        there = on_ranks(over[0].ranks())
+        return self._end(f"{describe(alike, over[0].set_id)} is ready on {there}, but not on {on_ranks(missing)}")
 
     def _end(self, what: str) -> Outgoing:
         if self._over:
@@ -98,23 +108,30 @@ class StallWatch:
         return [(rank, Stalled(text)) for rank in range(self._coordinator.size)]
 
     def _told(self, now_s: float) -> list[str]:
-        """The stacks that have come, and who will not say."""
-        texts = []
-        for rank, asked_s in list(self._asked_s.items()):
+        """The stacks that have come, ranks that stand at the same place together, and who will not say."""
+        found: dict[str, list[int]] = {}
+        silent = []
+        for rank, asked_s in sorted(self._asked_s.items()):
             if rank in self._stacks:
-                texts.append(f"rank {rank} is here:\n{self._stacks.pop(rank).rstrip()}")
-                del self._asked_s[rank]
+                found.setdefault(self._stacks.pop(rank).rstrip(), []).append(rank)
             elif now_s >= asked_s + ANSWER_S:
-                texts.append(
-                    f"rank {rank} does not say where it is: it is stopped, or in a call that holds the interpreter"
-                )
-                del self._asked_s[rank]
+                silent.append(rank)
+            else:
+                continue
+            del self._asked_s[rank]
+        texts = [f"{on_ranks(at)} {'is' if len(at) == 1 else 'are'} here:\n{text}" for text, at in found.items()]
+        if silent:
+            texts.append(
+                f"no word from {on_ranks(silent)} of where in the code: stopped, or in a call that holds the interpreter"
+            )
         return texts
 
-    def _wording(self, ranks: tuple[int, ...], tensors: list[Pending], seconds: float) -> str:
-        return f"stalled for more than {seconds:g} s: {_who(ranks, tensors)}; the ranks may run different code, or one of them is slow"
+    def _wording(self, late: list[Late]) -> str:
+        return (
+            f"stalled for more than {self._patience.warning_s:g} s in discovery:\n{stall_table(late)}\n{self._advice}"
+        )
 
-
-def _who(ranks: tuple[int, ...], tensors: list[Pending]) -> str:
-    names = describe([pending.name for pending in tensors], tensors[0].set_id)
-    return f"{names} is ready on some ranks, but not on rank {', '.join(map(str, ranks))}"
+    @property
+    def _advice(self) -> str:
+        stacks = "" if self._patience.stacks else "; --stall-stacks shows where those that are missing stand"
+        return f"  the ranks may run different code, or one of them is slow{stacks}"

@@ -27,6 +27,7 @@ LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "test_abort_ends_a_pending_call",
             "test_a_new_group_works_after_abort",
             "test_nothing_stays",
+            "test_memory_with_gaps_is_refused",
             "test_survivors_of_a_killed_rank_are_released",
         ),
     },

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ddlcore.builtin.threads import ThreadsTransport
-from ddlcore.contracts.transport import ALL_OPS, DONE, Capabilities, Context, Plan, Prepared, Transport, Work
+from ddlcore.contracts.transport import ALL_OPS, DONE, Capabilities, Context, Plan, Prepared, Transport, Work, dense
 from ddlcore.testing.pretend import KIND, PretendQueue
 from ddlcore.types import Buffer, ReduceOp
 
@@ -55,6 +55,7 @@ class PretendTransport(Transport):
         return _PreparedLater(self, self._inner.prepare(plan), plan)
 
     def _later(self, buffers: Sequence[Buffer], call: Callable[[], Work]) -> Work:
+        dense(*buffers)
         used = [(buffer.address, buffer.nbytes) for buffer in buffers]
         return self.later(used, call)
 

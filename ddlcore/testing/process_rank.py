@@ -151,12 +151,19 @@ class _Rank:
         self.transports[number].open(Context(rank, whole, store, kernels, settings, timeout_s, name))
 
     def call(
-        self, number: int, verb: str, memory: list[tuple[int, bytes]], buffers: list[list[int]], rest: list[Any]
+        self, number: int, verb: str, memory: list[tuple[int, bytes]], buffers: list[list[Any]], rest: list[Any]
     ) -> None:
         places = [_Place(address, content) for address, content in memory]
         arguments: list[Any] = [
-            Buffer(places[place].address, count, DType(dtype), (count,), owner=places[place])
-            for place, count, dtype in buffers
+            Buffer(
+                places[place].address,
+                count,
+                DType(dtype),
+                tuple(shape),
+                strides and tuple(strides),
+                owner=places[place],
+            )
+            for place, count, dtype, shape, strides in buffers
         ]
         if verb in ("allreduce", "reducescatterv"):
             rest[-1] = ReduceOp(rest[-1])

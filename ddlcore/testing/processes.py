@@ -198,7 +198,7 @@ class _DistantTransport(Transport):
             if buffer.address not in places or not buffer.nbytes:
                 places[buffer.address] = len(memory)
                 memory.append((buffer.address, ctypes.string_at(buffer.address, buffer.nbytes)))
-            described.append((places[buffer.address], buffer.count, int(buffer.dtype)))
+            described.append((places[buffer.address], buffer.count, int(buffer.dtype), buffer.shape, buffer.strides))
         self._rank.ask("call", self._number, verb, memory, described, list(rest))
         return _DistantWork(self._rank, self._number, [(address, len(content)) for address, content in memory])
 

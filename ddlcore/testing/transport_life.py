@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -14,8 +15,9 @@ from ddlcore.errors import DeadlineExceeded, TransportError
 from ddlcore.testing import oracle
 from ddlcore.testing.group import Area, Case, Group, finish
 from ddlcore.testing.process_rank import belongings
-from ddlcore.testing.transport_base import TransportBase, only_where
-from ddlcore.types import DType, ReduceOp
+from ddlcore.testing.transport_base import only_where
+from ddlcore.testing.transport_cases import TransportCases
+from ddlcore.types import Buffer, DType, ReduceOp
 
 __all__ = ["TransportLife"]
 
@@ -75,7 +77,20 @@ CALLS = pytest.mark.parametrize(
 )
 
 
-class TransportLife(TransportBase):
+def _with_gaps(case: Case, rank: int) -> list[tuple[Buffer, Buffer]]:
+    """Source and target of this rank, one of which has gaps; in place it is the same."""
+    source, target = (area.buffer for area in case.memory(rank))
+    if case.targets is None:
+        return [(_spread(source), _spread(target))]
+    return [(_spread(source), target), (source, _spread(target))]
+
+
+def _spread(buffer: Buffer) -> Buffer:
+    """So many elements, every other one."""
+    return replace(buffer, strides=(2,))
+
+
+class TransportLife(TransportCases):
     """From open to close, with and without peers."""
 
     def sum_of(self, group: Group, count: int = 1000) -> None:
@@ -230,6 +245,37 @@ class TransportLife(TransportBase):
             again.open()
             self.sum_of(again)
             again.close()
+
+    def test_memory_with_gaps_is_refused(self) -> None:
+        """ValueError on the rank that was given it, before anything is sent; what is dense in another order is taken."""
+        self.needs(DType.F32)
+        for size in self.sizes:
+            dense = [self.reducing(size, DType.F32, ReduceOp.Sum, 6), self.broadcasting(size, DType.F32, 6, 0)]
+            cases = [*dense, *self.row_major(size)]
+            taken: list[str] = []
+
+            def play(rank: int, transport: Transport, cases: list[Case] = cases, taken: list[str] = taken) -> None:
+                for case in cases:
+                    for source, target in _with_gaps(case, rank):
+                        try:
+                            finish(case.call(transport, source, target))
+                        except ValueError:
+                            continue
+                        taken.append(f"{case.label}: rank {rank} took memory with gaps")
+
+            self.play(size, play)
+            assert not taken, taken[0]
+            for area in chain.from_iterable((*case.sources, *(case.targets or ())) for case in dense):
+                area.buffer.shape, area.buffer.strides = (2, 3), (1, 2)
+            self.check(size, cases)
+
+    def row_major(self, size: int) -> list[Case]:
+        """One of each kind whose tensors are cut by rows."""
+        return [
+            self.gathering(size, DType.F32, [6] * size),
+            self.scattering(size, DType.F32, [6] * size, ReduceOp.Sum),
+            self.exchanging(size, DType.F32, [[6] * size] * size),
+        ]
 
     def several(self) -> int:
         """The largest world of the suite. Skips where that is one rank alone."""

@@ -39,6 +39,8 @@ def fresh() -> Iterator[None]:
         (FOUR, "3, 1", 2),
         (FOUR, "0,7,1", 1),  # what stands behind an entry that means nothing is not seen
         (FOUR, "0,x", 1),
+        (FOUR, "0,²", 1),
+        (FOUR, "\N{ARABIC-INDIC DIGIT ONE}", 0),  # a digit, but not to CUDA
         (FOUR, "1,1", 0),
         (FOUR, "GPU-b", 1),
         (FOUR, "GPU-b,GPU-aa1,GPU-c", 3),

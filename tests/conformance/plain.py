@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddlcore.contracts.transport import DONE, Capabilities, Context, Transport, Work, view
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Transport, Work, dense, view
 from ddlcore.errors import DeadlineExceeded, TransportError
 from ddlcore.testing import oracle
 from ddlcore.types import Buffer, ReduceOp
@@ -65,13 +65,16 @@ class PlainTransport(Transport):
             raise TransportError(f"{self.context.name}: aborted") from error
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        dense(source, target)
         self.array(target)[:] = oracle.reduce(self.exchange(self.array(source)), op)
         return DONE
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        dense(source, target)
         self.array(target)[:] = oracle.allgatherv(self.exchange(self.array(source)))
         return DONE
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
+        dense(buffer)
         self.array(buffer)[:] = self.exchange(self.array(buffer))[root]
         return DONE

@@ -5,19 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
-
-from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.builtin.shm.transport import ShmTransport
-from ddlcore.contracts.transport import DONE, Plan, Prepared, Transport, Work, view
-from ddlcore.hooks import AdapterProvider, TransportProvider, hookimpl
+from ddlcore.contracts.transport import DONE, Plan, Prepared, Work, view
+from ddlcore.hooks import TransportProvider, hookimpl
 from ddlcore.testing import TransportSuite
-from ddlcore.testing.builtin import NumpySuite
-from ddlcore.types import Buffer, DType, ReduceOp
+from ddlcore.types import Buffer, ReduceOp
 
-__all__ = ["MUTANTS", "StridedSuite", "Suites", "ddl_adapters", "ddl_transports"]
+__all__ = ["MUTANTS", "Suites", "ddl_transports"]
 
 CHUNK = 128 << 10  # bytes, as the suite tries sizes around it
 
@@ -57,13 +52,27 @@ class HangsInAbort(ShmTransport):
         threading.Event().wait()
 
 
-class SwapsCollectives(ShmTransport):
-    """Of two plans, each runs in the other's place."""
+class StridedTaken(ShmTransport):
+    """Takes memory with gaps for dense memory."""
 
-    def prepare(self, plan: Plan) -> Prepared:
-        now = super().prepare(plan)
-        before, self._before = getattr(self, "_before", now), now
-        return before
+    def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        return super().allreduce(replace(source, strides=None), replace(target, strides=None), op)
+
+
+class SwapsCollectives(ShmTransport):
+    """Exchanges the parts where they are to be reduced, and reduces them where they are to be exchanged."""
+
+    def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        parts = self._temporary(counts[self.context.rank] * self.context.size, source.dtype)
+        work = super().alltoallv(source, parts, [counts] * self.context.size)
+        view(target.address, target.nbytes)[:] = view(parts.address, target.nbytes)
+        return work
+
+    def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        if any(row != counts[0] for row in counts):  # no reduction has these sizes
+            return super().alltoallv(source, target, counts)
+        part = replace(target, count=counts[0][self.context.rank])
+        return super().reducescatterv(source, part, counts[0], ReduceOp.Sum)
 
 
 class LeaksASegment(ShmTransport):
@@ -89,23 +98,14 @@ class UnequalTails(ShmTransport):
         return work
 
 
-class StridedTaken(NumpyAdapter):
-    """Takes an array with gaps for a dense one: shared memory, which gets addresses and counts, would never know."""
-
-    def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
-        if isinstance(tensor, np.ndarray) and tensor.dtype == np.float32 and not tensor.flags.c_contiguous:
-            return Buffer(tensor.ctypes.data, tensor.size, DType.F32, tensor.shape, owner=tensor)
-        return super().buffer(tensor, elementwise=elementwise)
-
-
-MUTANTS: dict[str, tuple[type[Transport] | type[NumpyAdapter], str, str]] = {  # name -> class, test, what it says
-    "drops-a-chunk": (DropsAChunk, "test_large_allreduce", "elements differ"),
-    "wrong-divisor": (WrongDivisor, "test_plans_are_scaled", "elements differ"),
+MUTANTS: dict[str, tuple[type[ShmTransport], str, str]] = {  # name -> class, test that it fails, what that says
+    "drops-a-chunk": (DropsAChunk, "test_large_allreduce", r"allreduce sum .*: rank \d of \d: .*elements differ"),
+    "wrong-divisor": (WrongDivisor, "test_plans_are_scaled", r"prepared sum .*: rank \d of \d: .*elements differ"),
     "ignores-nothing": (IgnoresNothing, "test_allgatherv", "did not end within 2 s|elements differ"),
     "hangs-in-abort": (HangsInAbort, "test_abort_ends_a_pending_call[barrier]", "abort did not return"),
-    "strided-taken": (StridedTaken, "test_tensors_with_gaps_are_refused", "DID NOT RAISE"),
-    "swaps-collectives": (SwapsCollectives, "test_prepared_plans_run_again", "raised on|differ|ValueError"),
-    "leaks-a-segment": (LeaksASegment, "test_nothing_stays", "left behind after close"),
+    "strided-taken": (StridedTaken, "test_memory_with_gaps_is_refused", r"allreduce .*: rank \d took memory with gaps"),
+    "swaps-collectives": (SwapsCollectives, "test_reducescatterv", r"reducescatterv .*: rank \d .*elements differ"),
+    "leaks-a-segment": (LeaksASegment, "test_nothing_stays", "left behind after close: {'descriptors'"),
     "unequal-tails": (UnequalTails, "test_allreduce", "rank 1 of 2: .* elements differ"),
 }
 
@@ -119,33 +119,20 @@ class Patient(TransportSuite):
 
 
 class Suites:
-    """One for each mutant, under its class's name."""
-
-
-for mutant, _, _ in MUTANTS.values():
-    if issubclass(mutant, Transport):
-        made = {"make": lambda self, size, mutant=mutant: [mutant() for _ in range(size)]}
-        setattr(Suites, mutant.__name__, type(mutant.__name__, (Patient,), made))
-
-
-class StridedSuite(NumpySuite):
-    """Of the one that is an adapter."""
-
-    adapter = StridedTaken()
-    __test__ = False
+    """One for each of them, under its class's name."""
 
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """All that are transports."""
+    """Each with a suite of its own, and the one that has no fault."""
+    tried: dict[str, type[ShmTransport]] = {
+        **{name: mutant for name, (mutant, _, _) in MUTANTS.items()},
+        "without-a-fault": ShmTransport,
+    }
+    for mutant in tried.values():
+        made = {"make": lambda self, size, mutant=mutant: [mutant() for _ in range(size)]}
+        setattr(Suites, mutant.__name__, type(mutant.__name__, (Patient,), made))
     return [
         TransportProvider(name, f"{__name__}:{mutant.__name__}", suite=f"{__name__}:Suites.{mutant.__name__}")
-        for name, (mutant, _, _) in MUTANTS.items()
-        if issubclass(mutant, Transport)
+        for name, mutant in tried.items()
     ]
-
-
-@hookimpl
-def ddl_adapters() -> list[AdapterProvider]:
-    """The one that is not."""
-    return [AdapterProvider("strided-taken", f"{__name__}:StridedTaken", suite=f"{__name__}:StridedSuite")]

@@ -122,6 +122,17 @@ def test_a_mutant_fails_at_the_test_that_is_named(name: str, site: Site, capsys:
     assert re.search(complaint, " ".join(reasons.values())), reasons
 
 
+@LINUX
+def test_the_same_tests_pass_without_the_faults(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """What they find is the fault, not the way in which the mutants are run."""
+    site.install("ddl-mutants", "from tests.conformance.shm_mutants import *")
+    tests = [test for _, test, _ in MUTANTS.values()]
+    code, (run,) = conform(capsys, "without-a-fault", *(word for test in tests for word in ("--only", test)))
+    assert (code, failed(run)) == (0, {})
+    ran = {test["name"] for test in run["tests"] if test["outcome"] == "passed"}
+    assert {test.partition("[")[0] for test in tests} == {name.partition("[")[0] for name in ran}
+
+
 def test_what_passes_reaches_its_level(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 0; for people a line a test and the level, which for some doors is full at the most."""
     assert main(["conform", "threshold"]) == 0

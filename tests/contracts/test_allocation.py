@@ -137,6 +137,7 @@ def test_lists_in_variables() -> None:
     ("variables", "text"),
     [
         ({"LSB_MCPU_HOSTS": "a 2 b"}, "LSB_MCPU_HOSTS=a 2 b is no list of hosts and slots"),
+        ({"LSB_MCPU_HOSTS": "a ² b 1"}, "LSB_MCPU_HOSTS=a ² b 1 is no list of hosts and slots"),
         ({"PBS_NODEFILE": "/nowhere/at/all"}, "PBS_NODEFILE=/nowhere/at/all: No such file"),
         ({"PE_HOSTFILE": "{}"}, "is not HOST SLOTS"),
     ],

@@ -314,6 +314,38 @@ def test_a_second_agent_under_a_number_is_not_heard(tcp: Side) -> None:
     assert tcp.told == [(0, b"here")]
 
 
+def test_an_agent_that_was_cut_off_before_it_was_answered_is_heard_again(
+    tcp: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its new connection, under the same number; the answer goes there, and nothing is dropped."""
+    relay, key, ends = stranger(tcp, patient=True)
+    tcp.server.admit(key)
+    words: list[bytes] = []
+    monkeypatch.setattr(relay, "_heard", words.append)
+    downward, cut = relay._downward, threading.Event()
+
+    def cut_off() -> None:
+        if cut.is_set() and relay._attempts == 1:
+            relay._try_again()
+        downward()
+
+    monkeypatch.setattr(relay, "_downward", cut_off)
+    relay.start()
+    relay.say(b"here")
+    tcp.until(lambda: tcp.told == [(2, b"here")])
+    cut.set()
+    relay.say(b"and more")
+    tcp.until(lambda: len(tcp.told) >= 3)
+    assert tcp.told == [(2, b"here"), (2, b"here"), (2, b"and more")], (
+        "in order, and what may not have been heard again"
+    )
+    tcp.server.tell(2, b"welcome")
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not words and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert (words, ends, tcp.server.dropped) == ([b"welcome"], [], 0)
+
+
 # --- where nobody watches the processes
 
 

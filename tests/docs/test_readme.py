@@ -1,11 +1,8 @@
-"""What the README shows is what happens."""
+"""Pages lead to one another, and the README shows an example first."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,27 +16,6 @@ def test_the_example_comes_first() -> None:
     assert README.splitlines().index("# [1] rank 1 of 2 learned y = 3.0 x") < 15
 
 
-@pytest.mark.processes
-def test_the_example_prints_what_it_says(tmp_path: Path) -> None:
-    """The first block of code, run by the command in it, prints the lines beneath that command."""
-    pytest.importorskip("torch")
-    block = README.partition("```python\n")[2].partition("```")[0]
-    command, _, shown = block.partition("# $ ")[2].partition("\n")
-    (tmp_path / "train.py").write_text(block)
-    assert command.startswith("ddl run ")
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "plugins/ddl_torch/src"), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "ddlcore.launch", *command.split()[1:]],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=55,
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [line[2:] for line in shown.splitlines()]
-
-
 PAGES = sorted(
     page
     for pattern in ("*.md", "docs/**/*.md", "plugins/*/README.md", "examples/**/*.md")
@@ -47,12 +23,25 @@ PAGES = sorted(
 )
 
 
+def anchors(page: Path) -> set[str]:
+    """What headings are called in links to them."""
+    bare = [
+        re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", head)
+        for head in re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    ]
+    return {re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head in bare}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """Every relative link names a file."""
+    """Every relative link names a file, and a heading in it."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
-    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+    lost = []
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)[^)]*\)", text):
+        target = page.parent / link if link else page
+        if "://" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
+            lost.append(f"{link}#{anchor}")
+    assert lost == []
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -1,46 +1,53 @@
-"""What docs/tensorflow.md shows is what happens; its commands are run by the plugin's own tests of the examples."""
+"""TensorFlow's scripts in the pages print what they say."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/tensorflow.md").read_text()
+from tests.docs.blocks import PAGES, ROOT, blocks
+
+BLOCKS = [block for page in PAGES for block in blocks(page) if block.run_by == "tests/docs/test_tensorflow.py"]
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+
+
+def ran(argv: list[str], folder: Path) -> str:
+    """What it printed."""
+    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "plugins/ddl_tf/src"), os.environ.get("PYTHONPATH")]))
+    env = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_code_prints_what_it_says(tmp_path: Path) -> None:
-    """Each block of code (the session's last, as it turns eager execution off) prints the lines beneath the first."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 3
-    command, _, shown = blocks[0].partition("# $ ddl run ")[2].partition("\n")
-    (tmp_path / "train.py").write_text("".join(f"exec({block!r}, {{}})\n" for block in blocks))
-    path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "plugins/ddl_tf/src"), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "ddlcore.launch", "run", *command.split()],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines()) == sorted(len(blocks) * [line[2:] for line in shown.splitlines()])
+    """All in one job, for TensorFlow takes seconds to import; a session's last, as it turns eager execution off.
 
-
-def test_links_lead_somewhere() -> None:
-    """Every relative link names a file."""
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", PAGE)
-    assert len(links) > 3
-    assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
+    What uses a file that training has left runs behind it, by itself.
+    """
+    shown, scripts, users = [], [], []
+    for block in sorted(BLOCKS, key=lambda block: "disable_eager_execution" in block.code):
+        code, _, told = block.code.partition("# $ ")
+        command, _, lines = told.partition("\n")
+        if command == "python use.py":
+            users.append((code, lines))
+            continue
+        assert command == "ddl run -np 2 python train.py", f"{block} does not say how it is run"
+        shown += [line[2:] for line in lines.splitlines()]
+        scripts.append(f"exec({code!r}, {{}})\n")
+    assert len(scripts) == 5 and len(users) == 1
+    (tmp_path / "train.py").write_text("".join(scripts))
+    launch = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", "python", "train.py"]
+    assert sorted(ran(launch, tmp_path).splitlines()) == sorted(shown)
+    for code, lines in users:
+        (tmp_path / "use.py").write_text(code)
+        assert ran([sys.executable, "use.py"], tmp_path).splitlines() == [line[2:] for line in lines.splitlines()]

@@ -269,3 +269,26 @@ def test_a_batch_script_is_a_world_of_one(home: Path) -> None:
     assert done.code == 0, done.text
     assert "WARNING ddl: SLURM_NTASKS=4, but this process is no task of a job step: it is a world of one" in done.text
     assert "rank 0 of 1 " in done.text
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        (
+            {"DDL_AUTOTUNE": "1", "DDL_AUTOTUNE_LOG": "/nowhere/at/all.csv"},
+            "--autotune-log /nowhere/at/all.csv: No such",
+        ),
+        ({"DDL_AUTOTUNE": "1", "DDL_REPLAY": "0"}, "replay is off"),
+        ({"DDL_FUSION_POLICY": "none"}, "no fusion policy is called 'none'"),
+    ],
+)
+def test_settings_that_rank_0_cannot_use_are_refused_on_every_rank(
+    variables: dict[str, str], said: str, home: Path
+) -> None:
+    """It alone builds what they are of; the others would wait for it until the end of their patience."""
+    begun_s = time.monotonic()
+    done = by_hand().run(2, "where", env=variables)
+    assert all(done.codes), done.text
+    told = [line for line in done.lines if said in line]
+    assert len(told) == 2 and all(line.startswith("ddlcore.errors.DdlInternalError: ") for line in told), done.text
+    assert time.monotonic() - begun_s < 20

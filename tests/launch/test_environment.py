@@ -67,7 +67,7 @@ def test_ports_are_free_and_different() -> None:
     assert master_port({"MASTER_PORT": str(ports[0])}) == ports[0]
 
 
-@pytest.mark.parametrize("port", ["x", "0", "70000", ""])
+@pytest.mark.parametrize("port", ["x", "0", "70000", "", "²"])
 def test_a_master_port_that_is_none(port: str) -> None:
     """It is refused with what to do."""
     with pytest.raises(ValueError, match="is no port; unset it"):

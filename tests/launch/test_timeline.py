@@ -109,7 +109,7 @@ def test_the_summary_names_shares_stragglers_and_tensors(trace: Path, capsys: py
     assert main(["timeline", "summary", str(trace)]) == 0
     out = capsys.readouterr().out
     assert "25.0% of a step (10.00 ms, median of 3 that ran from memory) is spent standing in ddl" in out
-    assert "Rank 1 holds the others up most: last to 100% of the batches, by 3.000 ms on the mean." in out
+    assert "Rank 1 holds the others up most: last to 100% of the batches, by 3.000 ms (median)." in out
     assert "holds 2.0 tensors, 4.0 KiB of 8.0 KiB that fusion allows" in out
     assert "8 batches ran from memory and 0 were negotiated" in out
     assert main(["timeline", "summary", str(trace), "--json"]) == 0
@@ -117,6 +117,57 @@ def test_the_summary_names_shares_stragglers_and_tensors(trace: Path, capsys: py
     assert found["exposed"] == pytest.approx(0.25)
     assert [row["exposed"] for row in found["ranks"]] == pytest.approx([0.4, 0.1])
     assert found["tensors"] == [{"name": "<b>", "count": 8, "held_ms": 0.5}]
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ((0.0, 0.0), "All ranks read one clock: they are on one host."),
+        ((0.0, 41.5), "The ranks' clocks agree to 41.5 µs."),
+        ((0.0, None), "How the clock of rank 1 compares with the others' is unknown"),
+        ((None, None), "How the clock of rank 0, 1 compares with the others' is unknown"),
+    ],
+)
+def test_what_is_known_of_the_clocks_is_said(
+    errors: tuple[float | None, ...], said: str, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A part that was cut before its clock was looked at is not said to have that of the others."""
+    found = json.loads(trace.read_text())
+    for one, error in zip(found["metadata"]["ranks"], errors):
+        one["clock_error_us"] = error
+    trace.write_text(json.dumps(found))
+    assert main(["timeline", "summary", str(trace)]) == 0
+    out = capsys.readouterr().out
+    assert said in out
+    assert out.count("clock") == said.count("clock"), "one thing is said of them"
+
+
+def test_what_comes_before_replay_makes_no_straggler(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks do not start at the same moment: a first batch that waits a second says nothing of the steps."""
+    found = json.loads(trace.read_text())
+    for pid, ready_us in ((0, 1000.0), (1, 0.0)):
+        args = {
+            "batch": "d0",
+            "set": 0,
+            "tensors": 1,
+            "nbytes": 4,
+            "names": ["w"],
+            "ready_us": [0.0],
+            "entered_us": 0.0,
+        }
+        top = {
+            "name": "BROADCAST",
+            "ph": "X",
+            "pid": pid,
+            "tid": 11,
+            "ts": ready_us * 1000 - 2e6,
+            "dur": 10.0,
+            "args": args,
+        }
+        found["traceEvents"].append(top)
+    trace.write_text(json.dumps(found))
+    assert main(["timeline", "summary", str(trace)]) == 0
+    assert "Rank 1 holds the others up most: last to 100% of the batches, by 3.000 ms" in capsys.readouterr().out
 
 
 class Tags(HTMLParser):

@@ -16,7 +16,7 @@ from ddlcore.launch.cli import main
 from ddlcore.launch.launcher import Launch
 from ddlcore.launch.tune.bar import Bar
 from ddlcore.launch.tune.command import _read_warm, tune
-from ddlcore.launch.tune.report import draw, html_text, write_report
+from ddlcore.launch.tune.report import _best_so_far, draw, html_text, write_report
 from ddlcore.launch.tune.results import about_text, config_text, settings_found, write_config
 from ddlcore.launch.tune.talk import Lines, outcome
 from ddlcore.launch.verdict import NotStarted
@@ -24,7 +24,7 @@ from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.settings import settings_of
 from ddlcore.search import chosen_tuner, plan_search
 from ddlcore.tune.pilot import Pilot
-from ddlcore.tune.session import Phase, Session
+from ddlcore.tune.session import Phase, Sample, Session
 from ddlcore.tune.space import CORE
 from ddlcore.types import Value
 
@@ -310,6 +310,57 @@ def test_what_was_measured_before_a_run_that_does_not_start(
     assert main(["tune", "-np", "2", "--out", str(tmp_path / "tuned.toml"), "true"]) == code
     assert "lacking are 8 of 9 trials" in (tmp_path / "tuned.toml").read_text()
     assert (tmp_path / "tuned.html").exists()
+
+
+@pytest.mark.parametrize("measured", [0, 1])
+@pytest.mark.parametrize("left", ["t.toml", "t.html", "t.png"])
+def test_a_search_that_fails_leaves_what_an_earlier_one_has_written(
+    left: str,
+    measured: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What it has itself stands beside that."""
+
+    def run_job(launch: Launch) -> int:
+        assert isinstance(launch.pilot, Pilot)
+        launch.pilot.session = Session(CORE, DEFAULT, GridTuner, 9)
+        for _ in range(measured):
+            launch.pilot.session.measured([0.01])
+        return 3
+
+    monkeypatch.setattr("ddlcore.launch.tune.command.run_job", run_job)
+    (tmp_path / left).write_text("earlier")
+    assert main(["tune", "-np", "2", "--out", str(tmp_path / "t.toml"), "false"]) == 3
+    assert (tmp_path / left).read_text() == "earlier"
+    assert read_toml(tmp_path / "t.unfinished.toml") == {}
+    assert (tmp_path / "t.unfinished.html").exists() is bool(measured)
+    assert not any(path.name.startswith(".") for path in tmp_path.iterdir()), "nothing is left behind"
+    assert "t.toml and the report beside it stay as they were" in capsys.readouterr().err
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full takes nothing from what was there."""
+    path = tmp_path / "tuned.toml"
+    path.write_text("earlier")
+
+    def full(self: Path, data: bytes) -> int:
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ValueError, match=r"--out .*tuned\.toml: No space left on device"):
+        write_config(path, finished(0.2), "x")
+    assert [one.name for one in tmp_path.iterdir()] == ["tuned.toml"]
+    assert path.read_text() == "earlier"
+
+
+def test_a_lucky_sample_is_taken_back_in_the_picture() -> None:
+    """What looked best once and not again is not what the line of the best goes on with."""
+    looks = [Sample(i, Phase.SEARCH, {"a": value}, (cost,), cost) for i, (value, cost) in enumerate(
+        [(0, 0.010), (1, 0.008), (2, 0.011), (1, 0.014)], 1)]  # fmt: skip
+    assert _best_so_far(looks) == [0.010, 0.008, 0.008, 0.010]
 
 
 @pytest.mark.processes

@@ -126,6 +126,53 @@ def test_a_part_is_whole_json_after_sigkill(tmp_path: Path) -> None:
     assert [event["ts"] for event in events] == list(range(len(events)))
 
 
+def names_of(count: int, since: int = 0) -> list[str]:
+    """Events; their names hold what is more than a byte, or ends a line elsewhere."""
+    return [json.dumps({"name": f"größe\u2028µ{i}", "ts": i}, ensure_ascii=False) for i in range(since, since + count)]
+
+
+def test_a_part_that_is_cut_anywhere_loses_only_the_torn_record(tmp_path: Path) -> None:
+    """At every byte of its last kB: what stands there whole is read, and nothing else."""
+    file = TraceFile(tmp_path / "rank0.json")
+    file.add(names_of(30))
+    file.add(names_of(30, since=30))
+    file.close()
+    whole = file.path.read_bytes()
+    ends = [whole.index(text.encode()) + len(text.encode()) for text in names_of(60)]
+    for cut in range(len(whole) - 1024, len(whole) + 1):
+        file.path.write_bytes(whole[:cut])
+        stamps = [event["ts"] for event in read_part(file.path).events]
+        assert stamps == list(range(sum(end <= cut for end in ends))), whole[:cut][-60:]
+
+
+def test_a_write_that_is_torn_anywhere_loses_nothing_of_what_stood_there(tmp_path: Path) -> None:
+    """It goes over the list's end, of which some is left where only a byte or two were written."""
+    file = TraceFile(tmp_path / "rank0.json")
+    file.add(names_of(5))
+    before = file.path.read_bytes()
+    file.add(names_of(3, since=5))
+    file.close()
+    after = file.path.read_bytes()
+    begin = len(before) - len("\n]\n")
+    for written in range(len(after) - begin + 1):
+        torn = after[: begin + written] + before[begin + written :]
+        file.path.write_bytes(torn)
+        stamps = [event["ts"] for event in read_part(file.path).events]
+        assert stamps == list(range(len(stamps))) and len(stamps) >= 5, torn[-60:]
+    assert len(stamps) == 8
+
+
+def test_a_part_that_ends_before_its_clock_was_looked_at_says_so(tmp_path: Path) -> None:
+    """Not that its clock is right."""
+    part(tmp_path, 0, 0)
+    lines = [line for line in (tmp_path / "rank0.json").read_text().splitlines() if "CLOCK" not in line]
+    (tmp_path / "rank1.json").write_text("\n".join(lines).replace('"rank": 0', '"rank": 1'))
+    merge(parts_in(tmp_path), tmp_path / "t.json")
+    metadata, _ = read_trace(tmp_path / "t.json")
+    assert [one["clock_error_us"] for one in metadata["ranks"]] == [0.7, None]
+    assert [one["clock_offset_us"] for one in metadata["ranks"]] == [0.0, None]
+
+
 def test_a_part_that_was_cut_within_a_line_gives_its_whole_lines(tmp_path: Path) -> None:
     """A disk that was full, a copy that was broken off."""
     path = tmp_path / "rank0.json"

@@ -29,7 +29,11 @@ BROKEN = {
         "@hookimpl\ndef ddl_transports(job): return []",
         "hook 'ddl_transports'",
     ),
-    "misspells a hook": ("@hookimpl\ndef ddl_transport(): return []", "unknown hook 'ddl_transport'"),
+    "misspells a hook": (
+        "@hookimpl\ndef ddl_transport(): return []",
+        "unknown hook 'ddl_transport'; did its author mean ddl_transports?",
+    ),
+    "forgets to return": ("@hookimpl\ndef ddl_transports(): []", "ddl_transports gave nothing"),
     "raises in a hook": ("@hookimpl\ndef ddl_transports(): raise OSError('wet')", "OSError: wet"),
     "gives something that is no provider": (
         "@hookimpl\ndef ddl_transports(): return ['pigeon']",
@@ -133,6 +137,24 @@ def test_a_name_offered_twice_is_refused_by_naming_both(site: Site) -> None:
     assert registry.transports["pigeon"].target == "coop:Pigeon"
     assert "ddl-b-pigeon 1.0 is refused: ddl-a-pigeon 1.0 offers that name already" in problem
     assert "DDL_PLUGINS_OFF=ddl-b-pigeon" in problem
+
+
+def test_a_plugin_that_offers_a_name_twice(site: Site) -> None:
+    """It is told otherwise than one that stands in another's way."""
+    site.install("ddl-pigeon", GOOD.replace("return [", "return 2 * ["))
+    registry = site.load()
+    assert registry.problems == [
+        "transport 'pigeon' of ddl-pigeon 1.0 is refused: ddl-pigeon 1.0 offers that name already; "
+        "each needs a name of its own"
+    ]
+
+
+def test_what_a_plugin_prints_is_no_part_of_our_output(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """It goes to standard error, so that --json stays JSON."""
+    site.install("ddl-pigeon", "print('coo')\n" + textwrap.dedent(GOOD))
+    assert "pigeon" in site.load().transports
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "coo\n")
 
 
 def test_a_builtin_name_cannot_be_taken(site: Site) -> None:

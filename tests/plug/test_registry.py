@@ -9,7 +9,7 @@ import pytest
 
 from ddlcore.contracts import BenchPeer, Transport
 from ddlcore.errors import PluginError
-from ddlcore.hooks import BenchPeerProvider, CommandProvider, TransportProvider
+from ddlcore.hooks import BenchPeerProvider, CheckProvider, CommandProvider, TransportProvider
 from ddlcore.plug import ALIASES, Distribution, Registry
 
 ORIGIN = Distribution("ddl-pigeon", "2.5")
@@ -47,6 +47,10 @@ def loft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def broken(): raise OSError('no eyes')\n"
         "def corn(): return Library('corn 2', 20000)\n"
         "def wrong(): return 'corn'\n"
+        "from ddlcore.contracts import Check\n"
+        "class Look(Check):\n"
+        "    def look(self, host): pass\n"
+        "    def judge(self, seen): return ()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     return "loft.answers:"
@@ -62,6 +66,18 @@ def test_a_probe_says_what_else_is_missing(loft: str) -> None:
     for name, cause in (("broken", "OSError: no eyes"), ("absent", "AttributeError")):
         registry, provider = probed(loft + name)
         assert cause in registry.missing(provider) and "pip install corn" in registry.missing(provider)
+
+
+def test_a_check_is_loaded_without_its_package(loft: str) -> None:
+    """It looks at what may be broken, as the package's imports are here; a transport needs them."""
+    registry = Registry()
+    check, transport = CheckProvider("loft", loft + "Look"), TransportProvider("loft", loft + "Look")
+    registry.offer(check, ORIGIN)
+    registry.offer(transport, ORIGIN)
+    assert registry.load(check).__name__ == "Look"
+    del sys.modules["loft.answers"]
+    with pytest.raises(PluginError, match="AssertionError: imported"):
+        registry.load(transport)
 
 
 def test_the_library_behind_a_provider(loft: str) -> None:

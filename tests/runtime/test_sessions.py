@@ -126,6 +126,14 @@ def test_another_protocol_is_refused_by_name() -> None:
     assert "install the same version" in message.text
 
 
+def test_a_launch_that_cannot_begin_is_refused_on_every_rank() -> None:
+    """When all have come, so that none is left waiting; also in the next try."""
+    one = Sessions(2, ThresholdFusion(), refuses="autotune: no")
+    for ordinal in range(2):
+        assert one.handle(1, hello(1, (0, 1), ordinal)) == []
+        assert one.handle(0, hello(0, (0, 1), ordinal)) == [(1, Refused("autotune: no")), (0, Refused("autotune: no"))]
+
+
 def test_a_stall_is_reported_once_with_names_and_ranks() -> None:
     """After warning time: the tensor, and who lacks it; not again in the next second."""
     one = sessions(2)
@@ -136,6 +144,8 @@ def test_a_stall_is_reported_once_with_names_and_ranks() -> None:
     assert one.overdue(0.0) == []
     assert one.overdue(9.0) == []
     (report,) = one.overdue(10.5)
-    assert "'late'" in report
-    assert "not on rank 1" in report
+    assert report.splitlines()[1:3] == [
+        "  tensor  ready on  missing ranks  waits s",
+        "  late    0         1                 10.5",
+    ]
     assert one.overdue(60.0) == []

@@ -51,7 +51,11 @@ def test_the_missing_rank_is_asked_for_its_stack_once_and_only_if_wanted() -> No
     assert plain.look(10.0)[1] == []
     _, one = watch(warning_s=10.0, stacks=True)
     texts, told = one.look(10.0)
-    assert "'allreduce.late' is ready on some ranks, but not on rank 2" in texts[0]
+    assert texts[0].splitlines()[:3] == [
+        "stalled for more than 10 s in discovery:",
+        "  tensor          ready on  missing ranks  waits s",
+        "  allreduce.late  0-1       2                 10.0",
+    ]
     assert told == [(2, Show())]
     assert one.look(11.0) == ([], [])
     one.hear(2, Stack("  File train.py, line 3\n"))
@@ -66,7 +70,23 @@ def test_a_rank_that_does_not_answer_is_said_to_be_stopped() -> None:
     one.look(10.0)
     assert one.look(10.0 + ANSWER_S / 2) == ([], [])
     (text,), _ = one.look(10.0 + ANSWER_S)
-    assert "rank 2 does not say where it is" in text
+    assert "no word from rank 2" in text
+
+
+def test_ranks_that_stand_at_the_same_line_are_told_together() -> None:
+    """Of a thousand ranks the report stays short."""
+    coordinator = Coordinator(9, NoFusion(), 0)
+    coordinator.handle(0, Request(0, 1, (Ask(0, "allreduce.late", SPEC),)))
+    one = StallWatch(coordinator, Patience(warning_s=10.0, stacks=True))
+    one.look(0.0)
+    (table,), told = one.look(10.0)
+    assert "allreduce.late  0         1-8" in table
+    assert [rank for rank, _ in told] == list(range(1, 9))
+    for rank in range(1, 7):
+        one.hear(rank, Stack("  here" if rank != 4 else "  there"))
+    assert one.look(11.0)[0] == ["ranks 1-3,5-6 are here:\n  here", "rank 4 is here:\n  there"]
+    (text,), _ = one.look(10.0 + ANSWER_S)
+    assert "no word from ranks 7-8" in text
 
 
 def test_a_stall_in_discovery_ends_the_job_after_its_time() -> None:
@@ -79,7 +99,7 @@ def test_a_stall_in_discovery_ends_the_job_after_its_time() -> None:
     message = told[0][1]
     assert isinstance(message, Stalled)
     assert message.text.startswith("stalled for more than 30 s (DDL_STALL_SHUTDOWN_S)")
-    assert "'allreduce.late' is ready on some ranks, but not on rank 2" in message.text
+    assert "'allreduce.late' is ready on ranks 0-1, but not on rank 2" in message.text
     assert one.look(31.0) == ([], [])
 
 
@@ -131,8 +151,10 @@ def test_the_report_has_the_python_stack_of_the_rank_that_sleeps(
     with World(3, settings={"stall_warning_s": 0.2, "stall_stacks": True}) as world:
         world.run(late_in_step(step, reported))
     listener.join()
-    assert ("stalled for more than 0.2 s in replay" in seen) is (phase == "in replay"), seen
-    assert "'allreduce.grads'" in seen and "rank 1" in seen
+    head, columns, row = seen.partition("stalled for more than 0.2 s ")[2].splitlines()[:3]
+    assert head.startswith(phase), seen
+    assert columns.split("  ")[1] == "tensor" and columns.split()[-2:] == ["waits", "s"]
+    assert row.split()[:3] == ["allreduce.grads", "0,2", "1"] and float(row.split()[3]) >= 0.2
     told = seen.partition("rank 1 is here:\n")[2]
     assert "in sleep_where_it_can_be_seen" in told and "until.wait(30.0)" in told
     assert "in program" in told, "the call before it, too"

@@ -29,9 +29,15 @@ def test_all_are_asked_once_and_the_report_names_who_lacks_what() -> None:
     one.hear(1, Standing(3, 12, False, 0, ("a", "b"), ("b",)), range(4))
     one.hear(3, Standing(3, 11, True, 0, ("z",)), range(4))
     (report,) = one.report(3, 0.0, 60.0)
-    assert "more than 60 s in replay: 'a', 'b' (epoch 3, place 12) is under way on rank 0, 2" in report
-    assert "rank 1 has not asked for 'b'" in report
-    assert "rank 3 is in 'z' (place 11)" in report
+    assert report.splitlines() == [
+        "stalled for more than 60 s in replay (epoch 3, place 12):",
+        "  tensor  ready on  missing ranks  waits s",
+        "  a       0-2       3                 60.0",
+        "  b       0,2       1,3               60.0",
+        "  rank 3: in 'z' (place 11)",
+    ]
+    assert one.absent == (1, 3)
+    assert one.what == "'a' is ready on ranks 0-2, but not on rank 3; rank 3: in 'z' (place 11)"
     assert one.report(3, 100.0, 60.0) == []
     assert one.hear(0, ALARM, range(4)) == [], "the same batch"
 
@@ -42,7 +48,34 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
     one.hear(0, ALARM, range(2))
     assert one.report(3, 5.0, 60.0) == []
     (report,) = one.report(3, 5.0 + ANSWER_S, 60.0)
-    assert "rank 1 does not answer" in report
+    assert "  a       0         1                 62.0" in report
+    assert report.endswith("rank 1: not answering")
+    assert one.absent == (1,)
+
+
+def test_a_batch_that_all_have_entered_is_the_networks() -> None:
+    """Nobody is missing, and nobody is asked for a stack. A rank that has gone on was there, too."""
+    one = Standings()
+    one.hear(0, ALARM, range(3))
+    one.hear(1, ALARM, range(3))
+    one.hear(2, Standing(3, 13, False, 0, ("z",), ("z",)), range(3))
+    (report,) = one.report(3, 0.0, 60.0)
+    assert "  a       0-2       none              60.0" in report
+    assert report.endswith("every rank has entered it: the transport or the network holds it up")
+    assert one.absent == ()
+
+
+def test_ranks_of_which_the_same_is_to_be_said_share_a_line() -> None:
+    """Five hundred ranks that stand one batch behind are one line."""
+    one = Standings()
+    one.hear(0, ALARM, range(501))
+    for rank in range(1, 501):
+        one.hear(rank, Standing(3, 11, False, 7, ("z", ""), ("z", "")), range(501))
+    (report,) = one.report(3, 0.0, 60.0)
+    assert (
+        report.splitlines()[-1] == "  ranks 1-500: at place 11, without 'z', '(a call without a name)' in process set 7"
+    )
+    assert len(report.splitlines()) == 5
 
 
 def test_a_stall_that_was_left_is_not_reported() -> None:
@@ -95,8 +128,9 @@ def test_a_late_rank_is_named_with_what_it_lacks(capfd: pytest.CaptureFixture[st
     """The others have launched the batch; the late one is in its own code, and its control thread answers. Replay goes on."""
     late = Reported(capfd)
     stalls, control = play(late, WARNING_S, np.float32)
-    assert f"stalled for more than {WARNING_S:g} s in replay: 'allreduce.second' (epoch" in late.text, late.text
-    assert "is under way on rank 0, 2; rank 1 has not asked for 'allreduce.second'\n" in late.text
+    assert f"stalled for more than {WARNING_S:g} s in replay (epoch" in late.text, late.text
+    (row,) = [line.split() for line in late.text.splitlines() if line.startswith("  allreduce.")]
+    assert row[:3] == ["allreduce.second", "0,2", "1"] and float(row[3]) >= WARNING_S
     assert late.text.count("stalled") == 1
     assert stalls[0] + stalls[2] >= 2, "the alarm, and the answer or an alarm of its own"
     assert stalls[1] == 2, "asked once, answered once"
@@ -107,8 +141,8 @@ def test_a_rank_that_is_late_with_half_a_batch_is_named(capfd: pytest.CaptureFix
     """In replay, or in the discovery to which the ranks go when a batch has been half full for long."""
     late = Reported(capfd)
     play(late, WARNING_S)
-    assert "'allreduce.second'" in late.text
-    assert "rank 1" in late.text
+    (row,) = [line.split() for line in late.text.splitlines() if line.startswith("  allreduce.second")]
+    assert row[:3] == ["allreduce.second", "0,2", "1"]
 
 
 def test_steps_in_time_say_nothing() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 __all__ = ["Meeting", "room"]
 
 LINE = 64  # bytes of a cache line: a rank's counter of turns, and its number
+SLOTS_BYTES = 1 << 20  # of each rank, behind the lines: for whoever passes data there
 PATIENCE_S = 60.0
 
 
@@ -19,7 +20,7 @@ PATIENCE_S = 60.0
 def room(ranks: int) -> Iterator[str]:
     """A path by which the processes that this one starts find the memory; it has no name that could be left behind."""
     with tempfile.TemporaryFile(dir="/dev/shm") as file:
-        file.truncate(ranks * LINE)
+        file.truncate(_slots_at(ranks) + ranks * SLOTS_BYTES)
         yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
@@ -31,9 +32,9 @@ class Meeting:
 
     def __init__(self, rank: int, ranks: int, path: str) -> None:
         with open(path, "r+b") as file:
-            memory = memoryview(mmap.mmap(file.fileno(), ranks * LINE))
+            self._memory = memoryview(mmap.mmap(file.fileno(), _slots_at(ranks) + ranks * SLOTS_BYTES))
         self.rank, self.ranks = rank, ranks
-        self._turns, self._values = memory.cast("Q"), memory.cast("d")
+        self._turns, self._values = self._memory.cast("Q"), self._memory.cast("d")
         self._places = [each * LINE // 8 for each in range(ranks)]
         self._others = [place for each, place in enumerate(self._places) if each != rank]
         self._turn = 0
@@ -55,3 +56,12 @@ class Meeting:
         values = [self._values[place + 1] for place in self._places]
         self()  # none writes its next number before all have read this one
         return values
+
+    def slots(self, rank: int) -> memoryview:
+        """Memory of that rank, which all see; it begins on a page, and as zeros."""
+        begin = _slots_at(self.ranks) + rank * SLOTS_BYTES
+        return self._memory[begin : begin + SLOTS_BYTES]
+
+
+def _slots_at(ranks: int) -> int:
+    return (ranks * LINE + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE

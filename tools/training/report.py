@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddlcore.launch.bench.results import median_interval
-from tools.training.frameworks import FRAMEWORKS
+from tools.bench_verdicts import LITTLE_ROOM
+from tools.training.frameworks import FRAMEWORKS, PASSES
 
 if TYPE_CHECKING:
     from tools.training.contenders import Measured
@@ -34,6 +35,7 @@ __all__ = [
 TARGET_RANKS = 2  # for other numbers of ranks there are no targets
 MESSAGES = ("ddl's control messages",)
 HOLDS, OPEN, MISSES = "holds", "within spread", "misses"
+BOUND = "misses, at its bound"
 
 Table = list[list[str]]  # the first row is the head
 
@@ -82,8 +84,9 @@ def ratio_rows(measured: Measured) -> list[Row]:
         ("ddl", peer),
         (peer, "none"),
         ("barrier", "none"),
+        (PASSES, "none"),
     )
-    pairs = tuple(pair for pair in pairs if "" not in pair)
+    pairs = tuple(pair for pair in pairs if all(name in measured.seconds for name in pair))
     spreads = {
         pair: spread([a / b for a, b in zip(measured.seconds[pair[0]], measured.seconds[pair[1]])]) for pair in pairs
     }
@@ -95,7 +98,7 @@ def ratio_rows(measured: Measured) -> list[Row]:
         spreads[MESSAGES] = Spread(0.0 if measured.divergences else count, count, count)  # leaving replay takes some
         limits[MESSAGES] = framework.messages
     if measured.ranks == TARGET_RANKS:
-        limits["ddl", "none"] = framework.over_none[measured.model]
+        limits["ddl", "none"] = over_none = framework.over_none[measured.model]
         limits["ddl", "barrier"] = framework.over_barrier
         if peer:
             limits["ddl", peer] = framework.over_peer[measured.model]
@@ -103,6 +106,9 @@ def ratio_rows(measured: Measured) -> list[Row]:
         if framework.over_barrier is not None:
             either = min(verdicts["ddl", "none"], verdicts["ddl", "barrier"], key=(HOLDS, OPEN, MISSES).index)
             verdicts["ddl", "none"] = verdicts["ddl", "barrier"] = either  # one of the two is enough
+        floor = spreads.get((PASSES, "none"))
+        if floor is not None and verdicts["ddl", "none"] == MISSES and floor.median - 1 > LITTLE_ROOM * (over_none - 1):
+            verdicts["ddl", "none"] = BOUND
     return [
         Row(measured.model, " / ".join(pair), spreads[pair], limits.get(pair), verdicts.get(pair, "")) for pair in pairs
     ]

@@ -27,7 +27,7 @@ class NetworkCardsCheck(Check):
             if host.read(f"{card}/operstate").strip() == "down":
                 continue
             speed = host.read(f"{card}/speed").strip()
-            found.append(f"{name} {speed} Mbit/s" if speed.isdigit() else name)
+            found.append(f"{name} {speed} Mbit/s" if speed.isdecimal() else name)
         return found
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:

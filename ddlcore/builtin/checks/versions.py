@@ -1,4 +1,4 @@
-"""Compares the versions on all hosts, and holds them against the table of those that are known to be bad."""
+"""Compares the versions on all hosts, and says what is known to be bad."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import platform
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ddlcore.builtin.checks.known import KNOWN_BAD
 from ddlcore.contracts.check import Check, Finding, HostView, Seen
+from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck, installed
 
-__all__ = ["KnownBadCheck", "VersionsCheck"]
+__all__ = ["KnownBadVersions", "VersionsCheck"]
 
 
 class VersionsCheck(Check):
@@ -54,18 +54,15 @@ def _cure(name: str, hosts: dict[str, list[str]]) -> str:
     return f"on {others}: pip install {name}=={wanted}"
 
 
-class KnownBadCheck(Check):
-    """Nothing of what is installed is known to be bad."""
+class KnownBadVersions(KnownBadCheck):
+    """Nothing of what is installed is known to be bad: the core's own row, and those of installed plugins."""
 
     name = "known-bad"
-
-    def look(self, host: HostView) -> Any:
-        return {row.name: said for row in KNOWN_BAD if (said := row.found(host))}
-
-    def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """One finding for each row of the table that is met somewhere."""
-        for row in KNOWN_BAD:
-            hosts = [one for one in seen if row.name in one.facts]
-            if hosts:
-                what = f"{hosts[0].facts[row.name]} on {', '.join(dict.fromkeys(one.host for one in hosts))}"
-                yield Finding(self.name, what, row.means, row.cure)
+    rows = (
+        KnownBad(
+            "scikit-optimize-np-int",
+            installed("scikit-optimize", lambda version: version < (0, 10, 2)),
+            "before 0.10.2 it uses numpy.int and parts of scikit-learn that are gone: tuning ends with an AttributeError",
+            "pip install 'scikit-optimize>=0.10.2'",
+        ),
+    )

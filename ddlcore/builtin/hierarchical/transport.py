@@ -11,7 +11,7 @@ from ddlcore.builtin.hierarchical.layout import Layout
 from ddlcore.builtin.hierarchical.pipeline import Pipeline
 from ddlcore.builtin.solo import SoloTransport
 from ddlcore.contracts.store import PrefixStore
-from ddlcore.contracts.transport import DONE, Capabilities, Context, Transport, Work
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Transport, Work, dense
 from ddlcore.errors import TransportError
 from ddlcore.types import Buffer, ReduceOp
 
@@ -99,30 +99,32 @@ class HierarchicalTransport(Transport):
                 part.abort()
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
-        reducing.allreduce(self._ready(), source, target, op)
+        reducing.allreduce(self._ready(source, target), source, target, op)
         return DONE
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
-        moving.allgatherv(self._ready(), source, target, counts)
+        moving.allgatherv(self._ready(source, target), source, target, counts)
         return DONE
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
-        moving.broadcast(self._ready(), buffer, root)
+        moving.broadcast(self._ready(buffer), buffer, root)
         return DONE
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
-        reducing.reducescatterv(self._ready(), source, target, counts, op)
+        reducing.reducescatterv(self._ready(source, target), source, target, counts, op)
         return DONE
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
-        moving.alltoallv(self._ready(), source, target, counts)
+        moving.alltoallv(self._ready(source, target), source, target, counts)
         return DONE
 
     def barrier(self) -> Work:
         moving.barrier(self._ready())
         return DONE
 
-    def _ready(self) -> Pipeline:
+    def _ready(self, *buffers: Buffer) -> Pipeline:
+        """To move these."""
+        dense(*buffers)
         if self._pipeline is None:
             raise TransportError("hierarchical: the communicator is not open")
         self._check()

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from ddlcore.builtin.shm import segment
-from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Plan, Prepared, Transport, Work, dense
 from ddlcore.errors import TransportError
 from ddlcore.kernels import frame as at
 from ddlcore.kernels.code import FUNCTIONS, load
@@ -131,24 +131,29 @@ class ShmTransport(Transport):
         return _PreparedBatch(self, plan)
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        dense(source, target)
         plan = Plan((source.count,), source.dtype, op)
         return self.prepare(plan).start([source.address], [target.address])
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        dense(source, target)
         size = source.dtype.itemsize
         table = _table([count * size for count in counts])
         return self.run("gather", source.address, target.address, ctypes.addressof(table))
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
+        dense(buffer)
         table = (ctypes.c_int64 * self.context.size)()
         table[root] = buffer.nbytes
         return self.run("gather", buffer.address, buffer.address, ctypes.addressof(table))
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        dense(source, target)
         plan = _plan_words(Plan(tuple(counts), source.dtype, op), self._frame_at)
         return self.run("reducescatter", ctypes.addressof(plan), source.address, target.address)
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        dense(source, target)
         size = source.dtype.itemsize
         table = _table([count * size for count in itertools.chain.from_iterable(counts)])
         return self.run("alltoall", source.address, target.address, ctypes.addressof(table))

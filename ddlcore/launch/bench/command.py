@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +84,23 @@ def bench(
     for text in closing(show.rows, plan, show.transport):
         click.echo(text)
     if json_file is not None:
-        json_file.write_text(json.dumps(results_json(show.rows, plan, num_proc, show.transport), indent=1) + "\n")
+        with _writing("--json", json_file):
+            json_file.write_text(json.dumps(results_json(show.rows, plan, num_proc, show.transport), indent=1) + "\n")
         click.echo(f"times: {json_file}")
     if plot is not None:
         from ddlcore.launch.bench.chart import draw
 
-        draw(plot, show.rows, show.transport, f"{num_proc} ranks on one host, {plan.dtype}")
+        with _writing("--plot", plot):
+            draw(plot, show.rows, show.transport, f"{num_proc} ranks on one host, {plan.dtype}")
         click.echo(f"chart: {plot}")
+
+
+@contextlib.contextmanager
+def _writing(option: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise click.ClickException(f"ddl bench: {option} {path}: {error.strerror}; choose another FILE") from None
 
 
 def _checked(plan: BenchPlan, num_proc: int, flags: Mapping[str, object]) -> Settings:
@@ -114,6 +125,8 @@ def _check_files(json_file: Path | None, plot: Path | None) -> None:
     for option, path in (("--json", json_file), ("--plot", plot)):
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"{option} {path}: there is no directory {path.parent}; make it first")
+        if path is not None and path.is_dir():
+            raise ValueError(f"{option} {path}: it is a directory; name a file in it")
     if plot is not None:
         from ddlcore.launch.bench.chart import require_matplotlib
 

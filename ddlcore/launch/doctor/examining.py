@@ -208,7 +208,7 @@ def _cure(problem: str, host: str) -> str:
         return f"put the same Python at the same path on {host}: one environment on a shared file system will do"
     if " there, " in problem:
         name, here = problem.split()[0], problem.split()[-2]
-        return f"on {host}: pip install {name}=={here}" if here[0].isdigit() else f"on {host}: pip uninstall {name}"
+        return f"on {host}: pip install {name}=={here}" if here[0].isdecimal() else f"on {host}: pip uninstall {name}"
     return f"see that `ssh {host} true` works without a question and that the job's directory is there, too"
 
 

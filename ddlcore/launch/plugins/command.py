@@ -89,4 +89,5 @@ def new(door: str, name: str, into: str) -> None:
     except ValueError as error:
         raise click.ClickException(f"ddl plugins new: {error}") from None
     click.echo(f"{folder}: a {door} called {name}")
-    click.echo(f"next: pip install -e {folder} && ddl conform {name}")
+    where = os.path.join(".", folder)  # by a bare name pip may look in an index
+    click.echo(f"next: pip install -e {where} && ddl conform {name}")

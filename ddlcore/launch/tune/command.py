@@ -19,7 +19,7 @@ from ddlcore.launch.launcher import EndEarly, Launch, prepare_directory, run_job
 from ddlcore.launch.run import JobCommand, job_options, prepare
 from ddlcore.launch.tune.bar import Bar
 from ddlcore.launch.tune.report import write_report
-from ddlcore.launch.tune.results import about_text, settings_found, values_of, write_config
+from ddlcore.launch.tune.results import about_text, kept_beside, settings_found, values_of, write_config
 from ddlcore.launch.tune.talk import Lines
 from ddlcore.launch.verdict import NotStarted
 from ddlcore.search import build_pilot, chosen_tuner
@@ -207,13 +207,18 @@ def _conclude(search: _Search, out: Path, report: Path, about: str, code: int, w
         for name, value in settings.items()
         if settings.source(name) == "file" and not name.startswith("autotune")
     }
+    lacks = session.lacks() if session is not None and session.samples else "everything"
+    if code or lacks:
+        earlier = out
+        out, report = kept_beside(out, report)
+        if out != earlier:
+            _say(f"{earlier} and the report beside it stay as they were")
     write_config(out, session, about, base)
     if session is None or not session.samples:
         needs = "a search needs a loop whose steps repeat and allreduce, at least about ten of them"
         _say(f"no step was measured: {why or needs}; {out} changes nothing")
         return code or 1
     pictures = write_report(report, session, about)
-    lacks = session.lacks()
     if lacks:
         _say(f"has {len(session.samples)} samples and the best so far; lacks {lacks}")
         cure = "" if why else "let the training run longer, raise --runs, or lower --trials; "

@@ -5,17 +5,20 @@ from __future__ import annotations
 import base64
 import html
 import io
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ddlcore.contracts.tuner import Knob
+from ddlcore.launch.tune.results import write_whole
 from ddlcore.launch.tune.talk import outcome
 from ddlcore.tune.session import Phase, Sample, Session, values_text
 
 __all__ = ["draw", "html_text", "write_report"]
 
+NOT_COMPARED = "none was needed: nothing looked better than the default\n(what did so once was looked at again)"
 GREY, BLUE, ORANGE = "0.55", "C0", "C1"
 
 
@@ -24,10 +27,10 @@ def write_report(path: Path, session: Session, about: str) -> list[Path]:
     picture = draw(session, about)
     written = [path]
     try:
-        path.write_text(html_text(session, about, picture), encoding="utf-8")
+        write_whole(path, html_text(session, about, picture).encode())
         if picture is not None:
             png = path.with_suffix(".png")
-            png.write_bytes(picture)
+            write_whole(png, picture)
             written.append(png)
     except OSError as error:
         raise ValueError(f"--report {path}: {error.strerror}") from None
@@ -65,7 +68,7 @@ def _searched(session: Session) -> list[Sample]:
 def _draw_convergence(panel: Any, session: Session) -> None:
     samples = _searched(session)
     costs = [sample.cost_s * 1e3 for sample in samples]
-    best = [min(costs[: i + 1]) for i in range(len(costs))]
+    best = [cost * 1e3 for cost in _best_so_far(samples)]
     numbers = [sample.number for sample in samples]
     panel.plot(numbers, costs, "o", color=BLUE, markersize=5, label="a sample")
     panel.step(numbers, best, where="post", color=BLUE, linewidth=1.5, label="best so far")
@@ -74,6 +77,16 @@ def _draw_convergence(panel: Any, session: Session) -> None:
         panel.axhline(base * 1e3, color=GREY, linestyle="--", linewidth=1.2, label="default")
     panel.set(title="Convergence", xlabel="sample", ylabel="step, ms")
     panel.legend(frameon=False, fontsize=8)
+
+
+def _best_so_far(samples: Sequence[Sample]) -> list[float]:
+    """As the search takes it: what was looked at again counts by the median, so a lucky sample is taken back."""
+    costs: dict[tuple[Any, ...], list[float]] = {}
+    found = []
+    for sample in samples:
+        costs.setdefault(tuple(sample.values.values()), []).append(sample.cost_s)
+        found.append(min(median(one) for one in costs.values()))
+    return found
 
 
 def _draw_knob(panel: Any, session: Session, knob: Knob) -> None:
@@ -95,8 +108,9 @@ def _draw_knob(panel: Any, session: Session, knob: Knob) -> None:
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter(lambda value, _: _label(knob.name, int(value)))
         places = [values[knob.name] for values in (session.default, chosen)]  # type: ignore[misc]  # a range has numbers
-    panel.axvline(places[0], color=GREY, linestyle="--", linewidth=1.2, label="default")
-    if session.result is not None:
+    kept = session.result is not None and places[0] == places[1]
+    panel.axvline(places[0], color=GREY, linestyle="--", linewidth=1.2, label="default, stays" if kept else "default")
+    if session.result is not None and not kept:
         panel.axvline(places[1], color=ORANGE, linewidth=1.5, label="written", alpha=0.8)
     panel.set(title=knob.doc or knob.name, xlabel=knob.name, ylabel="step, ms")
     panel.tick_params(axis="x", labelsize=8)
@@ -112,9 +126,7 @@ def _draw_comparison(panel: Any, session: Session) -> None:
     if final is None:
         panel.set_axis_off()
         panel.set_title("Default against tuned")
-        panel.text(
-            0.5, 0.5, session.lacks() or "not needed: the default was the best", ha="center", va="center", wrap=True
-        )
+        panel.text(0.5, 0.5, session.lacks() or NOT_COMPARED, ha="center", va="center", wrap=True)
         return
     for before, after in zip(final.before_s, final.after_s):
         panel.plot([0, 1], [before * 1e3, after * 1e3], "o-", color=GREY, linewidth=1, markersize=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from ddlcore.contracts.tuner import Value
 from ddlcore.launch.tune.talk import outcome
 from ddlcore.tune.session import Phase, Session
 
-__all__ = ["about_text", "config_text", "settings_found", "values_of", "write_config"]
+__all__ = ["about_text", "config_text", "kept_beside", "settings_found", "values_of", "write_config", "write_whole"]
 
 _SIZES = ("fusion_bytes", "first_batch_bytes")
 
@@ -65,9 +66,31 @@ def config_text(session: Session | None, about: str, base: Mapping[str, Value] |
 def write_config(path: Path, session: Session | None, about: str, base: Mapping[str, Value] | None = None) -> None:
     """Raises ValueError in one line where that cannot be."""
     try:
-        path.write_text(config_text(session, about, base), encoding="utf-8")
+        write_whole(path, config_text(session, about, base).encode())
     except OSError as error:
         raise ValueError(f"--out {path}: {error.strerror}") from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """In place of what stands there, all of it or nothing. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if path.exists() and not path.is_file():  # /dev/stdout, a pipe
+            path.write_bytes(data)
+            return
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def kept_beside(out: Path, report: Path) -> tuple[Path, Path]:
+    """Where a search that was not finished writes: not over what an earlier one has found."""
+    if not any(path.exists() for path in (out, report, report.with_suffix(".png"))):
+        return out, report
+    return out.with_name(f"{out.stem}.unfinished{out.suffix}"), report.with_name(
+        f"{report.stem}.unfinished{report.suffix}"
+    )
 
 
 def _toml(value: Value) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ddl_nccl.checks import NcclCheck
+from ddl_nccl.checks import KnownBadNccl, NcclCheck
 
 from ddlcore.contracts.check import Finding, HostView, Seen
 
@@ -56,3 +56,15 @@ def test_its_line() -> None:
         check.line([Seen("host0", 0, 0, check.look(HostView("host0", distributions=A)))]) == "nvidia-nccl-cu13 2.32.3"
     )
     assert check.line([Seen("host0", 0, 0, {})]) == check.line([]) == ""
+
+
+@pytest.mark.parametrize("names", [(), ("nvidia-nccl-cu12",), ("nvidia-nccl-cu12", "nvidia-nccl-cu13")])
+def test_wheels_that_overwrite_each_other(names: tuple[str, ...]) -> None:
+    """Two of them, whatever their versions; the cure says which to keep and what to type."""
+    check = KnownBadNccl()
+    facts = check.look(HostView("host0", distributions={**dict.fromkeys(names, "2.27.3"), "numpy": "2.1.0"}))
+    found = list(check.judge([Seen("host0", 0, 0, facts)]))
+    assert [one.what for one in found] == (
+        ["nvidia-nccl-cu12 2.27.3 beside nvidia-nccl-cu13 2.27.3 on host0"] if len(names) > 1 else []
+    )
+    assert all("torch.version.cuda" in one.cure and "pip uninstall" in one.cure for one in found)

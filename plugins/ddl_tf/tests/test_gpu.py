@@ -19,6 +19,7 @@ from ddl_tf.autograd import ADAPTER
 from ddl_tf.devices import check_device, is_host
 
 from ddlcore.api import current_job, gpus
+from ddlcore.contracts.dlpack import ON_CPU
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DeviceError
 from ddlcore.testing import run_world
@@ -50,7 +51,7 @@ class LateGpu(gpu.Gpu):
         return tf.fill(shape, tf.cast(-77.0, like.dtype))
 
     def wrap(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
-        return gpu.tensor_at(memory, shape, dtype, gpu.ON_CPU, 0)
+        return gpu.tensor_at(memory, shape, dtype, ON_CPU, 0)
 
     def wait(self, event: int) -> None:
         self.waited += 1
@@ -159,7 +160,7 @@ def test_memory_becomes_a_tensor(dtype: DType) -> None:
     memory = Memory(64)
     ctypes.memset(memory.address, 0, 64)
     gone = weakref.ref(memory)
-    tensor = gpu.tensor_at(memory, (2, 2), dtype, gpu.ON_CPU, 0)
+    tensor = gpu.tensor_at(memory, (2, 2), dtype, ON_CPU, 0)
     address = memory.address
     del memory
     gc.collect()

@@ -1,69 +1,57 @@
-"""The table of known-bad versions: what meets a row, what does not, and what every row says."""
+"""What is known to be bad: what meets a row, what does not, and whose row it is; and versions that differ."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ddlcore.builtin.checks.known import KNOWN_BAD
-from ddlcore.builtin.checks.versions import KnownBadCheck, VersionsCheck
-from ddlcore.contracts.check import HostView, Seen
-
-MPIRUN = "mpirun (Open MPI) {}\n\nReport bugs to http://www.open-mpi.org/community/help/\n"
-
-
-def findings(view: HostView) -> dict[str, str]:
-    check = KnownBadCheck()
-    return {one.what: one.cure for one in check.judge([Seen("node1", 0, 0, check.look(view))])}
+from ddlcore.builtin.checks.versions import KnownBadVersions, VersionsCheck
+from ddlcore.contracts.check import Check, HostView, Seen
+from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck, installed
+from ddlcore.launch.doctor.looking import look, put_together
 
 
-@pytest.mark.parametrize(("version", "bad"), [("3.1.3", True), ("3.1.2", False), ("4.0.0", False), ("5.0.11", False)])
-def test_open_mpi(tmp_path: Path, version: str, bad: bool) -> None:
-    """By what mpirun says of itself; only 3.1.3 hangs."""
-    (tmp_path / "output").mkdir()
-    (tmp_path / "output" / "mpirun").write_text(MPIRUN.format(version))
-    found = findings(HostView("node1", root=str(tmp_path)))
-    assert list(found) == ([f"Open MPI {version} on node1"] if bad else [])
-    assert all("3.1.2" in cure and "4.0.0" in cure for cure in found.values())
+class Parrots(KnownBadCheck):
+    """A plugin's row."""
+
+    name = "known-bad-parrots"
+    completes = "known-bad"
+    rows = (
+        KnownBad("norwegian-blue", installed("parrot", lambda version: version == (1, 9, 6)), "it rests", "feed it"),
+    )
 
 
-def test_mpirun_is_asked(tmp_path: Path) -> None:
-    """On a host that is no record: the one on the rank's PATH."""
-    program = tmp_path / "mpirun"
-    program.write_text("#!/bin/sh\ntest \"$1\" = --version && echo 'mpirun (Open MPI) 3.1.3'\n")
-    program.chmod(0o755)
-    assert "Open MPI 3.1.3 on node1" in findings(HostView("node1", {"PATH": f"{tmp_path}:/bin:/usr/bin"}))
-    program.write_text("#!/bin/sh\nexit 1\n")
-    assert findings(HostView("node1", {"PATH": f"{tmp_path}:/bin:/usr/bin"})) == {}
+def findings(*hosts: dict[str, str]) -> list[tuple[str, str, str]]:
+    """What is told of hosts on which this is installed, in one report with a plugin's row."""
+    checks: dict[str, Check] = {"known-bad": KnownBadVersions(), "known-bad-parrots": Parrots()}
+    views = [HostView(f"node{rank}", distributions=found, rank=rank) for rank, found in enumerate(hosts)]
+    seen = put_together(checks, [look(checks, view) for view in views], lambda rank: f"node{rank}")
+    assert list(seen) == ["known-bad"]
+    return [(one.what, one.means, one.cure) for one in KnownBadVersions().judge(seen["known-bad"])]
 
 
-INSTALLED = {
-    "two-nccl-wheels": ({"nvidia-nccl-cu12": "2.27.3", "nvidia-nccl-cu13": "2.28.7"}, "nvidia-nccl-cu12 2.27.3 beside"),
-    "two-tensorflows": ({"tensorflow": "2.21.0", "tensorflow-cpu": "2.20.0"}, "tensorflow 2.21.0 beside"),
-    "mxnet-numpy": ({"mxnet": "1.8.0", "numpy": "1.26.4"}, "mxnet 1.8.0 beside numpy 1.26.4"),
-    "scikit-optimize-np-int": ({"scikit-optimize": "0.9.0"}, "scikit-optimize 0.9.0"),
-}
+def test_what_is_installed() -> None:
+    """The core's own row says what to type; where it is met on several hosts, it is one finding."""
+    old = {"scikit-optimize": "0.9.0"}
+    ((what, means, cure),) = findings(old, {}, old)
+    assert (what, cure) == ("scikit-optimize 0.9.0 on node0, node2", "pip install 'scikit-optimize>=0.10.2'")
+    assert "numpy.int" in means
 
 
-@pytest.mark.parametrize("name", INSTALLED)
-def test_what_is_installed(name: str) -> None:
-    """Each row is met by its own versions, and says what to type."""
-    distributions, words = INSTALLED[name]
-    found = findings(HostView("node1", distributions=distributions))
-    assert [what.startswith(words) for what in found] == [True]
-    assert all("pip " in cure for cure in found.values())
+def test_a_plugin_has_rows_of_its_own() -> None:
+    """They are told as the core's are; facts are plain data, for they were found on another machine."""
+    both = {"parrot": "1.9.6", "scikit-optimize": "0.9.0"}
+    assert [one[0] for one in findings(both)] == ["scikit-optimize 0.9.0 on node0", "parrot 1.9.6 on node0"]
+    assert findings({"parrot": "1.9.6"}) == [("parrot 1.9.6 on node0", "it rests", "feed it")]
+    facts: Any = Parrots().look(HostView("node0", distributions=both))
+    assert facts == {"norwegian-blue": ["parrot 1.9.6", "it rests", "feed it"]}
 
 
-def test_every_row_was_met() -> None:
-    """No row of the table is without a test."""
-    assert {row.name for row in KNOWN_BAD} == {*INSTALLED, "openmpi-3.1.3"}
-
-
-def test_what_is_fine() -> None:
-    """One wheel of each kind, and versions from which on it is repaired."""
-    fine = {"nvidia-nccl-cu12": "2.27.3", "tensorflow-cpu": "2.21.0", "mxnet": "1.9.1", "numpy": "1.26.4"}
-    assert findings(HostView("node1", distributions={**fine, "scikit-optimize": "0.10.2"})) == {}
+@pytest.mark.parametrize("fine", [{}, {"scikit-optimize": "0.10.2"}, {"scikit-optimize": "0.11+local7", "parrot": "2"}])
+def test_what_is_fine(fine: dict[str, str]) -> None:
+    """From the version on in which it is repaired."""
+    assert findings(fine) == []
 
 
 def test_two_versions_of_a_framework() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from ddlcore.launch.cli import main
 from tests.launch.starting import Ddl
 
 REFUSED = 2
@@ -24,6 +26,8 @@ REFUSED = 2
         (("--backend", "pigeon"), "no transport is called 'pigeon'"),
         (("--backend", "threads"), "are threads of one process"),
         (("--json", "nowhere/times.json"), "there is no directory nowhere"),
+        (("--plot", "nowhere/chart.png"), "there is no directory nowhere"),
+        (("--plot", "."), "--plot .: it is a directory; name a file in it"),
         (("surplus",), "unexpected extra argument"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -35,6 +39,34 @@ def test_refusals(ddl: Ddl, arguments: tuple[str, ...], text: str) -> None:
     assert text in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The line that installs it, whichever of its modules is missing."""
+    for name in ("matplotlib", "matplotlib.backends", "matplotlib.backends.backend_agg"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["bench", "--plot", str(tmp_path / "chart.png")]) == REFUSED
+    told = capsys.readouterr()
+    assert told.err == "ddl bench: --plot needs matplotlib; pip install matplotlib\n" and told.out == ""
+
+
+@pytest.mark.parametrize("option", ["--plot", "--json"])
+def test_a_file_that_cannot_be_written_costs_a_line(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What was measured stands on the screen all the same."""
+    monkeypatch.setattr("ddlcore.launch.bench.command._measure", lambda *_: None)
+    monkeypatch.setattr("ddlcore.launch.bench.command._check_files", lambda *_: None)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ddlcore.launch.bench.chart.draw", full)
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main(["bench", option, str(tmp_path / "x.png")]) == REFUSED
+    assert f"ddl bench: {option} {tmp_path}/x.png: No space left on device" in capsys.readouterr().err
 
 
 def test_help(ddl: Ddl) -> None:

@@ -1,20 +1,28 @@
-"""The trainings on MXNet's Gluon: alone, with a barrier a step, by ddl. There is none to hold ddl to: MXNet's own needs servers."""
+"""The trainings on MXNet's Gluon: alone, with a barrier a step, with an allreduce's passes over memory, by ddl.
+
+There is none to hold ddl to: MXNet's own needs servers.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import ddl_mxnet as ddl
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
+from mxnet.base import _LIB, check_call
 
 from tools.training.contenders import Trainings
+from tools.training.frameworks import FRAMEWORKS, PASSES
 from tools.training.meeting import Meeting
 from tools.training.on_mxnet.models import WORKLOADS, Batch, Workload
+from tools.training.passes import Passes
 
 __all__ = ["trainings"]
 
@@ -23,16 +31,20 @@ OPTIONS = {"learning_rate": 1e-4, "momentum": 0.9}  # small: what is learned fro
 
 
 class MxnetContender:
-    """A model with its trainer, and how many steps it has taken. ``meet`` is called before each update."""
+    """A model with its trainer, and how many steps it has taken. ``between``: what is called before each update."""
 
-    def __init__(self, net: Any, trainer: Any, batches: list[Batch], meet: Callable[[], None] | None) -> None:
+    def __init__(self, net: Any, trainer: Any, batches: list[Batch]) -> None:
         self.net = net
         self._trainer = trainer
         self._batches = batches
-        self._meet = meet
         self._taken = 0
+        self.between: Callable[[], None] | None = None
         self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
         self._parameters = list(net.collect_params().values())
+
+    def gradients(self) -> list[Any]:
+        """As numpy sees them: flat, the same memory."""
+        return [_memory(parameter.grad()) for parameter in self._parameters]
 
     def step(self) -> None:
         inputs, classes = self._batches[self._taken % len(self._batches)]
@@ -40,9 +52,9 @@ class MxnetContender:
         with autograd.record():
             loss = self._loss(self.net(inputs), classes)
         loss.backward()
-        if self._meet is not None:
+        if self.between is not None:
             self._parameters[0].grad().wait_to_read()  # the last one; else the barrier would be in front of the step
-            self._meet()
+            self.between()
         self._trainer.step(len(inputs))
 
     def steps(self, count: int) -> float:
@@ -58,12 +70,19 @@ class MxnetContender:
         return sum(float(parameter.data().asnumpy().sum(dtype=np.float64)) for parameter in self._parameters)
 
 
+def _memory(array: Any) -> Any:
+    """Its own, which it has to outlive."""
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return np.frombuffer((ctypes.c_float * array.size).from_address(address.value or 0), np.float32)
+
+
 def _contenders(workload: Workload, meet: Meeting) -> dict[str, MxnetContender]:
     """All of them from the same start on the same inputs of this rank."""
     random = np.random.RandomState(1 + meet.rank)
     batches = [workload.batch(workload.samples, random) for _ in range(BATCHES)]
     made = {}
-    for name in ("none", "barrier", "ddl"):
+    for name in FRAMEWORKS["mxnet"].contenders:
         mx.random.seed(0)
         net = workload.make()
         parameters = net.collect_params()
@@ -72,8 +91,14 @@ def _contenders(workload: Workload, meet: Meeting) -> dict[str, MxnetContender]:
             ddl.broadcast_parameters(parameters, root_rank=0)
         else:
             trainer = gluon.Trainer(parameters, "sgd", OPTIONS, kvstore=None)
-        made[name] = MxnetContender(net, trainer, batches, meet if name == "barrier" else None)
+        made[name] = MxnetContender(net, trainer, batches)
+    made["barrier"].between = meet
+    made[PASSES].between = partial(_pass, Passes(meet), made[PASSES])
     return made
+
+
+def _pass(passes: Passes, contender: MxnetContender) -> None:
+    passes(contender.gradients())
 
 
 def _check_agreement(contenders: dict[str, MxnetContender], meet: Meeting) -> None:
@@ -85,7 +110,7 @@ def _check_agreement(contenders: dict[str, MxnetContender], meet: Meeting) -> No
 
 @contextlib.contextmanager
 def trainings(model: str, meet: Meeting) -> Iterator[Trainings]:
-    """All three in this rank, of whose job ddl is initialized; every rank calls it."""
+    """All four in this rank, of whose job ddl is initialized; every rank calls it."""
     workload = WORKLOADS[model]
     contenders = _contenders(workload, meet)
     sizes = [int(np.prod(parameter.shape)) for parameter in contenders["none"].net.collect_params().values()]

@@ -18,7 +18,7 @@ from ddl_gloo.store import Meeting
 from ddl_gloo.wires import Wires
 from ddlcore.contracts.interfaces import chosen_address
 from ddlcore.contracts.store import PrefixStore
-from ddlcore.contracts.transport import DONE, Capabilities, Context, Transport, Work
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Transport, Work, dense
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, TransportError
 from ddlcore.types import Buffer, ReduceOp
 
@@ -154,7 +154,7 @@ class GlooTransport(Transport):
     # --- collectives
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
-        direct = self._ready("allreduce")
+        direct = self._ready("allreduce", source, target)
         _fits("allreduce", target.count, source.count)
         if source.count == 0:
             return DONE
@@ -167,14 +167,14 @@ class GlooTransport(Transport):
         return self._start("allreduce", lambda g: g.allreduce(target, op), target)
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
-        direct = self._ready("allgather")
+        direct = self._ready("allgather", source, target)
         _fits("allgather", source.count, counts[self.context.rank])
         _fits("allgather", target.count, sum(counts))
         most_bytes = max(counts) * source.dtype.itemsize
         return self._send("allgather", most_bytes, lambda: direct.allgatherv(source, target, counts))
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
-        direct = self._ready("broadcast")
+        direct = self._ready("broadcast", buffer)
         if buffer.count == 0:
             return DONE
         if buffer.nbytes <= self._whole_bytes:
@@ -182,14 +182,14 @@ class GlooTransport(Transport):
         return self._start("broadcast", lambda g: g.broadcast(buffer, root), buffer)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
-        direct = self._ready("reducescatter")
+        direct = self._ready("reducescatter", source, target)
         _fits("reducescatter", source.count, sum(counts))
         _fits("reducescatter", target.count, counts[self.context.rank])
         most_bytes = max(counts) * source.dtype.itemsize
         return self._send("reducescatter", most_bytes, lambda: direct.reducescatterv(source, target, counts, op))
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
-        direct = self._ready("alltoall")
+        direct = self._ready("alltoall", source, target)
         _fits("alltoall", source.count, sum(counts[self.context.rank]))
         _fits("alltoall", target.count, sum(row[self.context.rank] for row in counts))
         most = max(*counts[self.context.rank], *(row[self.context.rank] for row in counts))
@@ -203,7 +203,8 @@ class GlooTransport(Transport):
 
     # --- how they are carried out
 
-    def _ready(self, what: str) -> Direct:
+    def _ready(self, what: str, *buffers: Buffer) -> Direct:
+        dense(*buffers)
         if self._aborted:
             raise self._failure(what)
         if self._broken is not None:

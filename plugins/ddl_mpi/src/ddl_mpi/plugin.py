@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddlcore.hooks import (
     BenchPeerProvider,
+    CheckProvider,
     CommunicatorsProvider,
     LauncherProvider,
     Setting,
@@ -11,7 +12,7 @@ from ddlcore.hooks import (
     hookimpl,
 )
 
-__all__ = ["ddl_bench_peers", "ddl_communicators", "ddl_launchers", "ddl_transports"]
+__all__ = ["ddl_bench_peers", "ddl_checks", "ddl_communicators", "ddl_launchers", "ddl_transports"]
 
 INSTALL = "pip install 'ddl-mpi[mpich]'"
 
@@ -89,3 +90,9 @@ def ddl_bench_peers() -> list[BenchPeerProvider]:
             launcher="mpi",
         )
     ]
+
+
+@hookimpl
+def ddl_checks() -> list[CheckProvider]:
+    """For `ddl doctor`."""
+    return [CheckProvider("known-bad-mpi", "ddl_mpi.checks:KnownBadMpi", doc="a release of MPI that hangs")]

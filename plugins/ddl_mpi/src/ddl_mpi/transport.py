@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ddl_mpi import meeting, process
 from ddl_mpi.waiting import ARRIVAL, CROWDED, DATA, Step, Steps
-from ddlcore.contracts.transport import Capabilities, Context, Memory, Transport, Work
+from ddlcore.contracts.transport import Capabilities, Context, Memory, Transport, Work, dense
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.types import Buffer, DType, ReduceOp
 
@@ -255,7 +255,8 @@ class MpiTransport(Transport):
 
     # --- what holds for all of them
 
-    def _begin(self, steps: Iterator[Step], *memory: object) -> Work:
+    def _begin(self, steps: Iterator[Step], *memory: Buffer) -> Work:
+        dense(*memory)
         self._check()
         if self._comm is None:
             raise TransportError(f"mpi: {self._name()} is not open")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -14,6 +13,7 @@ from mxnet.base import _LIB, check_call
 
 from ddl_mxnet.devices import is_on_gpu
 from ddlcore.contracts.adapter import Adapter
+from ddlcore.contracts.dlpack import lend
 from ddlcore.contracts.transport import Memory
 from ddlcore.types import CPU, Buffer, DType
 
@@ -34,8 +34,7 @@ _CODES = {  # MXNet's own, of mshadow
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _NATIVE: dict[DType, Any] = {dtype: BFLOAT16 if dtype is DType.BF16 else np.dtype(dtype.label) for dtype in _CODES}
 _KNOWN = ", ".join(sorted(dtype.label for dtype in _CODES))
-_DLPACK = {DType.U8: (1, 8), DType.BOOL: (1, 1), DType.BF16: (4, 16)}  # dlpack.h, code and bits; others by rule
-_POINTER = ctypes.c_void_p
+_DLPACK = {DType.BOOL: (1, 1)}  # code and bits by which MXNet knows it
 _DENSE = 0  # storage type
 _REACHED = (1, 3, 5)  # device types whose memory this process reads: of the CPU, pinned, shared
 
@@ -145,43 +144,9 @@ def _has_memory_first() -> bool:
     return words[0] == words[1] == words[2] != words[3] and None not in words
 
 
-class _DLTensor(ctypes.Structure):
-    """dlpack.h, DLManagedTensor with the DLTensor that it begins with."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int * 2),  # kind, index
-        ("ndim", ctypes.c_int),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
-
-
-def _let_go(tensor: int) -> None:
-    """What MXNet calls when the last array over adopted memory is gone."""
-    _adoptions.pop(_DLTensor.from_address(tensor).context, None)
-
-
-_adoptions: dict[int | None, object] = {}  # memory that arrays of MXNet stand in
-_numbers = itertools.count(1)
-_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_let_go)
-
-
 def _adopted(memory: Memory, shape: tuple[int, ...], dtype: DType, kind: Any) -> Any:
-    code, bits = _DLPACK.get(dtype, (2 if dtype.is_float else 0, 8 * dtype.itemsize))
-    extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
-    number = next(_numbers)
-    tensor = _DLTensor(
-        memory.address, (1, 0), len(shape), code, bits, 1, extents, None, 0, number, ctypes.cast(_deleter, _POINTER)
-    )
+    tensor = lend(memory, shape, dtype, codes=_DLPACK)
     handle = mx.base.NDArrayHandle()
-    _adoptions[number] = memory
     with mx.util.np_shape(True):
         check_call(_LIB.MXNDArrayFromDLPackEx(ctypes.byref(tensor), True, ctypes.byref(handle)))
     return kind(handle)

@@ -209,7 +209,7 @@ def _remembered(error: BaseException) -> bytes:
 
 def _recalled(message: str) -> BaseException:
     words = message.split(maxsplit=2)
-    error = _raised.get(int(words[1])) if len(words) > 1 and words[1].isdigit() else None
+    error = _raised.get(int(words[1])) if len(words) > 1 and words[1].isdecimal() else None
     return MXNetError(message) if error is None else error.with_traceback(None)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddlcore.hooks import AdapterProvider, hookimpl
+from ddlcore.hooks import AdapterProvider, CheckProvider, hookimpl
 
-__all__ = ["ddl_adapters"]
+__all__ = ["ddl_adapters", "ddl_checks"]
 
 
 @hookimpl
@@ -21,5 +21,15 @@ def ddl_adapters() -> list[AdapterProvider]:
             framework="mxnet",
             loaders=("mxnet.gluon.data", "mxnet.io"),
             suite="ddl_mxnet.conformance:MxnetSuite",
+        )
+    ]
+
+
+@hookimpl
+def ddl_checks() -> list[CheckProvider]:
+    """For `ddl doctor`."""
+    return [
+        CheckProvider(
+            "known-bad-mxnet", "ddl_mxnet.checks:KnownBadMxnet", doc="a numpy that MXNet cannot be imported with"
         )
     ]

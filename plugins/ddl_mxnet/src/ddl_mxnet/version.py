@@ -37,7 +37,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version: ``1.9.1.post0`` gives (1, 9, 1)."""
     numbers = []
     for part in version.split("."):
-        if not part.isdigit():
+        if not part.isdecimal():
             break
         numbers.append(int(part))
     return tuple(numbers)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddlcore.contracts.check import Check, Finding, HostView, Seen
+from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck
 
-__all__ = ["NcclCheck"]
+__all__ = ["KnownBadNccl", "NcclCheck"]
 
 WHEEL = re.compile(r"nvidia-nccl-cu(\d+)")
 
@@ -57,6 +58,28 @@ class NcclCheck(Check):
     def line(self, seen: Sequence[Seen]) -> str:
         wheels = seen[0].facts.get("wheels", {}) if seen else {}
         return ", ".join(f"{name} {version}" for name, version in wheels.items())
+
+
+def _two_cuda_majors(host: HostView) -> str:
+    wheels = [f"{name} {version}" for name, version in sorted(host.distributions.items()) if WHEEL.fullmatch(name)]
+    return " beside ".join(wheels) if len(wheels) > 1 else ""
+
+
+class KnownBadNccl(KnownBadCheck):
+    """By what is installed."""
+
+    name = "known-bad-nccl"
+    completes = "known-bad"
+    rows = (
+        KnownBad(
+            "two-nccl-wheels",
+            _two_cuda_majors,
+            "both wheels put libnccl.so.2 into the same directory, and the later overwrites the earlier: torch then "
+            "fails with an undefined symbol such as ncclCommResume, or runs with a library for another CUDA",
+            "keep the one of torch's CUDA (python -c 'import torch; print(torch.version.cuda)'), for CUDA 12: "
+            "pip uninstall -y nvidia-nccl-cu13 && pip install --force-reinstall --no-deps nvidia-nccl-cu12",
+        ),
+    )
 
 
 def _release(version: str) -> str:

@@ -72,5 +72,6 @@ def ddl_checks() -> list[CheckProvider]:
     copies = "latency and bandwidth between the GPUs of a host, with P2P on and off"
     return [
         CheckProvider("nccl", "ddl_nccl.checks:NcclCheck", doc="one NCCL on all hosts, of one CUDA"),
+        CheckProvider("known-bad-nccl", "ddl_nccl.checks:KnownBadNccl", doc="wheels of NCCL that overwrite each other"),
         CheckProvider("gpu-copies", "ddl_nccl.links:LinksCheck", platforms=("linux",), doc=copies),
     ]

@@ -24,7 +24,7 @@ from ddl_nccl.queued import Queued
 from ddl_nccl.reductions import OwnReductions
 from ddl_nccl.watchdog import bounded, unwatch, watch
 from ddlcore.contracts.device import Event, Queue
-from ddlcore.contracts.transport import ALL_OPS, DONE, Capabilities, Context, Transport, Work
+from ddlcore.contracts.transport import ALL_OPS, DONE, Capabilities, Context, Transport, Work, dense
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, TransportError
 from ddlcore.types import Buffer, DType, ReduceOp
 
@@ -189,7 +189,7 @@ class NcclTransport(Transport):
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
         if source.count == 0:
             return self._nothing()
-        return self._begin("allreduce", lambda: self._reduced(source, target, op))
+        return self._begin("allreduce", lambda: self._reduced(source, target, op), source, target)
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
         width, n = source.dtype.itemsize, self.context.size
@@ -199,6 +199,8 @@ class NcclTransport(Transport):
             return self._begin(
                 "allgather",
                 lambda: self._raw.all_gather(source.address, target.address, source.nbytes, BYTES, *self._on()),
+                source,
+                target,
             )
 
         def gather() -> None:
@@ -208,7 +210,7 @@ class NcclTransport(Transport):
                     self._raw.broadcast(source.address, at, count * width, BYTES, root, *self._on())
                 at += count * width
 
-        return self._begin("allgather", self._grouped(gather))
+        return self._begin("allgather", self._grouped(gather), source, target)
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
         if buffer.count == 0:
@@ -216,12 +218,13 @@ class NcclTransport(Transport):
         return self._begin(
             "broadcast",
             lambda: self._raw.broadcast(buffer.address, buffer.address, buffer.nbytes, BYTES, root, *self._on()),
+            buffer,
         )
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
         if not any(counts):
             return self._nothing()
-        return self._begin("reducescatter", lambda: self._scattered(source, target, counts, op))
+        return self._begin("reducescatter", lambda: self._scattered(source, target, counts, op), source, target)
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
         me, width = self.context.rank, source.dtype.itemsize
@@ -241,7 +244,7 @@ class NcclTransport(Transport):
             if sent[me]:
                 self._queue.copy(out[me], into[me], sent[me] * width)
 
-        return self._begin("alltoall", everything)
+        return self._begin("alltoall", everything, source, target)
 
     def barrier(self) -> Work:
         one = self._queue.runtime.allocate(4)
@@ -293,7 +296,8 @@ class NcclTransport(Transport):
 
         return grouped
 
-    def _begin(self, what: str, call: Callable[[], object]) -> Work:
+    def _begin(self, what: str, call: Callable[[], object], *buffers: Buffer) -> Work:
+        dense(*buffers)
         self._call(what, call)
         if self._patience_s:
             self._marks.append((time.monotonic() + self._patience_s, self._queue.record()))

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddlcore.contracts.dlpack import ON_CUDA, lend
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DeviceError
 from ddlcore.types import CPU, Device, DType
@@ -27,8 +28,6 @@ DEVICE_ORDINAL = 9  # cuda.h, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 NOT_READY = 600  # cuda.h, CUDA_ERROR_NOT_READY
 SPINS = 200  # looks at an event before this thread lets others run in between
 PAUSE_S = 50e-6
-ON_CPU, ON_CUDA = 1, 2  # dlpack.h, DLDeviceType
-CODES = {DType.BF16: (4, 16), DType.I64: (0, 64)}  # dlpack.h, code and bits; the other floats have code 2
 _GPU = re.compile(r"device:GPU:(\d+)$")
 
 _to_dlpack = tf.experimental.dlpack.to_dlpack
@@ -81,44 +80,12 @@ class Gpu:
                 time.sleep(PAUSE_S)
 
 
-class _DLTensor(ctypes.Structure):
-    """dlpack.h, DLManagedTensor with the DLTensor that it begins with."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int * 2),  # kind, index
-        ("ndim", ctypes.c_int),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
-
-
 def tensor_at(memory: Memory, shape: Sequence[int], dtype: DType, kind: int, index: int) -> Any:
     """The tensor whose elements stand in ``memory`` of DLPack's device (kind, index); TensorFlow keeps that alive."""
-    code, bits = CODES.get(dtype, (2, 8 * dtype.itemsize))
-    extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
-    number = next(_numbers)
-    where = (ctypes.c_int * 2)(kind, index)
-    let_go = ctypes.cast(_deleter, ctypes.c_void_p)
-    managed = _DLTensor(memory.address, where, len(shape), code, bits, 1, extents, None, 0, number, let_go)
-    _adopted[number] = (memory, extents, managed)
+    managed = lend(memory, shape, dtype, (kind, index))
     return _from_dlpack(_capsule(ctypes.addressof(managed), b"dltensor", None))
 
 
-def _let_go(managed: int) -> None:
-    """What TensorFlow calls when the last tensor over adopted memory is gone."""
-    _adopted.pop(_DLTensor.from_address(managed).context, None)
-
-
-_adopted: dict[int | None, object] = {}  # what tensors of TensorFlow stand in
-_numbers = itertools.count(1)
-_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_let_go)
 _ordinals: dict[str, Device] = {}  # by TensorFlow's name of a device, which may count otherwise
 
 

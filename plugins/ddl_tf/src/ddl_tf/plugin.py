@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ddlcore.hooks import AdapterProvider, hookimpl
+from ddlcore.hooks import AdapterProvider, CheckProvider, hookimpl
 
-__all__ = ["ddl_adapters"]
+__all__ = ["ddl_adapters", "ddl_checks"]
 
 
 @hookimpl
@@ -21,5 +21,15 @@ def ddl_adapters() -> list[AdapterProvider]:
             framework="tensorflow",
             loaders=("tensorflow.python.data", "keras.src.trainers.data_adapters"),
             suite="ddl_tf.conformance:TfSuite",
+        )
+    ]
+
+
+@hookimpl
+def ddl_checks() -> list[CheckProvider]:
+    """For `ddl doctor`."""
+    return [
+        CheckProvider(
+            "known-bad-tensorflow", "ddl_tf.checks:KnownBadTensorFlow", doc="several TensorFlows side by side"
         )
     ]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ddl_zmq.mailbox import Mailbox
-from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Transport, Work, view
+from ddlcore.contracts.transport import DONE, Capabilities, Context, Memory, Transport, Work, dense, view
 from ddlcore.errors import DeadlineExceeded, TransportError
 from ddlcore.types import Buffer, ReduceOp
 
@@ -55,6 +55,7 @@ class ZmqTransport(Transport):
     # --- collectives
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
+        dense(source, target)
         size = self.context.size
         bounds = [source.count * rank // size for rank in range(size + 1)]
         counts = [end - begin for begin, end in zip(bounds, bounds[1:])]  # noqa: RUF007  # pairwise says no more
@@ -63,6 +64,7 @@ class ZmqTransport(Transport):
         return self.allgatherv(part, target, counts)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
+        dense(source, target)
         me, size = self.context.rank, self.context.size
         begins = [0, *accumulate(counts)]
         pieces = [_part(source, begin, count) for begin, count in zip(begins, counts)]
@@ -78,6 +80,7 @@ class ZmqTransport(Transport):
         return DONE
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
+        dense(source, target)
         me = self.context.rank
         mine = bytes(_bytes(source))  # source may lie in target
         for peer in self._peers():
@@ -89,6 +92,7 @@ class ZmqTransport(Transport):
         return DONE
 
     def broadcast(self, buffer: Buffer, root: int) -> Work:
+        dense(buffer)
         if self.context.rank == root:
             for peer in self._peers():
                 self._box.send(peer, _bytes(buffer))
@@ -97,6 +101,7 @@ class ZmqTransport(Transport):
         return DONE
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
+        dense(source, target)
         me = self.context.rank
         given = [0, *accumulate(counts[me])]
         taken = [0, *accumulate(row[me] for row in counts)]

@@ -1,0 +1,70 @@
+"""Memory lent to a framework as a tensor of DLPack: for adapters of frameworks that take no plain address.
+
+Source: dlpack.h, the protocol's header, version 0.x: a DLManagedTensor and the DLTensor that it begins with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Mapping, Sequence
+
+from ddlcore.contracts.transport import Memory
+from ddlcore.types import DType
+
+__all__ = ["ON_CPU", "ON_CUDA", "LentTensor", "lend"]
+
+ON_CPU, ON_CUDA = 1, 2  # DLDeviceType
+_SIGNED, _UNSIGNED, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6  # DLDataTypeCode
+_SPECIAL = {DType.BF16: _BFLOAT, DType.BOOL: _BOOL, DType.U8: _UNSIGNED, DType.U16: _UNSIGNED}
+
+
+class LentTensor(ctypes.Structure):
+    """A DLManagedTensor. Its address is what a framework is given."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int * 2),  # kind, index
+        ("ndim", ctypes.c_int),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+def lend(
+    memory: Memory,
+    shape: Sequence[int],
+    dtype: DType,
+    device: tuple[int, int] = (ON_CPU, 0),
+    codes: Mapping[DType, tuple[int, int]] | None = None,
+) -> LentTensor:
+    """A row-major tensor whose elements stand in ``memory``, which stays until the framework calls the deleter.
+
+    ``device``: DLPack's kind and index. ``codes``: code and bits of types for which the framework has its own.
+    The framework has to take the tensor: one that nobody deletes keeps its memory. From any thread.
+    """
+    kind = _SPECIAL.get(dtype, _FLOAT if dtype.is_float else _SIGNED)
+    code, bits = (codes or {}).get(dtype, (kind, 8 * dtype.itemsize))
+    extents = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+    number = next(_numbers)
+    where = (ctypes.c_int * 2)(*device)
+    tensor = LentTensor(memory.address, where, len(shape), code, bits, 1, extents, None, 0, number, _deleter_address)
+    _lent[number] = (memory, extents, tensor)
+    return tensor
+
+
+def _let_go(tensor: int) -> None:
+    """What a framework calls when its last tensor over the memory is gone."""
+    _lent.pop(LentTensor.from_address(tensor).context, None)
+
+
+_lent: dict[int | None, object] = {}
+_numbers = itertools.count(1)
+_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_let_go)
+_deleter_address = ctypes.cast(_deleter, ctypes.c_void_p)

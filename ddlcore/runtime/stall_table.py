@@ -1,0 +1,58 @@
+"""Lays a stall out as a table: which tensor is ready on which ranks, which are missing, how long it has waited. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ddlcore.runtime.checks import span
+
+__all__ = ["Late", "on_ranks", "spans", "stall_table"]
+
+SHOWN = 8  # tensors that wait for the same ranks; of the others only the number is told
+_MOST_SPANS = 12  # of a list of ranks; every other rank of a thousand is no list that anybody reads
+_HEADINGS = ("tensor", "ready on", "missing ranks", "waits s")
+
+
+@dataclass(frozen=True)
+class Late:
+    """A tensor that some members of its process set have asked for, and ``missing`` have not."""
+
+    name: str
+    set_id: int
+    ready: tuple[int, ...]
+    missing: tuple[int, ...]
+    waits_s: float
+
+
+def spans(ranks: Iterable[int]) -> str:
+    """0, 1, 2, 5 as "0-2,5"; of very many pieces the first, and how many ranks there are."""
+    known = sorted(ranks)
+    pieces = span(known).split(",")
+    if len(pieces) <= _MOST_SPANS:
+        return ",".join(pieces) or "none"
+    return f"{','.join(pieces[:_MOST_SPANS])},… ({len(known)} ranks)"
+
+
+def on_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 3", or "ranks 0-2,5"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
+
+
+def stall_table(late: Sequence[Late]) -> str:
+    """Aligned lines, those of one kind together; without an end of line."""
+    groups: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[Late]] = {}
+    for one in late:
+        groups.setdefault((one.set_id, one.ready, one.missing), []).append(one)
+    rows = [_HEADINGS]
+    for (set_id, ready, missing), alike in groups.items():
+        where = f" (process set {set_id})" if set_id else ""
+        shown = alike if len(alike) <= SHOWN + 1 else alike[:SHOWN]  # "1 more" takes a line as well
+        told = [(f"{one.name or '(a call without a name)'}{where}", one.waits_s) for one in shown]
+        if rest := alike[len(shown) :]:
+            told.append((f"… {len(rest)} more{where}", max(one.waits_s for one in rest)))
+        rows += [(name, spans(ready), spans(missing), f"{waits_s:.1f}") for name, waits_s in told]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
+    return "\n".join(
+        f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}}" for row in rows
+    )

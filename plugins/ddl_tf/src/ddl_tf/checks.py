@@ -1,0 +1,30 @@
+"""What `ddl doctor` looks at for TensorFlow: several of its distributions side by side."""
+
+from __future__ import annotations
+
+from ddlcore.contracts.check import HostView
+from ddlcore.contracts.known_bad import KnownBad, KnownBadCheck
+
+__all__ = ["KnownBadTensorFlow"]
+
+NAMES = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu")
+
+
+def _several(host: HostView) -> str:
+    found = [f"{name} {host.distributions[name]}" for name in NAMES if name in host.distributions]
+    return " beside ".join(found) if len(found) > 1 else ""
+
+
+class KnownBadTensorFlow(KnownBadCheck):
+    """By what is installed."""
+
+    name = "known-bad-tensorflow"
+    completes = "known-bad"
+    rows = (
+        KnownBad(
+            "two-tensorflows",
+            _several,
+            "they install the same files over each other; which one is imported depends on who came last",
+            "pip uninstall -y tensorflow tensorflow-cpu tensorflow-gpu, then install one of them",
+        ),
+    )

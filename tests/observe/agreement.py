@@ -1,0 +1,42 @@
+"""What the batches of a trace say themselves of its clocks: no rank has a sum before the last one has come.
+
+A batch is a message between each two of its ranks, there and back, and so bounds by how much their clocks may differ,
+as an exchange of NTP's does. To say that a batch's ends lie no further apart than what is said of the clocks plus what the
+algorithm takes from the last rank's entry on is the same: either fails where a rank ends before another has begun.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from ddlcore.observe.summary import Run
+
+__all__ = ["ahead_us", "ends_apart"]
+
+
+def _batches(runs: Iterable[Run]) -> list[dict[int, Run]]:
+    found: dict[str, dict[int, Run]] = defaultdict(dict)
+    for run in runs:
+        if run.kind == "ALLREDUCE":
+            found[run.key][run.pid] = run
+    return [members for members in found.values() if len(members) > 1]
+
+
+def ends_apart(runs: Iterable[Run], metadata: dict[str, Any]) -> list[tuple[float, float]]:
+    """Of each sum: how far its ends lie apart, and how far they may: clock errors, and what it took from the last entry on."""
+    error_us = {one["pid"]: one["clock_error_us"] for one in metadata["ranks"]}
+    found = []
+    for members in _batches(runs):
+        ends = [run.ended for run in members.values()]
+        took = max(ends) - max(run.begun for run in members.values())
+        worst = sorted(error_us[pid] for pid in members)[-2:]
+        found.append((max(ends) - min(ends), took + sum(worst) + 0.002))  # two roundings to a nanosecond
+    return found
+
+
+def ahead_us(runs: Iterable[Run], pid: int) -> tuple[float, float]:
+    """By how much ``pid``'s clock may be ahead of rank 0's, if all sums of both are to make sense."""
+    both = [(members[0], members[pid]) for members in _batches(runs) if 0 in members and pid in members]
+    return max(one.begun - base.ended for base, one in both), min(one.ended - base.begun for base, one in both)
