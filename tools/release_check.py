@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
+import json
 import re
 import shutil
 import sys
@@ -20,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.demo import LEAST_ACCURACY, objection
+from tools.release.lending import lend, origin
 from tools.release.steps import ROOT, Failed, run, walk
 from tools.release.wheels import build, inspect, outside, sources
 
@@ -30,6 +33,25 @@ OUTSIDE = {
     "ddl-int8": ("int8", "compressor"),
     "ddl-bysize": ("bysize", "fusion"),
     "ddl-randomsearch": ("randomsearch", "tuner"),
+}
+# What a package that `ddl plugins new` has just made leaves to be written, in the order of its files.
+BEGUN = {
+    "transport": "open close abort allreduce allgatherv broadcast",
+    "adapter": "buffer allocate adopt copy make to_numpy",
+    "fusion": "arrange",
+    "tuner": "ask tell",
+    "compressor": "wire_dtype encode decode",
+    "launcher": "commands",
+}
+# Plugins whose frameworks are lent by this environment, where it has them; their modules.
+LENT = {
+    distribution: module
+    for distribution, module, framework in (
+        ("ddl-tf", "ddl_tf", "tensorflow"),
+        ("ddl-mxnet", "ddl_mxnet", "mxnet"),
+        ("ddl-mpi", "ddl_mpi", "mpi4py"),
+    )
+    if importlib.util.find_spec(framework) is not None
 }
 
 
@@ -43,12 +65,15 @@ class Environment:
         self.bin = folder / "bin"
         self.work = folder.with_name(f"{folder.name}-work")
 
-    def make(self, *what: str) -> str:
-        """Installs ``what``: ours from the wheels, the rest as pinned."""
+    def create(self) -> None:
+        """With nothing in it."""
         run([sys.executable, "-m", "venv", self.folder], ROOT)
         self.work.mkdir(exist_ok=True)
-        self.install(*what)
-        return " ".join(what)
+
+    def make(self, *what: str) -> str:
+        """Creates it and installs ``what``: ours from the wheels, the rest as pinned."""
+        self.create()
+        return self.install(*what)
 
     def install(self, *what: str) -> str:
         pip: list[str | Path] = [self.bin / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -83,10 +108,10 @@ def readme(env: Environment) -> str:
     return command
 
 
-def digits(env: Environment, *flags: str) -> str:
+def digits(env: Environment, script: str) -> str:
     """The digits are learned on shared memory, to the same parameters on both ranks."""
-    shutil.copy(ROOT / "examples/torch_digits.py", env.work)
-    shown = env.ddl("run", "-np", "2", *flags, "python", "torch_digits.py")
+    shutil.copy(ROOT / "examples" / script, env.work)
+    shown = env.ddl("run", "-np", "2", "python", script)
     wrong = objection(shown)
     if wrong:
         raise Failed(f"{wrong}\n{shown}")
@@ -98,15 +123,35 @@ def conform(env: Environment, name: str, door: str = "transport") -> str:
     return env.ddl("conform", name, "--door", door, limit_s=600.0).strip().splitlines()[-1]
 
 
-def new_plugin(env: Environment) -> str:
-    """A plugin that was just begun installs, and `ddl conform` lists what is still to be written."""
-    env.ddl("plugins", "new", "transport", "mine")
-    env.install("./ddl-mine")
-    shown = env.ddl("conform", "mine", expect=1)
-    missing = [name for name in ("open", "close", "allreduce", "allgatherv", "broadcast") if name not in shown]
-    if missing:
-        raise Failed(f"`ddl conform mine` does not list {', '.join(missing)}:\n{shown}")
-    return "ddl-mine installs; conform exits 1 and lists its methods"
+def new_plugins(env: Environment) -> str:
+    """Plugins that were just begun install, and `ddl conform` lists exactly what is still to be written."""
+    names = {door: "mine" if door == "transport" else f"mine-{door}" for door in BEGUN}
+    for door, name in names.items():
+        env.ddl("plugins", "new", door, name)
+    env.install(*(f"./ddl-{name}" for name in names.values()))
+    for door, name in names.items():
+        shown = env.ddl("conform", name, expect=1)
+        listed = re.findall(r"^    \w+\.(\w+)  \(", shown.partition("still to be written\n")[2], re.MULTILINE)
+        if listed != BEGUN[door].split():
+            raise Failed(f"`ddl conform {name}` lists {', '.join(listed)}, not {BEGUN[door]}:\n{shown}")
+    return f"{', '.join(BEGUN)} install; conform exits 1 and lists their methods"
+
+
+def lent(env: Environment) -> str:
+    """Wheels of plugins are installed beside frameworks that were there before, and imported from where they are."""
+    env.create()
+    lend(env.folder, env.folder.with_name("lent"))
+    env.install("ddlcore[testing]", *LENT)
+    return ", ".join(origin(env.bin / "python", module, env.folder) for module in ("ddlcore", *LENT.values()))
+
+
+def offered(env: Environment) -> str:
+    """`ddl plugins` finds all of them usable, and has nothing to complain of."""
+    told = json.loads(env.ddl("plugins", "--json"))
+    rows = {row["distribution"]: row["state"] for row in told["plugins"] if row["distribution"] in LENT}
+    if told["problems"] or rows != dict.fromkeys(LENT, "ready"):
+        raise Failed(f"`ddl plugins` tells {rows}, and {told['problems']}")
+    return f"{', '.join(rows)} are ready"
 
 
 def outside_training(env: Environment, script: str, *flags: str, options: tuple[str, ...] = ()) -> str:
@@ -124,17 +169,16 @@ def steps(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     """All of them, in order."""
     wheels = folder / "dist"
     wheels.mkdir(parents=True, exist_ok=True)
-    for source in (*sources(), *outside()):
-        yield f"build {source.relative_to(ROOT) if source != ROOT else 'ddlcore'}", partial(build, source, wheels)
+    yield "build", partial(build, [*sources(), *outside()], wheels)
     yield "wheels", partial(_inspect_all, wheels)
     env = Environment(folder / "torch", wheels)
     packages = [TORCH, "scikit-learn", "ddlcore[testing]", "ddl-torch", "ddl-gloo", "ddl-nccl"]
     yield "fresh environment", partial(env.make, *packages)
     yield "ddl info", partial(info, env)
     yield "README", partial(readme, env)
-    yield "digits on shm", partial(digits, env)
+    yield "digits with PyTorch", partial(digits, env, "torch_digits.py")
     yield "conform shm", partial(conform, env, "shm")
-    yield "a plugin that is begun", partial(new_plugin, env)
+    yield "plugins that are begun", partial(new_plugins, env)
     yield "plugins from outside", partial(env.install, *OUTSIDE)
     for name, door in OUTSIDE.values():
         yield f"conform {name}", partial(conform, env, name, door)
@@ -147,6 +191,14 @@ def steps(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "fresh environment for JAX", partial(jax.make, "ddlcore[testing]", "ddl-jax", "scikit-learn")
     yield "conform jax", partial(conform, jax, "jax", "adapter")
     yield "train with JAX", partial(outside_training, jax, "jax_digits.py")
+    if LENT:
+        other = Environment(folder / "frameworks", wheels)
+        yield "fresh environment for other frameworks", partial(lent, other)
+        yield "ddl plugins", partial(offered, other)
+        if "ddl-tf" in LENT:
+            yield "digits with TensorFlow", partial(digits, other, "tf2_digits.py")
+        if "ddl-mxnet" in LENT:
+            yield "digits with MXNet", partial(digits, other, "mxnet_digits.py")
 
 
 def _inspect_all(wheels: Path) -> str:

@@ -160,8 +160,12 @@ class Registry:
             return table[name]
         line = ALIASES.get(door, {}).get(name)
         what_next = f"install it: {line}" if line else f"there are {', '.join(sorted(table)) or 'none'}"
-        refused = "".join(f"; {problem}" for problem in self.problems if f"'{name}'" in problem)
-        raise PluginError(f"no {door} is called '{name}'; {what_next}{refused}")
+        raise PluginError(f"no {door} is called '{name}'; {what_next}{self.left_out(name)}")
+
+    def left_out(self, name: str) -> str:
+        """What has kept something of that name from being used, for the end of a message; empty where nothing has."""
+        off = [f"{one.origin} is off: {one.reason}" for one in self.refusals if one.off and one.name == name]
+        return "".join(f"; {line}" for line in [*(one for one in self.problems if f"'{name}'" in one), *off])
 
     # --- one provider
 

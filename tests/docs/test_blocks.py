@@ -109,7 +109,7 @@ def test_a_page_does_what_it_says(page: str, tmp_path: Path, monkeypatch: pytest
         if block.language == "python":
             shop.python(block)
         elif block.language == "toml":
-            path = shop.folder / "page.toml"
+            path = shop.folder / block.code.partition("\n")[0].removeprefix("# ")  # its first line is its name
             path.write_text(block.code)
             load_settings({}, file=read_toml(path))
         else:

@@ -11,6 +11,7 @@ from ddlcore.contracts import BenchPeer, Transport
 from ddlcore.errors import PluginError
 from ddlcore.hooks import BenchPeerProvider, CheckProvider, CommandProvider, TransportProvider
 from ddlcore.plug import ALIASES, Distribution, Registry
+from ddlcore.plug.registry import Refusal
 
 ORIGIN = Distribution("ddl-pigeon", "2.5")
 
@@ -190,6 +191,16 @@ def test_an_unknown_name_says_why_its_provider_was_refused() -> None:
     registry = Registry()
     registry.offer(TransportProvider("pigeon", "coop:Pigeon", api_version=(9, 0)), ORIGIN)
     with pytest.raises(PluginError, match="built for plugin contract 9"):
+        registry.transport("pigeon")
+
+
+def test_a_name_that_the_lists_leave_out() -> None:
+    """The user's own list is what keeps it away, so that is said."""
+    registry = Registry()
+    registry.refusals.append(Refusal(ORIGIN, "pigeon", "", "DDL_PLUGINS_OFF names it", off=True))
+    with pytest.raises(
+        PluginError, match=r"no transport is called 'pigeon'.*; ddl-pigeon 2.5 is off: DDL_PLUGINS_OFF names it"
+    ):
         registry.transport("pigeon")
 
 

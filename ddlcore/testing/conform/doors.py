@@ -94,8 +94,8 @@ def subjects(registry: Registry, name: str, door: str = "") -> list[Subject]:
     if not found:
         where = f"no {DOORS[door].word}" if door else "nothing that has a suite"
         known = ", ".join(dict.fromkeys(one.provider.name for one in all_of_them))
-        refused = "".join(f"; {problem}" for problem in registry.problems if f"'{name}'" in problem)
-        raise PluginError(f"{where} is called '{name}'; there are {known or 'none'} (`ddl plugins` shows all){refused}")
+        text = f"{where} is called '{name}'; there are {known or 'none'} (`ddl plugins` shows all)"
+        raise PluginError(text + registry.left_out(name))
     return found
 
 

@@ -1,0 +1,98 @@
+"""What a release check complains of in wheels and source distributions, and what it lends a fresh environment."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools.release.lending import OURS
+from tools.release.steps import Failed
+from tools.release.wheels import inspect, inspect_source
+
+METADATA = """Metadata-Version: 2.4
+Name: ddl-bird
+Version: 1.0
+Summary: A bird.
+Requires-Python: >=3.10
+License-Expression: Apache-2.0
+Description-Content-Type: text/markdown
+Requires-Dist: ddlcore<1,>=0.1
+
+# ddl-bird
+"""
+INFO = "ddl_bird-1.0.dist-info"
+WHEEL = {
+    "ddl_bird/__init__.py": "",
+    "ddl_bird/py.typed": "",
+    f"{INFO}/METADATA": METADATA,
+    f"{INFO}/licenses/LICENSE": "Apache",
+}
+
+
+def wheel_of(folder: Path, **changed: str | None) -> Path:
+    """A wheel with these files, by the last part of their names; None: without it."""
+    path = folder / "ddl_bird-1.0-py3-none-any.whl"
+    files = {name: changed.pop(name.rpartition("/")[2].replace(".", "_"), text) for name, text in WHEEL.items()}
+    files |= {name.replace("__", "/"): text for name, text in changed.items()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            if text is not None:
+                archive.writestr(name, text)
+    return path
+
+
+def test_a_good_wheel_passes(tmp_path: Path) -> None:
+    """Its files are counted."""
+    assert inspect(wheel_of(tmp_path)) == "4 files"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"py_typed": None}, "no ddl_bird/py.typed"),
+        ({"LICENSE": None}, "no licence"),
+        ({"METADATA": METADATA.replace("Summary: A bird.\n", "")}, "no Summary"),
+        ({"METADATA": METADATA.replace("# ddl-bird\n", "")}, "no description"),
+        ({"METADATA": METADATA.replace("ddlcore<1,>=0.1", "ddlcore")}, "no requirement ddlcore"),
+        ({"tests__bird.py": ""}, "outside its package: tests/bird.py"),
+        ({"ddl_bird__bird.pyc": ""}, "stray: ddl_bird/bird.pyc"),
+        ({"ddl_bird__egg": "x" * (3 << 20)}, "too large: ddl_bird/egg"),
+    ],
+)
+def test_what_is_wrong_with_a_wheel(changed: dict[str, str | None], words: str, tmp_path: Path) -> None:
+    """In one line, with its name."""
+    with pytest.raises(Failed, match=rf"ddl_bird-1.0-py3-none-any.whl: .*{words}"):
+        inspect(wheel_of(tmp_path, **changed))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ("LICENSE README.md pyproject.toml PKG-INFO tests/test_bird.py src/ddl_bird/__init__.py", ""),
+        ("README.md pyproject.toml PKG-INFO tests/test_bird.py", "no LICENSE"),
+        ("LICENSE README.md pyproject.toml PKG-INFO", "no tests"),
+        ("LICENSE README.md pyproject.toml PKG-INFO tests/test_bird.py .venv/bin/x", "stray: .venv/bin/x"),
+    ],
+)
+def test_source_distributions(files: str, words: str, tmp_path: Path) -> None:
+    """They bring licence, README and tests, and nothing that was left behind."""
+    path = tmp_path / "ddl_bird-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name in files.split():
+            archive.addfile(tarfile.TarInfo(f"ddl_bird-1.0/{name}"), io.BytesIO())
+    if words:
+        with pytest.raises(Failed, match=words):
+            inspect_source(path)
+    else:
+        inspect_source(path)
+
+
+def test_nothing_of_ours_is_lent() -> None:
+    """Neither what is installed of the source tree nor the paths to it; frameworks are."""
+    ours = "ddlcore-0.1.0.dist-info _editable_impl_ddl_tf.pth __editable__.ddlcore-0.1.0.pth _ddl_mxnet_numpy.py ddl_mxnet.pth"
+    assert [name for name in ours.split() if not OURS.fullmatch(name)] == []
+    assert [name for name in ("numpy", "tensorflow", "mxnet", "distutils-precedence.pth") if OURS.fullmatch(name)] == []
