@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def step_times(job: Any, compute_s: float, steps: int) -> dict[str, float]:
     return {"step": took_s / steps * 1e6, **waits, "messages": messages}
 
 
-def table(rows: list[Row]) -> list[str]:
+def table(rows: Sequence[Row]) -> list[str]:
     """A line for each way, and what it takes longer than the unsafe one of the same computation."""
     lines = [
         f"{'compute':>9} {'release':>8} {'step':>9} {'exposed':>9} {'in wait':>9} {'commit':>9} {'device':>9} {'messages':>9}"

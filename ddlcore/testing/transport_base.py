@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 
@@ -14,7 +14,9 @@ from ddlcore.testing.group import Case, Group
 from ddlcore.testing.standard import StandardSuite
 from ddlcore.types import DType, Member, ReduceOp
 
-__all__ = ["DTYPES", "OPS", "TransportBase"]
+__all__ = ["DTYPES", "OPS", "TransportBase", "only_where"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.label)
 OPS = pytest.mark.parametrize(
@@ -22,11 +24,24 @@ OPS = pytest.mark.parametrize(
 )
 
 
+def only_where(*capabilities: str) -> Callable[[F], F]:
+    """Notes on a test, or on what one is called with, which capabilities it needs; see ddlcore/testing/collecting.py."""
+
+    def note(function: F) -> F:
+        function.only_where = capabilities  # type: ignore[attr-defined]  # functions take attributes
+        return function
+
+    return note
+
+
 class TransportBase(StandardSuite):
     """To write: ``make``. The rest has values that fit a transport on one host's CPUs."""
 
     sizes: ClassVar[tuple[int, ...]] = (2, 3, 4)  # of the worlds that each test runs in; with 1 where it serves that
     deadline_s: ClassVar[float] = 20.0  # of one test's collectives
+    offers: ClassVar[Capabilities | None] = (
+        None  # those of what ``make`` makes; if said, what they rule out may be left out
+    )
     chunk_bytes: ClassVar[int] = 128 << 10  # where the transport cuts large tensors: the sizes tried lie around it
     _shared: ClassVar[dict[int, Group]] = {}  # opened once for all tests of the class
 
@@ -52,6 +67,10 @@ class TransportBase(StandardSuite):
     def hosts(self, size: int) -> Sequence[int]:
         """The host that each rank is said to be on; all are threads of one process all the same."""
         return [0] * size
+
+    def test_what_is_offered_is_what_is_made(self) -> None:
+        """So that no test is left out that the transport could have failed."""
+        assert self.offers in (None, self.capabilities()), "offers differs from the capabilities of what make() makes"
 
     # --- used by the standard tests
 

@@ -10,7 +10,7 @@ import pytest
 from ddlcore.contracts.transport import Plan, Prepared, Transport
 from ddlcore.testing import oracle
 from ddlcore.testing.group import Area, finish
-from ddlcore.testing.transport_base import TransportBase
+from ddlcore.testing.transport_base import TransportBase, only_where
 from ddlcore.types import DType, ReduceOp
 
 __all__ = ["TransportEntry"]
@@ -48,6 +48,7 @@ class TransportEntry(TransportBase):
         one = self.chunk_bytes // 4
         return Plan((3, 0, 200) if length == FEW else (5, 2 * one + 7, 0, one), DType.I32, ReduceOp.Sum)
 
+    @only_where("entry")
     @pytest.mark.parametrize("length", [FEW, MANY])
     def test_bound_memory_is_entered_again(self, length: str) -> None:
         """Bound once: the values of the moment count each time. Bound anew, elsewhere or one tensor elsewhere, too."""
@@ -77,6 +78,7 @@ class TransportEntry(TransportBase):
             self.play(size, play)
             assert not any(faults), next(fault for fault in faults if fault)
 
+    @only_where("entry")
     @pytest.mark.parametrize("length", [FEW, MANY])
     def test_a_dummy_makes_a_batch_void(self, length: str) -> None:
         """Whoever comes without data, alone or all together: nobody's memory changes, and everybody is told."""
@@ -85,6 +87,7 @@ class TransportEntry(TransportBase):
             absent = [{rank} for rank in range(size)] + [set(range(size)), set(range(size - 1))]
             self._play_entries(size, plan, [ranks for one in absent for ranks in (one, set())])
 
+    @only_where("entry")
     def test_entries_between_other_collectives(self) -> None:
         """Some batches void, some not, in any order, among barriers and broadcasts that a root leaves early."""
         plans = [self.entry_plan(FEW), self.entry_plan(MANY)]

@@ -15,6 +15,7 @@ from ddlcore.errors import DeadlineExceeded, TransportError
 from ddlcore.testing import oracle
 from ddlcore.testing.group import Area, Case, Group, finish
 from ddlcore.testing.process_rank import belongings
+from ddlcore.testing.transport_base import only_where
 from ddlcore.testing.transport_cases import TransportCases
 from ddlcore.types import Buffer, DType, ReduceOp
 
@@ -62,6 +63,7 @@ def _barrier(transport: Transport, size: int) -> Pending:
     return lambda: finish(transport.barrier())
 
 
+@only_where("vectored")
 def _prepared(transport: Transport, size: int) -> Pending:
     area = _ones()
     prepared = transport.prepare(Plan((COUNT,), DType.F32, ReduceOp.Sum))
@@ -173,6 +175,7 @@ class TransportLife(TransportCases):
 
         self.play(size, play)
 
+    @only_where("abort")
     @CALLS
     def test_abort_ends_a_pending_call(self, call: Callable[[Transport, int], Pending]) -> None:
         """Each rank's abort, from another thread, ends that rank's call within 1 s, whatever the peers do."""
@@ -230,6 +233,7 @@ class TransportLife(TransportCases):
         if hung is not None:
             raise hung
 
+    @only_where("abort")
     def test_a_new_group_works_after_abort(self) -> None:
         """After abort and close, new transports of the same members open and reduce."""
         for size in self.sizes:

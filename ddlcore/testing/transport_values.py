@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddlcore.contracts.transport import Plan, Transport
 from ddlcore.testing import oracle
 from ddlcore.testing.group import Case, finish
-from ddlcore.testing.transport_base import DTYPES, OPS
+from ddlcore.testing.transport_base import DTYPES, OPS, only_where
 from ddlcore.testing.transport_cases import TransportCases, addresses
 from ddlcore.types import DType, ReduceOp
 
@@ -204,6 +204,7 @@ class TransportValues(TransportCases):
 
     # --- batches
 
+    @only_where("vectored")
     @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I64], ids=lambda dtype: dtype.label)
     def test_prepared_plans_run_again(self, dtype: DType) -> None:
         """Two plans, alternately, each time with other addresses and values, in place and not."""
@@ -223,6 +224,7 @@ class TransportValues(TransportCases):
             for case in chain(*rounds):
                 case.check()
 
+    @only_where("vectored")
     def test_scattered_tensors_of_a_plan(self) -> None:
         """A batch's tensors lie anywhere; nothing between them is written."""
         self.needs_vectored(DType.F32)
@@ -243,6 +245,7 @@ class TransportValues(TransportCases):
             for part in parts:
                 part.check()
 
+    @only_where("vectored", "scales")
     @SIXTEEN_BITS
     def test_plans_are_scaled(self, dtype: DType) -> None:
         """Where the transport scales by itself: on the way in and on the way out."""
@@ -253,6 +256,7 @@ class TransportValues(TransportCases):
             plan = Plan((9, 0, 1000), dtype, ReduceOp.Sum, prescale=0.5, postscale=1 / size)
             self.check(size, [self.batch(size, plan), self.batch(size, plan, in_place=True)])
 
+    @only_where("order_fixed")
     @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.BF16], ids=lambda dtype: dtype.label)
     def test_bits_do_not_depend_on_the_batch(self, dtype: DType) -> None:
         """Whole, in pieces, and as a batch: always the bits of addition in rank order, or by host."""

@@ -14,6 +14,8 @@ from ddlcore.testing import ProcessSuite, TransportSuite
 
 
 class TestThreads(TransportSuite):
+    offers = ThreadsTransport.capabilities
+
     def make(self, size: int) -> Sequence[Transport]:
         return [ThreadsTransport() for _ in range(size)]
 

@@ -14,6 +14,8 @@ from ddlcore.types import Member
 class TestOneHost(TransportSuite):
     """Over the loopback."""
 
+    offers = GlooTransport.capabilities
+
     def make(self, size: int) -> Sequence[Transport]:
         return [GlooTransport() for _ in range(size)]
 
@@ -22,6 +24,7 @@ class TestManyHosts(TransportSuite):
     """As the launcher tells of hosts; more ranks than meet directly in a barrier."""
 
     sizes = (2, 9)
+    offers = GlooTransport.capabilities
 
     def make(self, size: int) -> Sequence[Transport]:
         return [GlooTransport() for _ in range(size)]

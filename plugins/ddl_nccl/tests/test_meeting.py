@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from ddl_nccl import surroundings
+from ddl_nccl import library, surroundings
 from ddl_nccl.conformance import HostedTransport
 from ddl_nccl.meeting import Arrival, objection
 from ddl_nccl.standin import StandIn
@@ -14,7 +14,7 @@ from ddl_nccl.surroundings import chosen_interface, tell
 
 from ddlcore.contracts.transport import Transport
 from ddlcore.errors import DeadlineExceeded, TransportError
-from plugins.ddl_nccl.tests.worlds import hosted
+from plugins.ddl_nccl.tests.worlds import hosted, open_group
 
 FINE = Arrival(0, 0, "GPU-a", 23203)
 
@@ -85,6 +85,23 @@ def test_two_ranks_on_one_gpu() -> None:
 
     group.run(play)
     group.ranks.close()
+
+
+def test_two_wheels_in_one_environment(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning a host names both and the cure, and NCCL is used: torch may have been built for the one that is left."""
+    monkeypatch.setattr(library, "wheels", lambda: {"nvidia-nccl-cu13": "2.28.7", "nvidia-nccl-cu12": "2.27.3"})
+    library.overwritten.cache_clear()
+    try:
+        with open_group(3, StandIn()):
+            pass
+        (told,) = [text for text in caplog.messages if "wheel" in text or "overwritten" in text]
+        shown = library.library(StandIn())
+    finally:
+        monkeypatch.undo()
+        library.overwritten.cache_clear()
+    assert "nvidia-nccl-cu12 2.27.3 and nvidia-nccl-cu13 2.28.7 are installed in one environment" in told
+    assert "pip uninstall nvidia-nccl-cu12 nvidia-nccl-cu13" in told
+    assert shown is not None and shown.facts["but"] in told
 
 
 def test_nccls_own_refusal_is_explained() -> None:

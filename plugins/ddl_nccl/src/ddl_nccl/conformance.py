@@ -55,6 +55,7 @@ class NcclSuite(TransportSuite):
     """`ddl conform nccl` runs it. Whatever NCCL would take amiss fails the test that did it."""
 
     sizes = (1, 2, 3, 4)
+    offers = HostedTransport.capabilities
     standins: ClassVar[list[StandIn]] = []
 
     def make(self, size: int) -> Sequence[Transport]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from ddl_nccl._raw import load
 from ddl_nccl.layer import Raw
-from ddl_nccl.probe import installed_libraries
+from ddl_nccl.probe import LIBRARY, installed_libraries
 from ddlcore.contracts.library import Library
 
-__all__ = ["OLDEST", "Features", "library", "spelled", "wheels"]
+__all__ = ["OLDEST", "Features", "library", "overwritten", "spelled", "wheels"]
 
 OLDEST = 21400  # whose communicators take a configuration
 WHEELS = "nvidia-nccl-cu"
@@ -51,6 +52,19 @@ def wheels() -> dict[str, str]:
     return found
 
 
+@cache
+def overwritten() -> str:
+    """What to say where two wheels bring one library, of which this process has the later; empty where one does."""
+    found = wheels()
+    if len(found) < 2:
+        return ""
+    both = " and ".join(f"{name} {version}" for name, version in sorted(found.items()))
+    return (
+        f"{both} are installed in one environment, where the later has overwritten the earlier's {LIBRARY}; "
+        f"pip uninstall {' '.join(sorted(found))}, then install the one of the framework's CUDA"
+    )
+
+
 def library(raw: Raw | None = None) -> Library | None:
     """The NCCL that this process would use, which this loads; None where there is none."""
     try:
@@ -62,6 +76,8 @@ def library(raw: Raw | None = None) -> Library | None:
     place = _place()
     if place:
         facts["at"] = str(place)
+    if overwritten():
+        facts["but"] = overwritten()
     return Library(f"NCCL {spelled(version)}", version, facts)
 
 

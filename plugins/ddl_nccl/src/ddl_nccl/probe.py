@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-__all__ = ["gpu", "installed_libraries", "nccl", "visible"]
+__all__ = ["LIBRARY", "gpu", "installed_libraries", "nccl", "visible"]
 
 DRIVER = "libcuda.so.1"
 LIBRARY = "libnccl.so.2"

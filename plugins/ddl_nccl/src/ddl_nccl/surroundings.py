@@ -1,14 +1,18 @@
-"""Hands ddl's settings on to NCCL, which reads its own variables; what the user has set stands."""
+"""What NCCL finds around it: hands ddl's settings on, of which the user's own stand, and warns of two NCCLs in one place."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, MutableMapping
 
+from ddl_nccl.library import overwritten, spelled
 from ddlcore.contracts.interfaces import chosen_address, interface_addresses
+from ddlcore.contracts.transport import Context
 from ddlcore.errors import TransportError
 
-__all__ = ["chosen_interface", "tell"]
+__all__ = ["chosen_interface", "tell", "warn"]
 
+log = logging.getLogger("ddl")
 INTERFACE = "NCCL_SOCKET_IFNAME"
 
 
@@ -33,3 +37,11 @@ def chosen_interface(wanted: str) -> str:
     names = [part.strip() for part in wanted.split(",")]
     named = (name for name in names if have.get(name))
     return next(named, None) or next(name for name, addresses in have.items() if address in addresses)
+
+
+def warn(context: Context, version: int) -> None:
+    """One line from each host where it is not sure that the NCCL of this ``version`` is the one that was meant."""
+    me = context.members[context.rank]
+    first = next(member.rank for member in context.members if member.host == me.host)
+    if me.rank == first and overwritten():
+        log.warning("nccl: NCCL %s is loaded, but %s", spelled(version), overwritten())

@@ -96,6 +96,7 @@ class NcclTransport(Transport):
             surroundings.tell(os.environ, context.settings)
             self._raw = self._given or load()
             version = self._raw.version()
+            surroundings.warn(context, version)
         except Exception as error:  # the others must hear of it: they would wait
             trouble = str(explained("loading NCCL", error))
         me = context.members[context.rank]
