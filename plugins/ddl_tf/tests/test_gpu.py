@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ddl_tf as ddl
@@ -23,59 +22,17 @@ from ddlcore.contracts.dlpack import ON_CPU
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DeviceError
 from ddlcore.testing import run_world
-from ddlcore.testing.pretend import KIND, PretendRuntime
-from ddlcore.testing.pretend_world import PretendWorld
+from ddlcore.testing.pretend import KIND
 from ddlcore.types import Device, DType
+from plugins.ddl_tf.tests.late import LateGpu, late_gpu, on_ranks
 
 pytestmark = pytest.mark.timeout(60)
 
 
-class LateGpu(gpu.Gpu):
-    """Each rank's float tensors lie on its own pretend device; what TensorFlow computes, it waits for by itself."""
-
-    def __init__(self) -> None:
-        self.own = threading.local()
-        self.waited = 0
-
-    def settle_on(self, rank: int) -> None:
-        runtime = PretendRuntime()
-        self.own.device = Device(KIND, rank)
-        runtime.open(self.own.device)
-        self.own.stream = runtime.queue()
-
-    def place(self, tensor: Any) -> Device | None:
-        mine: Device = self.own.device
-        return mine if tensor.dtype in self.types else super().place(tensor)
-
-    def empty(self, like: Any, shape: Sequence[int]) -> Any:
-        return tf.fill(shape, tf.cast(-77.0, like.dtype))
-
-    def wrap(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
-        return gpu.tensor_at(memory, shape, dtype, ON_CPU, 0)
-
-    def wait(self, event: int) -> None:
-        self.waited += 1
-        self.own.stream.wait_for(event)
-        assert self.own.stream.record().wait(30.0)
-
-
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> LateGpu:
-    device = LateGpu()
-    monkeypatch.setattr(ADAPTER, "gpu", device)
-    return device
-
-
-def on_ranks(late: LateGpu, play: Any, **options: Any) -> list[Any]:
-    def on_device(rank: int, job: Any) -> Any:
-        late.settle_on(rank)
-        try:
-            return play(rank)
-        finally:
-            late.own.stream.close(10.0)
-
-    with PretendWorld(2, **options) as world:
-        return world.run(on_device, last=True)
+def late() -> Iterator[LateGpu]:
+    with late_gpu() as device:
+        yield device
 
 
 @pytest.mark.parametrize("route", [KIND, "cpu"])
@@ -217,6 +174,16 @@ def test_where_a_tensor_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.Gpu().place(Elsewhere(name, tf.int32)) is None
     assert gpu.Gpu().place(Elsewhere("/job:localhost/replica:0/task:0/device:TPU:0")) is None
     assert asked == [name]
+
+
+def test_another_makers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no driver of CUDA's to ask, and nothing of ours serves it."""
+
+    def missing() -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(gpu, "_driver", missing)
+    assert gpu.Gpu().place(Elsewhere("/job:localhost/replica:0/task:0/device:GPU:7")) is None
 
 
 def test_graphs_tell_of_the_host(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,6 +24,7 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 
 from ddl_tf.adapter import TfAdapter, brought
+from ddl_tf.devices import tell_of_graphs
 from ddl_tf.errors import translating
 from ddl_tf.graph import asynchronous, wire_name
 from ddlcore.api import Operations, ProcessSet, current_job
@@ -231,6 +232,7 @@ def _carried_out(
         outputs = run(*brought(ADAPTER, running(call.job), tensors, call.by_host))
         return [output if isinstance(output, tf.Tensor) else tf.constant(output) for output in outputs]
     dtypes = [tensor.dtype for tensor in tensors[: len(shapes) - len(also)]] + list(also)
+    tell_of_graphs()
     return asynchronous(run, tensors, dtypes, shapes, label)
 
 

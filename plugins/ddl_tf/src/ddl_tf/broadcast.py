@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ddl_tf.adapter import brought
 from ddl_tf.autograd import ADAPTER, OPERATIONS, running
-from ddl_tf.devices import check_device
+from ddl_tf.devices import check_device, tell_of_graphs
 from ddl_tf.errors import translating
 from ddl_tf.graph import asynchronous
 from ddl_tf.reducer import verbatim
@@ -124,6 +124,7 @@ def _broadcast(name: str, variables: list[Any], root_rank: int, process_set: Pro
     elif not values:
         return tf.group()
     else:
+        tell_of_graphs("variables that are broadcast")
         received = asynchronous(run, values, [v.dtype for v in values], [v.shape for v in values], "DdlBroadcast")
     done = [tf.compat.v1.assign(to, _own(value, to.dtype)) for to, value in zip(inner, received, strict=True)]
     return None if eager else tf.group(*done)

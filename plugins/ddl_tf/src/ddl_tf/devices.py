@@ -39,8 +39,9 @@ def local_device() -> str:
     return HOST if index is None else f"/gpu:{index}"
 
 
-def tell_of_graphs() -> None:
-    """Logs, once, where a GPU's tensors go in a graph; nothing where there is no GPU."""
+def tell_of_graphs(
+    what: str = "tensors that a verb takes", why: str = "TensorFlow runs what may wait only there"
+) -> None:
+    """Logs, once, which tensors of graphs go by way of the host though there are GPUs; nothing where there is none."""
     if tf.config.get_visible_devices("GPU"):
-        text = "in graphs, tensors on a GPU go by way of the host: TensorFlow runs what may wait only there"
-        log_once(logging.INFO, text)
+        log_once(logging.INFO, f"in graphs, {what} go by way of the host: {why}")

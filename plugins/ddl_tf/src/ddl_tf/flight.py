@@ -9,12 +9,14 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from ddl_tf.adapter import TfAdapter, brought
 from ddlcore.api import Job, Operations, current_job
 from ddlcore.contracts.transport import Memory
+from ddlcore.types import CPU
 
 __all__ = ["Flight", "Pools"]
 
@@ -41,8 +43,8 @@ class Flight:
         part_of: str,
         pools: Pools | None,
     ) -> None:
-        """``part_of``: what the ranks must agree upon. ``pools``: outputs are arrays, whose memory comes again
-        for as long as the caller holds them; None: outputs are new each time."""
+        """``part_of``: what the ranks must agree upon. ``pools``: those of arrays, whose memory comes again for as
+        long as the caller holds them; the outputs of other tensors, and without pools of all, are new each time."""
         self.job = job
         self._operations = operations
         self._name = name
@@ -61,6 +63,11 @@ class Flight:
         started = [self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)]
         self.job.again_together(started, waits=False)  # who waits is another thread, and may come late
         return TOKEN
+
+    def lift(self, first: int, *tensors: Any) -> None:
+        """As ``send``, of eager tensors on a GPU; where the present job does not reach that, their copies on the host."""
+        self._bind()
+        self.send(first, *brought(cast("TfAdapter", self._operations.adapter), self.job, tensors))
 
     def gather(self, first: int, *tensors: Any) -> Any:
         """The same for tensors whose rows are gathered from all members."""
@@ -93,6 +100,8 @@ class Flight:
             address = entry.source.address
         else:
             entry.target.address = self._address(output, entry)
+        if not isinstance(output, np.ndarray):
+            entry.target.owner = output  # kept by what is queued on its device, and by nobody behind ``take``
         self._outputs[number] = output
         return entry, address, tensor
 
@@ -119,7 +128,7 @@ class Flight:
         TensorFlow refers to an array as long as a tensor lies in it, so what a user keeps is never written again.
         """
         pools = self._pools()
-        if pools is None:
+        if pools is None or not isinstance(tensor, np.ndarray):
             return self._operations.adapter.allocate(tensor)
         pool = pools.setdefault(number, [])
         for i in range(len(pool)):
@@ -145,6 +154,8 @@ class Flight:
         for entry in self._entries:
             try:
                 entry.wait()
+                if entry.target.device is not CPU:
+                    entry.target.owner = None
             except Exception as error:
                 if entry is self._entries[0] and self._part_of:  # the ranks disagree: the others may never come
                     self._entries = [None] * len(self._entries)

@@ -92,9 +92,13 @@ _ordinals: dict[str, Device] = {}  # by TensorFlow's name of a device, which may
 def _cuda_device(name: str, tensor: Any) -> Device | None:
     device = _ordinals.get(name)
     if device is None:
+        try:
+            driver = _driver()
+        except OSError:  # another maker's GPU
+            return None
         ordinal = ctypes.c_int(-1)
         address = _Address.from_address(_pointer(_to_dlpack(tensor), b"dltensor")).value
-        code = _driver().cuPointerGetAttribute(ctypes.byref(ordinal), DEVICE_ORDINAL, ctypes.c_uint64(address))
+        code = driver.cuPointerGetAttribute(ctypes.byref(ordinal), DEVICE_ORDINAL, ctypes.c_uint64(address))
         if code != 0 or ordinal.value < 0:  # of a tensor without elements, or of another maker's GPU
             return None
         device = _ordinals[name] = Device("cuda", ordinal.value)

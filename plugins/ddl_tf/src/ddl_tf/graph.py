@@ -21,7 +21,7 @@ from tensorflow.python.framework import ops
 from tensorflow.python.framework.auto_control_deps_utils import COLLECTIVE_MANAGER_IDS
 from tensorflow.python.ops import control_flow_util
 
-from ddl_tf.devices import HOST, tell_of_graphs
+from ddl_tf.devices import HOST
 
 __all__ = ["asynchronous", "keep", "ordered", "refuse_xla", "wire_name"]
 
@@ -130,7 +130,6 @@ def _built(
 ) -> list[Any]:
     graph = tf.compat.v1.get_default_graph()
     refuse_xla(label)
-    tell_of_graphs()
     inputs = list(inputs) or [tf.constant(0)]
     count = len(inputs)
     free = Lock()

@@ -1,7 +1,7 @@
 """Brings a list of gradients to the ranks' reduction of them, eagerly and in graphs; knows no optimizer and no tape.
 
-In a graph at most 16 operations send gradients off, the late layers' first, and none of them blocks; one that
-takes none of TensorFlow's threads waits for all. So no pool of threads is too small, and no order of operations
+In a graph at most 16 operations on a device send gradients off, the late layers' first, and none of them blocks; one
+that takes none of TensorFlow's threads waits for all. So no pool of threads is too small, and no order of operations
 can make two ranks wait for each other. See docs/design/tensorflow.md.
 """
 
@@ -13,20 +13,22 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
 from ddl_tf.adapter import brought
 from ddl_tf.autograd import ADAPTER, OPERATIONS
+from ddl_tf.crossing import arrive, depart, join, lift, look, split
 from ddl_tf.devices import HOST, check_device, is_host
 from ddl_tf.flight import Flight, Pools
-from ddl_tf.graph import asynchronous, keep, refuse_xla
-from ddl_tf.parcels import Look, Parcel, cut, pack
+from ddl_tf.graph import keep, refuse_xla
+from ddl_tf.parcels import Look, cut, pack
+from ddl_tf.placing import apart, places
 from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op, wire_compression
-from ddlcore.types import Average, DType, ReduceOp, Sum
+from ddlcore.types import CPU, Average, DType, ReduceOp, Sum
 
 __all__ = ["Groups", "Reducer", "Reduction", "verbatim"]
 
@@ -188,33 +190,57 @@ class Reducer:
 
     def _in_graph(self, given: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         dense, sparse = _kinds(given)
-        looks = [_look(gradient) for gradient in given]
-        runs = [pack(looks, run) for run in self._runs(looks, dense, variables)]
-        tensors = [_join([given[i] for i in parcel.members], parcel) for run in runs for parcel in run] or [_nothing()]
-        parcels = [parcel for run in runs for parcel in run]
-        part_of = self._describe(given, variables)
+        gpus = self._gpus(given, variables)
+        looks = [look(gradient) for gradient in given]
+        runs = [part for run in self._runs(looks, dense, variables) for part in apart(run, gpus)]
+        loads = [(gpu, pack(looks, run)) for gpu, run in runs] or [("", [])]
+        parcels = [(gpu, parcel) for gpu, load in loads for parcel in load]
+        tensors = []
+        for gpu, parcel in parcels:
+            with _on(gpu):
+                tensors.append(join([given[i] for i in parcel.members], parcel))
+        tensors = tensors or [_nothing()]
+        part_of = self._describe(given, variables, gpus)
         name = self._named(_place(self.name))
         pools = Pools()
         keep(pools)
         flight = self._flight(name, len(tensors), part_of, pools)
-        tokens, first = [], 0
-        with tf.device(HOST):
-            for count in [len(run) for run in runs] or [1]:
-                tokens.append(_call(flight.send, first, tensors[first : first + count]))
-                first += count
+        tokens, lifted, first = [], [], 0
+        for gpu, load in loads:
+            leaving = tensors[first : first + (len(load) or 1)]
+            if gpu:
+                lifted.append(lift(flight.lift, first, leaving, gpu))
+            else:
+                tokens.append(depart(flight.send, first, leaving))
+            first += len(leaving)
         slices = [part for i in sparse for part in (given[i].values, given[i].indices)]
         if slices:
-            with tf.device(HOST):
-                tokens.append(_call(flight.gather, first, slices))
+            tokens.append(depart(flight.gather, first, slices))
         shapes = [*(tensor.shape for tensor in tensors), *(tf.TensorShape([None, *s.shape[1:]]) for s in slices)]
         dtypes = [tensor.dtype for tensor in [*tensors, *slices]]
-        arrived = asynchronous(lambda *_: flight.take(), tokens, dtypes, shapes, "DdlGradients")
+        where = [gpu for gpu, _ in parcels]
+        where += [""] * (len(dtypes) - len(where))
+        arrived = arrive(flight.take, tokens, lifted, dtypes, shapes, where)
         results: list[Any] = [None] * len(given)
-        for parcel, whole in zip(parcels, arrived, strict=False):
-            for i, part in zip(parcel.members, _part(whole, parcel, [given[j] for j in parcel.members]), strict=True):
-                results[i] = part
+        for (gpu, parcel), whole in zip(parcels, arrived, strict=False):
+            with _on(gpu):
+                parts = split(whole, parcel, [given[i] for i in parcel.members])
+            for i, one in zip(parcel.members, parts, strict=True):
+                results[i] = one
         self._place_slices(results, given, sparse, arrived[len(tensors) :])
         return results
+
+    def _gpus(self, given: Sequence[Any], variables: Sequence[Any]) -> list[str]:
+        """Which GPU each gradient stays on; '' for none."""
+        if is_host(self.reduction.device_dense):
+            return [""] * len(given)
+        return places(given, variables, ADAPTER.gpu.types, self._serves)
+
+    def _serves(self, gpu: str) -> bool:
+        """Whether the job reaches what lies on TensorFlow's device of that name."""
+        with tf.init_scope(), tf.device(gpu):
+            place = ADAPTER.gpu.place(tf.raw_ops.Empty(shape=[1], dtype=tf.float32))
+        return place is not CPU and ADAPTER.serves(self.job, place)
 
     def _runs(self, looks: Sequence[Look], dense: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
         """What goes off together: the user's groups, or as a schedule would be cut; late layers first."""
@@ -250,14 +276,20 @@ class Reducer:
     def _named(self, place: str = "") -> str:
         return f"gradient.{self.name}" + (f".call{place}" if place else "")
 
-    def _describe(self, given: Sequence[Any], variables: Sequence[Any]) -> str:
+    def _describe(self, given: Sequence[Any], variables: Sequence[Any], gpus: Sequence[str] = ()) -> str:
         """What all ranks must have alike, for the eye and exactly."""
-        digest = hashlib.blake2b(repr([_sign(gradient) for gradient in given]).encode(), digest_size=4).hexdigest()
+        signs = [_sign(gradient) for gradient in given]
+        if any(gpus):  # what travels together depends on it
+            order = list(dict.fromkeys(gpus))
+            signs.append(tuple(order.index(gpu) if gpu else -1 for gpu in gpus))
+        digest = hashlib.blake2b(repr(signs).encode(), digest_size=4).hexdigest()
         lacking = [_called(i, variables[i]) for i, gradient in enumerate(given) if gradient is None]
         what = f"{len(given) - len(lacking)} gradients"
         if lacking:
             more = f" and {len(lacking) - 4} more" if len(lacking) > 4 else ""
             what += f", none for {', '.join(lacking[:4])}{more}"
+        if any(gpus):
+            what += f", {sum(map(bool, gpus))} on a GPU"
         return f"{what} [{digest}]"
 
     def _place_slices(self, results: list[Any], given: Sequence[Any], sparse: Sequence[int], arrived: Any) -> None:
@@ -271,37 +303,9 @@ class Reducer:
 # --- graphs
 
 
-def _call(function: Any, first: int, tensors: Sequence[Any]) -> Any:
-    """An operation that hands tensors over and blocks nobody."""
-    return _independent(tf.numpy_function(partial(function, first), tensors, tf.int32))
-
-
-def _independent(output: Any) -> Any:
-    """``output``; in a function, what makes it has no place in the order of tracing, which may differ between ranks."""
-    independently = getattr(getattr(_graph(), "experimental_acd_manager", None), "run_independently", None)
-    if independently is not None:
-        independently(output.op)
-    return output
-
-
-def _join(members: Sequence[Any], parcel: Parcel) -> Any:
-    """What travels for these gradients: (rows, *inner)."""
-    if parcel.inner is None:
-        return members[0]
-    parts = [m if m.shape.rank == 1 + len(parcel.inner) else tf.reshape(m, [-1]) for m in members]
-    return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
-
-
-def _part(whole: Any, parcel: Parcel, members: Sequence[Any]) -> list[Any]:
-    """The members' parts of what came back."""
-    if parcel.inner is None:
-        return [whole]
-    rows = [parcel.rows(_look(member)) for member in members]
-    parts = tf.split(whole, rows) if len(rows) > 1 else [whole]
-    parts = [p if m.shape.rank == p.shape.rank else tf.reshape(p, m.shape) for p, m in zip(parts, members, strict=True)]
-    for part, member in zip(parts, members, strict=True):
-        part.set_shape(member.shape)
-    return parts
+def _on(gpu: str) -> AbstractContextManager[object]:
+    """Puts operations on that GPU; '' leaves them to TensorFlow."""
+    return tf.device(gpu) if gpu else nullcontext()
 
 
 def _graph() -> Any:
@@ -353,13 +357,6 @@ def _kinds(given: Sequence[Any]) -> tuple[list[int], list[int]]:
     """The places of the dense ones, and of the sparse ones."""
     sparse = [i for i, gradient in enumerate(given) if isinstance(gradient, tf.IndexedSlices)]
     return [i for i, gradient in enumerate(given) if gradient is not None and i not in set(sparse)], sparse
-
-
-def _look(gradient: Any) -> Look:
-    if gradient is None or isinstance(gradient, tf.IndexedSlices):
-        return Look("", 0, None)
-    shape = tuple(gradient.shape) if gradient.shape.is_fully_defined() else None
-    return Look(gradient.dtype.name, gradient.dtype.size, shape)
 
 
 def _sign(gradient: Any) -> Any:

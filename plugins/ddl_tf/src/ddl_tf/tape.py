@@ -200,7 +200,8 @@ def _reducer(reduction: Reduction, sources: Sequence[Any]) -> Reducer:
     alike = repr([(str(source.dtype), str(source.shape)) for source in sources])
     groups = reduction.groups if isinstance(reduction.groups, (int, type(None))) else id(reduction.groups)
     facts = (reduction.op, reduction.gradient_predivide_factor, reduction.sparse_as_dense)
-    key = (id(job), *facts, reduction.compression, groups, reduction.process_set.process_set_id, alike)
+    where = (reduction.device_dense, reduction.device_sparse)
+    key = (id(job), *facts, *where, reduction.compression, groups, reduction.process_set.process_set_id, alike)
     found = _reducers.get(key)
     if found is None or found.job is not job:
         while len(_reducers) >= REDUCERS_LIMIT:
