@@ -155,9 +155,9 @@ def test_nothing_is_recorded_outside() -> None:
         with mx.autograd.record():
             ddl.allreduce(x, name="in").wait_to_read()
 
-    before = len(function._recorded)
+    before = set(function._recorded)  # what earlier tests recorded may go meanwhile
     run_world(2, play)
-    assert len(function._recorded) == before
+    assert function._recorded.keys() <= before
 
 
 def test_backward_passes_in_another_order_on_each_rank() -> None:
