@@ -151,6 +151,28 @@ def test_a_send_without_a_group_waits_for_its_receive(ranks: Ranks) -> None:
     assert [comm.ended for comm in ranks.comms] == ["abort", "abort"]
 
 
+@pytest.mark.parametrize("kind", ["all_reduce", "recv"])
+def test_memory_of_who_was_aborted_is_not_touched(ranks: Ranks, kind: str) -> None:
+    """It may be gone. The other waits, until it is aborted too."""
+    comms, streams = ranks.comms, [queue.handle for queue in ranks.queues]
+    before = ranks.memory[1].copy()
+    if kind == "recv":
+        ranks.standin.send(ranks.at(0), 4, F32, 1, comms[0], streams[0])
+    else:
+        ranks.standin.all_reduce(ranks.at(0), ranks.at(0), 4, F32, SUM, comms[0], streams[0])
+    ranks.standin.abort(comms[0])
+    assert ranks.queues[0].record().wait(5.0)
+    if kind == "recv":
+        ranks.standin.recv(ranks.at(1), 4, F32, 0, comms[1], streams[1])
+    else:
+        ranks.standin.all_reduce(ranks.at(1), ranks.at(1), 4, F32, SUM, comms[1], streams[1])
+    event = ranks.queues[1].record()
+    assert not event.wait(0.2)
+    ranks.standin.abort(comms[1])
+    assert event.wait(5.0)
+    assert (ranks.memory[1] == before).all() and ranks.standin.faults == []
+
+
 def test_use_after_the_end(ranks: Ranks) -> None:
     """Calls, questions and ends of a communicator that is no more; and an end in the midst of work."""
     standin = ranks.standin

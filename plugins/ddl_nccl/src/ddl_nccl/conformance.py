@@ -5,16 +5,19 @@ So everything but NCCL itself is tested without a GPU: what is asked of it, in w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from ddl_nccl.standin import StandIn
 from ddl_nccl.transport import NcclTransport
-from ddlcore.contracts.transport import ALL_OPS, Context, Transport
+from ddlcore.contracts.transport import ALL_OPS, Context, Transport, Work
+from ddlcore.errors import DeviceError
 from ddlcore.testing.pretend import KIND, PretendQueue, PretendRuntime
 from ddlcore.testing.transports import TransportSuite
-from ddlcore.types import Device
+from ddlcore.types import Buffer, Device
 
 __all__ = ["HostedTransport", "NcclSuite"]
 
@@ -44,11 +47,23 @@ class HostedTransport(NcclTransport):
         self.standin.deaf |= {self.queue.handle} if self.deaf else set()
         super().open(replace(context, queue=self.queue))
 
+    def _begin(self, what: str, call: Callable[[], object], *buffers: Buffer) -> Work:
+        """The queue holds the memory: aborted, a call has ended for who waited, and what is queued for it still runs."""
+        try:
+            return super()._begin(what, call, *buffers)
+        finally:
+            with contextlib.suppress(DeviceError):  # it is closed
+                self.queue.call(partial(_let_go, buffers))
+
     def close(self) -> None:
         super().close()
         if hasattr(self, "queue"):
             self.queue.close(5.0)
             self.runtime.close()
+
+
+def _let_go(_: tuple[Buffer, ...]) -> None:
+    """Called behind whatever uses them."""
 
 
 class NcclSuite(TransportSuite):

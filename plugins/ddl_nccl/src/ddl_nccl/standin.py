@@ -298,7 +298,7 @@ class StandIn(Raw):
     def _receive(self, comm: Comm, call: Asked) -> None:
         incoming = comm.world.messages[call.root, comm.rank]
         with self._waiting(comm) as wait:
-            while not incoming:
+            while not incoming or comm.world.comms[call.root].aborted:
                 wait()
         message = incoming.popleft()
         if (message.call.count, message.call.dtype) != (call.count, call.dtype):
@@ -309,11 +309,12 @@ class StandIn(Raw):
         comm.world.changed.notify_all()
 
     def _collective(self, comm: Comm, number: int, call: Asked) -> None:
+        """Who was aborted takes part no more, and its memory may be gone: the others wait until they are aborted, too."""
         world = comm.world
         this = world.rounds[number]
         this.parts[comm.rank] = call
         deaf = self.deaf & {stream for comm in world.comms.values() for stream in comm.streams}
-        if len(this.parts) == world.size and not deaf:
+        if len(this.parts) == world.size and not deaf and not any(one.aborted for one in world.comms.values()):
             said = {part.said for part in this.parts.values()}
             if len(said) > 1:
                 self._fault(comm, f"the ranks disagree: {' / '.join(sorted(said))}")
