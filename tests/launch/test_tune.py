@@ -312,6 +312,27 @@ def test_what_was_measured_before_a_run_that_does_not_start(
     assert (tmp_path / "tuned.html").exists()
 
 
+@pytest.mark.parametrize(("words", "runs"), [([], 12), (["--runs", "3"], 3)])
+def test_a_short_training_is_run_until_the_search_has_ended(
+    words: list[str], runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often that is, unless it is bounded, or a run measures nothing."""
+    done = 0
+
+    def run_job(launch: Launch) -> int:
+        nonlocal done
+        assert isinstance(launch.pilot, Pilot)
+        launch.pilot.session = launch.pilot.session or Session(CORE, DEFAULT, GridTuner, 40)
+        if done < 11:
+            launch.pilot.session.measured([0.01])
+        done += 1
+        return 0
+
+    monkeypatch.setattr("ddlcore.launch.tune.command.run_job", run_job)
+    assert main(["tune", "-np", "2", "--out", str(tmp_path / "t.toml"), *words, "true"]) == 1
+    assert done == runs
+
+
 @pytest.mark.parametrize("measured", [0, 1])
 @pytest.mark.parametrize("left", ["t.toml", "t.html", "t.png"])
 def test_a_search_that_fails_leaves_what_an_earlier_one_has_written(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,8 +55,8 @@ __all__ = ["tune"]
     help="Try first what an earlier config file or --autotune-log holds.",
 )  # fmt: skip
 @click.option(
-    "--runs", type=click.IntRange(min=1), default=5, metavar="N",
-    help="How often the command is run at most, where it ends before the search does. [default 5]",
+    "--runs", type=click.IntRange(min=1), metavar="N",
+    help="How often the command is run at most, where it ends before the search does. [default: until that ends]",
 )  # fmt: skip
 @job_options
 @click.pass_context
@@ -66,7 +67,7 @@ def tune(
     out: Path,
     report: Path | None,
     warm_start: tuple[Path, ...],
-    runs: int,
+    runs: int | None,
     **given: Any,
 ) -> None:
     """Find good settings for COMMAND, such as: ddl tune -np 4 --out tuned.toml python train.py
@@ -180,9 +181,9 @@ def _check_writable(out: Path, report: Path) -> None:
         raise ValueError(f"--report {report}: --out {out} and the report with its .png need names of their own")
 
 
-def _run(search: _Search, goal: _Goal, runs: int) -> int:
-    """The exit code of the last run; 0 where the search ended it."""
-    for number in range(1, runs + 1):
+def _run(search: _Search, goal: _Goal, runs: int | None) -> int:
+    """The exit code of the last run; 0 where the search ended it. One that measured nothing is the last."""
+    for number in range(1, runs + 1) if runs else itertools.count(1):
         before = len(search.pilot.session.samples) if search.pilot.session is not None else 0
         goal.end = EndEarly()
         code = run_job(replace(search.launch, pilot=search.pilot, bar=search.bar, end=goal.end))
@@ -194,8 +195,9 @@ def _run(search: _Search, goal: _Goal, runs: int) -> int:
             return 0
         if code != 0 or session is None or session.phase is Phase.DONE or len(session.samples) == before:
             return code
-        if number < runs:
-            _say(f"the command has ended; still to do: {session.lacks()}. Running it again ({number + 1} of {runs})")
+        if number != runs:
+            which = f"{number + 1} of {runs}" if runs else f"run {number + 1}"
+            _say(f"the command has ended; still to do: {session.lacks()}. Running it again ({which})")
     return 0
 
 
