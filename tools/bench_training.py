@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
@@ -28,6 +28,7 @@ from tools.training.meeting import room
 from tools.training.report import (
     Table,
     aligned,
+    exposed_table,
     missed,
     ratio_rows,
     ratio_table,
@@ -60,6 +61,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--models", type=lambda text: text.split(","), metavar="NAME,…", help="which of them (all)")
     parser.add_argument("--rounds", type=_rounds, default=15, metavar="N", help="turns that each contender has")
     parser.add_argument("--no-check", action="store_true", help="exit with 0 whatever is missed")
+    parser.add_argument("--timeline", type=Path, metavar="DIR", help="keep ddl's timelines there, and read them")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     parser.add_argument("--load", type=Path, nargs="+", metavar="FILE", help="show what --json wrote; measure nothing")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the efficiency there (.svg or .png)")
@@ -123,14 +125,23 @@ def printer() -> Callable[[Table], None]:
 def measured(asked: argparse.Namespace) -> Iterator[Measured]:
     """Every model on every number of ranks, in jobs of their own."""
     from ddlcore import run
+    from ddlcore.observe.merge import read_trace
+    from ddlcore.observe.summary import summarise
 
+    if asked.timeline is not None:
+        asked.timeline.mkdir(parents=True, exist_ok=True)
     env = {"OMP_NUM_THREADS": "1", **FRAMEWORKS[asked.framework].environment}
     terminal = os.ttyname(2) if sys.stderr.isatty() else ""
     for ranks in asked.np:
         for name in asked.models:
             with room(ranks) as place:
                 arguments = (asked.framework, name, asked.rounds, place, terminal)
-                yield run(measure, arguments, num_proc=ranks, env=env)[0]
+                if asked.timeline is None:
+                    yield run(measure, arguments, num_proc=ranks, env=env)[0]
+                    continue
+                trace = asked.timeline / f"{asked.framework}-{name}-{ranks}.json"
+                times = run(measure, arguments, num_proc=ranks, env={**env, "DDL_TIMELINE": str(trace.absolute())})[0]
+                yield replace(times, exposed=summarise(*read_trace(trace)).exposed)
 
 
 def loaded(paths: Sequence[Path]) -> Iterator[Measured]:
@@ -149,6 +160,8 @@ def shown(runs: Iterable[Measured]) -> list[Measured]:
         print(f"{run.model}: {run.ranks} ranks, {size}; {len(run.seconds['ddl'])} rounds of {run.steps} steps")
         show(ratio_table(ratio_rows(run)))
         show(speed_table([run]))
+        if run.exposed is not None:
+            show(exposed_table([run]))
         kept.append(run)
     return kept
 

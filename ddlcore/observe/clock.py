@@ -46,4 +46,4 @@ def compare(ask: Callable[[], Reading], now_ns: Callable[[], int], own_boot: str
         if best is None or round_ns < 2 * best[1]:
             best = (offset_ns, (round_ns + 1) // 2)
     assert best is not None
-    return (0, 0) if same else best
+    return (0, best[1]) if same else best

@@ -32,7 +32,7 @@ class Part:
 
     @property
     def error_us(self) -> float | None:
-        """By how much its times may be wrong against the coordinator's clock; None: it was never looked at."""
+        """By how much its times may be wrong against the coordinator's; None: its clock was never looked at."""
         return max(error for _, _, error in self.clocks) / 1000 if self.clocks else None
 
     def offset_us(self, ts: float) -> float:

@@ -68,10 +68,10 @@ def _clocks(summary: Summary) -> list[str]:
             f"How the clock of rank {', '.join(unknown)} compares with the others' is unknown: its file ends before it was "
             "looked at. What is said of who comes last may be wrong by the difference."
         ]
-    error = max(row.error_us or 0.0 for row in summary.ranks)
-    return [
-        f"The ranks' clocks agree to {error:.1f} µs." if error else "All ranks read one clock: they are on one host."
-    ]
+    error_us = sum(sorted(row.error_us or 0.0 for row in summary.ranks)[-2:])
+    if any(row.offset_us for row in summary.ranks):
+        return [f"The clocks of any two ranks agree to {error_us:.1f} µs."]
+    return [f"All ranks read one clock; what happens at once they note within {error_us:.1f} µs of each other."]
 
 
 def tables(summary: Summary) -> list[Table]:

@@ -56,7 +56,8 @@ class RankRow:
     overlap: float  # of that, while the user's thread went on
     last: int  # batches to which it came last; those that ran from memory, if any did
     late_ms: float  # by how much, the median of these, behind the median of the others
-    error_us: float | None  # of its clock; None: it was not compared with the others'
+    offset_us: float | None  # what is added to its clock: 0 where it is the coordinator's
+    error_us: float | None  # of its clock, and of its reading it; None: it was not compared with the others'
     complete: bool  # whether it ended its file
 
 
@@ -204,6 +205,7 @@ def _rank_row(
         overlap=statistics.median(hidden) if hidden else 0.0,
         last=len(late),
         late_ms=statistics.median(late) / 1000 if late else 0.0,
+        offset_us=said.get("clock_offset_us"),
         error_us=said.get("clock_error_us"),
         complete=bool(said.get("complete", True)),
     )

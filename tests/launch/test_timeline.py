@@ -15,6 +15,7 @@ from ddlcore.observe.merge import read_trace
 from ddlcore.observe.summary import runs_of
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 from tests.launch.starting import Ddl
+from tests.observe.agreement import ends_apart
 
 processes = pytest.mark.processes
 SCRIPT = """
@@ -46,6 +47,22 @@ def test_a_rank_that_is_killed_leaves_its_part(ddl: Ddl, tmp_path: Path) -> None
         counts[run.pid] += 1
     assert counts[0] == 60
     assert counts[1] >= 30
+
+
+@processes
+def test_the_ends_of_a_batch_agree_within_the_clock_error_that_is_stated(ddl: Ddl, tmp_path: Path) -> None:
+    """On one clock, too: but for ranks that had no core when theirs came, and no rank has a sum before all have begun."""
+    (tmp_path / "loop.py").write_text(SCRIPT)
+    done = ddl("run", "-np", "2", "--timeline", "t.json", "python", "loop.py", "-1")
+    assert done.returncode == 0, done.stderr
+    metadata, events = read_trace(tmp_path / "t.json")
+    assert [one["clock_offset_us"] for one in metadata["ranks"]] == [0.0, 0.0]
+    assert all(0 < one["clock_error_us"] < 5_000 for one in metadata["ranks"])
+    apart = [one for one in ends_apart(runs_of(events), metadata) if one.replayed]
+    assert len(apart) > 20
+    assert all(one.us <= one.took_us for one in apart)
+    within = sum(one.us <= one.error_us for one in apart)
+    assert within > 0.75 * len(apart), sorted(one.us for one in apart)
 
 
 @processes
@@ -96,7 +113,15 @@ def trace(tmp_path: Path) -> Path:
             events += [{**whole, "args": args}, wire]
             events.append({"name": "WAIT", "ph": "X", "pid": pid, "tid": 1, "ts": begin, "dur": wait})
     ranks = [
-        {"pid": pid, "rank": pid, "host": "h", "fusion_bytes": 8192, "clock_error_us": 0.0, "complete": True}
+        {
+            "pid": pid,
+            "rank": pid,
+            "host": "h",
+            "fusion_bytes": 8192,
+            "clock_offset_us": 0.0,
+            "clock_error_us": 9.0,
+            "complete": True,
+        }
         for pid in (0, 1)
     ]
     path = tmp_path / "t.json"
@@ -120,21 +145,29 @@ def test_the_summary_names_shares_stragglers_and_tensors(trace: Path, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("errors", "said"),
+    ("offsets", "errors", "said"),
     [
-        ((0.0, 0.0), "All ranks read one clock: they are on one host."),
-        ((0.0, 41.5), "The ranks' clocks agree to 41.5 µs."),
-        ((0.0, None), "How the clock of rank 1 compares with the others' is unknown"),
-        ((None, None), "How the clock of rank 0, 1 compares with the others' is unknown"),
+        (
+            (0.0, 0.0),
+            (9.0, 30.5),
+            "All ranks read one clock; what happens at once they note within 39.5 µs of each other.",
+        ),
+        ((0.0, -7.5), (1.0, 41.5), "The clocks of any two ranks agree to 42.5 µs."),
+        ((0.0, None), (9.0, None), "How the clock of rank 1 compares with the others' is unknown"),
+        ((None, None), (None, None), "How the clock of rank 0, 1 compares with the others' is unknown"),
     ],
 )
 def test_what_is_known_of_the_clocks_is_said(
-    errors: tuple[float | None, ...], said: str, trace: Path, capsys: pytest.CaptureFixture[str]
+    offsets: tuple[float | None, ...],
+    errors: tuple[float | None, ...],
+    said: str,
+    trace: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A part that was cut before its clock was looked at is not said to have that of the others."""
     found = json.loads(trace.read_text())
-    for one, error in zip(found["metadata"]["ranks"], errors):
-        one["clock_error_us"] = error
+    for one, offset, error in zip(found["metadata"]["ranks"], offsets, errors):
+        one.update(clock_offset_us=offset, clock_error_us=error)
     trace.write_text(json.dumps(found))
     assert main(["timeline", "summary", str(trace)]) == 0
     out = capsys.readouterr().out

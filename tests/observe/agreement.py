@@ -9,11 +9,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ddlcore.observe.summary import Run
 
-__all__ = ["ahead_us", "ends_apart"]
+__all__ = ["Apart", "ahead_us", "ends_apart"]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How far the ends of one sum lie apart, in us, and what that may be."""
+
+    us: float
+    error_us: float  # of the two clocks that are worst known
+    took_us: float  # from the last entry to the last end
+    replayed: bool
 
 
 def _batches(runs: Iterable[Run]) -> list[dict[int, Run]]:
@@ -24,15 +35,16 @@ def _batches(runs: Iterable[Run]) -> list[dict[int, Run]]:
     return [members for members in found.values() if len(members) > 1]
 
 
-def ends_apart(runs: Iterable[Run], metadata: dict[str, Any]) -> list[tuple[float, float]]:
-    """Of each sum: how far its ends lie apart, and how far they may: clock errors, and what it took from the last entry on."""
+def ends_apart(runs: Iterable[Run], metadata: dict[str, Any]) -> list[Apart]:
+    """Of each sum. By clocks that are right, its ends lie no further apart than ``error_us + took_us``."""
     error_us = {one["pid"]: one["clock_error_us"] for one in metadata["ranks"]}
     found = []
     for members in _batches(runs):
         ends = [run.ended for run in members.values()]
-        took = max(ends) - max(run.begun for run in members.values())
-        worst = sorted(error_us[pid] for pid in members)[-2:]
-        found.append((max(ends) - min(ends), took + sum(worst) + 0.002))  # two roundings to a nanosecond
+        took_us = max(ends) - max(run.begun for run in members.values()) + 0.002  # two roundings to a nanosecond
+        worst_us = sum(sorted(error_us[pid] for pid in members)[-2:])
+        replayed = all(run.step is not None for run in members.values())
+        found.append(Apart(max(ends) - min(ends), worst_us, took_us, replayed))
     return found
 
 

@@ -73,7 +73,7 @@ def test_the_answer_with_the_shortest_way_tells_the_offset() -> None:
     assert abs(offset - truth) <= error
 
 
-@pytest.mark.parametrize(("shift", "expected"), [(0, (0, 0)), (5_000_000, (5_000_000, 50))])
+@pytest.mark.parametrize(("shift", "expected"), [(0, (0, 50)), (5_000_000, (5_000_000, 50))])
 def test_one_boot_is_one_clock_unless_the_answers_contradict(shift: int, expected: tuple[int, int]) -> None:
     """A time namespace may shift the clock of the same kernel."""
     now = iter(range(0, 10**6, 100))

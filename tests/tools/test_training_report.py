@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tools.training.report import (
     Spread,
     aligned,
     efficiency,
+    exposed_table,
     markdown,
     missed,
     ratio_rows,
@@ -63,6 +65,15 @@ def test_ratios_are_taken_within_a_round() -> None:
     rows = {row.over: row.spread for row in ratio_rows(measured(none=0.8, ddp=1.6))}
     assert rows["ddl / none"].low == pytest.approx(1.25) and rows["ddl / none"].high == pytest.approx(1.25)
     assert rows["ddp / none"].median == pytest.approx(2.0) and rows["ddl / ddp"].median == pytest.approx(0.625)
+
+
+def test_what_a_timeline_shows_stands_beside_what_the_times_say() -> None:
+    """The share that a step alone does not take; without a timeline, no line and no table."""
+    bare = measured(none=0.8)
+    (line,) = exposed_table([bare, replace(bare, exposed=0.17)])[1:]
+    assert line == ["wide", "2", "0.200", "[0.200, 0.200]", "0.170", "-0.030"]
+    assert "by the timeline" not in section([bare], "command", "machine")
+    assert "| wide | 2 | 0.200 |" in section([replace(bare, exposed=0.17)], "command", "machine")
 
 
 def test_either_of_two_targets_is_enough() -> None:

@@ -36,6 +36,7 @@ class Measured:
     replayed: float  # ddl's batches run from memory, a step, likewise the least
     divergences: int  # how often a rank asked to leave replay meanwhile, all ranks together
     framework: str = "torch"
+    exposed: float | None = None  # share of ddl's step that ranks stand in it, by its timeline; None: none was kept
 
 
 class Contender(Protocol):

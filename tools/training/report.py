@@ -21,6 +21,7 @@ __all__ = [
     "Table",
     "aligned",
     "efficiency",
+    "exposed_table",
     "markdown",
     "missed",
     "ratio_rows",
@@ -137,6 +138,22 @@ def efficiency(measured: Measured, contender: str) -> Spread:
     return spread([alone / together for alone, together in pairs])
 
 
+def exposed_table(runs: Sequence[Measured]) -> Table:
+    """One line a model: the share of ddl's step that a step alone does not take, and what its timeline says of it.
+
+    The first holds the hooks, too, and the cache and memory that ranks contend for: what nobody waits for.
+    """
+    table = [["model", "ranks", "exposed by step times", "95 % interval", "by the timeline", "difference"]]
+    for run in runs:
+        if run.exposed is not None:
+            by_times = spread([1.0 - alone / ddl for alone, ddl in zip(run.seconds["none"], run.seconds["ddl"])])
+            interval = f"[{by_times.low:.3f}, {by_times.high:.3f}]"
+            difference = f"{run.exposed - by_times.median:+.3f}"
+            shown = [f"{by_times.median:.3f}", interval, f"{run.exposed:.3f}", difference]
+            table.append([run.model, str(run.ranks), *shown])
+    return table
+
+
 def speed_table(runs: Sequence[Measured]) -> Table:
     """One line a model and contender. Samples/s are those of all ranks.
 
@@ -181,6 +198,8 @@ def section(runs: Sequence[Measured], command: str, machine: str) -> str:
         of_ranks = [run for run in runs if run.ranks == ranks]
         rows = [row for run in of_ranks for row in ratio_rows(run)]
         parts += [f"**{ranks} rank{'s' * (ranks > 1)}**", markdown(ratio_table(rows)), markdown(speed_table(of_ranks))]
+        exposed = exposed_table(of_ranks)
+        parts += [markdown(exposed)] * (len(exposed) > 1)
     return "\n\n".join(parts)
 
 
