@@ -33,6 +33,7 @@ _SERVANTS = (
 )  # live as long as we
 _SLOW_ROOMS = ("tests/launch/", "tests/faults/", "tests/training/", "plugins/")
 settings.register_profile("long")  # for --hypothesis-profile=long; see tests/runtime/effort.py
+_KTHREADD = 2  # the parent of the kernel's threads, which have no environment
 _HAS_PROC = Path("/proc/self/environ").exists()
 _strangers: set[int] = set()  # processes that were there at the last look and are not ours
 
@@ -100,17 +101,20 @@ def _if_ours(pid: int) -> str:
     """Its description if it runs and is ours, else "". Who can be neither now nor later is remembered as a stranger."""
     entry = Path(f"/proc/{pid}")
     try:
-        state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        environment = (entry / "environ").read_bytes()
+        for _ in range(50):
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            environment = (entry / "environ").read_bytes()
+            if environment or state == "Z" or _KTHREADD in (pid, int(parent)):
+                break
+            time.sleep(0.002)  # a process that is just becoming another program shows none
     except PermissionError:  # another user's
         return ""
-    except OSError:  # ended, or a thread of the kernel
+    except OSError:  # ended
         _strangers.add(pid)
         return ""
     if int(parent) != os.getpid() and f"{_MARK}={os.environ[_MARK]}".encode() not in environment.split(b"\0"):
-        if environment:  # a process that is just becoming another program shows none
-            _strangers.add(pid)
+        _strangers.add(pid)
         return ""
     is_servant = any(servant in command for servant in _SERVANTS)
     return "" if state == "Z" or is_servant else f"process {pid} ({command.strip()[:100]})"
