@@ -24,7 +24,7 @@ FINE = Arrival(0, 0, "GPU-a", 23203)
     [
         ([Arrival(1, 0, "GPU-b", 23203), Arrival(2, 1, "GPU-a", 23203)], ""),
         ([Arrival(1, 0, "", 23203), Arrival(2, 0, "", 23203)], ""),
-        ([Arrival(1, 0, "GPU-b", 23207)], ""),  # a patch release
+        ([Arrival(1, 0, "GPU-b", 23207)], "rank 0 has NCCL 2.32.3 and rank 1 2.32.7"),  # NCCL refuses that, too
         ([Arrival(1, 0, "GPU-b", 23203), Arrival(2, 0, "GPU-a", 23203)], "ranks 0 and 2 are on one GPU (GPU-a)"),
         ([Arrival(1, 0, "GPU-b", 22907)], "rank 0 has NCCL 2.32.3 and rank 1 2.29.7"),
         ([Arrival(1, 0, "GPU-b", 2708)], "rank 1 has NCCL 2.7.8, which is older than 2.14.0"),
@@ -176,6 +176,13 @@ def test_the_interface_reaches_nccl() -> None:
     tell(environ, {})
     tell(environ, {"network_interface": ""})
     assert environ == {}
+
+
+def test_calls_that_return_too_early_are_refused() -> None:
+    """The user's variable stands over what a communicator is opened with; that calls block, ddl relies on."""
+    with pytest.raises(TransportError, match=r"NCCL_COMM_BLOCKING=0 makes .* unset NCCL_COMM_BLOCKING"):
+        tell({surroundings.BLOCKING: "0"}, {})
+    tell({surroundings.BLOCKING: "1"}, {})
 
 
 def test_an_interface_that_is_not_there() -> None:
