@@ -16,6 +16,7 @@ from ddlcore.contracts.transport import Transport
 from ddlcore.errors import DeadlineExceeded, TransportError
 from plugins.ddl_nccl.tests.worlds import hosted, open_group
 
+SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 FINE = Arrival(0, 0, "GPU-a", 23203)
 
 
@@ -85,6 +86,25 @@ def test_two_ranks_on_one_gpu() -> None:
 
     group.run(play)
     group.ranks.close()
+
+
+def test_ranks_that_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because the user has told NCCL so: then it is NCCL that takes them, or says that it does not."""
+    monkeypatch.setenv(SHARED, "1")
+    standin = StandIn()
+    group = hosted(2, standin)
+
+    def play(rank: int, transport: Transport) -> None:
+        assert isinstance(transport, HostedTransport)
+        transport.device = 3
+        with pytest.raises(TransportError, match=r"Duplicate GPU"):
+            transport.open(group.context(rank))
+        transport.close()
+
+    group.run(play)
+    group.ranks.close()
+    assert standin.called == [] and standin.faults == []
+    assert surroundings.identity({}, "GPU-a") == surroundings.identity({SHARED: "0"}, "GPU-a") == "GPU-a"
 
 
 def test_two_wheels_in_one_environment(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

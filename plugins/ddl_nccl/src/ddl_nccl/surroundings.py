@@ -6,11 +6,12 @@ import logging
 from collections.abc import Mapping, MutableMapping
 
 from ddl_nccl.library import overwritten, spelled
+from ddl_nccl.plugin import one_each
 from ddlcore.contracts.interfaces import chosen_address, interface_addresses
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import TransportError
 
-__all__ = ["chosen_interface", "tell", "warn"]
+__all__ = ["chosen_interface", "identity", "tell", "warn"]
 
 log = logging.getLogger("ddl")
 INTERFACE = "NCCL_SOCKET_IFNAME"
@@ -29,6 +30,11 @@ def tell(environ: MutableMapping[str, str], settings: Mapping[str, str | int | f
     wanted = str(settings.get("network_interface", ""))
     if wanted and not environ.get(INTERFACE):
         environ[INTERFACE] = "=" + chosen_interface(wanted)  # with =, no interface whose name only begins so
+
+
+def identity(environ: Mapping[str, str], device: str) -> str:
+    """Of the device, for the ranks to see whether two are on one; empty where they may be: NCCL then says whether it can."""
+    return device if one_each(environ) else ""
 
 
 def chosen_interface(wanted: str) -> str:

@@ -101,7 +101,8 @@ class NcclTransport(Transport):
         except Exception as error:  # the others must hear of it: they would wait
             trouble = str(explained("loading NCCL", error))
         me = context.members[context.rank]
-        arrival = Arrival(me.rank, me.host, runtime.identity, version, trouble)
+        device = surroundings.identity(os.environ, runtime.identity)
+        arrival = Arrival(me.rank, me.host, device, version, trouble)
         unique_id = meet(context, arrival, self._unique_id, self._check_opening)
         log.debug("nccl: %s meets by NCCL %s on %s", self._name(), spelled(version), runtime.device)
         name = f"ddl-{context.name}"[:64]
