@@ -13,7 +13,7 @@ from ddl_nccl import _raw
 from ddl_nccl.codes import IN_PROGRESS, OPS, REMOTE_ERROR, RESULTS, SUCCESS, TYPES
 from ddl_nccl.errors import explained
 from ddl_nccl.library import Features, library, spelled
-from ddl_nccl.standin import StandIn
+from ddl_nccl.standin import StandIn, StandInError
 
 from ddlcore.types import DType, ReduceOp
 
@@ -238,6 +238,17 @@ def test_another_raw_layer_is_not_called(monkeypatch: pytest.MonkeyPatch, caplog
     core.version = SimpleNamespace(libnccl=None)
     with pytest.raises(RuntimeError, match="libnccl"):
         raw.version()
+
+
+@pytest.mark.parametrize("error", [OSError("libnccl.so.2"), StandInError(2, "SystemError (2)")])
+def test_a_library_that_fails_is_none(error: Exception) -> None:
+    """Whoever says so: another library's stub of NCCL answers with NCCL's own error where it finds none to call."""
+
+    class Failing(StandIn):
+        def version(self) -> int:
+            raise error
+
+    assert library(Failing()) is None
 
 
 def test_what_a_version_offers() -> None:
