@@ -22,7 +22,7 @@ from ddlcore.runtime.backend import AUTO
 from ddlcore.runtime.devices import BY_HOST, Devices, Lane, Pool, describe_device, lane_of
 from ddlcore.runtime.executor import Unserved
 from ddlcore.runtime.meter import Meter, now_ns
-from ddlcore.runtime.process_sets import Communicator, Opener, ProcessSets
+from ddlcore.runtime.process_sets import Communicator, Opener, ProcessSets, abort_all
 from ddlcore.types import Buffer, DType, Kind, Member, ReduceOp
 
 __all__ = ["SOLO", "Choice", "Commit", "Confirm", "DeviceOpener", "DeviceRoutes", "Fact", "OnDevice", "choose"]
@@ -312,8 +312,7 @@ class DeviceRoutes:
         with self._lock:
             self._aborted = True
             transports = list(self._transports)
-        for transport in transports:
-            transport.abort()
+        abort_all(transports)
 
     def close(self, patience_s: float) -> None:
         """Lets what is queued end, for so long in all if need be, and closes everything. Engine only."""

@@ -16,7 +16,7 @@ from ddlcore.runtime.buffers import FusionBuffers
 from ddlcore.runtime.routes import Route
 from ddlcore.types import Member
 
-__all__ = ["Beside", "Communicator", "Opener", "ProcessSets"]
+__all__ = ["Beside", "Communicator", "Opener", "ProcessSets", "abort_all"]
 
 log = logging.getLogger("ddl")
 
@@ -98,6 +98,23 @@ class Beside(Protocol):
     def routes(self) -> dict[int, str]: ...
 
     def transports(self, set_id: int) -> frozenset[str]: ...
+
+
+def abort_all(transports: Sequence[Transport]) -> None:
+    """At once: one that takes its second to abort holds no other up."""
+    beside = []
+    for transport in transports[1:]:
+        thread = threading.Thread(target=transport.abort, name="ddl-abort", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter ends and starts no more
+            transport.abort()
+        else:
+            beside.append(thread)
+    for transport in transports[:1]:
+        transport.abort()
+    for thread in beside:
+        thread.join()
 
 
 class ProcessSets:
@@ -188,8 +205,7 @@ class ProcessSets:
             transports = [communicator.transport for communicator in self._open.values()]
             if self._opening is not None:
                 transports.append(self._opening)
-        for transport in transports:
-            transport.abort()
+        abort_all(transports)
         if self.beside is not None:
             self.beside.abort()
 
