@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -358,6 +359,48 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CudaDevice.count() == 0
     with pytest.raises(DeviceError, match=r"cuda-bindings is not installed; pip install 'ddl-nccl\[cu13\]'"):
         CudaDevice(Driver()).open(Device("cuda", 0))
+
+
+class Bindings:
+    """As much of cuda-bindings as a question about an event needs."""
+
+    class CUresult:
+        CUDA_ERROR_NOT_READY = 600
+
+    class CUstreamCaptureMode:
+        CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []  # by which thread, and for what
+
+    def cuCtxGetCurrent(self) -> tuple[int, int]:
+        return 0, 0
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: int) -> tuple[int, int]:
+        self.asked.append((threading.current_thread().name, f"mode {mode}"))
+        return 0, 0
+
+    def cuEventQuery(self, event: int) -> tuple[int]:
+        self.asked.append((threading.current_thread().name, "event"))
+        return (600,)
+
+
+def test_a_capture_of_the_users_goes_on() -> None:
+    """A thread of ddl's says, once and before it asks about an event, that this is no part of a graph; one of the user's
+    is left as it is."""
+    driver, bindings = Driver(), Bindings()
+    driver._cu = bindings
+
+    def ask() -> None:
+        assert not driver.done(0xE1)
+        assert not driver.done(0xE1)
+
+    for name in ("ddl-engine-0", "trainer"):
+        thread = threading.Thread(target=ask, name=name)
+        thread.start()
+        thread.join()
+    asked = [("ddl-engine-0", what) for what in ("mode 1", "event", "event")]
+    assert bindings.asked == asked + [("trainer", "event")] * 2
 
 
 def test_a_device_of_another_kind(opened: Opened) -> None:
