@@ -109,12 +109,16 @@ class Lane:
         self._meter.device_ns += now_ns() - begun_ns
 
     def close(self, timeout_s: float) -> None:
-        """The job is over: waits at most so long for what is queued."""
+        """The job is over: waits at most so long for what is queued. What that still uses then is never let go."""
         self.queue.close(timeout_s)
-        self._kept.clear()
+        if self.tidy():  # the device may come to it yet, and write what its owner's framework would have given away
+            _left_behind.append(self._kept)
         self.pool.clear()
         self.pinned.clear()
         self.runtime.close()
+
+
+_left_behind: list[object] = []  # what a device may still use after its job: nobody else may get the memory
 
 
 @dataclass(slots=True)
