@@ -214,4 +214,7 @@ def test_a_pool_gives_what_is_free(devices: Devices) -> None:
         assert other is not large
     lane.wait(event)
     pool.give(other)
+    assert {pool.take(9000), pool.take(9000)} == {large, other}, "it was only not free yet"
+    pool.give(small)
     assert pool.take(20000) not in (small, large, other)
+    assert pool.take(5000) is not small

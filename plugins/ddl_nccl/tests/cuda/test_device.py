@@ -257,6 +257,16 @@ def test_pinned_memory_is_used_again_when_the_device_is_done_with_it(opened: Ope
     assert first in addresses
 
 
+def test_pinned_memory_of_ever_other_sizes_does_not_add_up(opened: Opened) -> None:
+    """What ranks gather is of another size each time; none of it is unpinned before the device is closed."""
+    device, driver, queue = opened()
+    sizes = np.random.default_rng(0).permutation(np.arange(100_000, 150_000, 250))
+    for nbytes in map(int, sizes):
+        assert device.pinned(nbytes).nbytes == nbytes
+        assert device.record(device._retiring).wait(10.0)
+    assert len(driver.pinned_blocks) < 16  # of 200 sizes
+
+
 def test_without_a_compiler_batches_are_copied(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     """Plain copies, said once with the reason; what needs a kernel says what is missing."""
 
