@@ -259,7 +259,7 @@ def test_pinned_memory_is_used_again_when_the_device_is_done_with_it(opened: Ope
 
 def test_pinned_memory_of_ever_other_sizes_does_not_add_up(opened: Opened) -> None:
     """What ranks gather is of another size each time; none of it is unpinned before the device is closed."""
-    device, driver, queue = opened()
+    device, driver, _ = opened()
     sizes = np.random.default_rng(0).permutation(np.arange(100_000, 150_000, 250))
     for nbytes in map(int, sizes):
         assert device.pinned(nbytes).nbytes == nbytes
@@ -326,6 +326,26 @@ def test_closing_waits_no_longer_than_told(opened: Opened, caplog: pytest.LogCap
         del memory
         gc.collect()
         assert len(driver.blocks) == blocks
+
+
+def test_behind_a_stream_that_never_ends_nobody_waits(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither who closes the device, in all, nor who lets go of memory afterwards: it ends with the process."""
+    device, driver, queue = opened()
+    memory, late = device.allocate(10), device.pinned(10)
+    with driver.held(queue.handle):
+        pinned = [device.pinned(10) for _ in range(20)]
+        del pinned
+        gc.collect()
+        queue.close(0.05)
+        start = time.monotonic()
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "destroy_stream", lambda stream: None)  # CUDA's waits for nothing, the fake's does
+            device.close()
+        assert time.monotonic() - start < 3.0
+        del memory, late
+        gc.collect()
+        assert driver.asked.get("synchronise") is None
+        assert len(driver.pinned_blocks) == 21
 
 
 def test_nothing_is_kept_when_the_device_is_closed(opened: Opened) -> None:

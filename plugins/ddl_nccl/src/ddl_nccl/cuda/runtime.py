@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager
@@ -84,9 +85,11 @@ class CudaDevice(DeviceRuntime):
             self._closed = True
             streams = (self._getting, self._retiring)
         self._freeing.close(CLOSE_S)
+        until_s = time.monotonic() + CLOSE_S
         while self._retired:
             address, _, event = self._retired.popleft()
-            if event.wait(CLOSE_S):  # else it ends with the process: to unpin it would wait for the device
+            # Else it ends with the process: to unpin it would wait for the device.
+            if event.wait(max(0.0, until_s - time.monotonic())):
                 self.driver.unpin(address)
         for stream in streams:
             self.driver.destroy_stream(stream)
@@ -119,15 +122,17 @@ class CudaDevice(DeviceRuntime):
         return _Block(address or self.driver.pin(whole), nbytes, partial(self._retire, whole))
 
     def _free(self, address: int, nbytes: int) -> None:
-        if self._closed:  # here the host may wait: of ours, nothing is queued any more
-            self.driver.synchronise()
-            self.driver.free(address, 0)
+        if self._closed:  # here the host may wait, unless something of ours is queued that may never end
+            if not self._streams:
+                self.driver.synchronise()
+                self.driver.free(address, 0)
             return
         self._freeing.let_go(address)
 
     def _retire(self, whole: int, address: int, nbytes: int) -> None:
         if self._closed:
-            self.driver.unpin(address)
+            if not self._streams:
+                self.driver.unpin(address)
             return
         with self._lock, self.driver.current():
             self._after_all()
