@@ -397,6 +397,24 @@ def test_what_nobody_holds_lives_until_the_device_is_done(kept: bool, monkeypatc
                 world.on_streams(play)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_on_its_way_up_lives_until_it_is_there(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that the user lets go at once, while the copy from the host's memory is still queued."""
+    if not kept:
+        monkeypatch.setattr(Lane, "keep", lambda self, event, kept: None)
+
+    def play(rank: int, job: Job) -> None:
+        for _ in range(100):
+            PRETEND.allreduce_async(filled(1), name="x").wait()
+
+    with PretendWorld(2, route="cpu") as world:
+        if kept:
+            world.on_streams(play)
+        else:
+            with pytest.raises(DdlInternalError, match="memory that nobody has kept"):
+                world.on_streams(play)
+
+
 @WAYS
 def test_leaving_lets_the_queue_come_to_its_end(way: tuple[str, str]) -> None:
     """A rank that shuts down right behind ``wait`` takes nothing back: the result still comes."""
