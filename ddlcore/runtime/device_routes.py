@@ -315,6 +315,13 @@ class DeviceRoutes:
         for transport in transports:
             transport.abort()
 
+    def check(self) -> None:
+        """Raises where what was queued has been broken off: who waits for it would go on with garbage. Engine only."""
+        if not self._aborted:
+            for route in self._open.values():
+                if route.transport is not None:
+                    route.transport.check_queued()
+
     def close(self, patience_s: float) -> None:
         """Lets what is queued end, for so long in all if need be, and closes everything. Engine only."""
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import time
 import weakref
 from typing import Any
@@ -28,6 +29,7 @@ from ddlcore.runtime.fenced import FencedRecurring
 from ddlcore.testing import World
 from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.testing.pretend_tensors import PretendTensor, current_stream, stream
+from ddlcore.testing.pretend_transport import PretendTransport
 from ddlcore.testing.pretend_world import PRETEND, PretendWorld, pretend_registry
 from ddlcore.tune.pilot import Pilot, Plan
 from ddlcore.tune.session import Phase
@@ -500,6 +502,30 @@ def test_an_event_that_raises_anything_ends_the_job(monkeypatch: pytest.MonkeyPa
 
     with PretendWorld(2, backend="threads") as world:
         assert any("no such event" in text for text in world.on_streams(play))
+
+
+def test_a_transport_that_fails_by_itself_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nobody calls it: what has been queued would come with garbage, and the next call may be the last there is."""
+    broken = threading.Event()
+
+    def check(self: PretendTransport) -> None:
+        if broken.is_set():
+            raise TransportError("the link is down")
+
+    monkeypatch.setattr(PretendTransport, "check_queued", check)
+    monkeypatch.setattr("ddlcore.runtime.engine.VERDICT_WAIT_S", 0.1)  # for a peer's death, which is none here
+
+    def play(rank: int, job: Job) -> str:
+        with current_stream().held():
+            PRETEND.allreduce_async(filled(1), name="x").wait()
+            broken.set()
+            assert job._verdict.wait(10.0), "nobody has looked"
+        with pytest.raises(DdlInternalError) as caught:
+            PRETEND.allreduce_async(filled(1), name="y").wait()
+        return str(caught.value)
+
+    with PretendWorld(2) as world:
+        assert any("the link is down" in text for text in world.on_streams(play))
 
 
 # --- what is refused, and what is taken by way of the host
