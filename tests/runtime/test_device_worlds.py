@@ -31,6 +31,7 @@ from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.testing.pretend_tensors import PretendTensor, current_stream, stream
 from ddlcore.testing.pretend_transport import PretendTransport
 from ddlcore.testing.pretend_world import PRETEND, PretendWorld, pretend_registry
+from ddlcore.testing.world import PATIENCE
 from ddlcore.tune.pilot import Pilot, Plan
 from ddlcore.tune.session import Phase
 from ddlcore.types import Device, DType, Value
@@ -432,6 +433,24 @@ def test_leaving_lets_the_queue_come_to_its_end(way: tuple[str, str]) -> None:
         assert (tensor.numpy() == 3).all()
 
     with PretendWorld(2, backend=way[0], route=way[1]) as world:
+        world.on_streams(play)
+
+
+def test_leaving_waits_for_devices_that_are_late() -> None:
+    """Longer than for hosts: were the transport gone before a peer's device comes to it, that one's step would be garbage."""
+
+    def play(rank: int, job: Job) -> None:
+        tensor = filled(rank + 1)
+        leaving = threading.Thread(target=job.shutdown)
+        with current_stream().held():
+            PRETEND.allreduce_async(tensor, output=tensor, name="x", op=ddl.Sum).wait()
+            leaving.start()
+            leaving.join(float(PATIENCE["leave_timeout_s"]) + 1.0)  # type: ignore[arg-type]  # a number
+            assert leaving.is_alive()
+        leaving.join(20.0)
+        assert (tensor.numpy() == 3).all()
+
+    with PretendWorld(2) as world:
         world.on_streams(play)
 
 
