@@ -213,7 +213,7 @@ class Job:
             {"ddl": VERSION, "fusion_bytes": self.settings.whole("fusion_bytes")},
         )
         accelerators.devices.used = self._engine.aloft.used
-        self._engine.aloft.tidy = accelerators.devices.tidy
+        self._engine.aloft.tidy = accelerators.tidy
         self._link = Link(
             channel,
             self.inbox,

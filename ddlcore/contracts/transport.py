@@ -222,6 +222,9 @@ class Transport(ABC):
     def abort(self) -> None:
         """Makes whatever is pending raise, now and from any thread. Only ``close`` may follow."""
 
+    def check_queued(self) -> None:
+        """Raises where calls that have returned were broken off since, as on a queue they may be. At once; any thread."""
+
     @abstractmethod
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
         """target = source of rank 0 op … op source of the last; the two are one memory or disjoint."""

@@ -57,8 +57,8 @@ class Accelerators:
         self._sparse_by_host = self._by_host or settings["device_sparse"] == BY_WAY_OF_HOST
         self.devices = Devices(self._open, self._own, over, meter)
         device_opener = DeviceOpener(shelf.transports.values, shelf.missing, self._build, self._wanted, launched_by)
-        sets.beside = routes = DeviceRoutes(opener, device_opener, sets, self.devices, meter)
-        self.executor = DeviceExecutor(routes, compressor)
+        sets.beside = self._routes = DeviceRoutes(opener, device_opener, sets, self.devices, meter)
+        self.executor = DeviceExecutor(self._routes, compressor)
 
     def label(self, device: Device, sparse: bool = False, by_host: bool = False) -> str:
         """What a Spec calls ``device``, which is opened the first time; ranks that use several name them in one order.
@@ -69,6 +69,14 @@ class Accelerators:
         if device.kind == CPU.kind:
             return CPU.kind
         return self.devices.label(device, by_host or (self._sparse_by_host if sparse else self._by_host))
+
+    def tidy(self) -> bool:
+        """Lets go of memory that devices have done with; whether more is to go. Engine only.
+
+        Raises where a transport has failed by itself meanwhile.
+        """
+        self._routes.check()
+        return self.devices.tidy()
 
     def _open(self, device: Device) -> DeviceRuntime:
         runtime: DeviceRuntime = self._shelf.load(self._shelf.kernels_for(device.kind))()

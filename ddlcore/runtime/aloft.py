@@ -22,7 +22,10 @@ SLICE_S = 0.0005  # of a wait: a batch that becomes ready meanwhile is launched 
 
 
 class Aloft:
-    """Of one engine. ``tidy`` lets go of memory that devices have done with, and says whether there is more."""
+    """Of one engine. ``tidy`` lets go of memory that devices have done with, and says whether there is more.
+
+    It raises where what is under way was broken off: an event behind that tells nothing.
+    """
 
     def __init__(self, completion: Completion, meter: Meter) -> None:
         self.tidy: Callable[[], bool] = lambda: False
@@ -52,7 +55,7 @@ class Aloft:
     def landed(self) -> list[tuple[Launch[Entry], Deliver]]:
         """What is done by now, in order; if somebody waits for that, after a moment's wait for the last of it.
 
-        Raises DeviceError where a device has failed, and nothing was done before that.
+        Raises DeviceError where a device has failed, and nothing was done before that; what ``tidy`` raises.
         """
         done: list[tuple[Launch[Entry], Deliver]] = []
         if self._batches and self._completion.wanted > 0 and not _is_done(self._batches[0][1]):

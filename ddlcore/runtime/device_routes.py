@@ -31,6 +31,9 @@ log = logging.getLogger("ddl")
 SOLO = "solo"  # the queue of a set of one rank is its transport
 BY_WAY_OF_HOST = "cpu"  # as the user asks for it
 WAIT_SLICE_S = 1.0
+LEAVE_SLICE_S = 0.1
+TELL_S = 5.0  # of a wait for what a device still does when the job ends
+ABORTED_S = 5.0  # for a queue to end, of which collectives have been broken off
 
 T = TypeVar("T")
 
@@ -314,6 +317,13 @@ class DeviceRoutes:
             transports = list(self._transports)
         abort_all(transports)
 
+    def check(self) -> None:
+        """Raises where what was queued has been broken off: who waits for it would go on with garbage. Engine only."""
+        if not self._aborted:
+            for route in self._open.values():
+                if route.transport is not None:
+                    route.transport.check_queued()
+
     def close(self, patience_s: float) -> None:
         """Lets what is queued end, for so long in all if need be, and closes everything. Engine only."""
         with self._lock:
@@ -322,7 +332,7 @@ class DeviceRoutes:
         deadline_s = time.monotonic() + patience_s
         for lane in self._devices.lanes:
             try:
-                ended = lane.mark(()).wait(0.0 if self._aborted else max(deadline_s - time.monotonic(), 0.0))
+                ended = self._has_ended(lane, deadline_s)
                 if not ended and not self._aborted:
                     log.warning(
                         "%s has not ended what was queued within %g s: something that the script has put there waits for "
@@ -335,7 +345,20 @@ class DeviceRoutes:
         for route in routes:
             if route.transport is not None:
                 self._end(route.transport)
-        self._devices.close(max(deadline_s - time.monotonic(), 0.0))
+        left_s = max(deadline_s - time.monotonic(), 0.0)
+        self._devices.close(min(left_s, ABORTED_S) if self._aborted else left_s)
+
+    def _has_ended(self, lane: Lane, deadline_s: float) -> bool:
+        """Whether what is queued there ends in time; not waited for once the job is over."""
+        event, begun_s, told = lane.mark(()), time.monotonic(), False
+        while not event.wait(0.0 if self._aborted else max(min(deadline_s - time.monotonic(), LEAVE_SLICE_S), 0.0)):
+            now_s = time.monotonic()
+            if self._aborted or now_s >= deadline_s:
+                return False
+            if not told and now_s - begun_s > TELL_S:
+                told = True
+                log.warning("%s is still at work: leaving waits, at most %.0f s", lane.device, deadline_s - now_s)
+        return True
 
     def transports(self, set_id: int) -> frozenset[str]:
         """The names of those that the set has open for devices. Any thread."""

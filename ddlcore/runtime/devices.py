@@ -109,12 +109,16 @@ class Lane:
         self._meter.device_ns += now_ns() - begun_ns
 
     def close(self, timeout_s: float) -> None:
-        """The job is over: waits at most so long for what is queued."""
+        """The job is over: waits at most so long for what is queued. What that still uses then is never let go."""
         self.queue.close(timeout_s)
-        self._kept.clear()
+        if self.tidy():  # the device may come to it yet, and write what its owner's framework would have given away
+            _left_behind.append(self._kept)
         self.pool.clear()
         self.pinned.clear()
         self.runtime.close()
+
+
+_left_behind: list[object] = []  # what a device may still use after its job: nobody else may get the memory
 
 
 @dataclass(slots=True)
@@ -139,16 +143,15 @@ class Pool:
 
     def take(self, nbytes: int) -> Memory:
         """At least so many bytes; what they held is gone."""
-        fitting = min(
-            (piece for piece in self._free if piece.memory.nbytes >= nbytes and piece.is_free()),
-            key=lambda piece: piece.memory.nbytes,
-            default=None,
-        )
-        if fitting is not None:
-            self._free.remove(fitting)
-            return fitting.memory
-        if self._free:  # one that is too small, or not free yet, makes place: as many are held as were in use at once
-            self._lane.mark((self._free.pop(0).memory,))
+        free = [piece for piece in self._free if piece.is_free()]
+        fitting = [piece for piece in free if piece.memory.nbytes >= nbytes]
+        if fitting:
+            found = min(fitting, key=lambda piece: piece.memory.nbytes)
+            self._free.remove(found)
+            return found.memory
+        if free:  # one that is too small makes place: as many are held as were in use at once
+            self._free.remove(free[0])
+            self._lane.mark((free[0].memory,))
         return self._allocate(max(nbytes, 4096))
 
     def give(self, memory: Memory, free_behind: Event | None = None) -> None:

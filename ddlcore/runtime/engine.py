@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from ddlcore.observe.recorder import Recorder
 from ddlcore.runtime.aloft import Aloft
 from ddlcore.runtime.checks import called
 from ddlcore.runtime.executor import Deliver, Executor, Later, Staged, Unserved
-from ddlcore.runtime.handle import Completion, Waited
+from ddlcore.runtime.handle import SLICE_S, Completion, Waited
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets
@@ -29,7 +30,8 @@ __all__ = ["Engine", "Todo"]
 log = logging.getLogger("ddl")
 # What a thread that helps may be in the middle of when a signal's handler raises.
 LAUNCHING, ENTERING, DELIVERING = "was about to launch a batch", "waited in a batch", "handed a result over"
-CLOSE_S = 5.0  # for what a device has under way when the job ends
+CLOSE_S = 60.0  # for what a device has under way when the job ends: those of the peers may need it
+CLOSED_S = 10.0  # for the communicators, behind that
 VERDICT_WAIT_S = 2.0  # how long a failed transport waits to hear that a peer died: the better explanation
 
 
@@ -68,6 +70,7 @@ class Engine:
         self._broken = broken
         self._running = False  # whether some thread, the engine's or one that helps, is in the middle of something
         self._stopped = False
+        self._closing = False  # nothing is left but what devices do
         self._stage = ""  # what a thread that helps is doing
         inbox.leave = self.leave
         completion.help = self.help
@@ -108,11 +111,17 @@ class Engine:
             self._inbox.work.notify()
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends after what is queued, and closes the communicators. False if that took too long."""
+        """Ends after what is queued, and closes the communicators. False if that took too long.
+
+        ``timeout_s`` is for what hosts do; devices that have more to do are given more time, as long as the job stands.
+        """
         with self._inbox.work:
             self._stopped = True
             self._inbox.work.notify()
         self._thread.join(timeout_s)
+        until_s = time.monotonic() + CLOSE_S + CLOSED_S
+        while self._closing and self._thread.is_alive() and not self._verdict.given and time.monotonic() < until_s:
+            self._thread.join(SLICE_S)
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
@@ -141,6 +150,7 @@ class Engine:
             if (recorder := self.recorder) is not None:  # read once: another thread may end it at any moment
                 recorder.batch(*_ran(todo), self._since_ns, ended_ns)
             self._since_ns = ended_ns
+        self._closing = True
         self._sets.close(CLOSE_S)
 
     def _next(self) -> Todo | Launch[Entry] | None:

@@ -25,13 +25,16 @@ def _follow(completion: Completion, event: Event, after: After, tensors: Sequenc
     """The caller's stream goes on behind ``event``. Raises why that will never come, where this is known."""
     verdict = completion.verdict
     try:
-        if not event.done() and verdict is not None and verdict.given:
+        done = event.done()
+        if verdict is None or done or not verdict.given:
+            after(event.handle, tensors)
+        if verdict is not None and not done and verdict.given:
+            # Given while ``after`` blocked, as it does for some adapters: an abort lets an event come, with garbage.
             raise verdict.error()
     except DdlInternalError:
         if verdict is not None and verdict.wait(VERDICT_WAIT_S):
             raise verdict.error() from None
         raise
-    after(event.handle, tensors)
 
 
 def _is_over(event: Event) -> bool:

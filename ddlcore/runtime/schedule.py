@@ -17,6 +17,7 @@ import msgspec
 
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.messages import Arranged, Batch, Planned, Spec, encode
+from ddlcore.runtime.devices import BY_HOST
 from ddlcore.runtime.periods import Occurrence, segments
 from ddlcore.types import CPU, DType, Kind, ReduceOp
 
@@ -89,8 +90,13 @@ def _lay_out(
 
 
 def _committed(batches: list[Planned], spec_of: Callable[[bytes], Spec]) -> list[Planned]:
-    """The batches of one segment. The last of each set on devices is marked: what the user does next may depend on it."""
-    last = {one.set_id: i for i, one in enumerate(batches) if spec_of(one.specs[0]).device != CPU.kind}
+    """The batches of one segment. The last of each set on devices is marked: what the user does next may depend on it.
+
+    What somebody has sent by way of the host is not on them: no message follows it, and those before it would have none.
+    """
+    places = [spec_of(one.specs[0]).device for one in batches]
+    on_devices = [place != CPU.kind and not place.endswith(BY_HOST) for place in places]
+    last = {one.set_id: i for i, (one, on_device) in enumerate(zip(batches, on_devices)) if on_device}
     for i in last.values():
         batches[i] = msgspec.structs.replace(batches[i], commit=True)
     return batches

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
 from ddlcore.contracts.device import DeviceRuntime
+from ddlcore.contracts.transport import Memory
 from ddlcore.errors import Closed, DeviceError
 from ddlcore.hooks import TransportProvider
 from ddlcore.runtime.device_routes import SOLO, Choice, DeviceRoutes, Fact, choose
@@ -142,6 +145,28 @@ def test_queues_that_never_end_are_left_behind_together(
         lane.close(5.0)
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_what_a_queue_left_behind_uses_is_never_let_go(
+    devices: Devices, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    """It may still be written; a framework that had it back would have given it to another tensor by then."""
+    left: list[object] = []
+    monkeypatch.setattr("ddlcore.runtime.devices._left_behind", left)
+    devices.label(Device(KIND, 0))
+    (lane,) = devices.lanes
+    event = PretendEvent()
+    used = Memory(64)
+    gone = weakref.ref(used)
+    lane.keep(event, (used,))
+    del used
+    if comes:
+        event.come(None)
+    lane.close(5.0)
+    gc.collect()
+    assert (gone() is None) is comes
+    assert bool(left) is not comes
+
+
 def buffer(event: int, stream: int, order: int) -> Buffer:
     return Buffer(64, 1, DType.F32, (1,), event=event, stream=stream, order=order)
 
@@ -189,4 +214,7 @@ def test_a_pool_gives_what_is_free(devices: Devices) -> None:
         assert other is not large
     lane.wait(event)
     pool.give(other)
+    assert {pool.take(9000), pool.take(9000)} == {large, other}, "it was only not free yet"
+    pool.give(small)
     assert pool.take(20000) not in (small, large, other)
+    assert pool.take(5000) is not small

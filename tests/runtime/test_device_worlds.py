@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import time
 import weakref
 from typing import Any
@@ -28,7 +29,9 @@ from ddlcore.runtime.fenced import FencedRecurring
 from ddlcore.testing import World
 from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.testing.pretend_tensors import PretendTensor, current_stream, stream
+from ddlcore.testing.pretend_transport import PretendTransport
 from ddlcore.testing.pretend_world import PRETEND, PretendWorld, pretend_registry
+from ddlcore.testing.world import PATIENCE
 from ddlcore.tune.pilot import Pilot, Plan
 from ddlcore.tune.session import Phase
 from ddlcore.types import Device, DType, Value
@@ -397,6 +400,24 @@ def test_what_nobody_holds_lives_until_the_device_is_done(kept: bool, monkeypatc
                 world.on_streams(play)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_on_its_way_up_lives_until_it_is_there(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that the user lets go at once, while the copy from the host's memory is still queued."""
+    if not kept:
+        monkeypatch.setattr(Lane, "keep", lambda self, event, kept: None)
+
+    def play(rank: int, job: Job) -> None:
+        for _ in range(100):
+            PRETEND.allreduce_async(filled(1), name="x").wait()
+
+    with PretendWorld(2, route="cpu") as world:
+        if kept:
+            world.on_streams(play)
+        else:
+            with pytest.raises(DdlInternalError, match="memory that nobody has kept"):
+                world.on_streams(play)
+
+
 @WAYS
 def test_leaving_lets_the_queue_come_to_its_end(way: tuple[str, str]) -> None:
     """A rank that shuts down right behind ``wait`` takes nothing back: the result still comes."""
@@ -412,6 +433,24 @@ def test_leaving_lets_the_queue_come_to_its_end(way: tuple[str, str]) -> None:
         assert (tensor.numpy() == 3).all()
 
     with PretendWorld(2, backend=way[0], route=way[1]) as world:
+        world.on_streams(play)
+
+
+def test_leaving_waits_for_devices_that_are_late() -> None:
+    """Longer than for hosts: were the transport gone before a peer's device comes to it, that one's step would be garbage."""
+
+    def play(rank: int, job: Job) -> None:
+        tensor = filled(rank + 1)
+        leaving = threading.Thread(target=job.shutdown)
+        with current_stream().held():
+            PRETEND.allreduce_async(tensor, output=tensor, name="x", op=ddl.Sum).wait()
+            leaving.start()
+            leaving.join(float(PATIENCE["leave_timeout_s"]) + 1.0)  # type: ignore[arg-type]  # a number
+            assert leaving.is_alive()
+        leaving.join(20.0)
+        assert (tensor.numpy() == 3).all()
+
+    with PretendWorld(2) as world:
         world.on_streams(play)
 
 
@@ -482,6 +521,30 @@ def test_an_event_that_raises_anything_ends_the_job(monkeypatch: pytest.MonkeyPa
 
     with PretendWorld(2, backend="threads") as world:
         assert any("no such event" in text for text in world.on_streams(play))
+
+
+def test_a_transport_that_fails_by_itself_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nobody calls it: what has been queued would come with garbage, and the next call may be the last there is."""
+    broken = threading.Event()
+
+    def check(self: PretendTransport) -> None:
+        if broken.is_set():
+            raise TransportError("the link is down")
+
+    monkeypatch.setattr(PretendTransport, "check_queued", check)
+    monkeypatch.setattr("ddlcore.runtime.engine.VERDICT_WAIT_S", 0.1)  # for a peer's death, which is none here
+
+    def play(rank: int, job: Job) -> str:
+        with current_stream().held():
+            PRETEND.allreduce_async(filled(1), name="x").wait()
+            broken.set()
+            assert job._verdict.wait(10.0), "nobody has looked"
+        with pytest.raises(DdlInternalError) as caught:
+            PRETEND.allreduce_async(filled(1), name="y").wait()
+        return str(caught.value)
+
+    with PretendWorld(2) as world:
+        assert any("the link is down" in text for text in world.on_streams(play))
 
 
 # --- what is refused, and what is taken by way of the host

@@ -268,7 +268,7 @@ def _nobody_listens(patch: pytest.MonkeyPatch) -> None:
         (STAGED[0], _without_events),
         (CONFIRMED, _without_a_fence),
         (STAGED[0], _without_a_fence),
-        (STAGED[0], _with_nothing_kept),
+        (COMMITTED, _with_nothing_kept),
         (COMMITTED, _before_the_verdict),
         (BY_EVENT, _before_the_verdict),
         (COMMITTED, _a_dummy_says_it_is_real),

@@ -28,6 +28,12 @@ def test_one_commit_a_period_where_nothing_depends() -> None:
     assert commits(*period) == [("a", False), ("b", True), ("host", False)]
 
 
+def test_what_goes_by_way_of_the_host_carries_no_commit() -> None:
+    """A sparse gradient that the user sends so is often a step's last; the dense ones on the device need theirs."""
+    period = [tensor("a", 0), tensor("b", 1), tensor("sparse", 2, device="gpu@host")]
+    assert commits(*period) == [("a", False), ("b", True), ("sparse", False)]
+
+
 def test_what_was_waited_for_is_committed_before_what_depends_on_it() -> None:
     """A layer whose result the next one reads: nobody is to wait for a device in between."""
     period = [tensor("a", 0), tensor("b", 1), tensor("c", 2, stamp=1), tensor("d", 3, stamp=1)]

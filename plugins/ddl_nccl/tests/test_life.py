@@ -120,6 +120,8 @@ def test_an_error_that_nccl_finds_later() -> None:
             assert time.monotonic() - begun_s < 1.0
             with pytest.raises(TransportError, match="error 12"):
                 transport.broadcast(buffer(ones()), 0)
+            with pytest.raises(TransportError, match=r"error 12.*\(during what is queued\)"):
+                transport.check_queued()
 
         group.run(play)
         time.sleep(3 * watchdog.INTERVAL_S)

@@ -24,7 +24,7 @@ from ddlcore.errors import DeviceError
 from ddlcore.testing import run_world
 from ddlcore.testing.pretend import KIND
 from ddlcore.types import Device, DType
-from plugins.ddl_tf.tests.late import LateGpu, late_gpu, on_ranks
+from plugins.ddl_tf.tests.late import CPU_0, LateGpu, late_gpu, on_ranks
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -174,6 +174,51 @@ def test_where_a_tensor_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.Gpu().place(Elsewhere(name, tf.int32)) is None
     assert gpu.Gpu().place(Elsewhere("/job:localhost/replica:0/task:0/device:TPU:0")) is None
     assert asked == [name]
+
+
+class Pointers:
+    """As much of CUDA's driver as tells on which device an address is; of none that it is 0 or unknown."""
+
+    def __init__(self, nowhere: int) -> None:
+        self.nowhere = nowhere
+
+    def cuPointerGetAttribute(self, ordinal: Any, attribute: int, address: Any) -> int:
+        if address.value in (0, self.nowhere):
+            return 1
+        ordinal._obj.value = 3
+        return 0
+
+
+def test_where_a_tensor_without_elements_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its GPU: on another rank the same tensor has elements, and the two must say the same, also in their first call."""
+    empty = tf.zeros((0, 4))
+    address = TfAdapter().buffer(empty, elementwise=True).address
+    monkeypatch.setattr(gpu, "_driver", lambda: Pointers(address))
+    monkeypatch.setattr(gpu, "_ordinals", {})
+    assert gpu._cuda_device(CPU_0, empty) == Device("cuda", 3)
+    assert gpu._cuda_device(CPU_0, tf.zeros(1)) == Device("cuda", 3)
+
+
+def test_threads_run_while_tensorflow_computes(late: LateGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent is waited for by an operation, before it is asked where it lies: that would stop all of Python."""
+    synced: list[str] = []
+    sync = tf.raw_ops.SyncDevice
+
+    def noted() -> None:
+        sync()
+        synced.append("stream")
+
+    monkeypatch.setattr(tf.raw_ops, "SyncDevice", noted)
+
+    def play(rank: int) -> None:
+        weights = [tf.Variable([1.0, 2.0]), tf.Variable([3.0])]
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(weight * weight) for weight in weights])
+        gradients = ddl.DistributedGradientTape(tape).gradient(loss, weights)
+        assert [gradient.numpy().tolist() for gradient in gradients] == [[2.0, 4.0], [6.0]]
+
+    on_ranks(late, play)
+    assert len(synced) == 2  # once on each rank, for both
 
 
 def test_another_makers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

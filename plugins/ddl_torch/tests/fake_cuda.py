@@ -31,6 +31,7 @@ class FakeCuda:
         self.notes: list[tuple[Any, ...]] = []
         self.current = {0: FakeStream(self, 0, 0), 1: FakeStream(self, 1, 0x70)}
         self.failing = 0  # the code that waiting answers
+        self.capturing = False  # whether the current stream's work becomes a graph
         self.made = 0
         self._places: dict[int, int] = {}
         self._kept: list[torch.Tensor] = []
@@ -49,6 +50,7 @@ class FakeCuda:
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda index: self.current[index])
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         monkeypatch.setattr(ctypes, "CDLL", lambda name: self)
         for cached in (streams._driver, streams._context):
             cached.cache_clear()

@@ -41,6 +41,10 @@ class LateStreams(Streams):
         """The calling thread is this rank's."""
         self._own.rank = rank
 
+    def turn_to(self, which: int) -> None:
+        """Another of the calling thread's streams is its current one on each device."""
+        self._own.which = which
+
     def place(self, tensor: torch.Tensor) -> Device | None:
         return Device(KIND, 2 * self._own.rank + (tensor.dtype is torch.float32))
 
@@ -61,17 +65,18 @@ class LateStreams(Streams):
         self.followed += 1
 
     def stream(self, index: int) -> PretendQueue:
-        """The calling thread's own on this device."""
+        """The calling thread's own on this device, the one that is current."""
         mine = self._streams()
-        if index not in mine:
+        key = index, getattr(self._own, "which", 0)
+        if key not in mine:
             with self._lock:
                 runtime = self._runtimes.get(index)
                 if runtime is None:
                     runtime = self._runtimes[index] = PretendRuntime()
                     runtime.open(Device(KIND, index))
-                mine[index] = runtime.queue()
-                self._queues.append(mine[index])
-        return mine[index]
+                mine[key] = runtime.queue()
+                self._queues.append(mine[key])
+        return mine[key]
 
     def put_off(self, tensor: torch.Tensor) -> torch.Tensor:
         """From now on, and until the current stream comes to it, ``tensor`` holds garbage."""
@@ -101,9 +106,9 @@ class LateStreams(Streams):
         for queue in self._queues:
             queue.close(PATIENCE_S)
 
-    def _streams(self) -> dict[int, PretendQueue]:
+    def _streams(self) -> dict[tuple[int, int], PretendQueue]:
         try:
-            found: dict[int, PretendQueue] = self._own.streams
+            found: dict[tuple[int, int], PretendQueue] = self._own.streams
         except AttributeError:
             found = self._own.streams = {}
         return found

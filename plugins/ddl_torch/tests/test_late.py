@@ -101,6 +101,21 @@ def test_options(late: LateStreams, options: dict[str, Any]) -> None:
     agree(late, lambda part: plain(part, **options))
 
 
+@pytest.mark.parametrize("groups", [None, 1, 2])
+def test_gradients_come_on_several_streams(late: LateStreams, groups: int | None) -> None:
+    """As where a model's parts run on streams of their own: torch calls each hook on that of its gradient."""
+
+    def make(late: LateStreams, rank: int, size: int) -> Part:
+        part = Part(rank, size)
+        if size > 1:
+            for i, parameter in enumerate(part.model.parameters()):
+                parameter.register_post_accumulate_grad_hook(lambda _, i=i: late.turn_to(i % 3))
+            late.put_off_gradients(part.model.parameters())
+        return part
+
+    agree(late, lambda part: plain(part, groups=groups), make)
+
+
 def test_two_devices(late: LateStreams) -> None:
     """A module whose parameters lie on two: no batch mixes them, and both streams wait."""
 

@@ -60,3 +60,16 @@ def test_no_range_while_no_profiler_runs() -> None:
     assert adapter.range("x") is None
     with profile(activities=[ProfilerActivity.CPU]):
         assert adapter.range("x") is not None
+
+
+def test_a_name_with_braces_is_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where CUDA is in use, ranges are NVTX's too, whose first argument torch takes for a format."""
+    pushed: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", pushed.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: pushed.append("end"))
+    found = TorchAdapter().range("ddl ALLREDUCE layers.{i}.weight")
+    assert found is not None
+    with found:
+        assert pushed == ["ddl ALLREDUCE layers.{i}.weight"]
+    assert pushed[1:] == ["end"]

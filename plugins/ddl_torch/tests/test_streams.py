@@ -143,6 +143,32 @@ def test_a_wait_that_cuda_refuses(cuda: FakeCuda, adapter: TorchAdapter) -> None
     assert cuda._contexts == []
 
 
+def test_memory_that_torch_does_not_manage(cuda: FakeCuda, adapter: TorchAdapter) -> None:
+    """Some of torch's allocators refuse to be told of it, as of a result of ddl's own; it is no less fenced."""
+
+    class Foreign(OnGpu):
+        def record_stream(self, stream: Any) -> None:
+            raise RuntimeError("ptr not found in ptr_info")
+
+    adapter.after(0xAB, [Foreign(cuda, 1), own := OnGpu(cuda, 1)])
+    assert [note for note in cuda.notes if note[0] != "retain"] == [("wait", 0xAB, 1, 0x70), ("used", id(own), 1, 0x70)]
+
+
+def test_a_capture_is_refused(cuda: FakeCuda, adapter: TorchAdapter) -> None:
+    """Nothing is recorded and nothing waits: a graph that held ddl's own stream would be broken, and its runs wrong."""
+    tensor = cuda.on(0, torch.zeros(3))
+    buffer = adapter.buffer(tensor, elementwise=True)
+    cuda.notes.clear()
+    cuda.capturing = True
+    with pytest.raises(ValueError, match=r"cannot be captured in a CUDA graph.*make_graphed_callables"):
+        adapter.buffer(tensor, elementwise=True)
+    with pytest.raises(ValueError, match="cannot be captured in a CUDA graph"):
+        adapter.streams.mark(buffer.device).set(buffer)
+    with pytest.raises(ValueError, match="cannot be captured in a CUDA graph"):
+        adapter.after(0xAB, [OnGpu(cuda, 0)])
+    assert cuda.notes == []
+
+
 def test_a_group_is_on_one_device(cuda: FakeCuda, adapter: TorchAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grouped call over two says which, before anything is sent."""
     monkeypatch.setattr(OPERATIONS, "adapter", adapter)

@@ -32,7 +32,7 @@ __all__ = ["NcclTransport"]
 
 log = logging.getLogger("ddl")
 
-GRACE_S = 2.0  # how long after an error of NCCL's own the job has to say who is lost, before this ends the calls
+GRACE_S = 3.0  # how long after an error of NCCL's own the job has to say who is lost, before this ends the calls
 CALL_S = 0.3  # how long the end of a communicator waits for a call that is under way
 ABORT_S = 0.8  # how long abort waits for NCCL's, that wait among it; it goes on behind that
 CLOSE_S = 2.0  # likewise close, for the queue and for NCCL
@@ -343,6 +343,9 @@ class NcclTransport(Transport):
         if self._failure is not None:
             kind = DeadlineExceeded if isinstance(self._failure, DeadlineExceeded) else TransportError
             raise kind(f"{self._failure} (during {what})") from self._failure
+
+    def check_queued(self) -> None:
+        self.check("what is queued")
 
     def look(self) -> None:
         """The watchdog's, every tenth of a second."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -256,6 +257,16 @@ def test_pinned_memory_is_used_again_when_the_device_is_done_with_it(opened: Ope
     assert first in addresses
 
 
+def test_pinned_memory_of_ever_other_sizes_does_not_add_up(opened: Opened) -> None:
+    """What ranks gather is of another size each time; none of it is unpinned before the device is closed."""
+    device, driver, _ = opened()
+    sizes = np.random.default_rng(0).permutation(np.arange(100_000, 150_000, 250))
+    for nbytes in map(int, sizes):
+        assert device.pinned(nbytes).nbytes == nbytes
+        assert device.record(device._retiring).wait(10.0)
+    assert len(driver.pinned_blocks) < 16  # of 200 sizes
+
+
 def test_without_a_compiler_batches_are_copied(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     """Plain copies, said once with the reason; what needs a kernel says what is missing."""
 
@@ -317,6 +328,26 @@ def test_closing_waits_no_longer_than_told(opened: Opened, caplog: pytest.LogCap
         assert len(driver.blocks) == blocks
 
 
+def test_behind_a_stream_that_never_ends_nobody_waits(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither who closes the device, in all, nor who lets go of memory afterwards: it ends with the process."""
+    device, driver, queue = opened()
+    memory, late = device.allocate(10), device.pinned(10)
+    with driver.held(queue.handle):
+        pinned = [device.pinned(10) for _ in range(20)]
+        del pinned
+        gc.collect()
+        queue.close(0.05)
+        start = time.monotonic()
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "destroy_stream", lambda stream: None)  # CUDA's waits for nothing, the fake's does
+            device.close()
+        assert time.monotonic() - start < 3.0
+        del memory, late
+        gc.collect()
+        assert driver.asked.get("synchronise") is None
+        assert len(driver.pinned_blocks) == 21
+
+
 def test_nothing_is_kept_when_the_device_is_closed(opened: Opened) -> None:
     device, driver, queue = opened()
     held, late = device.allocate(10), device.pinned(10)
@@ -358,6 +389,48 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CudaDevice.count() == 0
     with pytest.raises(DeviceError, match=r"cuda-bindings is not installed; pip install 'ddl-nccl\[cu13\]'"):
         CudaDevice(Driver()).open(Device("cuda", 0))
+
+
+class Bindings:
+    """As much of cuda-bindings as a question about an event needs."""
+
+    class CUresult:
+        CUDA_ERROR_NOT_READY = 600
+
+    class CUstreamCaptureMode:
+        CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []  # by which thread, and for what
+
+    def cuCtxGetCurrent(self) -> tuple[int, int]:
+        return 0, 0
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: int) -> tuple[int, int]:
+        self.asked.append((threading.current_thread().name, f"mode {mode}"))
+        return 0, 0
+
+    def cuEventQuery(self, event: int) -> tuple[int]:
+        self.asked.append((threading.current_thread().name, "event"))
+        return (600,)
+
+
+def test_a_capture_of_the_users_goes_on() -> None:
+    """A thread of ddl's says, once and before it asks about an event, that this is no part of a graph; one of the user's
+    is left as it is."""
+    driver, bindings = Driver(), Bindings()
+    driver._cu = bindings
+
+    def ask() -> None:
+        assert not driver.done(0xE1)
+        assert not driver.done(0xE1)
+
+    for name in ("ddl-engine-0", "trainer"):
+        thread = threading.Thread(target=ask, name=name)
+        thread.start()
+        thread.join()
+    asked = [("ddl-engine-0", what) for what in ("mode 1", "event", "event")]
+    assert bindings.asked == asked + [("trainer", "event")] * 2
 
 
 def test_a_device_of_another_kind(opened: Opened) -> None:

@@ -121,6 +121,11 @@ class TfAdapter(Adapter):
     def after(self, event: int, tensors: Sequence[Any]) -> None:
         self.gpu.wait(event)  # TensorFlow has no stream that we could make wait
 
+    def settle(self, tensor: Any) -> None:
+        """Of one on a GPU: waits for what TensorFlow has given that, while other threads run. It costs as much as an operation."""
+        if self._on_gpu(tensor):
+            self.gpu.settle(tensor)
+
     def serves(self, job: Any, place: Device | None) -> bool:
         """Whether tensors there may stay there; the first time that those of a GPU may not, the reason is logged."""
         if place is None or place is CPU:

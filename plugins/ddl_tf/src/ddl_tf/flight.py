@@ -60,6 +60,8 @@ class Flight:
     def send(self, first: int, *tensors: Any) -> Any:
         """Sends off the tensors with the numbers ``first`` and up; they are kept until they are no longer needed."""
         self._bind()
+        if tensors:  # the others are there, too, when the first is
+            cast("TfAdapter", self._operations.adapter).settle(tensors[0])
         started = [self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)]
         self.job.again_together(started, waits=False)  # who waits is another thread, and may come late
         return TOKEN

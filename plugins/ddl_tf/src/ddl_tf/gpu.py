@@ -67,6 +67,14 @@ class Gpu:
         found = _GPU.search(like.backing_device)
         return tensor_at(memory, shape, dtype, ON_CUDA, int(found.group(1)) if found else 0)
 
+    def settle(self, tensor: Any) -> None:
+        """Returns when the GPU that ``tensor`` lies on has done what TensorFlow has given it.
+
+        To ask where a tensor is waits for that too, but lets no other thread run Python meanwhile.
+        """
+        with tf.device(tensor.backing_device):
+            tf.raw_ops.SyncDevice()
+
     def wait(self, event: int) -> None:
         """Returns when the event of that handle has come. Raises DeviceError where the GPU failed before it."""
         driver = _driver()
@@ -96,10 +104,13 @@ def _cuda_device(name: str, tensor: Any) -> Device | None:
             driver = _driver()
         except OSError:  # another maker's GPU
             return None
+        if not tensor.shape.num_elements():  # it lies nowhere, and on another rank the same tensor may have elements
+            with tf.device(name):
+                tensor = tf.raw_ops.Empty(shape=[1], dtype=tf.float32)
         ordinal = ctypes.c_int(-1)
         address = _Address.from_address(_pointer(_to_dlpack(tensor), b"dltensor")).value
         code = driver.cuPointerGetAttribute(ctypes.byref(ordinal), DEVICE_ORDINAL, ctypes.c_uint64(address))
-        if code != 0 or ordinal.value < 0:  # of a tensor without elements, or of another maker's GPU
+        if code != 0 or ordinal.value < 0:  # another maker's GPU
             return None
         device = _ordinals[name] = Device("cuda", ordinal.value)
     return device

@@ -25,7 +25,8 @@ _DTYPES = {native: dtype for dtype, native in _TORCH.items()}
 @contextmanager
 def _range(name: str, nvtx: bool) -> Iterator[None]:
     """In torch's profiler; with ``nvtx``, for tools that listen to that."""
-    with torch.cuda.nvtx.range(name) if nvtx else nullcontext(), record_function(name):
+    # A name goes in as an argument: ``range`` formats its first one, and names of tensors may hold braces.
+    with torch.cuda.nvtx.range("{}", name) if nvtx else nullcontext(), record_function(name):
         yield
 
 

@@ -228,9 +228,14 @@ class Reducer:
         return None
 
     def _submit_member(self, slot: Slot) -> None:
-        group = slot.group
-        assert group is not None
+        group, grad = slot.group, slot.param.grad
+        assert group is not None and grad is not None
+        place = ADAPTER.streams.place(grad)
+        if place is not None and place is not CPU:
+            group.note(slot, grad, partial(ADAPTER.streams.mark, place))
         if group.is_complete():
+            for event in group.elsewhere(slot):  # its gradients are described as standing on this one's stream
+                ADAPTER.after(event, (grad,))
             self._submit_group(group)
 
     def _submit_group(self, group: Group) -> None:

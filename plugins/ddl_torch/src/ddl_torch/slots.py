@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ddl_torch.streams import Mark
 from ddlcore.api import ProcessSet, UserCompressor
-from ddlcore.types import ReduceOp
+from ddlcore.types import Buffer, DType, ReduceOp
 
 __all__ = ["Group", "Reduction", "Slot", "looks_alike", "looks_alike_there"]
 
@@ -85,10 +86,11 @@ class Slot:
 class Group:
     """Parameters whose gradients go off together, when the last of them is complete."""
 
-    __slots__ = ("name", "sent", "slots", "waiting")
+    __slots__ = ("_moments", "name", "sent", "slots", "waiting")
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = tuple(slots)
+        self._moments: dict[Slot, Buffer] = {}  # when the gradients of those on a device stood
         self.name = "group." + slots[0].name  # on the wire
         self.begin()
 
@@ -101,6 +103,22 @@ class Group:
         """Whether all have come; the count alone does not know who was thawed or frozen meanwhile."""
         self.waiting -= 1
         return self.waiting <= 0 and all(slot.left == 0 or not slot.param.requires_grad for slot in self.slots)
+
+    def note(self, slot: Slot, grad: torch.Tensor, mark: Callable[[], Mark]) -> None:
+        """The gradient of ``slot`` has come to a device, on the stream that is current; others may come on other streams."""
+        if slot.mark is None or slot.device != grad.device:
+            slot.mark, slot.device = mark(), grad.device
+        slot.mark.set(self._moments.setdefault(slot, Buffer(0, 0, DType.U8, (0,))))
+
+    def elsewhere(self, last: Slot) -> list[int]:
+        """The events behind the gradients that have come on other streams than that of ``last``."""
+        if last not in self._moments:
+            return []
+        newest: dict[int, Buffer] = {}
+        for moment in sorted(self._moments.values(), key=attrgetter("order")):
+            newest[moment.stream] = moment
+        del newest[self._moments[last].stream]
+        return [moment.event for moment in newest.values()]
 
 
 def looks_alike(grad: torch.Tensor, slot: Slot) -> bool:

@@ -9,6 +9,7 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Protocol
 
@@ -21,6 +22,11 @@ __all__ = ["CudaStreams", "Mark", "Streams"]
 
 KIND = "cuda"
 DRIVER = "libcuda.so.1"
+CAPTURING = (
+    "a collective cannot be captured in a CUDA graph: other ranks take part in it, each time, by calls of their hosts; "
+    "capture what lies between collectives (torch.cuda.make_graphed_callables), not the backward pass of a "
+    "DistributedOptimizer's parameters, nor a wait for its gradients"
+)
 
 
 class Mark(Protocol):
@@ -79,13 +85,15 @@ class CudaStreams(Streams):
         buffer.owner = _Held(buffer.owner, mark, free)
 
     def after(self, event: int, tensors: Sequence[torch.Tensor]) -> None:
+        _refuse_capture()
         indexes: Iterable[int] = {tensor.get_device() for tensor in tensors} or tuple(self._places)
         for index in indexes:
             stream = torch.cuda.current_stream(index)
             _wait(index, stream.cuda_stream, event)
             for tensor in tensors:
                 if tensor.get_device() == index:
-                    tensor.record_stream(stream)  # of no effect where it was allocated on this very stream
+                    with suppress(RuntimeError):  # torch's allocators other than the usual one refuse foreign memory
+                        tensor.record_stream(stream)  # of no effect where it was allocated on this very stream
 
 
 class _CudaMark(Mark):
@@ -100,6 +108,7 @@ class _CudaMark(Mark):
         self._orders = orders
 
     def set(self, buffer: Buffer) -> None:
+        _refuse_capture()
         stream = torch.cuda.current_stream(self._index)
         with self._lock:  # of two events of one stream, the one with the greater number comes later
             self._event.record(stream)
@@ -120,6 +129,12 @@ class _Held:
 
     def __del__(self) -> None:
         self._free.append(self._mark)
+
+
+def _refuse_capture() -> None:
+    """An event of a capture is none of the device's: who waited for it would become part of the graph."""
+    if torch.cuda.is_current_stream_capturing():
+        raise ValueError(CAPTURING)
 
 
 # --- the driver

@@ -7,6 +7,7 @@ it belongs to the user's framework.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from ddlcore.errors import DeviceError
 __all__ = ["Driver", "Facts", "failure"]
 
 INSTALL = "pip install 'ddl-nccl[cu13]' (or [cu12]: as the framework's CUDA)"
+OWN = "ddl-"  # what the names of ddl's own threads begin with
 _NOTHING: Any = contextlib.nullcontext()
 
 # Of CUresult: what to do about it.
@@ -78,6 +80,7 @@ class Driver:
         self._cu: Any = None
         self._context = 0
         self._pools = False
+        self._asked = threading.local()  # whether the thread has asked about an event before
 
     # --- the device
 
@@ -181,12 +184,23 @@ class Driver:
     def done(self, event: int) -> bool:
         """Whether it has come."""
         with self.current():
+            if not hasattr(self._asked, "before"):
+                self._spare_captures()
             (code,) = self._cu.cuEventQuery(event)
         if not code:
             return True
         if code == self._cu.CUresult.CUDA_ERROR_NOT_READY:
             return False
         raise self._failure("the work before an event", code)
+
+    def _spare_captures(self) -> None:
+        """To ask about an event ends the capture of a CUDA graph on any thread, unless the one that asks has said that its
+        calls are none of that. Threads of ddl's own say so; a thread of the user's stays as it is.
+        """
+        self._asked.before = True
+        exchange = getattr(self._cu, "cuThreadExchangeStreamCaptureMode", None)
+        if exchange is not None and threading.current_thread().name.startswith(OWN):
+            exchange(self._cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
 
     # --- memory
 

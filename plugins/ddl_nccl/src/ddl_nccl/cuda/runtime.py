@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager
+from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 from ddl_nccl.cuda.code import obtain
@@ -22,6 +25,7 @@ from ddlcore.types import Device
 __all__ = ["CudaDevice"]
 
 ALIGNMENT: Final = 512
+MOST_TIMES: Final = 2  # as large as is asked for may pinned memory be that is used again
 CLOSE_S = 1.0  # for memory that was let go last
 SHORT_S = 10.0  # for memory that was let go, where there is none left
 log = logging.getLogger("ddl")
@@ -81,9 +85,11 @@ class CudaDevice(DeviceRuntime):
             self._closed = True
             streams = (self._getting, self._retiring)
         self._freeing.close(CLOSE_S)
+        until_s = time.monotonic() + CLOSE_S
         while self._retired:
             address, _, event = self._retired.popleft()
-            if event.wait(CLOSE_S):  # else it ends with the process: to unpin it would wait for the device
+            # Else it ends with the process: to unpin it would wait for the device.
+            if event.wait(max(0.0, until_s - time.monotonic())):
                 self.driver.unpin(address)
         for stream in streams:
             self.driver.destroy_stream(stream)
@@ -111,37 +117,44 @@ class CudaDevice(DeviceRuntime):
         return address
 
     def pinned(self, nbytes: int) -> Memory:
-        whole = max(nbytes, 1) + ALIGNMENT
-        return _Block(self._again(whole) or self.driver.pin(whole), nbytes, self._retire)
+        least = max(nbytes, 1) + ALIGNMENT
+        address, whole = self._again(least)
+        return _Block(address or self.driver.pin(whole), nbytes, partial(self._retire, whole))
 
     def _free(self, address: int, nbytes: int) -> None:
-        if self._closed:  # here the host may wait: of ours, nothing is queued any more
-            self.driver.synchronise()
-            self.driver.free(address, 0)
+        if self._closed:  # here the host may wait, unless something of ours is queued that may never end
+            if not self._streams:
+                self.driver.synchronise()
+                self.driver.free(address, 0)
             return
         self._freeing.let_go(address)
 
-    def _retire(self, address: int, nbytes: int) -> None:
+    def _retire(self, whole: int, address: int, nbytes: int) -> None:
         if self._closed:
-            self.driver.unpin(address)
+            if not self._streams:
+                self.driver.unpin(address)
             return
         with self._lock, self.driver.current():
             self._after_all()
-            self._retired.append((address, max(nbytes, 1) + ALIGNMENT, self.record(self._retiring)))
+            self._retired.append((address, whole, self.record(self._retiring)))
 
     def _after_all(self) -> None:
         """What is put on the retiring stream from now on comes after everything that queues hold."""
         for stream in self._streams:
             self.driver.wait_for(self._retiring, self.record(stream).handle)
 
-    def _again(self, whole: int) -> int:
-        """Pinned memory of that size that the device is done with, or 0: to pin takes long, to unpin may wait."""
+    def _again(self, least: int) -> tuple[int, int]:
+        """Pinned memory that the device is done with, and its size: to pin takes long, to unpin may wait. Else 0, and ``least``.
+
+        Not of that very size alone: where sizes never come again, as with what is gathered, memory would only grow.
+        """
         with self._lock:
-            for i, (address, nbytes, event) in enumerate(self._retired):
-                if nbytes == whole and event.done():
-                    del self._retired[i]
-                    return address
-        return 0
+            fitting = [one for one in self._retired if least <= one[1] <= MOST_TIMES * least and one[2].done()]
+            if not fitting:
+                return 0, least
+            found = min(fitting, key=itemgetter(1))
+            self._retired.remove(found)
+            return found[0], found[1]
 
     # --- events and streams, for queues
 
