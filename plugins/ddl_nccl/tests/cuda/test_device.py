@@ -256,6 +256,40 @@ def test_pinned_memory_is_used_again_when_the_device_is_done_with_it(opened: Ope
     assert first in addresses
 
 
+def test_an_event_stays_out_of_the_pool_until_the_wait_for_it_is_queued(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread would take it from there, and record it elsewhere."""
+    device, driver, _ = opened()
+    wait_for, pooled = driver.wait_for, list[bool]()
+
+    def watched(stream: int, event: int) -> None:
+        pooled.append(event in device._events)
+        wait_for(stream, event)
+
+    monkeypatch.setattr(driver, "wait_for", watched)
+    device.queue().close(1.0)
+    device.allocate(100)  # which nobody keeps
+    device.pinned(100)
+    assert pooled and not any(pooled)
+
+
+def test_memory_is_let_go_while_other_is_looked_for(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the collector runs in between."""
+    device, driver, _ = opened()
+    done, garbage = driver.done, [device.pinned(7)]
+
+    def collecting(event: int) -> bool:
+        garbage.clear()
+        return done(event)
+
+    with driver.held():
+        device.pinned(5000)  # let go, but not free yet
+        monkeypatch.setattr(driver, "done", collecting)
+        assert device.pinned(5000).nbytes == 5000
+    assert not garbage
+
+
 def test_without_a_compiler_batches_are_copied(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     """Plain copies, said once with the reason; what needs a kernel says what is missing."""
 

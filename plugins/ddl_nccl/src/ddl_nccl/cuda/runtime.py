@@ -66,7 +66,8 @@ class CudaDevice(DeviceRuntime):
     def queue(self) -> CudaQueue:
         stream = self.driver.create_stream()
         with self._lock:
-            self.driver.wait_for(stream, self.record(self._getting).handle)  # memory that it may be given is there
+            here = self.record(self._getting)  # kept until the wait is queued: another would record it anew
+            self.driver.wait_for(stream, here.handle)  # memory that it may be given is there
             self._streams.append(stream)
         return CudaQueue(self, stream)
 
@@ -132,12 +133,14 @@ class CudaDevice(DeviceRuntime):
     def _after_all(self) -> None:
         """What is put on the retiring stream from now on comes after everything that queues hold."""
         for stream in self._streams:
-            self.driver.wait_for(self._retiring, self.record(stream).handle)
+            here = self.record(stream)  # as in queue()
+            self.driver.wait_for(self._retiring, here.handle)
 
     def _again(self, whole: int) -> int:
         """Pinned memory of that size that the device is done with, or 0: to pin takes long, to unpin may wait."""
         with self._lock:
-            for i, (address, nbytes, event) in enumerate(self._retired):
+            # Of a copy: a finaliser may run amid the loop, in this very thread, and append.
+            for i, (address, nbytes, event) in enumerate(list(self._retired)):
                 if nbytes == whole and event.done():
                     del self._retired[i]
                     return address
