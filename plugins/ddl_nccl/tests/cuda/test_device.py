@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ddl_nccl.cuda.compile import NoCompiler
-from ddl_nccl.cuda.driver import Driver, failure
+from ddl_nccl.cuda.driver import failure
 from ddl_nccl.cuda.names import Name
 from ddl_nccl.cuda.queue import CudaQueue
 from ddl_nccl.cuda.runtime import CudaDevice
@@ -213,6 +213,27 @@ def test_memory_is_not_freed_while_a_stream_of_the_users_reads_it(opened: Opened
     assert target.tolist() == [0] * 100 and len(driver.blocks) == blocks - 1
 
 
+def test_memory_that_cannot_be_freed_now_is_freed_later(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As amid a capture of a CUDA graph, when the driver records nothing behind everything."""
+    device, driver, _ = opened()
+    record_all, refused = driver.record_all, [failure("recording", 900)]
+
+    def recording(event: int, stream: int) -> None:
+        if refused:
+            raise refused.pop()
+        record_all(event, stream)
+
+    monkeypatch.setattr(driver, "record_all", recording)
+    blocks = len(driver.blocks)
+    for _ in range(2):
+        device.allocate(100)  # which nobody keeps
+        assert device._freeing.settle(10.0)
+    deadline = time.monotonic() + 10.0
+    while len(driver.blocks) > blocks and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not refused and len(driver.blocks) == blocks
+
+
 def test_memory_that_outlives_its_device_is_freed_by_waiting(opened: Opened) -> None:
     """After shutdown a tensor of the user's holds it, and a stream of theirs reads it."""
     device, driver, queue = opened()
@@ -369,29 +390,6 @@ def test_nothing_is_kept_when_the_device_is_closed(opened: Opened) -> None:
     gc.collect()
     assert not driver.pinned_blocks and not driver.blocks
     assert not driver.streams
-
-
-@pytest.mark.parametrize(
-    ("code", "cure"),
-    [(2, "DDL_FUSION_BYTES"), (100, "CUDA_VISIBLE_DEVICES"), (222, "update the driver"), (803, "reboot")],
-)
-def test_errors_say_what_to_do(code: int, cure: str) -> None:
-    error = failure("allocating 5 bytes", code, "CUDA_ERROR", "why")
-    assert str(error).startswith("CUDA: allocating 5 bytes failed with CUDA_ERROR: why; ")
-    assert cure in str(error) and "\n" not in str(error)
-
-
-def test_an_unknown_error_has_no_cure() -> None:
-    assert str(failure("this", 12345)) == "CUDA: this failed with error 12345"
-
-
-def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No devices, and an error of one line that says what to do."""
-    monkeypatch.setitem(sys.modules, "cuda", None)
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    assert CudaDevice.count() == 0
-    with pytest.raises(DeviceError, match=r"cuda-bindings is not installed; pip install 'ddl-nccl\[cu13\]'"):
-        CudaDevice(Driver()).open(Device("cuda", 0))
 
 
 def test_a_device_of_another_kind(opened: Opened) -> None:
