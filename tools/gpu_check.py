@@ -146,10 +146,11 @@ def run_part(part: Part, show: bool, beside: str = "") -> Iterator[Row]:
     )
     late = threading.Timer(part.timeout_s, process.terminate)
     too_late = threading.Timer(part.timeout_s + GRACE_S, _kill, (process,))
-    late.start()
-    too_late.start()
+    late.daemon = too_late.daemon = True
     last, rows = "", 0
     try:
+        late.start()
+        too_late.start()
         assert process.stdout is not None
         for line in process.stdout:
             try:
@@ -264,4 +265,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and with it the part that runs
     sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, distributions
@@ -86,6 +87,22 @@ def test_what_a_part_leaves_behind_is_ended_with_it(monkeypatch: pytest.MonkeyPa
     while status.exists() and "zombie" not in status.read_text():  # that one waits for its new parent
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_whoever_ends_the_check_ends_its_part() -> None:
+    """It has a session of its own, which else would go on and hold the GPU."""
+    command = [sys.executable, "tools/gpu_check.py", "--no-gpu", "--only", "kernels"]
+    with subprocess.Popen(command, cwd=gpu_check.ROOT, stdout=subprocess.PIPE, text=True) as check_:
+        tasks = Path(f"/proc/{check_.pid}/task")
+        deadline = time.monotonic() + 50.0
+        while len(list(tasks.iterdir())) < 3:  # its own and two clocks: it reads what the part says
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (part,) = (tasks / str(check_.pid) / "children").read_text().split()
+        check_.terminate()
+        check_.communicate(timeout=30.0)
+    assert check_.returncode == 143
+    assert not Path("/proc", part).exists()  # it has been waited for
 
 
 def test_a_row_that_cannot_be_read_is_a_row() -> None:
