@@ -20,7 +20,7 @@ GLOBAL = 1  # the address space of device memory
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\s*\(")
 _VERSION = re.compile(r"^\.version (\d+)\.(\d+)", re.MULTILINE)
 # Of PTX: the first that knows the device, and so every driver that does. What older devices take CUDA 12.0 has.
-_KNOWN_SINCE = {(10, 0): (8, 6), (10, 3): (8, 8), (11, 0): (9, 0), (12, 0): (8, 7), (12, 1): (8, 8)}
+_KNOWN_SINCE = {(8, 8): (9, 0), (10, 0): (8, 6), (10, 3): (8, 8), (11, 0): (9, 0), (12, 0): (8, 7), (12, 1): (8, 8)}
 _UP_TO_HOPPER = (8, 0)
 
 
@@ -108,7 +108,7 @@ def compile_ptx(name: Name, capability: tuple[int, int]) -> str:
 def _version(found: re.Match[str], capability: tuple[int, int]) -> str:
     """The compiler writes its own, which older linkers and drivers refuse, whatever the code."""
     own = (int(found[1]), int(found[2]))
-    least = _UP_TO_HOPPER if capability <= (9, 0) else _KNOWN_SINCE.get(capability, own)
+    least = _KNOWN_SINCE.get(capability, _UP_TO_HOPPER if capability <= (9, 0) else own)
     return ".version {}.{}".format(*min(own, least))
 
 
