@@ -48,8 +48,10 @@ $(VENV)/.made: pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUG
 demo: $(DEMO)/.made
 	@PATH="$(CURDIR)/$(DEMO)/bin:$$PATH" python tools/demo.py
 
+# Two at a time: most of what a test with processes takes is waiting. What measures times has the machine for itself.
 test: venv
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m alone
 
 check: venv
 	$(BIN)/ruff check .

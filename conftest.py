@@ -2,6 +2,8 @@
 
 A test that leaves a process, a thread of ours, a shared-memory file, a listening socket of ours or a
 changed DDL_* variable fails, and so does a session at whose end a process that it started still runs.
+Of two sessions that share the work (`pytest -n 2`) neither can tell whose a shared-memory file is, but
+at their end.
 """
 
 from __future__ import annotations
@@ -35,11 +37,14 @@ _SLOW_ROOMS = ("tests/launch/", "tests/faults/", "tests/training/", "plugins/")
 settings.register_profile("long")  # for --hypothesis-profile=long; see tests/runtime/effort.py
 _KTHREADD = 2  # the parent of the kernel's threads, which have no environment
 _HAS_PROC = Path("/proc/self/environ").exists()
+_IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ  # of a session whose tests are shared out
+_there_before: set[str] = set()  # shared-memory files
 _strangers: set[int] = set()  # processes that were there at the last look and are not ours
 
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[_MARK] = uuid.uuid4().hex
+    _there_before.update(_segments())
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of a thousand processes would compile all modules
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs have it, and pass it on
@@ -64,7 +69,8 @@ def _is_slow(item: pytest.Item) -> bool:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     _strangers.clear()  # the last look is at all
-    left = _after_grace(_processes)
+    shares_out = not _IS_WORKER and session.config.getoption("dist", "no") != "no"  # its children are the workers
+    left = _after_grace(_segments if shares_out else _processes) - _there_before
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     for line in sorted(left):
@@ -73,12 +79,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing() -> Iterator[None]:
-    before = _processes() | _threads() | _segments() | _sockets()
+    before = _own()
     variables = _variables()
     yield
-    left = _after_grace(lambda: (_processes() | _threads() | _segments() | _sockets()) - before)
+    left = _after_grace(lambda: _own() - before)
     assert not left, f"the test left behind: {'; '.join(sorted(left))}"
     assert _variables() == variables, "the test changed DDL_* variables; use monkeypatch.setenv"
+
+
+def _own() -> set[str]:
+    """Of what may be left behind, all that is there and is surely this session's."""
+    return _processes() | _threads() | _sockets() | (set() if _IS_WORKER else _segments())
 
 
 def _after_grace(left: Callable[[], set[str]]) -> set[str]:

@@ -2,10 +2,11 @@
 
     python tools/gpu_check.py [--rounds 15] [--json] [--markdown FILE] [--no-gpu] [--only NAME,…] [--within SECONDS]
 
-Correctness of the kernels against float64, NCCL in a world of one, two processes on one GPU by way of shared memory,
-a replayed training, and the numbers that docs/benchmarks.md asks for. Rows are printed as they come, the table last.
-Without a GPU everything runs that can, in numba's simulator, over a stand-in for NCCL or on the CPU; the rest says why
-it was not measured. The exit status is 1 where something is wrong or misses its target.
+Correctness of the kernels against float64, NCCL in a world of one and, since NCCL 2.30, in one of two on one GPU, two
+processes on one GPU by way of shared memory, a replayed training, and the numbers that docs/benchmarks.md asks for.
+Rows are printed as they come, the table last. Without a GPU everything runs that can, in numba's simulator, over a
+stand-in for NCCL or on the CPU; the rest says why it was not measured.
+The exit status is 1 where something is wrong or misses its target.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ MODELS = "deep,gpt,resnet"
 NO_COMPILER = 3  # compile_all's exit status
 GRACE_S = 10.0  # that a part has to end after it was asked to
 IMPORT_S = 300.0  # of torch, from a disk that has not read it yet
+SHARES = 23000  # the first NCCL whose ranks can share a GPU
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Part:
     environment: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
     stand_in: str = ""
+    why: str = ""  # it is not run
 
 
 def why_no_gpu() -> str:
@@ -72,6 +75,16 @@ def why_no_gpu() -> str:
     return "" if available == "True" else f"torch {version} sees no GPU: is it built for CUDA?"
 
 
+def why_not_shared() -> str:
+    """What keeps two ranks from using NCCL on one GPU; empty where nothing does."""
+    from ddl_nccl.library import library
+
+    found = library()
+    if found is None:
+        return "there is no NCCL"
+    return "" if found.version >= SHARES else f"{found.name}: ranks can share a GPU since NCCL 2.30"
+
+
 def _ranks(n: int) -> list[str]:
     return [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(n), sys.executable]
 
@@ -88,6 +101,10 @@ def parts(on_gpu: bool, rounds: int, meeting: Path) -> Iterator[Part]:
     yield Part("copies", [*here, "tools.gpu.copies"])
     what = ["--what", "NCCL, world of one: collectives"]
     yield Part("nccl", [*here, "tools.gpu.collectives", *what, "--route", "nccl"], environment=nccl)
+    what = ["--what", "NCCL, two processes on one GPU: collectives", "--route", "nccl"]
+    both = {**nccl, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "CUDA_VISIBLE_DEVICES": _first_gpu()}
+    command = [*_ranks(2), "-m", "tools.gpu.collectives", *what]
+    yield Part("nccl of two", command, environment=both, why=why_not_shared())
     what = ["--what", "two processes, one GPU, by way of the host: collectives"]
     yield Part("two", [*_ranks(2), "-m", "tools.gpu.collectives", *what], environment=host)
     timed = ["--models", MODELS, "--rounds", str(rounds)]
@@ -133,6 +150,9 @@ def run_part(part: Part, show: bool, beside: str = "") -> Iterator[Row]:
 
     ``show``: print what else it says; ``beside``: another directory to look for modules and metadata in.
     """
+    if part.why:
+        yield not_measured(part.title or part.name, "", part.why)
+        return
     environment = {**os.environ, "PYTHONPATH": _path(beside), "PYTHONUNBUFFERED": "1", **part.environment}
     process = subprocess.Popen(
         part.command,

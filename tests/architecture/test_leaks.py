@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ LEAKS = {
     "orphan": "subprocess.run(['sh', '-c', 'sleep 3 & exit'])",
     "thread": "threading.Thread(target=time.sleep, args=(3,), name='ddl-engine-0', daemon=True).start()",
     "socket": "kept.append(socket.socket(socket.AF_UNIX)); kept[0].bind(f'\\0ddl-leak-{os.getpid()}')",
+    "segment": "open('/dev/shm/ddl-leak', 'w').close()",
     "variable": "os.environ['DDL_LEAK'] = '1'",
     "nothing": "subprocess.run([sys.executable, '-c', ''])",
 }
@@ -22,7 +24,7 @@ LEAKS = {
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 def test_each_kind_of_leak_fails_the_test_that_leaves_it(tmp_path: Path) -> None:
-    """A process, an orphan, a thread, a socket or a variable that stays is an error at its test; else there is none."""
+    """A process, an orphan, a thread, a socket, a shared-memory file or a variable that stays is an error at its test; else there is none."""
     rules = (ROOT / "conftest.py").read_text()
     assert "_GRACE_S = 2.0" in rules
     (tmp_path / "conftest.py").write_text(rules.replace("_GRACE_S = 2.0", "_GRACE_S = 0.2"))
@@ -45,6 +47,8 @@ def test_each_kind_of_leak_fails_the_test_that_leaves_it(tmp_path: Path) -> None
         capture_output=True,
         text=True,
         timeout=50,
+        env={name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"},
     )
+    Path("/dev/shm/ddl-leak").unlink()
     failed = {line.partition("::test_")[2].split()[0] for line in done.stdout.splitlines() if line.startswith("ERROR ")}
     assert failed == set(LEAKS) - {"nothing"}, done.stdout

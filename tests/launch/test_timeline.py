@@ -49,6 +49,7 @@ def test_a_rank_that_is_killed_leaves_its_part(ddl: Ddl, tmp_path: Path) -> None
     assert counts[1] >= 30
 
 
+@pytest.mark.alone
 @processes
 def test_the_ends_of_a_batch_agree_within_the_clock_error_that_is_stated(ddl: Ddl, tmp_path: Path) -> None:
     """On one clock, too: but for ranks that had no core when theirs came, and no rank has a sum before all have begun."""

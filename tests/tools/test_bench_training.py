@@ -43,6 +43,7 @@ def test_what_cannot_be_run_is_refused(wrong: list[str], capsys: pytest.CaptureF
     assert ended.value.code == 2 and wrong[0] in capsys.readouterr().err
 
 
+@pytest.mark.alone
 @pytest.mark.processes
 @pytest.mark.slow
 def test_two_ranks_train_a_model_four_ways(tmp_path: Path) -> None:

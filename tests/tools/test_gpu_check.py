@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distributions
 from pathlib import Path
 
 import pytest
+from ddl_nccl.standin import StandIn
 
 from tools import gpu_check
 from tools.gpu.metadata import write_missing
@@ -153,13 +155,23 @@ def test_without_a_gpu_nothing_asks_for_one(tmp_path: Path) -> None:
     for part in parts(False, 15, tmp_path):
         assert "cuda" not in part.command and "--gpu" not in part.command
     with_gpu = [part.name for part in parts(True, 15, tmp_path)]
-    assert with_gpu == ["compile", "kernels", "copies", "nccl", "two", "training", "training of two"]
+    assert with_gpu == ["compile", "kernels", "copies", "nccl", "nccl of two", "two", "training", "training of two"]
 
 
 def test_two_ranks_are_shown_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
     (two,) = (part for part in parts(True, 15, tmp_path) if part.name == "two")
     assert two.environment["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_an_nccl_whose_ranks_share_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is told of, and nothing is run."""
+    for version, why in ((22907, "NCCL 2.29.7: ranks can share a GPU since NCCL 2.30"), (23007, "")):
+        monkeypatch.setattr("ddl_nccl.library.load", lambda version=version: StandIn(version))
+        (two,) = (part for part in parts(True, 15, tmp_path) if part.name == "nccl of two")
+        assert two.why == why and two.environment["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+    (row,) = run_part(replace(two, why="too old"), show=False)
+    assert (row.what, row.verdict, row.why) == ("nccl of two", "not measured", "too old")
 
 
 @pytest.mark.processes

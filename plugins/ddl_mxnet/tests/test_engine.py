@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from typing import Any
@@ -253,6 +254,36 @@ def test_layouts_of_onednn_are_put_in_order() -> None:
         weight = ddl.broadcast_(net.weight.data(), 1)
         assert weight.asnumpy().min() == weight.asnumpy().max() == 2.0
         assert net(data).asnumpy().max() == 2 * 16 * 9.0
+        made = net(data)
+        ddl.allreduce_(made, op=ddl.Sum)
+        assert made.asnumpy().tolist() == np.full(made.shape, 4 * 16 * 9.0).tolist()
+        dense = mx.gluon.nn.Dense(64, in_units=64, use_bias=False)
+        dense.initialize(mx.init.Constant(rank + 1.0))
+        dense(mx.nd.ones((8, 64)))  # turns its weights around
+        assert ddl.allreduce(dense.weight.data(), op=ddl.Sum).asnumpy().tolist() == np.full((64, 64), 3.0).tolist()
+
+    run_world(2, play)
+
+
+def test_what_is_being_computed_is_not_looked_at() -> None:
+    """MXNet makes an array's memory when it is first looked at or computed: two who do so at once would have one each."""
+
+    def memory(array: Any) -> int | None:
+        chunk = ctypes.c_void_p.from_address(array.handle.value or 0).value
+        return ctypes.c_void_p.from_address(chunk or 0).value
+
+    def play(rank: int, job: Any) -> None:
+        slow = mx.nd.full((8, 4, 2, 2), rank + 1.0)
+        writing, _ = held(slow)
+        made = slow * 2
+        memories = [memory(slow), memory(made)]
+        ddl.allreduce_(made, op=ddl.Sum)
+        other = ddl.allreduce(made, op=ddl.Sum)
+        memories.append(memory(made))
+        writing.end()
+        assert memories[0] and memories[1:] == [None, None], "what is still to be computed has none"
+        assert made.asnumpy().tolist() == np.full(made.shape, 6.0).tolist()
+        assert other.asnumpy().tolist() == np.full(made.shape, 12.0).tolist()
 
     run_world(2, play)
 

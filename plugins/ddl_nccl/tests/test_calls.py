@@ -240,6 +240,10 @@ class Placed(StandIn):
         self._note("init")
         return super().init(*arguments)
 
+    def unique_id(self) -> bytes:
+        self._note("unique_id")
+        return super().unique_id()
+
     def _ask(self, call: Any, comm: Any, stream: int) -> None:
         self._note(call.kind)
         super()._ask(call, comm, stream)
@@ -257,7 +261,7 @@ def test_nccl_finds_its_device_current(monkeypatch: pytest.MonkeyPatch) -> None:
         for dtype in (DType.F32, DType.BF16):
             reduce(group, dtype, ReduceOp.Sum, 400_000)
         group.transports[0].close()
-    assert {"init", "all_reduce", "send", "end", "abort"} <= standin.asked
+    assert {"unique_id", "init", "all_reduce", "send", "end", "abort"} <= standin.asked
     assert standin.faults == []
 
 

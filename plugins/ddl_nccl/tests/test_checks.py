@@ -25,21 +25,23 @@ def judged(*hosts: dict[str, str]) -> list[Finding]:
         ({},),
         ({}, A),
         (A, A),
-        (A, {**A, "nvidia-nccl-cu13": "2.32.5"}),
+        (A, {**A, "nvidia-nccl-cu13": "2.32.3.post1"}),
         ({"nvidia-nccl-cu12": "2.32.3"},),
         ({"nvidia-nccl-cu12": "2.32.3", **A},),  # two wheels are what another check tells
     ],
 )
 def test_nothing_is_wrong(hosts: tuple[dict[str, str], ...]) -> None:
-    """Where no NCCL is, or one, or of patch releases of one."""
+    """Where no NCCL is, or one, or one that was packed anew."""
     assert judged(*hosts) == []
 
 
 def test_hosts_with_different_nccls() -> None:
     """Which, where, and what to install."""
     (found,) = judged(A, {**A, "nvidia-nccl-cu13": "2.29.7"}, A)
-    assert found.what == "NCCL differs: 2.32 on host0, host2; 2.29 on host1"
-    assert "nvidia-nccl-cu13==2.32.*" in found.cure and found.means
+    assert found.what == "NCCL differs: 2.32.3 on host0, host2; 2.29.7 on host1"
+    assert "nvidia-nccl-cu13==2.32.3.*" in found.cure and found.means
+    (patched,) = judged(A, {**A, "nvidia-nccl-cu13": "2.32.10"})  # NCCL itself compares these, too
+    assert "nvidia-nccl-cu13==2.32.10.*" in patched.cure
 
 
 def test_nccl_of_another_cuda_than_the_kernels() -> None:

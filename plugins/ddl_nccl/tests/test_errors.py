@@ -10,6 +10,8 @@ from ddlcore.errors import DdlInternalError, PeerLost, TransportError
 
 CASES = [  # (status, what is raised, NCCL's own account, what must be in the line)
     (5, "InvalidUsage (5)", "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000", "two ranks are on one GPU"),
+    (5, "InvalidUsage (5)", "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable "
+     "this configuration.", "two ranks are on one GPU"),
     (1, "UnhandledCudaError (1)", "Cuda failure 217 'peer access is not supported between these two devices'", "NCCL_P2P_DISABLE=1"),
     (1, "UnhandledCudaError (1)", "Cuda failure 'invalid resource handle'", "NCCL_P2P_DISABLE=1"),
     (1, "UnhandledCudaError (1): unhandled cuda error (run with NCCL_DEBUG=INFO for details)", "", "NCCL_DEBUG=INFO"),

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ddl_nccl import reductions, watchdog
 from ddl_nccl import transport as module
-from ddl_nccl import watchdog
 from ddl_nccl.conformance import HostedTransport
 from ddl_nccl.joining import Joining
 from ddl_nccl.standin import StandIn
@@ -335,6 +335,41 @@ def test_an_abort_in_the_midst_of_a_call() -> None:
     standin = Ended()
     with open_group(2, standin) as group, pytest.raises(TransportError, match="aborted here"):
         group.transports[0].allgatherv(buffer(ones()), buffer(ones(2 * COUNT)), [COUNT] * 2)
+    assert standin.faults == []
+
+
+@pytest.mark.parametrize("wait_s", [5.0, 0.0])
+def test_no_call_goes_on_with_what_an_abort_has_freed(monkeypatch: pytest.MonkeyPatch, wait_s: float) -> None:
+    """It waits for NCCL's call that is under way; whatever ddl's own does in several steps ends with that one."""
+    monkeypatch.setattr(module, "CALL_S", wait_s)
+    monkeypatch.setattr(module, "ABORT_S", 5.0)
+    monkeypatch.setattr(reductions, "PIECE_BYTES", 1 << 12)
+    monkeypatch.setattr(reductions, "WHOLE_BYTES", 1 << 10)
+    begun = threading.Event()
+    left: list[int] = []
+
+    class Slow(StandIn):
+        def group_end(self) -> None:
+            begun.set()
+            time.sleep(0.2)
+            super().group_end()
+            left.append(len(self.alive()))
+
+    standin = Slow()
+    with open_group(2, standin) as group:
+        first = group.transports[0]
+
+        def end() -> None:
+            begun.wait(5.0)
+            first.abort()
+
+        ender = threading.Thread(target=end)
+        ender.start()
+        array = ones(3 << 11, "float16")  # three pieces, with a group each
+        with pytest.raises(TransportError, match="aborted here"):
+            finish(first.allreduce(buffer(array), buffer(array), ReduceOp.Sum))
+        ender.join()
+    assert left == [2 if wait_s else 1]  # communicators at the end of the only group
     assert standin.faults == []
 
 

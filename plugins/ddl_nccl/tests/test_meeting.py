@@ -16,6 +16,7 @@ from ddlcore.contracts.transport import Transport
 from ddlcore.errors import DeadlineExceeded, TransportError
 from plugins.ddl_nccl.tests.worlds import hosted, open_group
 
+SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 FINE = Arrival(0, 0, "GPU-a", 23203)
 
 
@@ -24,7 +25,7 @@ FINE = Arrival(0, 0, "GPU-a", 23203)
     [
         ([Arrival(1, 0, "GPU-b", 23203), Arrival(2, 1, "GPU-a", 23203)], ""),
         ([Arrival(1, 0, "", 23203), Arrival(2, 0, "", 23203)], ""),
-        ([Arrival(1, 0, "GPU-b", 23207)], ""),  # a patch release
+        ([Arrival(1, 0, "GPU-b", 23207)], "rank 0 has NCCL 2.32.3 and rank 1 2.32.7"),  # NCCL refuses that, too
         ([Arrival(1, 0, "GPU-b", 23203), Arrival(2, 0, "GPU-a", 23203)], "ranks 0 and 2 are on one GPU (GPU-a)"),
         ([Arrival(1, 0, "GPU-b", 22907)], "rank 0 has NCCL 2.32.3 and rank 1 2.29.7"),
         ([Arrival(1, 0, "GPU-b", 2708)], "rank 1 has NCCL 2.7.8, which is older than 2.14.0"),
@@ -85,6 +86,25 @@ def test_two_ranks_on_one_gpu() -> None:
 
     group.run(play)
     group.ranks.close()
+
+
+def test_ranks_that_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because the user has told NCCL so: then it is NCCL that takes them, or says that it does not."""
+    monkeypatch.setenv(SHARED, "1")
+    standin = StandIn()
+    group = hosted(2, standin)
+
+    def play(rank: int, transport: Transport) -> None:
+        assert isinstance(transport, HostedTransport)
+        transport.device = 3
+        with pytest.raises(TransportError, match=r"Duplicate GPU"):
+            transport.open(group.context(rank))
+        transport.close()
+
+    group.run(play)
+    group.ranks.close()
+    assert standin.called == [] and standin.faults == []
+    assert surroundings.identity({}, "GPU-a") == surroundings.identity({SHARED: "0"}, "GPU-a") == "GPU-a"
 
 
 def test_two_wheels_in_one_environment(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -176,6 +196,13 @@ def test_the_interface_reaches_nccl() -> None:
     tell(environ, {})
     tell(environ, {"network_interface": ""})
     assert environ == {}
+
+
+def test_calls_that_return_too_early_are_refused() -> None:
+    """The user's variable stands over what a communicator is opened with; that calls block, ddl relies on."""
+    with pytest.raises(TransportError, match=r"NCCL_COMM_BLOCKING=0 makes .* unset NCCL_COMM_BLOCKING"):
+        tell({surroundings.BLOCKING: "0"}, {})
+    tell({surroundings.BLOCKING: "1"}, {})
 
 
 def test_an_interface_that_is_not_there() -> None:

@@ -30,13 +30,16 @@ def test_introduction_imports_nothing() -> None:
     assert shown.stdout.split("\n")[0] == "['nccl', 'cuda', 'nccl', 'known-bad-nccl', 'gpu-copies'] []"
 
 
-def test_what_it_offers() -> None:
+def test_what_it_offers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between CUDA devices of any hosts, one for each rank; its kernels for the same kind; settings of its own."""
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
     (transport,), (kernels,), checks = ddl_transports(), ddl_kernels(), ddl_checks()
     assert transport.devices == ("cuda",) and transport.spans_devices and transport.own_device
     assert kernels.device == "cuda" and all(check.target for check in checks)
     settings, registry = settings_of({"DDL_NCCL_NATIVE_16BIT": "1"})
     assert registry.transports["nccl"].target == transport.target
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # the user has told NCCL that ranks may share a GPU
+    assert not ddl_transports()[0].own_device
     assert settings["nccl_native_16bit"] is True and settings["nccl_timeout_s"] == 0.0
 
 

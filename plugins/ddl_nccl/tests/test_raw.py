@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from ddl_nccl import _raw
 from ddl_nccl.codes import IN_PROGRESS, OPS, REMOTE_ERROR, RESULTS, SUCCESS, TYPES
 from ddl_nccl.errors import explained
 from ddl_nccl.library import Features, library, spelled
-from ddl_nccl.standin import StandIn
+from ddl_nccl.standin import StandIn, StandInError
 
 from ddlcore.types import DType, ReduceOp
 
@@ -78,6 +79,83 @@ def test_without_the_library_it_says_which_to_install() -> None:
     with pytest.raises(RuntimeError) as told:
         raw.version()
     assert "pip install nvidia-nccl-cu13" in str(explained("loading NCCL", told.value))
+
+
+def loaded() -> Any:
+    """The raw layer over NCCL itself, of which much works without a GPU."""
+    installed()
+    if library() is None:
+        pytest.skip("no libnccl.so.2 is installed")
+    return _raw.load()
+
+
+def test_groups_of_the_library_itself() -> None:
+    """Empty ones are legal; an error in one lasts until its end, and no longer; after an abort there is no communicator."""
+    raw = loaded()
+    nobody = installed().Comm()
+    raw.group_start()
+    raw.group_end()
+    raw.group_start()
+    for call in (lambda: raw.send(16, 5, 1, 0, nobody, 0), raw.group_end):
+        with pytest.raises(installed().NCCLError) as told:
+            call()
+        assert told.value.status == 4
+    raw.group_start()
+    raw.group_end()
+    with pytest.raises(TypeError):
+        raw.send(16, 5, 1, 0, None, 0)
+
+
+def test_a_communicator_of_the_library_itself() -> None:
+    """Of one rank; where there is no GPU NCCL gets as far as CUDA, and its account tells what is missing."""
+    raw = loaded()
+    unique_id, other = raw.unique_id(), raw.unique_id()
+    assert len(unique_id) == 128 and unique_id != other
+    try:
+        comm = raw.init(1, unique_id, 0, 0, "ddl-test")
+    except installed().NCCLError as error:
+        said = str(explained("opening", error, raw.last_error(None)))
+        assert "the NVIDIA driver is missing or older" in said or "no CUDA-capable device" in said
+        return
+    assert raw.state(comm) == SUCCESS
+    raw.destroy(comm)
+
+
+def test_the_name_of_a_communicator_outlives_its_opening() -> None:
+    """NCCL keeps its address, so the configuration is not let go; nothing is set but what is meant to be."""
+    opened: list[Any] = []
+    nccl = installed()
+    names = {name: getattr(nccl, name) for name in ("Config", "UniqueId", *_raw.DIRECT)}
+    direct = _raw._Direct(SimpleNamespace(**{**names, "comm_init_rank_config": lambda *given: opened.append(given)}))
+    known = bytes(range(128))
+    for name in ("ddl-a", "ddl-b", "ddl-a"):
+        direct.init(2, known, 1, 0, name)
+    assert [(size, bytes(unique_id), rank) for size, unique_id, rank, _ in opened] == [(2, known, 1)] * 3
+    a, b, again = (nccl.Config.from_ptr(config, True, opened) for *_, config in opened)
+    assert (a.comm_name, b.comm_name, again.ptr) == ("ddl-a", "ddl-b", a.ptr)
+    plain = nccl.Config()
+    fields = [name for name in dir(plain) if not name.startswith("_") and isinstance(getattr(plain, name), (int, str))]
+    set_ = {name for name in fields if getattr(a, name) != getattr(plain, name)} - {"ptr"}
+    assert set_ == {"blocking", "split_share", "comm_name"} and plain.magic == 0xCAFEBEEF
+
+
+def test_the_public_layer_is_as_it_is_called() -> None:
+    """What stands in for a raw layer that has changed takes these arguments."""
+    core = pytest.importorskip("nccl.core", reason="nccl4py and cuda-bindings are not installed", exc_type=ImportError)
+    calls: dict[str, tuple[Any, ...]] = {
+        "allreduce": (1, 2, 0), "reduce": (1, 2, 0, 0), "reduce_scatter": (1, 2, 0), "allgather": (1, 2),
+        "broadcast": (1, 2, 0), "send": (1, 0), "recv": (1, 0),
+    }  # fmt: skip
+    for name, arguments in calls.items():
+        inspect.signature(getattr(core.Communicator, name)).bind(None, *arguments, stream=9)
+    for name in ("get_async_error", "get_last_error", "abort", "destroy"):
+        inspect.signature(getattr(core.Communicator, name)).bind(None)
+    inspect.signature(core.Communicator.init).bind(2, 1, None, None)
+    config = core.NCCLConfig(blocking=True, split_share=False, comm_name="ddl-test")
+    assert (config.blocking, config.split_share, config.comm_name) == (True, False, "ddl-test")
+    known = bytes(range(128))
+    assert bytes(core.UniqueId.from_bytes(known)) == known and hasattr(core.Communicator, "nranks")
+    assert hasattr(core.get_version(), "libnccl")
 
 
 class _Core:
@@ -160,6 +238,17 @@ def test_another_raw_layer_is_not_called(monkeypatch: pytest.MonkeyPatch, caplog
     core.version = SimpleNamespace(libnccl=None)
     with pytest.raises(RuntimeError, match="libnccl"):
         raw.version()
+
+
+@pytest.mark.parametrize("error", [OSError("libnccl.so.2"), StandInError(2, "SystemError (2)")])
+def test_a_library_that_fails_is_none(error: Exception) -> None:
+    """Whoever says so: another library's stub of NCCL answers with NCCL's own error where it finds none to call."""
+
+    class Failing(StandIn):
+        def version(self) -> int:
+            raise error
+
+    assert library(Failing()) is None
 
 
 def test_what_a_version_offers() -> None:

@@ -25,7 +25,7 @@ from ddl_mxnet.devices import is_on_gpu, on_host
 from ddl_mxnet.traffic import Traffic
 from ddlcore.api import Operations, is_initialized
 from ddlcore.errors import NotInitialized
-from ddlcore.types import CPU, Buffer, DType, Kind
+from ddlcore.types import CPU, Buffer, DType
 
 __all__ = ["EngineOperations", "Pushed", "is_naive"]
 
@@ -58,6 +58,10 @@ _push.argtypes = (
     ctypes.c_char_p,
     ctypes.c_bool,
 )
+# NDArray::Reorder2DefaultAsync() const, by which MXNDArrayGetData begins before it waits; no oneDNN, no such function
+_reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
+if _reorder is not None:
+    _reorder.argtypes, _reorder.restype = (ctypes.c_void_p,), None
 _construct, _destroy = _LIB["_ZNSt13runtime_errorC1EPKc"], _LIB["_ZNSt13runtime_errorD1Ev"]
 _construct.argtypes, _construct.restype = (ctypes.c_void_p, ctypes.c_char_p), None
 _destroy.argtypes, _destroy.restype = (ctypes.c_void_p,), None
@@ -330,18 +334,14 @@ def _brought_to_host(entry: Any) -> list[tuple[Any, Any]]:
 
 
 def _put_in_order(entry: Any) -> None:
-    """Waits for an array whose memory oneDNN may have in an order of its own, and puts it in order.
+    """Has the engine give the array MXNet's usual layout, behind what it is computing: oneDNN may have it in one of its own.
 
-    On the engine's threads it is too late for that. These are what convolutions give and take, and weights; but no
-    gradients of weights, so that what is reduced in place need not be waited for.
+    Whether it has cannot be looked at here: MXNet makes memory for an array when that is computed or first looked
+    at, and two threads that do so at once get two memories.
     """
-    array, spec = entry.source.owner, entry.spec
-    strange = address_of(array.handle) is None
-    if not strange and spec.dtype in _ONEDNN and entry.target is not entry.source:
-        strange = len(array.shape) > 2
-    if strange or (spec.kind is Kind.BROADCAST and spec.dtype in _ONEDNN and len(array.shape) > 1):
-        array.wait_to_read()
-        check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))
+    array = entry.source.owner
+    if _reorder is not None and entry.spec.dtype in _ONEDNN and len(array.shape) > 1:
+        _reorder(array.handle)
 
 
 def _located(array: Any) -> int:

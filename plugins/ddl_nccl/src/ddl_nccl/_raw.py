@@ -70,6 +70,7 @@ class _Direct:
 
     def __init__(self, nccl: Any) -> None:
         self._nccl = nccl
+        self._configs: dict[str, Any] = {}  # by name, and never let go: NCCL keeps the address of the name, not a copy
         self.version = nccl.get_version
         self.state = nccl.comm_get_async_error
         self.abort = nccl.comm_abort
@@ -83,13 +84,19 @@ class _Direct:
         return bytes(self._nccl.get_unique_id())
 
     def init(self, size: int, unique_id: bytes, rank: int, device: int, name: str) -> Comm:
-        config = self._nccl.Config()
-        config.blocking = 1  # else NCCL starts a thread for each call
-        config.split_share = 0  # an abort would not reach what shares
-        if hasattr(config, "comm_name"):
-            config.comm_name = name
         known = self._nccl.UniqueId.from_buffer(bytearray(unique_id))
-        return self._nccl.comm_init_rank_config(size, known, rank, config.ptr)
+        return self._nccl.comm_init_rank_config(size, known, rank, self._config(name).ptr)
+
+    def _config(self, name: str) -> Any:
+        config = self._configs.get(name)
+        if config is None:
+            config = self._nccl.Config()
+            config.blocking = 1  # else NCCL starts a thread for each call
+            config.split_share = 0  # an abort would not reach what shares
+            if hasattr(config, "comm_name"):
+                config.comm_name = name
+            config = self._configs.setdefault(name, config)
+        return config
 
     def last_error(self, comm: Comm | None) -> str:
         return str(self._nccl.get_last_error(self._nccl.Comm() if comm is None else comm))

@@ -83,8 +83,8 @@ class KnownBadNccl(KnownBadCheck):
 
 
 def _release(version: str) -> str:
-    """Patch releases go together."""
-    return ".".join(version.split(".")[:2])
+    """What NCCL says of itself: of a wheel's version the first three numbers, all of which have to be equal."""
+    return ".".join(version.split(".")[:3])
 
 
 def _number(version: str) -> tuple[int, ...]:

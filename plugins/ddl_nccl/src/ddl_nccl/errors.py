@@ -19,7 +19,7 @@ ONE_WHEEL = (
 # The first whose pattern is found in what NCCL says is the cure.
 CURES = (
     (
-        r"duplicate gpu",
+        r"duplicate gpu|multiple ranks are using the same gpu",  # until NCCL 2.29, and since
         "two ranks are on one GPU, which NCCL refuses; start at most as many ranks on a host as it has GPUs, "
         "or leave --backend to auto, which goes by host memory then",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -14,6 +15,7 @@ from ddlcore.contracts.library import Library
 
 __all__ = ["OLDEST", "Features", "library", "overwritten", "spelled", "wheels"]
 
+log = logging.getLogger("ddl")
 OLDEST = 21400  # whose communicators take a configuration
 WHEELS = "nvidia-nccl-cu"
 
@@ -69,7 +71,8 @@ def library(raw: Raw | None = None) -> Library | None:
     """The NCCL that this process would use, which this loads; None where there is none."""
     try:
         version = (raw or load()).version()
-    except (ImportError, RuntimeError, OSError):
+    except Exception as error:  # the loader's, nccl4py's, or NCCL's own: other libraries bring stubs of it, which fail
+        log.debug("nccl: no library: %s", error)
         return None
     features = Features.of(version)
     facts = {"reduces by": features.words(), "of": _types(features)}

@@ -85,7 +85,8 @@ def objection(arrivals: list[Arrival]) -> str:
             f"nccl: rank {old.rank} has NCCL {spelled(old.version)}, which is older than {spelled(OLDEST)}; "
             "pip install --upgrade nvidia-nccl-cu13 (or nvidia-nccl-cu12: as the framework's CUDA)"
         )
-    other = next((a for a in arrivals if a.version // 100 != arrivals[0].version // 100), None)
+    # NCCL itself compares the whole of it as it connects, and refuses patch releases that differ.
+    other = next((a for a in arrivals if a.version != arrivals[0].version), None)
     if other is not None:
         return (
             f"nccl: rank {arrivals[0].rank} has NCCL {spelled(arrivals[0].version)} and rank {other.rank} "

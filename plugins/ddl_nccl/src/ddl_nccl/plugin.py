@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
 from ddlcore.hooks import CheckProvider, KernelsProvider, Setting, TransportProvider, hookimpl
 
-__all__ = ["ddl_checks", "ddl_kernels", "ddl_transports"]
+__all__ = ["ddl_checks", "ddl_kernels", "ddl_transports", "one_each"]
 
 INSTALL = "pip install 'ddl-nccl[cu13]' (or [cu12]: as the framework's CUDA)"
+
+
+def one_each(environ: Mapping[str, str]) -> bool:
+    """Whether each rank needs a GPU of its own: since 2.30 NCCL goes without, where its user has told it so."""
+    return environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1"
 
 
 @hookimpl
@@ -27,7 +35,7 @@ def ddl_transports() -> list[TransportProvider]:
             priority=50,
             devices=("cuda",),
             spans_devices=True,
-            own_device=True,
+            own_device=one_each(os.environ),
             settings=(
                 Setting(
                     "nccl_native_16bit",

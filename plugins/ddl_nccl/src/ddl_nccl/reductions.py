@@ -5,7 +5,7 @@ NCCL adds 16-bit floats in 16 bits, at each hop anew, and its least and greatest
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -25,11 +25,12 @@ ALIGNED_BYTES = 16  # of a shard: what NCCL and the kernels move at once
 class OwnReductions:
     """Belongs to one communicator. Every method puts its work on the queue and returns; each rank gets the same bits.
 
+    ``on`` tells the communicator and the stream, anew for each call of NCCL: it may have been aborted meanwhile.
     Values are reduced in the order of ranks, 16-bit floats in float32 with one rounding.
     """
 
-    def __init__(self, raw: Raw, comm: Any, queue: Queue, rank: int, size: int) -> None:
-        self._raw, self._comm, self._queue = raw, comm, queue
+    def __init__(self, raw: Raw, on: Callable[[], tuple[Any, int]], queue: Queue, rank: int, size: int) -> None:
+        self._raw, self._on, self._queue = raw, on, queue
         self._rank, self._size = rank, size
         self._scratch = Scratch(queue)
 
@@ -48,7 +49,7 @@ class OwnReductions:
         if share:
             mine = target + self._rank * share * width
             self._scatter(source, mine, [share] * self._size, dtype, op)
-            self._raw.all_gather(mine, target, share * width, BYTES, self._comm, self._queue.handle)
+            self._raw.all_gather(mine, target, share * width, BYTES, *self._on())
         done = share * self._size
         if done < count:  # all of it, or what is left: fewer elements than ranks times a unit
             self._whole(source + done * width, target + done * width, count - done, dtype, op)
@@ -57,7 +58,7 @@ class OwnReductions:
         """Everybody sends everything to all."""
         nbytes = count * dtype.itemsize
         slots = self._scratch.address(self._size * nbytes)
-        self._raw.all_gather(source, slots, nbytes, BYTES, self._comm, self._queue.handle)
+        self._raw.all_gather(source, slots, nbytes, BYTES, *self._on())
         self._reduce([slots + rank * nbytes for rank in range(self._size)], target, count, dtype, op)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
@@ -70,14 +71,14 @@ class OwnReductions:
         at = [source + before * width for before in accumulate(counts[:-1], initial=0)]
         step = -(-counts[me] * width // ALIGNED_BYTES) * ALIGNED_BYTES
         slots = self._scratch.address(self._size * step) if counts[me] else 0
-        raw, comm, stream = self._raw, self._comm, self._queue.handle
+        raw = self._raw
         raw.group_start()
         try:
             for peer in self._others():
                 if counts[peer]:
-                    raw.send(at[peer], counts[peer] * width, BYTES, peer, comm, stream)
+                    raw.send(at[peer], counts[peer] * width, BYTES, peer, *self._on())
                 if counts[me]:
-                    raw.recv(slots + peer * step, counts[me] * width, BYTES, peer, comm, stream)
+                    raw.recv(slots + peer * step, counts[me] * width, BYTES, peer, *self._on())
         finally:
             raw.group_end()
         if counts[me]:

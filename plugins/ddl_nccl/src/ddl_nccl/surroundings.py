@@ -6,25 +6,35 @@ import logging
 from collections.abc import Mapping, MutableMapping
 
 from ddl_nccl.library import overwritten, spelled
+from ddl_nccl.plugin import one_each
 from ddlcore.contracts.interfaces import chosen_address, interface_addresses
 from ddlcore.contracts.transport import Context
 from ddlcore.errors import TransportError
 
-__all__ = ["chosen_interface", "tell", "warn"]
+__all__ = ["chosen_interface", "identity", "tell", "warn"]
 
 log = logging.getLogger("ddl")
 INTERFACE = "NCCL_SOCKET_IFNAME"
+BLOCKING = "NCCL_COMM_BLOCKING"
 
 
 def tell(environ: MutableMapping[str, str], settings: Mapping[str, str | int | float | bool]) -> None:
     """Before NCCL is used first in this process: it reads each variable once.
 
     Which network cards of InfiniBand it takes (NCCL_IB_…) is left to NCCL and the user.
-    Raises TransportError where this host has no interface of the name that was asked for.
+    Raises TransportError where this host has no interface of the name that was asked for, or a variable makes calls
+    return before they are done, over what a communicator was opened with.
     """
+    if environ.get(BLOCKING, "").strip() == "0":
+        raise TransportError(f"nccl: {BLOCKING}=0 makes NCCL's calls return before they are done; unset {BLOCKING}")
     wanted = str(settings.get("network_interface", ""))
     if wanted and not environ.get(INTERFACE):
         environ[INTERFACE] = "=" + chosen_interface(wanted)  # with =, no interface whose name only begins so
+
+
+def identity(environ: Mapping[str, str], device: str) -> str:
+    """Of the device, for the ranks to see whether two are on one; empty where they may be: NCCL then says whether it can."""
+    return device if one_each(environ) else ""
 
 
 def chosen_interface(wanted: str) -> str:

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -19,11 +18,12 @@ from ddl_nccl.errors import explained, meaning
 from ddl_nccl.joining import Joining
 from ddl_nccl.layer import Raw
 from ddl_nccl.library import spelled
+from ddl_nccl.marks import Marks
 from ddl_nccl.meeting import Arrival, meet
 from ddl_nccl.queued import Queued
 from ddl_nccl.reductions import OwnReductions
 from ddl_nccl.watchdog import bounded, unwatch, watch
-from ddlcore.contracts.device import Event, Queue
+from ddlcore.contracts.device import Queue
 from ddlcore.contracts.transport import ALL_OPS, DONE, Capabilities, Context, Transport, Work, dense
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, TransportError
 from ddlcore.types import Buffer, DType, ReduceOp
@@ -33,7 +33,8 @@ __all__ = ["NcclTransport"]
 log = logging.getLogger("ddl")
 
 GRACE_S = 2.0  # how long after an error of NCCL's own the job has to say who is lost, before this ends the calls
-ABORT_S = 0.8  # how long abort waits for NCCL's; it goes on behind that
+CALL_S = 0.3  # how long the end of a communicator waits for a call that is under way
+ABORT_S = 0.8  # how long abort waits for NCCL's, that wait among it; it goes on behind that
 CLOSE_S = 2.0  # likewise close, for the queue and for NCCL
 
 
@@ -55,12 +56,12 @@ class NcclTransport(Transport):
         self._own: OwnReductions | None = None
         self._native: frozenset[tuple[DType, ReduceOp]] = frozenset()
         self._lock = threading.Lock()  # who ends the communicator, and who looks at it
+        self._calling = threading.Lock()  # held while a call is under way
         self._over = threading.Event()  # aborted or closed: an opening gives up
         self._failure: DdlInternalError | None = None
         self._failed_s = 0.0
         self._open_until_s = 0.0  # while it is tried out: NCCL may wait for a peer in the very call
-        self._patience_s = 0.0
-        self._marks: deque[tuple[float, Event]] = deque()  # where a batch may take so long: when each was queued
+        self._marks = Marks(0.0)
 
     # --- life
 
@@ -71,14 +72,14 @@ class NcclTransport(Transport):
                 f"nccl: {self._name()} serves host memory, which NCCL does not reach; use another --backend"
             )
         self._queue = context.queue
-        self._patience_s = float(context.settings.get("nccl_timeout_s", 0.0))
+        self._marks = Marks(float(context.settings.get("nccl_timeout_s", 0.0)))
         self._native = native(bool(context.settings.get("nccl_native_16bit", False)))
         until_s = time.monotonic() + context.timeout_s
         try:
             comm = self._join(until_s)
             with self._lock:
                 self._comm = comm
-            self._own = OwnReductions(self._raw, comm, self._queue, context.rank, context.size)
+            self._own = OwnReductions(self._raw, self._on, self._queue, context.rank, context.size)
             _open.add(self)
             self._open_until_s = until_s
             watch(self)
@@ -100,8 +101,9 @@ class NcclTransport(Transport):
         except Exception as error:  # the others must hear of it: they would wait
             trouble = str(explained("loading NCCL", error))
         me = context.members[context.rank]
-        arrival = Arrival(me.rank, me.host, runtime.identity, version, trouble)
-        unique_id = meet(context, arrival, lambda: self._raw.unique_id(), self._check_opening)
+        device = surroundings.identity(os.environ, runtime.identity)
+        arrival = Arrival(me.rank, me.host, device, version, trouble)
+        unique_id = meet(context, arrival, self._unique_id, self._check_opening)
         log.debug("nccl: %s meets by NCCL %s on %s", self._name(), spelled(version), runtime.device)
         name = f"ddl-{context.name}"[:64]
 
@@ -117,6 +119,10 @@ class NcclTransport(Transport):
         if comm is None:
             raise DeadlineExceeded(f"nccl: the ranks of {self._name()} did not connect in {context.timeout_s:g} s")
         return comm
+
+    def _unique_id(self) -> bytes:
+        with self._queue.runtime.current():
+            return self._raw.unique_id()
 
     def _try_out(self, until_s: float) -> None:
         """One reduction: it connects the ranks, so that what keeps GPUs apart is told here, and not in a step."""
@@ -141,11 +147,14 @@ class NcclTransport(Transport):
             whole = self._failure is None and self._drained()
             end = self._destroy_comm if whole else self._abort_comm
             if not bounded("close", lambda: end(comm), CLOSE_S):
-                log.warning("nccl: %s did not close within %g s and is left behind", self._name(), CLOSE_S)
+                log.info(
+                    "nccl: closing %s takes more than %g s and goes on by itself: NCCL waits until the other ranks of "
+                    "this host close theirs", self._name(), CLOSE_S
+                )  # fmt: skip
         if self._own is not None and not self._drained():
             _kept.append(self._own)  # its memory is in use
         self._own = None
-        self._marks.clear()
+        self._marks = Marks(0.0)
 
     def _drained(self) -> bool:
         """Whether everything queued has run: only then does NCCL close in peace."""
@@ -168,8 +177,14 @@ class NcclTransport(Transport):
     # NCCL makes a context on the device that is current for its thread, and were there none, on the first of the host.
 
     def _abort_comm(self, comm: Any) -> None:
-        with self._queue.runtime.current():
-            self._raw.abort(comm)
+        # It frees what a call that is under way goes on to use. But one that waits for a dead peer ends by this alone.
+        waited = self._calling.acquire(timeout=CALL_S)
+        try:
+            with self._queue.runtime.current():
+                self._raw.abort(comm)
+        finally:
+            if waited:
+                self._calling.release()
 
     def _destroy_comm(self, comm: Any) -> None:
         with self._queue.runtime.current():
@@ -182,7 +197,7 @@ class NcclTransport(Transport):
 
     def disown(self) -> None:
         """In a forked process: CUDA does not work there, and what was opened is the parent's."""
-        self._lock = threading.Lock()
+        self._lock, self._calling = threading.Lock(), threading.Lock()
         self._comm = self._own = None
 
     # --- collectives
@@ -300,8 +315,8 @@ class NcclTransport(Transport):
     def _begin(self, what: str, call: Callable[[], object], *buffers: Buffer) -> Work:
         dense(*buffers)
         self._call(what, call)
-        if self._patience_s:
-            self._marks.append((time.monotonic() + self._patience_s, self._queue.record()))
+        if self._marks.patience_s:
+            self._marks.set(self._queue.record())
         return DONE if self.capabilities.stream_ordered else Queued(self.check, self._queue.record(), what)
 
     def _call(self, what: str, call: Callable[[], object]) -> None:
@@ -309,7 +324,7 @@ class NcclTransport(Transport):
         if self._comm is None:
             raise TransportError(f"nccl: {self._name()} is not open")
         try:
-            with self._queue.runtime.current():
+            with self._calling, self._queue.runtime.current():
                 call()
         except Exception as error:
             self.check(what)  # an abort meanwhile says more
@@ -353,18 +368,13 @@ class NcclTransport(Transport):
             self._end(ABORT_S)
 
     def _look_at_marks(self) -> None:
+        marks = self._marks
         try:
-            while self._marks and self._marks[0][1].done():
-                self._marks.popleft()
+            if marks.late():
+                took = f"was not complete after {marks.patience_s:g} s (DDL_NCCL_TIMEOUT_S)"
+                self._fail(TransportError(f"nccl: a batch on {self._name()} {took}"))
         except DdlInternalError as error:  # the device itself
-            self._marks.clear()
             self._fail(error)
-        if self._marks and time.monotonic() > self._marks[0][0]:
-            self._fail(
-                TransportError(
-                    f"nccl: a batch on {self._name()} was not complete after {self._patience_s:g} s (DDL_NCCL_TIMEOUT_S)"
-                )
-            )
 
     def _fail(self, failure: DdlInternalError) -> None:
         if self._failure is None:
