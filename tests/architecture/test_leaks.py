@@ -24,7 +24,7 @@ LEAKS = {
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks into /proc")
 def test_each_kind_of_leak_fails_the_test_that_leaves_it(tmp_path: Path) -> None:
-    """A process, an orphan, a thread, a socket, a shared-memory file or a variable that stays is an error at its test; else there is none."""
+    """A process, an orphan, a thread, a socket, a file of shared memory or a variable that stays; else there is no error."""
     rules = (ROOT / "conftest.py").read_text()
     assert "_GRACE_S = 2.0" in rules
     (tmp_path / "conftest.py").write_text(rules.replace("_GRACE_S = 2.0", "_GRACE_S = 0.2"))
