@@ -1,25 +1,28 @@
 """Checks and measures ddl on this machine's GPU: one command, no network, one GPU.
 
-    python tools/gpu_check.py [--rounds 15] [--json] [--markdown FILE] [--no-gpu]
+    python tools/gpu_check.py [--rounds 15] [--json] [--markdown FILE] [--no-gpu] [--only NAME,…] [--within SECONDS]
 
 Correctness of the kernels against float64, NCCL in a world of one and, since NCCL 2.30, in one of two on one GPU, two
 processes on one GPU by way of shared memory, a replayed training, and the numbers that docs/benchmarks.md asks for.
-The table comes last. Without a GPU everything runs that can, in numba's simulator, over a stand-in for NCCL or on the
-CPU; the rest says why it was not measured.
+Rows are printed as they come, the table last. Without a GPU everything runs that can, in numba's simulator, over a
+stand-in for NCCL or on the CPU; the rest says why it was not measured.
 The exit status is 1 where something is wrong or misses its target.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
@@ -35,6 +38,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MARKS = ("<!-- gpu: begin -->", "<!-- gpu: end -->")
 MODELS = "deep,gpt,resnet"
 NO_COMPILER = 3  # compile_all's exit status
+GRACE_S = 10.0  # that a part has to end after it was asked to
+IMPORT_S = 300.0  # of torch, from a disk that has not read it yet
 SHARES = 23000  # the first NCCL whose ranks can share a GPU
 
 
@@ -60,10 +65,13 @@ def why_no_gpu() -> str:
     if missing:
         return missing
     asked = "import torch; print(torch.cuda.is_available(), torch.__version__)"
-    found = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=120)
+    try:
+        found = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=IMPORT_S)
+    except subprocess.TimeoutExpired:
+        return f"torch is not imported within {IMPORT_S:.0f} s"
     if found.returncode:
-        return "torch cannot be imported"
-    available, version = found.stdout.split()
+        return f"torch cannot be imported: {found.stderr.strip()[-200:]}"
+    available, version = found.stdout.split()[-2:]
     return "" if available == "True" else f"torch {version} sees no GPU: is it built for CUDA?"
 
 
@@ -147,15 +155,28 @@ def run_part(part: Part, show: bool, beside: str = "") -> Iterator[Row]:
         return
     environment = {**os.environ, "PYTHONPATH": _path(beside), "PYTHONUNBUFFERED": "1", **part.environment}
     process = subprocess.Popen(
-        part.command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        part.command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     )
     late = threading.Timer(part.timeout_s, process.terminate)
-    late.start()
+    too_late = threading.Timer(part.timeout_s + GRACE_S, _kill, (process,))
+    late.daemon = too_late.daemon = True
     last, rows = "", 0
     try:
+        late.start()
+        too_late.start()
         assert process.stdout is not None
         for line in process.stdout:
-            row = heard(line)
+            try:
+                row = heard(line)
+            except (ValueError, TypeError):  # the lines of two ranks in one
+                row = check(part.name, "", f"a row that cannot be read: {line.strip()[:200]}")
             if row is not None:
                 rows += 1
                 yield row
@@ -163,18 +184,39 @@ def run_part(part: Part, show: bool, beside: str = "") -> Iterator[Row]:
                 last = line.strip()
                 if show and part.name != "compile":  # it has a line for every kernel
                     print(f"  {part.name}: {last}", flush=True)
-        status = process.wait(timeout=30.0)
+        status = process.wait()  # by then, or killed
     finally:
         hung = not late.is_alive()
         late.cancel()
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        too_late.cancel()
+        _kill(process)
+        process.wait()
     if part.title:
         yield _by_status(part, status, last)
     elif status or not rows:
         said = f"no end within {part.timeout_s:.0f} s" if hung else f"exit status {status}: {last[-200:]}"
         yield check(part.name, "", said)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """It and all that it has started and left behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _rows(chosen: Sequence[Part], show: bool, beside: str, end_s: float) -> Iterator[Row]:
+    """Of all of them, until ``end_s`` of the monotonic clock; what one part does takes no row of another with it."""
+    for part in chosen:
+        if show:
+            print(f"{part.name} …", flush=True)
+        left_s = end_s - time.monotonic() - GRACE_S
+        if left_s <= 0:
+            yield not_measured(part.title or part.name, "", "the time was over (--within)")
+            continue
+        try:
+            yield from run_part(replace(part, timeout_s=min(part.timeout_s, left_s)), show, beside)
+        except Exception as error:
+            yield check(part.name, "", f"{type(error).__name__}: {error}")
 
 
 def _by_status(part: Part, status: int, last: str) -> Row:
@@ -197,12 +239,16 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the table between the marks of this file")
     parser.add_argument("--no-gpu", action="store_true", help="as on a machine without one")
     parser.add_argument("--only", default="", metavar="NAME,…", help="parts to run; all by default")
+    parser.add_argument(
+        "--within", type=float, default=3600.0, metavar="SECONDS", help="be done by then, table and all"
+    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status."""
     asked = _options(arguments)
+    end_s = time.monotonic() + asked.within
     why = "--no-gpu was given" if asked.no_gpu else why_no_gpu()
     if not asked.json:
         print(f"no GPU: {why}" if why else "checking cuda:0", flush=True)
@@ -211,11 +257,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ddl-gpu-check-") as place:
         metadata = Path(place, "metadata")
         write_missing(ROOT, metadata)
-        for part in parts(not why, asked.rounds, Path(place)):
-            if not wanted or part.name in wanted:
-                if not asked.json:
-                    print(f"{part.name} …", flush=True)
-                rows += run_part(part, show=not asked.json, beside=str(metadata))
+        of = list(parts(not why, asked.rounds, Path(place)))
+        unknown = wanted - {part.name for part in of}
+        if unknown:
+            sys.exit(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in of)}")
+        chosen = [part for part in of if not wanted or part.name in wanted]
+        for row in _rows(chosen, not asked.json, str(metadata), end_s):
+            rows.append(row)
+            if not asked.json:  # whoever is stopped before the table has them all the same
+                print(f"  {row.verdict}: {row.what}, {row.measured} {row.why}".rstrip(), flush=True)
     if why and not wanted:
         rows += _not_measured(f"no GPU: {why}")
     bad = any(row.verdict in (FAILED, MISSES) for row in rows)
@@ -235,4 +285,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and with it the part that runs
     sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -68,6 +69,72 @@ def test_a_part_that_hangs_is_ended() -> None:
     (row,) = run_part(program("import time; time.sleep(60)", 0.5), show=False)
     assert row.verdict == "FAILED" and "no end within" in row.why
     assert time.monotonic() - begun < 20
+
+
+def test_what_a_part_leaves_behind_is_ended_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It ignores the signal, and what it has started keeps its output open: a pipe that never ends."""
+    monkeypatch.setattr(gpu_check, "GRACE_S", 0.5)
+    text = (
+        "import signal, subprocess, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"left = subprocess.Popen(['sleep', '60']); open({str(tmp_path / 'pid')!r}, 'w').write(str(left.pid)); "
+        "time.sleep(60)"
+    )
+    begun = time.monotonic()
+    (row,) = run_part(program(text, 2.0), show=False)
+    assert row.verdict == "FAILED" and "no end within" in row.why
+    assert time.monotonic() - begun < 20
+    left = int((tmp_path / "pid").read_text())
+    status = Path(f"/proc/{left}/status")
+    deadline = time.monotonic() + 10.0
+    while status.exists() and "zombie" not in status.read_text():  # that one waits for its new parent
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_whoever_ends_the_check_ends_its_part() -> None:
+    """It has a session of its own, which else would go on and hold the GPU."""
+    command = [sys.executable, "tools/gpu_check.py", "--no-gpu", "--only", "kernels"]
+    with subprocess.Popen(command, cwd=gpu_check.ROOT, stdout=subprocess.PIPE, text=True) as check_:
+        tasks = Path(f"/proc/{check_.pid}/task")
+        deadline = time.monotonic() + 50.0
+        while len(list(tasks.iterdir())) < 3:  # its own and two clocks: it reads what the part says
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (part,) = (tasks / str(check_.pid) / "children").read_text().split()
+        check_.terminate()
+        check_.communicate(timeout=30.0)
+    assert check_.returncode == 143
+    assert not Path("/proc", part).exists()  # it has been waited for
+
+
+def test_a_row_that_cannot_be_read_is_a_row() -> None:
+    text = "from tools.gpu.rows import check, tell; print('gpu-check row: {[1] gpu-'); tell([check('good', '')])"
+    first, second = run_part(program(text), show=False)
+    assert first.verdict == "FAILED" and "cannot be read" in first.why
+    assert second.verdict == "passed"
+
+
+def test_rows_are_told_as_they_come_and_the_rest_when_the_time_is_over(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is stopped has what was measured; who has said when it must be over gets a table."""
+    monkeypatch.setattr(gpu_check, "GRACE_S", 0.0)
+    good = Part("good", [sys.executable, "-c", "from tools.gpu.rows import check, tell; tell([check('it', '')])"])
+    broken = Part("broken", ["/nowhere/a-program"])
+    slow = program("import time; time.sleep(60)")
+    never = Part("never", [sys.executable, "-c", "raise SystemExit('this has run')"])
+    monkeypatch.setattr(gpu_check, "parts", lambda *_: iter((good, broken, slow, never)))
+    assert main(["--no-gpu", "--only", "good,broken,part,never", "--within", "5"]) == 1
+    told = capsys.readouterr().out
+    before, _, table_ = told.partition("\nwhat ")
+    assert "passed: it" in before and table_
+    assert "FAILED: broken" in before and "FAILED: part" in before
+    assert "not measured: never" in before and "this has run" not in told
+
+
+def test_a_part_that_there_is_not() -> None:
+    with pytest.raises(SystemExit, match="no part is called kernel;"):
+        main(["--no-gpu", "--json", "--only", "kernel"])
 
 
 def test_rows_of_a_part_that_then_dies_are_kept() -> None:

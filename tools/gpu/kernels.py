@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ Array = Any  # of numpy; bfloat16 as its bits
 OPS = (ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product)
 COUNT = 3 * 4096 + 77  # several chunks
 WAIT_S = 60.0
+FAR_BYTES = 24 << 30  # free, for what more than 4 GiB take, and for those before them that are not free yet
 
 
 class Ground:
@@ -159,6 +161,48 @@ def _reduce(ground: Ground, dtype: DType, op: ReduceOp, shifts: tuple[int, int],
     _compare(what, ground.get(target, sources[0]), _rounded(expected, dtype), dtype)
 
 
+def _edges(ground: Ground, source: DType, target: DType) -> None:
+    """What lies half way between neighbours, what overflows, infinities and NaNs, to the bit; eight of each: in vectors."""
+    bits = np.arange(0, 1 << 16, 257 if ground.on_gpu else 4099, dtype=np.uint32) << 16  # of every exponent
+    singles = np.concatenate([bits | low for low in (0, 0x1000, 0x1001, 0x3000, 0x7FFF, 0x8000, 0x8001, 0x18000, 1)])
+    singles = np.append(singles, np.array([0x7F800001, 0xFF800001, 0x7F7FFFFF, 0x477FEFFF, 0x477FF000], np.uint32))
+    with np.errstate(invalid="ignore"):  # of NaNs that signal
+        x = np.repeat(singles.view(np.float32), 8).astype(_stored(source))
+    there, back = ground.memory(x.nbytes), ground.memory(x.size * target.itemsize)
+    ground.put(x, there.address)
+    ground.kernels.pack([there.address], [x.size], source, back.address, target, 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = _rounded(x, target)
+    got, nan = ground.get(back.address, wanted), np.isnan(x)
+    wrong = np.where(nan, ~np.isnan(_values(got, target)), got.view(np.uint16) != wanted.view(np.uint16))
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise AssertionError(
+            f"{source.label} to {target.label}: {int(wrong.sum())} of {wrong.size} are wrong, the first {x[first]!r}: "
+            f"{int(got.view(np.uint16)[first]):#06x} for {int(wanted.view(np.uint16)[first]):#06x}"
+        )
+
+
+def _far(ground: Ground, dtype: DType, wire: DType) -> None:
+    """What lies behind the first 4 GiB of a run, and of a tensor: there and back."""
+    counts = ((4 << 30) // dtype.itemsize + 5, 1001)
+    near = [ground.memory(count * dtype.itemsize) for count in counts]
+    flat = ground.memory(sum(counts) * wire.itemsize)
+    values = _numbers(dtype, 2006, 0)  # the end of the one, and all of the other
+    end, item = counts[0] - 1005, dtype.itemsize
+    places = [(near[0].address + end * item, values[:1005]), (near[1].address, values[1005:])]
+    for address, part in places:
+        ground.put(part, address)
+    addresses = [memory.address for memory in near]
+    ground.kernels.pack(addresses, counts, dtype, flat.address, wire, 1.0)
+    expected = _rounded(_values(values, dtype), wire)
+    _compare("pack", ground.get(flat.address + end * wire.itemsize, expected), expected, wire)
+    for address, part in places:
+        ground.put(np.zeros_like(part), address)
+    ground.kernels.unpack(flat.address, wire, addresses, counts, dtype, 1.0)
+    _compare("unpack", np.concatenate([ground.get(address, part) for address, part in places]), values, dtype)
+
+
 def _others(shift: int) -> tuple[int, int]:
     return shift, (shift + (1, 2, 4, 8, 12, 6, 3, 7)[shift % 8]) % 16
 
@@ -180,24 +224,30 @@ def _checks(ground: Ground) -> Iterator[tuple[str, Callable[[], None]]]:
             for shift in shifts:
                 other = _others(shift)[shift % 2]
                 yield "reduce", lambda a=(dtype, op, (shift, other), count): _reduce(ground, *a)  # type: ignore[misc]  # mypy has no type for a lambda's default
+    for source in (DType.F32, DType.F64):
+        for target in (DType.BF16, DType.F16):
+            yield "pack", partial(_edges, ground, source, target)
+    for dtype, wire in ((DType.U8, DType.U8), (DType.F16, DType.F32)):  # by the copy, by a conversion
+        yield "far", partial(_far, ground, dtype, wire)
 
 
 def check_kernels(on_gpu: bool) -> Iterator[Row]:
     """A row for each kind of kernel: pack with unpack, scale and cast, and reduce with fill."""
     ground = Ground(on_gpu)
     titles = {"pack": "kernels: pack, unpack, scale, cast", "reduce": "kernels: reduce, fill_identity"}
-    done, faults = dict.fromkeys(titles, 0), dict.fromkeys(titles, "")
-    for kind, run in _checks(ground):
-        if faults[kind]:
-            continue
-        try:
-            run()
-            done[kind] += 1
-        except Exception as error:
-            faults[kind] = f"{type(error).__name__}: {error}"
+    if on_gpu and ground.device.driver.memory()[0] > FAR_BYTES:
+        titles["far"] = "kernels: a batch of more than 4 GiB"
     for kind, title in titles.items():
-        stand_in = "" if on_gpu else f"{done[kind]} cases in {ground.name}"
-        yield check(title, "as numpy in float64", faults[kind], stand_in)
+        done, fault = 0, ""
+        for run in (run for of, run in _checks(ground) if of == kind):
+            try:
+                run()
+                done += 1
+            except Exception as error:
+                fault = f"{type(error).__name__}: {error}"
+                break
+        stand_in = "" if on_gpu else f"{done} cases in {ground.name}"
+        yield check(title, "as numpy in float64", fault, stand_in)
 
 
 def main() -> None:

@@ -11,7 +11,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from ddl_nccl.cuda import code, compile_all
 from ddl_nccl.cuda.compile import KernelError, NoCompiler, compile_ptx
@@ -59,6 +61,51 @@ def test_one_line_says_what_to_install(
     monkeypatch.setattr("ddl_nccl.cuda.compile._Nvvm.__init__", lambda _: None)
     with pytest.raises(kind, match=rf"{error}; [^\n]*ddl-nccl\[cu13\]'[^\n]*$"):
         compile_ptx(COPY, (9, 0))
+
+
+@pytest.mark.parametrize(
+    ("written", "capability", "expected"),
+    [
+        ("9.5", (9, 0), "8.0"),
+        ("9.5", (8, 0), "8.0"),
+        ("7.8", (9, 0), "7.8"),
+        ("9.5", (8, 8), "9.0"),
+        ("9.5", (12, 0), "8.7"),
+        ("9.5", (13, 0), "9.5"),
+    ],
+)
+def test_code_is_for_drivers_older_than_the_compiler(
+    written: str, capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver refuses a later version of PTX, whatever the code; for a device that is not known here the compiler's stands."""
+    text = f"//\n.version {written}\n.target sm_90\n.visible .entry mangled(\n.param .u64 mangled_param_0\n)"
+    monkeypatch.setattr("ddl_nccl.cuda.compile._Nvvm.ptx", lambda *_: text)
+    monkeypatch.setattr("ddl_nccl.cuda.compile._Nvvm.__init__", lambda _: None)
+    compiled = compile_ptx(COPY, capability)
+    assert compiled == text.replace(f".version {written}", f".version {expected}").replace("mangled", "ddl_copy")
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_the_compiler_finds_numpy_as_it_was(present: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numba-cuda asks numpy, when it first compiles, for a name that numpy 2.5 has no more; afterwards numpy is as before."""
+    own, seen = object(), list[object]()
+    monkeypatch.setattr(np, "row_stack", own, raising=False)
+    if not present:
+        monkeypatch.delattr(np, "row_stack")
+
+    class Compiler:
+        def compile_ptx(self, *_: object, **__: object) -> tuple[str, None]:
+            seen.append(getattr(np, "row_stack"))  # noqa: B009  # numpy's stubs may not have it
+            return ".visible .entry mangled(", None
+
+    def init(nvvm: Any) -> None:
+        nvvm._cuda, nvvm._void, nvvm.types = Compiler(), lambda *_: None, dict.fromkeys("qd")
+
+    monkeypatch.setattr("ddl_nccl.cuda.compile._Nvvm.__init__", init)
+    monkeypatch.setattr("ddl_nccl.cuda.kernels.build", lambda *_: None)
+    compile_ptx(COPY, (9, 0))
+    assert seen == [own if present else np.vstack]
+    assert hasattr(np, "row_stack") is present
 
 
 def report(**changed: int) -> compile_all.Report:

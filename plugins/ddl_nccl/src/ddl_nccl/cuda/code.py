@@ -15,7 +15,15 @@ from ddlcore.contracts.cache import alone, cache_directories, find, keep
 __all__ = ["obtain"]
 
 SOURCES = ("compile.py", "elements.py", "kernels.py", "names.py", "primitives.py")
-PACKAGES = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink")
+PACKAGES = (
+    "numba",
+    "numba-cuda",
+    "llvmlite",
+    "nvidia-nvvm",
+    "nvidia-cuda-nvcc-cu12",
+    "nvidia-nvjitlink",
+    "nvidia-nvjitlink-cu12",
+)
 COMPILE_S = 120.0  # how long to wait for another who compiles
 _COMPILING: Final = threading.Lock()
 

@@ -7,15 +7,21 @@ among them: numba compiles each for the present device, and asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from ddl_nccl.cuda.names import Name
 
-__all__ = ["KernelError", "NoCompiler", "compile_image", "compile_ptx"]
+__all__ = ["KernelError", "NoCompiler", "assembled", "compile_image", "compile_ptx"]
 
 GLOBAL = 1  # the address space of device memory
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\s*\(")
+_VERSION = re.compile(r"^\.version (\d+)\.(\d+)", re.MULTILINE)
+# Of PTX: the first that knows the device, and so every driver that does. What older devices take CUDA 12.0 has.
+_KNOWN_SINCE = {(8, 8): (9, 0), (10, 0): (8, 6), (10, 3): (8, 8), (11, 0): (9, 0), (12, 0): (8, 7), (12, 1): (8, 8)}
+_UP_TO_HOPPER = (8, 0)
 
 
 class NoCompiler(RuntimeError):
@@ -61,8 +67,25 @@ class _Nvvm:
 
         kernel = build(name, self)
         signature = self._void(*(self.types[letter] for letter in name.arguments))
-        code, _ = self._cuda.compile_ptx(kernel, signature, cc=capability)
+        with _numpy_before_25():
+            code, _ = self._cuda.compile_ptx(kernel, signature, cc=capability)
         return str(code)
+
+
+@contextlib.contextmanager
+def _numpy_before_25() -> Iterator[None]:
+    """numpy's ``row_stack``, which numba-cuda (0.30 and before) asks for when it first compiles, and numpy 2.5 has not."""
+    import numpy
+
+    module: Any = numpy
+    if hasattr(module, "row_stack"):
+        yield
+        return
+    module.row_stack = module.vstack
+    try:
+        yield
+    finally:
+        del module.row_stack
 
 
 def compile_ptx(name: Name, capability: tuple[int, int]) -> str:
@@ -78,20 +101,28 @@ def compile_ptx(name: Name, capability: tuple[int, int]) -> str:
         if "NotFound" in type(error).__name__:  # of a library, by cuda-pathfinder, which ranks may not have
             raise NoCompiler(f"{_cause(error)}; {_cure()}") from error
         raise KernelError(f"{name} for {capability[0]}.{capability[1]}: {_cause(error)}; {_cure()}") from error
+    code = _VERSION.sub(lambda found: _version(found, capability), code, count=1)
     return _ENTRY.sub(lambda found: f".visible .entry {name}(", code).replace(_entry_of(code), str(name))
+
+
+def _version(found: re.Match[str], capability: tuple[int, int]) -> str:
+    """The compiler writes its own, which older linkers and drivers refuse, whatever the code."""
+    own = (int(found[1]), int(found[2]))
+    least = _KNOWN_SINCE.get(capability, _UP_TO_HOPPER if capability <= (9, 0) else own)
+    return ".version {}.{}".format(*min(own, least))
 
 
 def compile_image(name: Name, capability: tuple[int, int]) -> bytes:
     """As ``compile_ptx``, translated for that very device where NVIDIA's linker is there; else the driver will do it.
 
-    A driver refuses PTX of a compiler newer than itself, but loads machine code of the same major version.
+    A driver refuses PTX of a later version than its own, but loads machine code of the same major version.
     """
     code = compile_ptx(name, capability).encode()
-    return _assembled(code, str(name), capability) or code + b"\0"
+    return assembled(code, str(name), capability) or code + b"\0"
 
 
-def _assembled(code: bytes, name: str, capability: tuple[int, int]) -> bytes:
-    """Machine code; empty where it cannot be made here."""
+def assembled(code: bytes, name: str, capability: tuple[int, int]) -> bytes:
+    """PTX as machine code; empty where it cannot be made here."""
     try:
         from cuda.bindings import nvjitlink as linker
     except ImportError:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from ddl_nccl.cuda.compile import KernelError, NoCompiler, compile_image, compile_ptx
+from ddl_nccl.cuda.compile import KernelError, NoCompiler, assembled, compile_ptx
 from ddl_nccl.cuda.names import OPS, Name, catalogue
 
 __all__ = ["Report", "examine", "main"]
@@ -45,7 +45,7 @@ def examine(name: Name, capability: tuple[int, int], assemble: bool = True) -> R
     """Compiles one kernel. Raises NoCompiler where that cannot be done here."""
     start = time.perf_counter()
     code = compile_ptx(name, capability)
-    image = compile_image(name, capability) if assemble else b""
+    image = assembled(code.encode(), str(name), capability) if assemble else b""
     widths = [(kind, int(n) * int(bits) // 8) for kind, n, bits in _ACCESS.findall(code)]
     return Report(
         name=str(name),
@@ -53,7 +53,7 @@ def examine(name: Name, capability: tuple[int, int], assemble: bool = True) -> R
         stores=widths.count(("st", 16)),
         narrow=sum(nbytes != 16 for _, nbytes in widths),
         calls=code.count(".extern .func"),
-        machine_code=len(image) if image[:4] == b"\x7fELF" else 0,
+        machine_code=len(image),
         seconds=round(time.perf_counter() - start, 2),
     )
 

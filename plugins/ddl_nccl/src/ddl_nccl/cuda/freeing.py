@@ -54,14 +54,16 @@ class Freeing:
 
     def _run(self) -> None:
         going_on = True
+        gone: list[int] = []
         while going_on:
             found = [self._gone.get()]
             while not self._gone.empty():
                 found.append(self._gone.get())
             going_on = None not in found
+            gone += [one for one in found if isinstance(one, int)]
             try:
-                self._free([one for one in found if isinstance(one, int)])
-            except DeviceError as error:  # the device has failed, and whoever uses it was told
+                self._free(gone)
+            except DeviceError as error:  # it may be no more than a capture of a graph: again with what comes next
                 log.debug("freeing memory: %s", error)
             for one in found:
                 if isinstance(one, threading.Event):
@@ -69,8 +71,9 @@ class Freeing:
 
     def _free(self, addresses: list[int]) -> None:
         if addresses and self._reached(self._device.record_all(self._stream)):
-            for address in addresses:
-                self._device.driver.free(address, self._stream)
+            while addresses:
+                self._device.driver.free(addresses[-1], self._stream)
+                addresses.pop()
 
     def _reached(self, event: CudaEvent) -> bool:
         while not self._closed:

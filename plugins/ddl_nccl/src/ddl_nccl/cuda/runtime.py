@@ -70,7 +70,8 @@ class CudaDevice(DeviceRuntime):
     def queue(self) -> CudaQueue:
         stream = self.driver.create_stream()
         with self._lock:
-            self.driver.wait_for(stream, self.record(self._getting).handle)  # memory that it may be given is there
+            here = self.record(self._getting)  # kept until the wait is queued: another would record it anew
+            self.driver.wait_for(stream, here.handle)  # memory that it may be given is there
             self._streams.append(stream)
         return CudaQueue(self, stream)
 
@@ -141,7 +142,8 @@ class CudaDevice(DeviceRuntime):
     def _after_all(self) -> None:
         """What is put on the retiring stream from now on comes after everything that queues hold."""
         for stream in self._streams:
-            self.driver.wait_for(self._retiring, self.record(stream).handle)
+            here = self.record(stream)  # as in queue()
+            self.driver.wait_for(self._retiring, here.handle)
 
     def _again(self, least: int) -> tuple[int, int]:
         """Pinned memory that the device is done with, and its size: to pin takes long, to unpin may wait. Else 0, and ``least``.
@@ -149,7 +151,8 @@ class CudaDevice(DeviceRuntime):
         Not of that very size alone: where sizes never come again, as with what is gathered, memory would only grow.
         """
         with self._lock:
-            fitting = [one for one in self._retired if least <= one[1] <= MOST_TIMES * least and one[2].done()]
+            # Of a copy: a finaliser may run amid the loop, in this very thread, and append.
+            fitting = [one for one in list(self._retired) if least <= one[1] <= MOST_TIMES * least and one[2].done()]
             if not fitting:
                 return 0, least
             found = min(fitting, key=itemgetter(1))
