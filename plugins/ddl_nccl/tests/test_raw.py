@@ -13,6 +13,7 @@ from ddl_nccl import _raw
 from ddl_nccl.codes import IN_PROGRESS, OPS, REMOTE_ERROR, RESULTS, SUCCESS, TYPES
 from ddl_nccl.errors import explained
 from ddl_nccl.library import Features, library, spelled
+from ddl_nccl.probe import gpu
 from ddl_nccl.standin import StandIn, StandInError
 
 from ddlcore.types import DType, ReduceOp
@@ -24,6 +25,11 @@ ARGUMENTS |= {
     "send": (16, 5, 1, 1),
     "recv": (32, 5, 1, 1),
 }
+
+
+def without(what: str) -> str:
+    """Why a test is left out: ``what`` is installed where there is a GPU for it, though the test needs none."""
+    return f"no GPU, and so no {what}" if gpu() else f"{what} is not installed"
 
 
 def installed() -> Any:
@@ -85,7 +91,7 @@ def loaded() -> Any:
     """The raw layer over NCCL itself, of which much works without a GPU."""
     installed()
     if library() is None:
-        pytest.skip("no libnccl.so.2 is installed")
+        pytest.skip(without("libnccl.so.2"))
     return _raw.load()
 
 
@@ -141,7 +147,7 @@ def test_the_name_of_a_communicator_outlives_its_opening() -> None:
 
 def test_the_public_layer_is_as_it_is_called() -> None:
     """What stands in for a raw layer that has changed takes these arguments."""
-    core = pytest.importorskip("nccl.core", reason="nccl4py and cuda-bindings are not installed", exc_type=ImportError)
+    core = pytest.importorskip("nccl.core", reason=without("cuda-bindings"), exc_type=ImportError)
     calls: dict[str, tuple[Any, ...]] = {
         "allreduce": (1, 2, 0), "reduce": (1, 2, 0, 0), "reduce_scatter": (1, 2, 0), "allgather": (1, 2),
         "broadcast": (1, 2, 0), "send": (1, 0), "recv": (1, 0),
