@@ -68,12 +68,14 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 
 def test_what_a_timeline_shows_stands_beside_what_the_times_say() -> None:
-    """The share that a step alone does not take; without a timeline, no line and no table."""
+    """What was waited, and the share that a step alone does not take; without a timeline, no line and no table."""
     bare = measured(none=0.8)
-    (line,) = exposed_table([bare, replace(bare, exposed=0.17)])[1:]
-    assert line == ["wide", "2", "0.200", "[0.200, 0.200]", "0.170", "-0.030"]
+    ours = replace(bare, exposed=0.17, waiting=0.15)
+    (line, other) = exposed_table([bare, ours, replace(bare, exposed=0.17)])[1:]
+    assert line == ["wide", "2", "0.150", "0.170", "+0.020", "0.200", "[0.200, 0.200]"]
+    assert other == ["wide", "2", "", "0.170", "", "0.200", "[0.200, 0.200]"]
     assert "by the timeline" not in section([bare], "command", "machine")
-    assert "| wide | 2 | 0.200 |" in section([replace(bare, exposed=0.17)], "command", "machine")
+    assert "| wide | 2 | 0.150 |" in section([ours], "command", "machine")
 
 
 def test_either_of_two_targets_is_enough() -> None:

@@ -36,6 +36,7 @@ class Measured:
     replayed: float  # ddl's batches run from memory, a step, likewise the least
     divergences: int  # how often a rank asked to leave replay meanwhile, all ranks together
     framework: str = "torch"
+    waiting: float | None = None  # share of ddl's step that a rank stands in synchronize; None: a framework without it
     exposed: float | None = None  # share of ddl's step that ranks stand in it, by its timeline; None: none was kept
 
 
@@ -55,6 +56,7 @@ class Trainings:
     samples: int  # of one rank's step
     sizes: list[int]  # elements of each parameter
     check: Callable[[], None]  # RuntimeError unless ddl and the peer, after as many steps, have the same parameters
+    waited_s: Callable[[], float] | None = None  # how long this rank has stood in ddl's synchronize so far
 
 
 def _block_steps(contenders: Mapping[str, Contender], meet: Meeting) -> int:
@@ -92,6 +94,8 @@ def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, ro
     steps = _block_steps(contenders, meet)
     own: dict[str, list[float]] = {name: [] for name in contenders}
     counted = dict.fromkeys(COUNTED, 0)
+    waited_s = trainings.waited_s or (lambda: 0.0)
+    stood_s = 0.0
     order = list(contenders)
     shuffle = random.Random(0).shuffle
     for _ in rounds:
@@ -99,15 +103,17 @@ def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, ro
         for turn in order:
             contenders[turn].steps(max(1, steps // WARM_SHARE))
             meet()
-            before = ddlcore.stats()
+            before, before_s = ddlcore.stats(), waited_s()
             own[turn].append(contenders[turn].steps(steps))
             meet()
             if turn == "ddl":
+                stood_s += waited_s() - before_s
                 after = ddlcore.stats()
                 for key in COUNTED:
                     counted[key] += after[key] - before[key]  # type: ignore[literal-required] # COUNTED are keys of it
     of_ranks = {turn: [meet.of_ranks(value) for value in values] for turn, values in own.items()}
     timed = len(own["ddl"]) * steps
+    waiting = meet.of_ranks(stood_s / (sum(own["ddl"]) * steps))
     return Measured(
         model=model,
         ranks=meet.ranks,
@@ -120,6 +126,7 @@ def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, ro
         replayed=min(meet.of_ranks(counted["batches_replayed"])) / timed,
         divergences=round(sum(meet.of_ranks(counted["divergences"]))),
         framework=framework,
+        waiting=sum(waiting) / len(waiting) if trainings.waited_s is not None else None,
     )
 
 

@@ -139,17 +139,22 @@ def efficiency(measured: Measured, contender: str) -> Spread:
 
 
 def exposed_table(runs: Sequence[Measured]) -> Table:
-    """One line a model: the share of ddl's step that a step alone does not take, and what its timeline says of it.
+    """One line a model: the share of ddl's step that its timeline shows as exposed, beside what was measured without it.
 
-    The first holds the hooks, too, and the cache and memory that ranks contend for: what nobody waits for.
+    In synchronize stands who waits for the others, or runs a batch. What a step takes beyond one that does not
+    communicate holds the hooks, too, and the cache and memory that ranks contend for: nobody waits for these.
     """
-    table = [["model", "ranks", "exposed by step times", "95 % interval", "by the timeline", "difference"]]
+    table = [
+        ["model", "ranks", "in synchronize", "by the timeline", "difference", "beyond a step alone", "95 % interval"]
+    ]
     for run in runs:
         if run.exposed is not None:
-            by_times = spread([1.0 - alone / ddl for alone, ddl in zip(run.seconds["none"], run.seconds["ddl"])])
-            interval = f"[{by_times.low:.3f}, {by_times.high:.3f}]"
-            difference = f"{run.exposed - by_times.median:+.3f}"
-            shown = [f"{by_times.median:.3f}", interval, f"{run.exposed:.3f}", difference]
+            waiting = (
+                [f"{run.waiting:.3f}", f"{run.exposed - run.waiting:+.3f}"] if run.waiting is not None else ["", ""]
+            )
+            beyond = spread([1.0 - alone / ddl for alone, ddl in zip(run.seconds["none"], run.seconds["ddl"])])
+            interval = f"[{beyond.low:.3f}, {beyond.high:.3f}]"
+            shown = [waiting[0], f"{run.exposed:.3f}", waiting[1], f"{beyond.median:.3f}", interval]
             table.append([run.model, str(run.ranks), *shown])
     return table
 
