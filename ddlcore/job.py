@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -114,6 +115,7 @@ class Job:
         self._verdict = Verdict()
         self._meter = Meter()
         self._lock = threading.Lock()
+        self._ordinals: Counter[str] = Counter()
         self._started = False
         self._reopened = 0
         self._deafen: Callable[[], None] = lambda: None  # undoes listening to a signal
@@ -363,6 +365,17 @@ class Job:
         }
         groups, under_way = self.sets.all(), self.inbox.under_way()
         return self._flight.dump(Path(directory), self.rank, self.size, reason, text, groups, under_way, more)
+
+    def next_ordinal(self, what: str) -> int:
+        """Return how many times this was asked for ``what`` before: the same on all ranks that ask in the same order."""
+        ordinal = self._ordinals[what]
+        self._ordinals[what] += 1
+        return ordinal
+
+    def fail(self, error: DdlInternalError) -> None:
+        """End the job, since this rank cannot go on with it: here all raises ``error``, on the other ranks PeerLost."""
+        self._link.say(Bye(str(error), broken=True))
+        self._break(lambda during: error)
 
     def retire(self) -> None:
         """Forgets all that ``recurring`` holds: names that do not come again must not fill the memory."""

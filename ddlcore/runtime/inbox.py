@@ -110,6 +110,7 @@ class Inbox:
                     continue
                 entry.stamp = observed
                 entry.state = PENDING
+                entry.starts += 1
                 entry.error = None
                 buffer = entry.source
                 buffer.address = address
@@ -136,6 +137,7 @@ class Inbox:
         self._recurring[entry.set_id, entry.name] = entry
         entry.stamp = self._completion.observed
         entry.state = PENDING
+        entry.starts += 1
         entry.error = None
         entry.source.address = address
         entry.source.owner = owner
@@ -158,6 +160,7 @@ class Inbox:
             return None
         entry.stamp = self._completion.observed
         entry.state = PENDING
+        entry.starts += 1
         entry.error = None
         entry.source.address = address
         entry.source.owner = owner

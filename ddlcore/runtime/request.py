@@ -83,7 +83,7 @@ class Recurring(Entry):
     and tell where the tensor lies this time.
     """
 
-    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "state")
+    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "starts", "state")
 
     source: Buffer
     target: Buffer
@@ -101,7 +101,8 @@ class Recurring(Entry):
         super().__init__(self, 0, set_id, name, spec, spec_bytes, source, source if target is None else target)
         self.completion = completion
         self.state = IDLE
-        self.error: BaseException | None = None
+        self.error: BaseException | None = None  # of the last operation, until the next is started
+        self.starts = 0  # how many operations were started
         self.how: Any = None  # whoever keeps it may say what it was made from
         self.index = -1  # of the batch it was part of last, as the coordinator counts
         self.replay: Any = self  # whose slot it has: position and seat hold for no other
@@ -122,8 +123,7 @@ class Recurring(Entry):
             self.completion.wait(self)
         self.completion.observe(self.index)
         if self.error is not None:
-            error, self.error = self.error, None
-            raise error.with_traceback(None)
+            raise self.error.with_traceback(None)
 
     @property
     def pending(self) -> bool:

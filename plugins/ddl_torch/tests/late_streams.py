@@ -6,6 +6,7 @@ the device has done by then, no more. So a fence that is missing shows as a wron
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
@@ -88,15 +89,34 @@ class LateStreams(Streams):
         self.stream(place.index).call(lambda: (plain.copy_(values), None)[1])
         return tensor
 
-    def put_off_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
-        """All that backward will compute for these. Before the optimizer is wrapped: hooks run in their order."""
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self._hook)
+    def put_off_gradients(self, parameters: Iterable[torch.Tensor], seen: bool = False) -> None:
+        """All that backward will compute for these. Before the optimizer is wrapped: hooks run in their order.
 
-    def _hook(self, parameter: torch.Tensor) -> None:
+        ``seen``: something else sees the gradients' memory meanwhile, so that ddl may not reduce in place.
+        """
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._hook_seen if seen else self._hook)
+
+    def _hook_seen(self, parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
         if not parameter.grad.is_sparse:
             self.put_off(parameter.grad)
+
+    def _hook(self, parameter: torch.Tensor) -> None:
+        grad = parameter.grad
+        assert grad is not None
+        place = self.place(grad)
+        assert place is not None
+        if grad.is_sparse:
+            return
+        values, address = grad.clone(), grad.data_ptr()
+        ctypes.memset(address, GARBAGE, values.nbytes)
+
+        def compute() -> None:  # holds no tensor of this memory, as a device's queue holds none
+            if parameter.grad is not None and parameter.grad.data_ptr() == address:
+                ctypes.memmove(address, values.data_ptr(), values.nbytes)
+
+        self.stream(place.index).call(compute)
 
     def order(self) -> int:
         return next(self._orders)

@@ -193,34 +193,38 @@ def test_num_groups_is_deprecated() -> None:
     on_ranks(play, size=1)
 
 
-def test_too_many_passes() -> None:
-    """A second backward without a step: its gradients would be added to what is under way."""
+def test_skip_synchronize_steps_on_what_is_there() -> None:
+    """Where nothing was reduced, as within no_sync(), each rank steps on its own gradients."""
 
-    def play(part: Part) -> None:
-        optimizer = made(part)
-        backward(part.loss(0))
-        with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
-            backward(part.loss(1))
-        optimizer.synchronize()
+    def play(part: Part) -> list[float]:
+        optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), lr=0.1))
+        with optimizer.no_sync():
+            backward(part.loss(0))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        return [float(param.detach().sum()) for param in part.model.parameters()]
 
-    on_ranks(play)
+    results = on_ranks(play)
+    assert results[0] != results[1]
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 2}], ids=str)
-def test_zero_grad_too_soon(options: dict[str, Any]) -> None:
-    """Between backward and step it would pull the memory away."""
+def test_zero_grad_after_backward(options: dict[str, Any]) -> None:
+    """Gradients are reduced when backward returns, so that they may be thrown away; nothing is under way."""
 
-    def play(part: Part) -> None:
+    def play(part: Part) -> list[float]:
         optimizer = made(part, **options)
-        backward(part.loss(0))
-        with pytest.raises(AssertionError, match=r"zero_grad\(\) was called after loss.backward\(\)"):
+        for number in range(4):
+            backward(part.loss(number))
             optimizer.zero_grad()
-        with pytest.raises(ValueError, match=r"after step\(\)"):
-            optimizer.set_backward_passes_per_step(2)
-        optimizer.step()
-        optimizer.zero_grad()
+            optimizer.set_backward_passes_per_step(1)
+            backward(part.loss(number + 1))
+            optimizer.step()
+            optimizer.zero_grad()
+        return [float(param.detach().sum()) for param in part.model.parameters()]
 
-    on_ranks(play)
+    results = on_ranks(play)
+    assert results[0] == results[1]
 
 
 def test_step_after_synchronize() -> None:
@@ -241,19 +245,6 @@ def test_step_after_synchronize() -> None:
                 optimizer.step()
         after = [param.grad for param in part.model.parameters()]
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True) if b is not None)
-
-    on_ranks(play)
-
-
-def test_skip_synchronize_with_gradients_under_way() -> None:
-    """Stepping would race with what is being written."""
-
-    def play(part: Part) -> None:
-        optimizer = made(part)
-        backward(part.loss(0))
-        with optimizer.skip_synchronize(), pytest.raises(AssertionError, match=r"call synchronize\(\)"):
-            optimizer.step()
-        optimizer.step()
 
     on_ranks(play)
 
@@ -286,52 +277,71 @@ def test_add_param_group_with_a_name_that_is_taken() -> None:
     on_ranks(play, size=1)
 
 
+@pytest.mark.parametrize("overlap", ["on", "off"])
 @pytest.mark.parametrize(("groups", "requests"), [(None, 6), (1, 1), (2, 2), (4, 4), (6, 6)])
-def test_groups_go_off_together(groups: int | None, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six gradients, on their way when backward returns, in as many requests as there are groups."""
-    monkeypatch.setenv("DDL_OVERLAP", "on")
+def test_groups_go_off_together(
+    groups: int | None, requests: int, overlap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six gradients in as many requests as there are groups; while backward runs, or at its end."""
+    monkeypatch.setenv("DDL_OVERLAP", overlap)
 
-    def play(part: Part) -> int:
+    def play(part: Part) -> tuple[int, bool]:
         optimizer = made(part, groups=groups)
-        backward(part.loss(0))
         reducer = optimizer._ddl
-        handles = [*reducer.aloft, *(handle for handle, _, _ in reducer.flying)]
+        handles: list[Any] = []
+        early: list[bool] = []
+        wait, submit_rest = reducer._wait, reducer._submit_rest
+
+        def submit_rest_watched() -> None:
+            early.append(bool(reducer._in_flight or reducer._handles))
+            submit_rest()
+
+        def wait_watched() -> None:
+            handles.extend([*reducer._in_flight, *reducer._handles.values()])
+            wait()
+
+        # Gradients by themselves go with all that have arrived, just before; only those of groups tell.
+        reducer._submit_rest, reducer._wait = submit_rest_watched, wait_watched
+        backward(part.loss(0))
         assert len(handles) == 6
         optimizer.step()
-        return len({id(getattr(handle, "_handle", handle)) for handle in handles})
+        return len({id(getattr(handle, "_handle", handle)) for handle in handles}), early[0]
 
-    assert on_ranks(play) == [requests] * 2
-
-
-def test_what_stands_by_counts_as_under_way() -> None:
-    """Where nothing is reduced while the step computes, gradients wait for step(): zero_grad() would lose them."""
-
-    def play(part: Part) -> None:
-        optimizer = made(part)
-        backward(part.loss(0))
-        reducer = optimizer._ddl
-        assert len(reducer.standing_by) == 6
-        assert not reducer.aloft
-        with pytest.raises(AssertionError, match="zero_grad"):
-            optimizer.zero_grad()
-        optimizer.step()
-        assert not reducer.is_under_way()
-
-    on_ranks(play)
+    assert on_ranks(play) == [(requests, overlap == "on" or groups is None)] * 2
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
-def test_a_gradient_taken_away_before_the_step_counts_as_zeros(overlap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that stands by is looked at in step(); one that went off has been reduced, and is gone."""
+def test_what_is_sent_while_backward_runs(overlap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With overlap each gradient as it arrives, else none: there it would take the cores that compute."""
     monkeypatch.setenv("DDL_OVERLAP", overlap)
+
+    def play(part: Part) -> list[int]:
+        optimizer = made(part)
+        sent: list[int] = []
+        for param in part.model.parameters():
+            param.register_post_accumulate_grad_hook(lambda _: sent.append(len(optimizer._ddl._in_flight)))
+        backward(part.loss(0))
+        optimizer.step()
+        assert not optimizer._ddl.open
+        return sent
+
+    assert on_ranks(play) == [[1, 2, 3, 4, 5, 6] if overlap == "on" else [0] * 6] * 2
+
+
+def test_a_gradient_taken_away_before_the_end_of_backward_counts_as_zeros() -> None:
+    """A hook of the program's takes it away on one rank, before anything is sent."""
 
     def play(part: Part) -> list[float]:
         optimizer = made(part)
+
+        def take_away(param: torch.Tensor) -> None:
+            param.grad = None
+
+        if part.rank == 1:
+            part.model.body.weight.register_post_accumulate_grad_hook(take_away)
         for number in range(4):
             optimizer.zero_grad()
             backward(part.loss(number))
-            if part.rank == 1 and overlap == "off":
-                part.model.body.weight.grad = None
             optimizer.step()
         return [float(param.detach().sum()) for param in part.model.parameters()]
 
@@ -361,9 +371,10 @@ def test_a_mismatch_ends_no_job() -> None:
         odd = torch.nn.Parameter(torch.ones(2 + part.rank, dtype=torch.float64))
         bare = torch.optim.SGD([odd, part.model.body.weight], lr=0.1)
         optimizer: Any = ddl.DistributedOptimizer(bare)
-        backward(odd.sum() + part.model.body.weight.sum() * part.rank)
         with pytest.raises(MismatchError, match=r"noname\.0\.0"):
-            optimizer.step()
+            backward(odd.sum() + part.model.body.weight.sum() * part.rank)
+        with pytest.raises(MismatchError, match=r"noname\.0\.0"):
+            optimizer.step()  # it would step on what was not reduced
         grad = part.model.body.weight.grad
         assert grad is not None
         assert grad.unique().tolist() == [0.5]
@@ -405,18 +416,21 @@ def test_it_goes_on_in_the_next_job() -> None:
 
 
 def test_shutdown_between_backward_and_step() -> None:
-    """The gradients of that step are lost, and it is said so."""
+    """Gradients were reduced when backward returned, so that the step is whole; another backward has no world."""
 
-    def play(rank: int, job: Any) -> None:
+    def play(rank: int, job: Any) -> list[float]:
         part = Part(rank, 2)
         optimizer = made(part)
         backward(part.loss(0))
         ddl.barrier()
         job.shutdown()
-        with pytest.raises(NotInitialized, match="gradients of this step are lost"):
-            optimizer.step()
+        optimizer.step()
+        with pytest.raises(NotInitialized):
+            backward(part.loss(1))
+        return [float(param.detach().sum()) for param in part.model.parameters()]
 
-    run_world(2, play)
+    results = run_world(2, play)
+    assert results[0] == results[1]
 
 
 def test_a_parameter_that_grows_rows_is_reduced_whole() -> None:

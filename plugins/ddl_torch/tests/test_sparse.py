@@ -61,15 +61,52 @@ def test_refusals() -> None:
     run_world(1, play)
 
 
-def test_a_first_gradient_that_is_sparse_on_one_rank_alone() -> None:
-    """The other rank cannot know that it would be sparse, and sends zeros: an error on both that says what to do."""
+@pytest.mark.parametrize("as_dense", [False, True], ids=["sparse", "as dense"])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad])
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_table_that_some_rank_does_not_use_at_first(first: int, kind: Any, as_dense: bool) -> None:
+    """That rank cannot know that its gradient would be sparse: it and the others find out, and all train alike.
+
+    ``first``: the step in which any rank uses it for the first time; before, all take part with zeros.
+    """
+
+    def play(rank: int, job: Any) -> list[float]:
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(5, 2, sparse=True)
+        bias = torch.nn.Parameter(torch.ones(2))
+        with torch.no_grad():
+            table.weight.copy_(torch.linspace(-1, 1, 10).view(5, 2))
+        sparse: Any = ddl.DistributedOptimizer(
+            kind(table.parameters(), 0.1), table.named_parameters(), sparse_as_dense=as_dense
+        )
+        dense: Any = ddl.DistributedOptimizer(torch.optim.SGD([bias], 0.1), [("bias", bias)])
+        for step in range(6):
+            sparse.zero_grad()
+            dense.zero_grad()
+            out = bias * (rank + 1)
+            if rank == 0 and step >= first:
+                out = out * table(torch.tensor([1, 3]))
+            out.sum().backward()
+            sparse.step()
+            dense.step()
+        return [*table.weight.detach().flatten().tolist(), *bias.detach().tolist()]
+
+    results = run_world(2, play)
+    assert results[0] == results[1]
+    assert results[0][:2] != results[0][2:4]
+    begun = torch.linspace(-1, 1, 10).tolist()
+    assert results[0][:2] == begun[:2], "nobody has used this row"
+    assert results[0][2:4] != begun[2:4]
+
+
+def test_a_table_that_is_dense_on_another_rank_is_an_error() -> None:
+    """Ranks whose modules differ do not find out: both are told, and what to do."""
 
     def play(rank: int, job: Any) -> None:
-        table = torch.nn.Embedding(5, 2, sparse=True)
+        table = torch.nn.Embedding(5, 2, sparse=rank == 0)
         optimizer = ddl.DistributedOptimizer(torch.optim.SGD(table.parameters(), 0.1), table.named_parameters())
-        if rank == 0:
+        with pytest.raises(ddl.DdlInternalError):
             table(torch.tensor([1, 3])).sum().backward()
-        with pytest.raises(ddl.DdlInternalError, match="sparse_as_dense"):
-            optimizer.step()
+        del optimizer  # its hooks went with it
 
     run_world(2, play)

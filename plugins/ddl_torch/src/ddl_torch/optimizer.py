@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import is_
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -31,8 +32,9 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741  # an optimizer's cl
 Named = list[tuple[str, torch.Tensor]]
 
 ZERO_GRAD_TOO_SOON = (
-    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-    "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+    "optimizer.zero_grad() was called after loss.backward() had been interrupted and before optimizer.synchronize(). "
+    "This is prohibited as it can cause a race condition: some gradients were sent to the other ranks, which wait for "
+    "the rest. Call optimizer.synchronize() first."
 )
 SYNCHRONIZED_BEFORE = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
@@ -55,12 +57,15 @@ def DistributedOptimizer(
     device_dense: str = "",
     device_sparse: str = "",
 ) -> O:
-    """``optimizer`` itself, which from now on steps on gradients that are reduced over ``process_set``.
+    """Return ``optimizer`` itself, which from now on steps on gradients that are reduced over ``process_set``.
 
-    Every rank wraps its optimizer, with the same arguments, after ``init()``. Each gradient goes off as soon
-    as backward has it (after ``backward_passes_per_step`` passes); ``step()`` waits for all. A parameter
-    that got no gradient on this rank takes part with zeros and gets the others' result; one that got none on
-    any rank gets zeros. Ranks outside ``process_set`` step on their own gradients.
+    Every rank wraps its optimizer, with the same arguments, after ``init()``. When ``backward()`` returns (each
+    ``backward_passes_per_step``-th time), ``.grad`` of every parameter is the reduced gradient: clip it, unscale it or
+    log it, as in one process. A parameter that got no gradient on this rank takes part with zeros and gets the others'
+    result; one that got none on any rank gets zeros. Several backward passes before a step add up, each reduced;
+    within ``no_sync()`` they add up on each rank alone, and the next one outside reduces the sum. Ranks outside
+    ``process_set`` step on their own gradients. A parameter that was in another distributed optimizer before is
+    reduced by this one from now on.
 
     * ``named_parameters``: names that pair parameters of different ranks; without them, by position.
     * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own.
@@ -69,11 +74,11 @@ def DistributedOptimizer(
     * ``sparse_as_dense``: sparse gradients are made dense; else they are gathered.
     * ``device_dense``, ``device_sparse``: "cpu" brings a GPU's gradients, or its sparse ones, by way of the host's memory.
 
-    Added methods: ``synchronize()``, ``skip_synchronize()``, ``set_backward_passes_per_step(n)``; a mixed
-    precision ``GradScaler`` finds reduced gradients in ``unscale_`` and in ``step``, so that all ranks agree on
-    what it skips. A copied or unpickled one is the bare optimizer; after ``shutdown()`` and another ``init()``
-    this one goes on in the new world. Raises ValueError for arguments that do not fit, NotInitialized before
-    ``init()``.
+    Added methods: ``no_sync()``, ``set_backward_passes_per_step(n)``, and for Horovod's scripts ``synchronize()``
+    and ``skip_synchronize()``, which have nothing to do where ``backward()`` was called. All ranks find the same
+    gradients in a mixed precision ``GradScaler``, and agree on what it skips. A copied or unpickled one is the bare
+    optimizer; after ``shutdown()`` and another ``init()`` this one goes on in the new world. Raises ValueError for
+    arguments that do not fit, NotInitialized before ``init()``.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
@@ -89,12 +94,13 @@ def DistributedOptimizer(
     named = _named(optimizer, named_parameters)
     _check_groups(groups)
     reducer = Reducer(reduction, backward_passes_per_step)
-    reducer.add(named)
+    reducer.add(named, isinstance(optimizer, torch.optim.SparseAdam))
     bare = type(optimizer)
     optimizer.__class__ = type(bare.__name__, (_Distributed, bare), {"__module__": bare.__module__})
     wrapped = cast("_Distributed", optimizer)
     wrapped._ddl = reducer
     wrapped._parameter_names = {param: name for name, param in named}
+    wrapped._checked = _parameters(optimizer)
     hook = optimizer.register_step_pre_hook(_before_step)
     optimizer._optimizer_step_pre_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]  # clip hooks and the like want reduced gradients
     if groups is not None and reducer.active:
@@ -108,43 +114,52 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
 
     _ddl: Reducer
     _parameter_names: dict[torch.Tensor, str]
+    _checked: list[torch.Tensor]  # the parameters of all groups, as they were known to be reduced
     _skip = False
     _asked = False  # whether the user synchronized, rather than a scaler
 
     def synchronize(self) -> None:
-        """Waits until every gradient is reduced, this rank's missing ones included.
+        """Reduce the gradients of this step where ``backward()`` has not, this rank's missing ones included.
 
-        Every member calls it, once a step, where it wants to see gradients before ``step()``, which then
-        belongs into ``skip_synchronize()``. Again, without a new gradient: no effect. Raises PeerLost,
-        MismatchError and their kin.
+        After ``backward()`` it has no effect. After an exception that a signal's handler raised within ``backward()``,
+        ``step()`` or this (Ctrl-C, a watchdog), it goes on with the same step. Raises PeerLost, MismatchError and
+        their kin.
         """
-        self._settle()
+        self._ddl.synchronize()
         self._asked = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it, ``step()`` takes the gradients as ``synchronize()`` left them."""
+        """Within it, ``step()`` takes the gradients as they are."""
         self._skip = True
         try:
             yield
         finally:
             self._skip = False
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, ``backward()`` adds gradients up on this rank alone; the next one outside reduces the sum.
+
+        As DistributedDataParallel.no_sync. ``step()`` reduces what no ``backward()`` has. Every rank does the same.
+        """
+        with self._ddl.no_sync():
+            yield
+
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """From the next backward pass on, gradients go off after ``passes`` of them. Not between backward and step."""
+        """From the next backward pass on, have every ``passes``-th one reduce gradients. Every rank says the same."""
         _check_passes(passes)
-        if self._ddl.is_under_way():
-            raise ValueError("set_backward_passes_per_step() was called after backward(); call it after step()")
-        self._ddl.passes = passes
-        self._ddl.rewind()
+        if self._ddl.open:
+            raise ValueError("set_backward_passes_per_step() was called within backward(); call it after step()")
+        self._ddl.passes = self._ddl.passes_left = passes
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As in torch. Raises AssertionError while gradients are under way."""
+        """As in torch. Raises AssertionError where backward() was interrupted after it had sent some gradients."""
         reducer = self._ddl
-        if reducer.is_under_way():
+        reducer.discard()
+        if reducer.open:
             raise AssertionError(ZERO_GRAD_TOO_SOON)
-        reducer.rewind()
-        reducer.synchronized = self._asked = False
+        self._asked = False
         super().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -157,28 +172,27 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
         if clash:
             raise ValueError(f"parameter names must be unique; {', '.join(clash)} is in another group already")
         self._parameter_names.update({param: name for name, param in added})
-        slots = self._ddl.add(added)
+        self._checked = _parameters(self)
+        slots = self._ddl.add(added, isinstance(self, torch.optim.SparseAdam))
         if self._ddl.groups:
             for part in _by_device(slots).values():
                 self._ddl.add_group(part)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """As in torch. GradScaler reads it to unscale and judge gradients, and must find them reduced."""
-        if sys._getframe(1).f_code.co_name == "_unscale_grads_":  # the one door that torch gives us there
-            self._settle()
+        """As in torch. GradScaler reads it to unscale and judge gradients, and must find them reduced.
+
+        They are after ``backward()``; a rank that has not called that takes part here, so that all judge the same.
+        """
+        if sys._getframe(1).f_code.co_name == "_unscale_grads_":  # torch has no other place for this
+            self._ddl.synchronize()
+            self._ddl.rounds = 0  # the scaler may skip the step; what comes next is another step's
         groups: list[dict[str, Any]] = self.__dict__["param_groups"]
         return groups
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.__dict__["param_groups"] = groups
-
-    def _settle(self) -> None:
-        """Synchronizes, unless that was done and no gradient has come since."""
-        reducer = self._ddl
-        if not reducer.synchronized or reducer.has_begun():
-            reducer.synchronize()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         bare = type(self).__mro__[2]
@@ -190,26 +204,26 @@ def _bare(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
 
 
 def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Runs before every ``step``: gradients are reduced now or, where a closure computes them, right after it has."""
+    """Runs before every ``step``: gradients are reduced by now or, where a closure computes them, right after it has."""
     reducer: Reducer = optimizer._ddl
+    _check_parameters(optimizer)
     asked, optimizer._asked = optimizer._asked, False
     if optimizer._skip:
-        if reducer.is_under_way():
+        if reducer.open:
             raise AssertionError("skip_synchronize(), but gradients are under way: call synchronize() before step()")
-        reducer.synchronized = False
+        reducer.next_step()
         return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if callable(closure):
-        if reducer.is_under_way():
-            reducer.synchronize()
-        reducer.synchronized = False
+        if reducer.open:
+            reducer.reduce()
+        reducer.next_step()
         reduced = _reducing(closure, optimizer, reducer)
         return ((args[0], reduced, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": reduced})
-    if not reducer.synchronized or reducer.has_begun():
-        reducer.synchronize()
-    elif asked and reducer.active:
+    if asked and reducer.active and reducer.failed is None and not reducer.wants_round():
         warnings.warn(SYNCHRONIZED_BEFORE, stacklevel=4)
-    reducer.synchronized = False
+    reducer.synchronize()
+    reducer.next_step()
     return None
 
 
@@ -218,14 +232,34 @@ def _reducing(closure: Callable[[], Any], optimizer: torch.optim.Optimizer, redu
 
     def reduced() -> Any:
         loss = closure()
-        reducer.synchronize()
-        reducer.synchronized = False
+        reducer.synchronize()  # a rank whose closure has computed no gradient takes part all the same
+        reducer.next_step()
         if reducer.active and isinstance(optimizer, torch.optim.LBFGS):
             call = Call(reducer.job, reducer.reduction.process_set, op=reducer.reduction.op)
             loss = autograd.allreduce(call, torch.as_tensor(loss).detach())
         return loss
 
     return reduced
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    groups: list[dict[str, Any]] = optimizer.__dict__["param_groups"]
+    return [param for group in groups for param in group["params"]]
+
+
+def _check_parameters(optimizer: Any) -> None:
+    """Raise ValueError where a parameter has been put into ``param_groups`` by hand: nobody would reduce its gradient."""
+    now = _parameters(optimizer)
+    if len(now) == len(optimizer._checked) and all(map(is_, now, optimizer._checked)):
+        return
+    known = optimizer._parameter_names
+    strange = [f"parameter {i} (shape {tuple(param.shape)})" for i, param in enumerate(now) if param not in known]
+    if strange:
+        raise ValueError(
+            f"{', '.join(strange)} of this optimizer came into param_groups after DistributedOptimizer was made, so its "
+            "gradients are not reduced; use optimizer.add_param_group(), or wrap an optimizer that has all parameters"
+        )
+    optimizer._checked = now
 
 
 # --- arguments

@@ -1,34 +1,78 @@
-"""Sends each gradient off the moment it stands, and brings all of them home; knows no optimizer.
+"""Makes ``.grad`` the reduced gradient by the end of ``backward()``; knows no optimizer.
 
-The path of one gradient: autograd calls ``Slot.on_gradient``, the slot's last pass submits it, in place
-on ``param.grad``, and ``Reducer.synchronize`` waits. What a rank has not computed it submits as zeros there.
-Where nothing is reduced while the step computes (``job.overlaps``), a complete gradient only stands by, and
-all go off together in ``synchronize``: half the work for each. One on a device always goes off at once, with
-a mark of when it stands there: no host waits for a device, neither here nor in ``synchronize``.
+The path of one gradient: autograd calls ``Slot.on_gradient``, and at the end of the backward pass ``Reducer.reduce``,
+which sends what is complete, takes part with zeros for what this rank has not computed, waits, and puts results where
+they belong. Where gradients are reduced while backward runs (``job.overlaps``, and on devices always), the hook sends
+each as it arrives. No host waits for a device, neither in a hook nor in ``reduce``: the current streams do.
+
+A gradient is reduced in place where nothing else sees its memory (memory.py), else into memory of our own.
+
+One such reduction of all gradients is a *round*. It can be continued: an exception that a signal's handler raises
+leaves the round open, and the next ``synchronize`` or ``step`` goes on where it was. No gradient is sent twice in a
+round, whatever interrupts it: ``Slot.round`` says that one was about to be sent, and ``Recurring.starts`` that it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ddl_torch.autograd import ADAPTER, OPERATIONS
+from ddl_torch.memory import ALONE, is_alone, mark_written, pin_size, use_count
 from ddl_torch.slots import Group, Reduction, Slot, looks_alike, looks_alike_there
-from ddl_torch.sparse import start_sparse
+from ddl_torch.sparse import SparseHandle, start_sparse
 from ddlcore.api import Mapped, UserCompressor, Waitable, current_job, global_process_set
-from ddlcore.errors import NotInitialized
-from ddlcore.types import CPU
+from ddlcore.errors import DdlInternalError, MismatchError, NotInitialized
+from ddlcore.types import CPU, Average
 
 __all__ = ["Reducer"]
 
+SPARSE = "a sparse gradient made dense"
+MOST_ROUNDS = 64  # of one step that have names of their own: a loop that never steps must not fill the memory
+
 LOST = (
-    "ddl was shut down between backward() and step(), so the gradients of this step are lost; "
+    "ddl was shut down while the gradients of this step were reduced, so they are lost; "
     "call optimizer.zero_grad() and compute them again"
 )
+UNFINISHED = (
+    "the last backward() was interrupted after some of its gradients had been sent to the other ranks, which wait for "
+    "the rest; call optimizer.synchronize() to complete that step before the next backward()"
+)
+ACCUMULATED_AGAIN = (
+    "the gradient of {name!r} was computed a second time within one backward(), while its reduction was under way: "
+    "re-entrant checkpointing of a shared parameter does that. Use torch.utils.checkpoint(..., use_reentrant=False), "
+    "or DDL_OVERLAP=off, which reduces gradients at the end of backward()"
+)
+UNKNOWN = (
+    "the gradient of {name!r} was being sent when a signal's handler raised; whether it was sent cannot be told, "
+    "so the job ends here"
+)
+
+
+class _Result(NamedTuple):
+    """Where the result of a gradient that is not reduced in place goes."""
+
+    grad: torch.Tensor
+    value: torch.Tensor
+    fresh: bool  # autograd made ``grad`` in this pass, so that nobody can expect the result in its memory
+
+
+class _Pass:
+    """One backward pass. torch keeps it as long as the pass runs, so it dies with one that fails."""
+
+    __slots__ = ("__weakref__", "_end")
+
+    def __init__(self, end: Callable[[_Pass], None]) -> None:
+        self._end = end
+
+    def __call__(self) -> None:
+        self._end(self)
 
 
 class Reducer:
@@ -41,29 +85,51 @@ class Reducer:
     def __init__(self, reduction: Reduction, passes: int) -> None:
         self.reduction = reduction
         self.passes = passes
+        self.passes_left = passes  # until a backward pass ends with a round
         self.slots: list[Slot] = []
         self.groups: list[Group] = []
-        self.flying: list[tuple[Waitable, Slot, torch.Tensor]] = []
-        self.aloft: list[Any] = []  # recurring allreduces under way
-        self.afar: list[Any] = []  # the same, on devices
-        self.standing_by: list[Slot] = []  # whose gradients are complete, and go off in ``synchronize``
-        self.synchronized = False  # since the last step
+        self.arrived: list[Slot] = []  # whose gradients the backward pass that runs has completed
+        self.sends = False  # whether the pass that runs ends with a round
+        self.touched = False  # a backward pass has computed gradients since the last round
+        self.reduced = False  # a round has ended since the last step or zero_grad
+        self.rounds = 0  # since the last step
+        self.open = False  # a round is under way
+        self.failed: Exception | None = None  # why the last round gave no result
+        self._local = 0  # how many ``no_sync`` contexts are open
+        self._pass: weakref.ref[_Pass] | None = None  # the backward pass that runs
+        self._turn = 0  # which round of a step the slots' allreduces are for
+        # Of the round that is under way:
+        self._round = 0
+        self._entered = False  # ``_send`` was, or a pass that had begun to send has failed
+        self._in_flight: list[Any] = []  # allreduces of memory of this host that were started, and were not waited for
+        self._on_devices: list[Any] = []  # the same of devices
+        self._handles: dict[Slot, Waitable | None] = {}  # None: being made
+        self._results: dict[Slot, _Result] = {}
+        self._written: list[torch.Tensor] = []  # in place
+        self._absent: set[Slot] = set()  # this rank takes part with zeros
+        self._repeated: set[Slot] = set()  # sent once more since ranks disagreed on which gradient is sparse
+        self._failure: Exception | None = None
         self.bind()
 
     def bind(self) -> None:
-        """Belongs to the current job from now on. Raises NotInitialized where there is none."""
+        """Belong to the current job from now on. Raises NotInitialized where there is none."""
         self.job = current_job()
         process_set = self.reduction.process_set
         members = range(self.job.size) if process_set is global_process_set else process_set.ranks
         if process_set.process_set_id is None:
             raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
         self.active = self.job.rank in members and len(members) > 1
-        self._again = self.job.again
         self._overlaps = self.job.overlaps
-        for slot in self.slots:
-            slot.recurring = None
-            if slot.group is None:
-                slot.submit = self._way_out(slot.param)
+        # Two models may have parameters of the same names, and both gradients may be under way at once (a GAN's).
+        ordinal = self.job.next_ordinal(f"optimizer.{process_set.process_set_id}") if self.active else 0
+        self._prefix = "gradient." if ordinal == 0 else f"gradient.{ordinal}."
+        # An average of equal values is these values: an average may be reduced again with what was added to it.
+        compressor = self.job.compressor(self.reduction.compression)
+        self._repeatable = (
+            self.reduction.op is Average
+            and self.reduction.user_compressor is None
+            and (compressor.casts or self.reduction.compression == "none")
+        )
         self._reduce = partial(
             OPERATIONS.allreduce_async,
             op=self.reduction.op,
@@ -78,19 +144,25 @@ class Reducer:
         self._reduce_group: Callable[..., Waitable] = partial(
             OPERATIONS.grouped_allreduce_async, **self._reduce.keywords
         )
+        for slot in self.slots:
+            slot.forget_look()
+            self._prepare(slot)
+        self._name_groups()
         if self.active:
             self._name_devices(self.slots)
             for slot in self.slots:
                 self._watch(slot)
         else:
-            self.standing_by.clear()  # nobody waits for them
             self.release()
 
     # --- parameters
 
-    def add(self, named: Sequence[tuple[str, torch.Tensor]]) -> list[Slot]:
-        """Watches these parameters too."""
-        added = [Slot(param, "gradient." + name, self.passes, self._way_out(param)) for name, param in named]
+    def add(self, named: Sequence[tuple[str, torch.Tensor]], sparse: bool = False) -> list[Slot]:
+        """Watch these parameters too. ``sparse``: what steps on them takes no other gradients."""
+        added = [Slot(param, name, self) for name, param in named]
+        for slot in added:
+            slot.sparse_dims = int(sparse)
+            self._prepare(slot)
         self._name_devices(added)
         for slot in added:
             self._watch(slot)
@@ -98,24 +170,50 @@ class Reducer:
         return added
 
     def add_group(self, slots: Sequence[Slot]) -> None:
-        """Sends these gradients off together from now on."""
+        """Send these gradients together from now on."""
         group = Group(slots)
         for slot in slots:
             slot.group = group
-            slot.submit = self._submit_member
+            self._prepare(slot)
         self.groups.append(group)
+        self._name_groups()
+
+    def give_up(self, slot: Slot) -> None:
+        """Leave a parameter to the optimizer that has been made for it later: one of two must reduce its gradient."""
+        if self.open:
+            raise RuntimeError(UNFINISHED)
+        if slot.hook is not None:
+            _unhook(slot)
+        self.slots = [one for one in self.slots if one is not slot]
+        if slot.group is not None:
+            rest = [one for one in slot.group.slots if one is not slot]
+            self.groups.remove(slot.group)
+            if rest:
+                self.add_group(rest)
+
+    def _prepare(self, slot: Slot) -> None:
+        """Decide on which way its gradients go, and under which name."""
+        slot.name = self._prefix + slot.label
+        slot.submit = self._way_out(slot, slot.param)
+
+    def _name_groups(self) -> None:
+        for group in self.groups:
+            group.name = "group." + group.slots[0].name
 
     def _name_devices(self, slots: Sequence[Slot]) -> None:
-        """Gives devices their numbers in the order of the parameters: hooks run on a thread for each, in no order."""
+        """Give devices their numbers in the order of the parameters: hooks run on a thread for each, in no order."""
         for place in dict.fromkeys(ADAPTER.streams.place(slot.param) for slot in slots):
             if self.active and place is not None and place is not CPU:
                 self.job.device_label(place)
 
-    def _way_out(self, param: torch.Tensor) -> Callable[[Slot], None]:
-        """What a complete gradient of ``param`` does: it goes off at once, or stands by."""
-        if ADAPTER.streams.place(param) is not CPU:
-            return self._submit_there
-        return self._submit if self.job.overlaps else self.standing_by.append
+    def _way_out(self, slot: Slot, tensor: torch.Tensor) -> Callable[[Slot], None] | None:
+        """What a complete gradient on the device of ``tensor`` does at once; None where the end of backward sees to it."""
+        on_device = ADAPTER.streams.place(tensor) is not CPU
+        if slot.group is not None:
+            return self._submit_member if on_device or self.job.overlaps else None
+        if on_device:
+            return self._submit_on_device
+        return self._submit if self.job.overlaps else None
 
     def _watch(self, slot: Slot) -> None:
         param = slot.param
@@ -123,155 +221,407 @@ class Reducer:
             return
         if not (param.is_floating_point() or param.is_complex()):
             return  # never has a gradient
+        for hook in list((getattr(param, "_post_accumulate_grad_hooks", None) or {}).values()):
+            other = getattr(hook, "__self__", None)
+            older = other.reducer if isinstance(other, Slot) else None
+            # In a world of threads the other may be another rank's, which is left alone.
+            if isinstance(older, Reducer) and (older.job is self.job or older.job.closed):
+                older.give_up(other)
         required = param.requires_grad
         if not required:  # torch refuses the hook, which must be there should the parameter be thawed
             param.requires_grad_(True)
         slot.hook = param.register_post_accumulate_grad_hook(slot.on_gradient)
+        if not self._repeatable:
+            slot.tensor_hook = param.register_hook(slot.before_gradient)
         if not required:
             param.requires_grad_(False)
 
     def release(self) -> None:
-        """Takes the hooks off: parameters, hooks and slots would keep each other alive."""
+        """Take the hooks off: parameters, hooks and slots would keep each other alive."""
         for slot in self.slots:
             if slot.hook is not None:
-                slot.hook.remove()
-                slot.hook = None
+                _unhook(slot)
 
-    # --- on the way out
+    # --- backward
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, backward passes add up gradients on this rank alone."""
+        if self.open:
+            raise RuntimeError(UNFINISHED)
+        self._local += 1
+        try:
+            yield
+        finally:
+            self._local -= 1
+
+    def begin_pass(self) -> None:
+        """Called with the first gradient of a backward pass: from here on torch calls ``_end_pass`` at its end.
+
+        Re-entrant checkpointing runs passes within a pass. Where the outer one has begun before, they are part of
+        it; else each ends with a round of its own, which is as right, and slower.
+        """
+        if self._pass is not None and self._pass() is not None:
+            return  # hooks of another device have begun it just now, on their thread
+        if self.job.closed:
+            self._rebind()
+        if self.open:
+            raise RuntimeError(UNFINISHED)
+        self.failed = None
+        self.sends = self.active and self._local == 0 and self.passes_left == 1
+        if self.sends:
+            self._open_round()
+        this = _Pass(self._end_pass)
+        self._pass = weakref.ref(this, self._abandoned)
+        self.touched = True
+        torch.autograd.Variable._execution_engine.queue_callback(this)
+
+    def _end_pass(self, this: _Pass) -> None:
+        """Called by torch when a backward pass is over. What it raises, ``backward()`` raises."""
+        if self._pass is None or self._pass() is not this:
+            return
+        self._pass = None  # first: the traceback of an interrupt may keep ``this`` alive
+        if self.sends:
+            self._send()
+            # Wait behind what other optimizers send at the end of this pass: which of them take part, and in which
+            # order, may differ between ranks, and who waited first would keep the others' gradients back.
+            torch.autograd.Variable._execution_engine.queue_callback(self._complete)
+            return
+        if self._local == 0:
+            self.passes_left -= 1
+        self.arrived.clear()
+
+    def _abandoned(self, this: weakref.ref[_Pass]) -> None:
+        """A backward pass has died: with an exception, where it has not come to its end.
+
+        What was not sent is as if it had never been: the program may skip the step. Other ranks wait for the rest
+        of a round that was begun, so that one stays open.
+        """
+        if self._pass is not this:
+            return
+        self._pass = None
+        if self.open and not any(slot.round == self._round for slot in self.slots):
+            self.open = False
+        self._entered = self.open
+        self.arrived.clear()
+
+    def _open_round(self) -> None:
+        turn = self.rounds % MOST_ROUNDS
+        if turn != self._turn:  # another round of the step: a rank that has had fewer of them must not meet this one
+            for slot in self.slots:
+                slot.turn(self._turn, turn)
+            self._turn = turn
+        self._again = self.job.again  # another function while a timeline is recorded
+        self._round += 1
+        self.open = True
+
+    def _on_wire(self, name: str) -> str:
+        return name if self._turn == 0 else f"{name}.backward{self._turn + 1}"
+
+    # --- one gradient, while backward runs
 
     def _submit(self, slot: Slot) -> None:
         """Runs once a parameter and step: a gradient that looks like the last one costs as little as can be."""
+        if slot.round == self._round:
+            raise RuntimeError(ACCUMULATED_AGAIN.format(name=slot.label))
         grad = slot.param.grad
         assert grad is not None
-        if slot.recurring is not None and looks_alike(grad, slot) and not self.job.closed:
-            self._again(slot.recurring, grad.data_ptr(), grad)
-            self.aloft.append(slot.recurring)
-            return
-        self._submit_other(slot, grad)
+        recurring = slot.recurring
+        if recurring is not None and looks_alike(grad, slot):
+            storage = grad.untyped_storage()
+            if use_count(storage._cdata) == ALONE:
+                pin_size(grad)
+                slot.starts, slot.round = recurring.starts, self._round
+                self._again(recurring, grad.data_ptr(), storage)
+                self._in_flight.append(recurring)
+                self._written.append(grad)
+                return
+        self._try_to_submit(slot, grad)
+        if not grad.is_sparse:
+            pin_size(grad)
 
-    def _submit_there(self, slot: Slot) -> None:
+    def _submit_on_device(self, slot: Slot) -> None:
         """``_submit`` of a gradient on a device, of which the device may not have computed anything yet."""
+        if slot.round == self._round:
+            raise RuntimeError(ACCUMULATED_AGAIN.format(name=slot.label))
         grad = slot.param.grad
         assert grad is not None
         recurring, mark = slot.recurring, slot.mark
-        if recurring is not None and mark is not None and looks_alike_there(grad, slot) and not self.job.closed:
-            mark.set(recurring.source)
-            self._again(recurring, grad.data_ptr(), (grad, mark))
-            self.afar.append(recurring)
-            return
-        self._submit_other(slot, grad)
+        if recurring is not None and mark is not None and looks_alike_there(grad, slot):
+            storage = grad.untyped_storage()
+            if use_count(storage._cdata) == ALONE:
+                mark.set(recurring.source)
+                slot.starts, slot.round = recurring.starts, self._round
+                self._again(recurring, grad.data_ptr(), (storage, mark))
+                self._on_devices.append(recurring)
+                self._written.append(grad)
+                return
+        self._try_to_submit(slot, grad)
 
-    def _submit_standing_by(self) -> None:
-        """All at once what ``_submit`` does one by one."""
-        slots = self.standing_by[:]
-        self.standing_by.clear()  # the list stays: slots have its ``append``
-        started = []
+    def _submit_member(self, slot: Slot) -> None:
+        group, grad = slot.group, slot.param.grad
+        assert group is not None and grad is not None
+        if group.round == self._round:
+            raise RuntimeError(ACCUMULATED_AGAIN.format(name=slot.label))
+        place = ADAPTER.streams.place(grad)
+        if place is not None and place is not CPU:
+            group.note(slot, grad, partial(ADAPTER.streams.mark, place))
+        if group.is_complete(slot):
+            for event in group.elsewhere(slot):  # its gradients are described as standing on this one's stream
+                ADAPTER.after(event, (grad,))
+            self._submit_group(group)
+
+    # --- all of them, at the end
+
+    def wants_round(self) -> bool:
+        """Whether ``.grad`` is not yet what it is to be before a step."""
+        return self.open or self.touched or not self.reduced
+
+    def synchronize(self) -> None:
+        """Reduce what has not been; no effect where ``.grad`` is reduced already.
+
+        Raises the first error of any gradient when all are over; and that again, until gradients are computed anew.
+        """
+        if self.failed is not None:
+            raise self.failed.with_traceback(None)
+        if self.wants_round():
+            self.reduce()
+
+    def reduce(self) -> None:
+        """Run a round, or go on with the one that is open. Every member of the process set takes part."""
+        self._send()
+        self._complete()
+
+    def _send(self) -> None:
+        """Send what has not been sent in this round, zeros for what this rank has not computed."""
+        if self.job.closed:
+            self._rebind()
+        if not self.active:
+            return
+        if not self.open:
+            self._open_round()
+        if self._entered:
+            self._reconcile()
+        self._entered = True
+        self._submit_arrived()
+        self._submit_rest()
+
+    def _complete(self) -> None:
+        """Wait for all of a round, and end it."""
+        self._wait()
+        self._place()
+        self._end_round()
+
+    def next_step(self) -> None:
+        """The optimizer steps: the gradients to come are another step's."""
+        self.rounds = 0
+        self.reduced = self.touched = False
+        self.passes_left = self.passes
+
+    def discard(self) -> None:
+        """The gradients are gone, whether they had been reduced or not."""
+        if self.open and self.job.closed:
+            self._forget()
+        self.reduced = self.touched = False
+        self.failed = None
+        self.passes_left = self.passes
+        if not self._repeatable:
+            for slot in self.slots:
+                slot.holds_result = False
+                slot.kept = None
+
+    def _reconcile(self) -> None:
+        """After an interrupt: what was about to be sent counts as sent if its allreduce was started, else it goes now."""
+        waited = {id(recurring) for recurring in (*self._in_flight, *self._on_devices)}
+        for group in self.groups:
+            if any(slot.round != self._round for slot in group.slots if slot.param.requires_grad):
+                group.round = -1
+        for slot in self.slots:
+            if slot.round != self._round:
+                continue
+            if slot in self._handles:
+                if self._handles[slot] is None:
+                    self._failure = DdlInternalError(UNKNOWN.format(name=slot.label))
+                    self.job.fail(self._failure)
+                continue
+            recurring = slot.private if slot in self._results else slot.recurring
+            if recurring is None or recurring.starts == slot.starts:
+                slot.round = -1
+                self._results.pop(slot, None)
+            elif id(recurring) not in waited:
+                (self._in_flight if slot.mark is None else self._on_devices).append(recurring)
+                if slot not in self._results and slot.param.grad is not None:
+                    self._written.append(slot.param.grad)
+
+    def _submit_arrived(self) -> None:
+        """All at once what ``_submit`` does one by one, where nothing was sent while backward ran."""
+        now = self._round
+        batch = []
+        written = []
         others = []
-        for slot in slots:
+        for slot in self.arrived:
+            if slot.round == now or slot.group is not None:
+                continue
             grad = slot.param.grad
-            if grad is None:  # taken away since
-                slot.left = 1
-            elif slot.recurring is not None and looks_alike(grad, slot):
-                started.append((slot.recurring, grad.data_ptr(), grad))
-            else:
-                others.append((slot, grad))
-        self.aloft += [recurring for recurring, _, _ in started]  # one that is refused is idle, and not waited for
-        self.job.again_together(started)
+            if grad is None:
+                continue  # taken away since: ``_submit_rest`` sees to it
+            recurring = slot.recurring
+            if recurring is not None and not slot.mark and looks_alike(grad, slot):
+                storage = grad.untyped_storage()
+                if use_count(storage._cdata) == ALONE:
+                    slot.starts, slot.round = recurring.starts, now
+                    batch.append((recurring, grad.data_ptr(), storage))
+                    written.append(grad)
+                    continue
+            others.append((slot, grad))
+        if batch:
+            self._start_together(batch, written)
         for slot, grad in others:
+            if slot.round != now:  # it may have arrived twice
+                self._try_to_submit(slot, grad)
+
+    def _start_together(self, batch: list[tuple[Any, int, Any]], written: list[torch.Tensor]) -> None:
+        try:
+            self.job.again_together(batch)
+        except (DdlInternalError, ValueError) as error:
+            self._failure = self._failure or error
+        self._written += written
+        self._in_flight += [recurring for recurring, _, _ in batch]  # one that was refused is idle, and not waited for
+
+    def _submit_rest(self) -> None:
+        now = self._round
+        for group in self.groups:
+            if group.round != now:
+                self._submit_group(group)
+        for slot in self.slots:
+            if slot.round == now or slot.group is not None or not slot.param.requires_grad:
+                continue
+            if slot.holds_result:
+                slot.before_gradient(None)
+            grad = slot.param.grad
+            self._try_to_submit(slot, self._nothing(slot) if grad is None else grad)
+
+    def _try_to_submit(self, slot: Slot, grad: torch.Tensor) -> None:
+        """What this one gradient cannot do must not keep the others from the ranks that wait for them."""
+        try:
             self._submit_other(slot, grad)
+        except (DdlInternalError, ValueError) as error:
+            slot.round = self._round
+            self._failure = self._failure or error
 
     def _submit_other(self, slot: Slot, grad: torch.Tensor) -> None:
-        """A first gradient, or one that looks different."""
-        if self.job.closed and not self._rebind():
-            return
+        """A first gradient, one that looks different, or one whose memory something else sees."""
+        if slot.holds_result:  # nothing was added to it in this pass
+            slot.before_gradient(None)
+            grad = self._nothing(slot)
         if grad.is_sparse:
-            dense = self._densified(slot, grad)
-            if dense is None:
+            if not self.reduction.sparse_as_dense:
+                self._submit_sparse(slot, grad)
                 return
-            grad = dense
+            if not slot.sparse_dims:
+                slot.forget_look()
+            slot.sparse_dims = grad.sparse_dim()
+            slot.param.grad = grad = grad.to_dense()
         if self.reduction.user_compressor is not None:
             self._submit_compressed(slot, grad, self.reduction.user_compressor)
             return
-        slot.recurring = recurring = self._describe(grad, name=slot.name)
-        slot.dtype, slot.count, slot.shape = grad.dtype, grad.numel(), grad.shape
-        slot.strides = None if grad.is_contiguous() else grad.stride()
-        place = recurring.source.device
-        if slot.mark is None or slot.device != grad.device:
+        slot.look_like(grad)
+        storage = grad.untyped_storage()
+        what = {"name": self._on_wire(slot.name)}
+        if slot.sparse_dims:  # so that a rank which has never computed it is told
+            what["part_of"] = SPARSE
+        if is_alone(storage):
+            if slot.recurring is None:
+                slot.recurring = self._describe(grad, **what)
+            recurring = slot.recurring
+            self._written.append(grad)
+            if slot.sparse_dims:
+                self._results[slot] = _Result(grad, grad, True)
+        else:
+            value = torch.empty_like(grad)
+            if slot.private is None:
+                slot.private = self._describe(grad, output=value, **what)
+            recurring = slot.private
+            recurring.target.address, recurring.target.owner = value.data_ptr(), value
+            # An accumulation into an older ``.grad`` would have raised its version.
+            self._results[slot] = _Result(grad, value, grad._version == 0)
+        if slot.mark is None:
+            place = recurring.source.device
             slot.mark = None if place is CPU else ADAPTER.streams.mark(place)
-            slot.device = grad.device
-            if slot.group is None:
-                slot.submit = self._way_out(grad)  # the parameter may have moved since it was given
+            slot.submit = self._way_out(slot, grad)  # the parameter may have moved since it was given
+        slot.starts, slot.round = recurring.starts, self._round
         if slot.mark is not None:
             slot.mark.set(recurring.source)
-            self._again(recurring, grad.data_ptr(), (grad, slot.mark))
-            self.afar.append(recurring)
+            self._again(recurring, grad.data_ptr(), (storage, slot.mark))
+            self._on_devices.append(recurring)
             return
-        self._again(recurring, grad.data_ptr(), grad)
-        self.aloft.append(recurring)
+        self._again(recurring, grad.data_ptr(), storage)
+        self._in_flight.append(recurring)
+
+    def _submit_sparse(self, slot: Slot, grad: torch.Tensor) -> None:
+        slot.sparse_dims = grad.sparse_dim()
+        if self.rounds:  # a result that something was added to: what repeats in it is added up before it goes again
+            grad = grad.coalesce()
+        how = self.reduction
+        slot.round, self._handles[slot] = self._round, None
+        name = self._on_wire(slot.name)
+        handle = start_sparse(self.job, grad, name, how.op, how.process_set, how.sparse_by_host)
+        self._handles[slot] = handle
 
     def _submit_compressed(self, slot: Slot, grad: torch.Tensor, compressor: UserCompressor) -> None:
         with torch.no_grad():
             packed, ctx = compressor.compress(grad)
         packed = packed.contiguous()
-        handle = self._reduce(packed, name=slot.name)
-        self.flying.append((Mapped(handle, partial(compressor.decompress, ctx=ctx)), slot, grad))
-
-    def _densified(self, slot: Slot, grad: torch.Tensor) -> torch.Tensor | None:
-        """A sparse gradient made dense where that is wanted; else None, and it is on its way by itself."""
-        if self.reduction.sparse_as_dense:
-            slot.param.grad = dense = grad.to_dense()
-            return dense
-        slot.sparse_dims = grad.sparse_dim()
-        how = self.reduction
-        handle = start_sparse(self.job, grad, slot.name, how.op, how.process_set, how.sparse_by_host)
-        self.flying.append((handle, slot, grad))
-        return None
-
-    def _submit_member(self, slot: Slot) -> None:
-        group, grad = slot.group, slot.param.grad
-        assert group is not None and grad is not None
-        place = ADAPTER.streams.place(grad)
-        if place is not None and place is not CPU:
-            group.note(slot, grad, partial(ADAPTER.streams.mark, place))
-        if group.is_complete():
-            for event in group.elsewhere(slot):  # its gradients are described as standing on this one's stream
-                ADAPTER.after(event, (grad,))
-            self._submit_group(group)
+        slot.round, self._handles[slot] = self._round, None
+        handle = self._reduce(packed, name=self._on_wire(slot.name))
+        self._handles[slot] = Mapped(handle, partial(compressor.decompress, ctx=ctx))
 
     def _submit_group(self, group: Group) -> None:
-        if self.job.closed and not self._rebind():
-            return
-        group.sent = True
+        """Send what a group has together. A sparse gradient goes as a dense one: a rank that has none cannot know."""
+        group.round = self._round
         members = []
         for slot in group.slots:
             if not slot.param.requires_grad:
                 continue
-            slot.left = 0
+            if slot.holds_result:
+                slot.before_gradient(None)
             grad = slot.param.grad if slot.param.grad is not None else self._nothing(slot)
-            dense = self._densified(slot, grad) if grad.is_sparse else grad
-            if dense is not None:
-                members.append((slot, dense))
-        if members:
-            self._submit_dense(group.name, members)
+            if grad.is_sparse:
+                slot.sparse_dims = grad.sparse_dim()
+                slot.param.grad = grad = grad.to_dense()
+            members.append((slot, grad))
+        if not members:
+            return
+        try:
+            self._submit_members(self._on_wire(group.name), members)
+        except (DdlInternalError, ValueError) as error:
+            self._failure = self._failure or error
 
-    def _submit_dense(self, name: str, members: Sequence[tuple[Slot, torch.Tensor]]) -> None:
+    def _submit_members(self, name: str, members: Sequence[tuple[Slot, torch.Tensor]]) -> None:
         compressor = self.reduction.user_compressor
         grads = [grad for _, grad in members]
+        outputs: list[torch.Tensor] | None = None
         parts: list[Callable[[Any], Any]]
         if compressor is None:
-            handle = self._reduce_group(grads, outputs=grads, name=name)
+            outputs = [grad if is_alone(grad.untyped_storage()) else torch.empty_like(grad) for grad in grads]
             parts = [itemgetter(i) for i in range(len(grads))]
+            packed = grads
         else:
             with torch.no_grad():
                 pairs = [compressor.compress(grad) for grad in grads]
-            handle = self._reduce_group([packed.contiguous() for packed, _ in pairs], name=name)
+            packed = [one.contiguous() for one, _ in pairs]
             parts = [partial(_part, i, compressor, ctx) for i, (_, ctx) in enumerate(pairs)]
-        self.flying += [(Mapped(handle, part), slot, grad) for part, (slot, grad) in zip(parts, members, strict=True)]
+        for slot, _ in members:
+            slot.round, self._handles[slot] = self._round, None
+        handle = self._reduce_group(packed, outputs=outputs, name=name)
+        for part, (slot, _) in zip(parts, members, strict=True):
+            self._handles[slot] = Mapped(handle, part)
 
     def _nothing(self, slot: Slot) -> torch.Tensor:
         """The gradient of a rank that has computed none: zeros, which the parameter keeps for the result."""
         param = slot.param
-        if slot.sparse_dims:
+        self._absent.add(slot)
+        if slot.sparse_dims and not self.reduction.sparse_as_dense and slot.group is None:
             shape, dense = param.shape, param.shape[slot.sparse_dims :]
             indices = torch.empty((slot.sparse_dims, 0), dtype=torch.int64, device=param.device)
             zeros = torch.sparse_coo_tensor(indices, param.new_empty((0, *dense)), shape, check_invariants=False)
@@ -280,142 +630,176 @@ class Reducer:
         param.grad = zeros
         return zeros
 
-    # --- on the way home
+    # --- results
 
-    def is_under_way(self) -> bool:
-        """Whether a complete gradient waits to come home."""
-        return bool(self.flying or self.aloft or self.afar or self.standing_by) or (
-            bool(self.groups) and any(slot.left == 0 for slot in self.slots)
-        )
-
-    def has_begun(self) -> bool:
-        """Whether a gradient has come since the last ``synchronize``."""
-        return bool(self.flying or self.aloft or self.afar or self.standing_by) or any(
-            slot.left != self.passes for slot in self.slots
-        )
-
-    def synchronize(self) -> None:
-        """Submits what this rank has not computed, and returns when every gradient is reduced.
-
-        Every member calls it once a step. Raises the first error of any of them, when all are over.
-        """
-        if self.job.closed:
-            self._rebind()
-        if self.active:
-            self._submit_standing_by()
-            self._submit_rest()
-            self._collect()
-            self._again = self.job.again  # another function while a timeline is recorded
-            if self.job.overlaps is not self._overlaps:
-                self._turn()
-        self.synchronized = True
-
-    def _turn(self) -> None:
-        """A search has changed whether gradients travel while the step computes."""
-        self._overlaps = self.job.overlaps
-        for slot in self.slots:
-            if slot.group is None:
-                slot.submit = self._way_out(slot.param)
-
-    def _submit_rest(self) -> None:
-        for group in self.groups:
-            if not group.sent:
-                self._submit_group(group)
-        for slot in self.slots:
-            if slot.left == 0 or slot.group is not None or not slot.param.requires_grad:
-                continue
-            slot.left = 0
-            if slot.param.grad is None:
-                self._nothing(slot)
-            if slot.mark is None:
-                self._submit(slot)
-            else:
-                self._submit_there(slot)
-
-    def _collect(self) -> None:
-        flying, self.flying = self.flying, []
-        aloft, self.aloft = self.aloft, []
-        self.rewind()
-        failure: Exception | None = None
-        try:
-            while aloft:
-                try:
-                    aloft[-1].wait()
-                except Exception as error:
-                    failure = failure or error
-                aloft.pop()
-            if self.afar:
-                failure = self._follow() or failure
-        except BaseException:  # Ctrl-C: the rest is still under way, and waited for the next time
-            self.aloft, self.flying = aloft, flying
-            raise
-        for handle, slot, grad in flying:
+    def _wait(self) -> None:
+        """Wait for all that was sent. What an operation raises is kept for the end; anything else is an interrupt."""
+        in_flight = self._in_flight
+        while in_flight:
+            last = len(in_flight) - 1
             try:
-                result = handle.wait()
-            except Exception as error:  # the others are in place in memory that is the user's again after this
-                failure = failure or error
-                continue
-            if result is not grad:
-                _place(result, slot, grad)
-        if failure is not None:
-            raise failure
+                in_flight[last].wait()
+            except (DdlInternalError, ValueError) as error:
+                self._operation_failed(in_flight[last], error)  # which may send another
+            del in_flight[last]
+        if self._on_devices:
+            self._follow()
+        handles = self._handles
+        while handles:
+            slot, handle = next(iter(handles.items()))
+            if handle is not None and slot not in self._results:
+                try:
+                    self._note_result(slot, handle.wait())
+                except (DdlInternalError, ValueError) as error:
+                    if self._goes_otherwise(slot, handle, error):
+                        continue
+                    self._failure = self._failure or error
+            del handles[slot]
 
-    def _follow(self) -> Exception | None:
+    def _operation_failed(self, recurring: Any, error: Exception) -> None:
+        slot = next((one for one in self.slots if recurring is one.recurring or recurring is one.private), None)
+        if slot is not None:
+            if self._goes_otherwise(slot, None, error):
+                return
+            self._results.pop(slot, None)
+        self._failure = self._failure or error
+
+    def _goes_otherwise(self, slot: Slot, handle: Waitable | None, error: Exception) -> bool:
+        """Whether ranks disagreed only since one that has never computed this gradient took it for a dense one.
+
+        Then it knows better now, and it and the ranks whose gradients are sparse send once more.
+        """
+        if not isinstance(error, MismatchError) or slot in self._repeated or slot.group is not None:
+            return False
+        grad = slot.param.grad
+        if isinstance(handle, SparseHandle):
+            self._repeated.add(slot)
+            handle.send_values_again()
+            return True
+        if slot in self._absent and not slot.sparse_dims:
+            slot.sparse_dims = 1  # as of all that torch makes
+            grad = self._nothing(slot)
+        elif grad is None or not slot.sparse_dims or not self.reduction.sparse_as_dense:
+            return False
+        self._repeated.add(slot)
+        self._results.pop(slot, None)
+        slot.forget_look()
+        self._submit_other(slot, grad)
+        return True
+
+    def _note_result(self, slot: Slot, value: torch.Tensor) -> None:
+        grad = slot.param.grad
+        if grad is None:
+            return  # taken away since
+        fresh = grad.is_sparse or value.is_sparse or (grad._version == 0 and not is_alone(grad.untyped_storage()))
+        if value is grad and slot.kept is None and not slot.sparse_dims:
+            self._written.append(grad)
+            return
+        self._results[slot] = _Result(grad, value, fresh or slot.kept is not None)
+
+    def _follow(self) -> None:
         """The current streams go on behind what is under way on devices; once for each event, of which a batch has one."""
-        failure: Exception | None = None
         behind: dict[Any, Any] = {}  # event: one whose result stands behind it
-        for recurring in reversed(self.afar):
+        for recurring in reversed(self._on_devices):
             try:
                 event = recurring.arrive()
                 if event is not None:
                     behind.setdefault(event, recurring)
-            except Exception as error:
-                failure = failure or error
+            except (DdlInternalError, ValueError) as error:
+                self._operation_failed(recurring, error)
         for recurring in behind.values():
             try:
                 recurring.wait()
-            except Exception as error:
-                failure = failure or error
-        self.afar.clear()
-        return failure
+            except (DdlInternalError, ValueError) as error:
+                self._operation_failed(recurring, error)
+        self._on_devices.clear()
 
-    def rewind(self) -> None:
-        """All parameters await a whole round of backward passes again."""
-        for slot in self.slots:
-            slot.left = self.passes
+    def _place(self) -> None:
+        """Put results where they belong. What is done of it may be done twice: an interrupt may come in between."""
+        results = self._results
+        if not self._repeatable:
+            for slot in self.slots:
+                grad = slot.param.grad
+                if slot.kept is not None and slot not in results and grad is not None:
+                    results[slot] = _Result(grad, grad, True)
+        while results:
+            slot, (grad, value, fresh) = next(iter(results.items()))
+            if slot.private is not None:
+                slot.private.target.owner = None
+            if slot.sparse_dims and not value.is_sparse:
+                value = value.to_sparse(slot.sparse_dims)  # as the optimizer of its parameter expects it
+            if slot.kept is not None:
+                value = slot.kept + value
+            elif value is not grad and not fresh and not value.is_sparse:
+                with torch.no_grad():  # others see this memory, and may expect the result in it
+                    grad.copy_(value)
+                value = grad
+            # No signal's handler runs between these.
+            slot.param.grad = value
+            slot.kept = None
+            del results[slot]
+
+    def _end_round(self) -> None:
+        failure = self._failure
+        if self._written:
+            mark_written(self._written)
+            self._written.clear()
+        if not self._repeatable:
+            for slot in self.slots:
+                slot.holds_result = slot.round == self._round
+        for group in self.groups:
+            group.begin()
+        self._results.clear()
+        self._handles.clear()
+        self._absent.clear()
+        self._repeated.clear()
+        self.arrived.clear()
+        if self.job.overlaps is not self._overlaps:  # a search has changed it
+            self._overlaps = self.job.overlaps
+            for slot in self.slots:
+                slot.submit = self._way_out(slot, slot.param)
+        # An interrupt before this line leaves the round open, with nothing left to do; between these there is none.
+        self._pass = None
+        self._failure = None
+        self._entered = self.open = self.touched = False
+        self.passes_left = self.passes
+        self.rounds += 1
+        self.reduced = failure is None
+        self.failed = failure
+        if failure is not None:
+            raise failure
+
+    def _rebind(self) -> None:
+        """Go over to the job that is current now."""
+        if self.open:
+            self._forget()
+            raise NotInitialized(LOST)
+        self.bind()
+        self.rounds = self._turn = 0
+
+    def _forget(self) -> None:
+        """The job of a round that is open has ended: its gradients will not be reduced."""
+        self._in_flight.clear()
+        self._on_devices.clear()
+        self._written.clear()
+        self._results.clear()
+        self._handles.clear()
+        self._absent.clear()
+        self._repeated.clear()
+        self.arrived.clear()
+        self._failure = None
+        self._entered = self.open = False
         for group in self.groups:
             group.begin()
 
-    def _rebind(self) -> bool:
-        """Goes over to the job that is current now; whether that one needs gradients sent."""
-        if self.flying or self.aloft or self.afar:
-            self._forget()
-            raise NotInitialized(LOST)
-        try:
-            self.bind()
-        except NotInitialized:
-            if not self.standing_by:
-                raise
-            self._forget()
-            raise NotInitialized(LOST) from None
-        return self.active
 
-    def _forget(self) -> None:
-        """Gradients that are complete will not be reduced."""
-        self.flying, self.aloft, self.afar = [], [], []
-        self.standing_by.clear()
-        self.rewind()
+def _unhook(slot: Slot) -> None:
+    for hook in (slot.hook, slot.tensor_hook):
+        if hook is not None:
+            hook.remove()
+    slot.hook = slot.tensor_hook = None
 
 
 def _part(index: int, compressor: UserCompressor, ctx: Any, results: Sequence[torch.Tensor]) -> torch.Tensor:
     whole: torch.Tensor = compressor.decompress(results[index], ctx)
     return whole
-
-
-def _place(result: torch.Tensor, slot: Slot, grad: torch.Tensor) -> None:
-    """Puts a result that was not reduced in place where it belongs."""
-    if result.is_sparse:
-        slot.param.grad = result
-    else:
-        with torch.no_grad():
-            grad.copy_(result)

@@ -1,11 +1,11 @@
-"""What is known of each parameter's gradient: its name, how many passes it awaits, what it looked like last."""
+"""What is known of each parameter's gradient: its name, what it looked like last, and how it is reduced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -14,12 +14,7 @@ from ddl_torch.streams import Mark
 from ddlcore.api import ProcessSet, UserCompressor
 from ddlcore.types import Buffer, DType, ReduceOp
 
-__all__ = ["Group", "Reduction", "Slot", "looks_alike", "looks_alike_there"]
-
-TOO_MANY_PASSES = (
-    "Gradients were computed more than backward_passes_per_step times before call to step(). "
-    "Increase backward_passes_per_step to accumulate gradients locally."
-)
+__all__ = ["Group", "Passes", "Reduction", "Slot", "looks_alike", "looks_alike_there"]
 
 
 @dataclass(frozen=True)
@@ -37,72 +32,132 @@ class Reduction:
     sparse_by_host: bool = False  # sparse ones do
 
 
+class Passes(Protocol):
+    """What a parameter's hook asks of the reducer."""
+
+    arrived: list[Slot]  # whose gradients the backward pass that runs has completed
+    sends: bool  # whether the gradients of this pass may be sent as they arrive
+
+    def begin_pass(self) -> None:
+        """Called with the first gradient of a backward pass."""
+
+
 class Slot:
-    """One parameter: how many backward passes it still awaits before its gradient goes off (0: it is complete)."""
+    """One parameter's gradient."""
 
     __slots__ = (
         "count",
         "device",
         "dtype",
         "group",
+        "holds_result",
         "hook",
-        "left",
+        "kept",
+        "label",
         "mark",
         "name",
+        "others",
         "param",
+        "private",
         "recurring",
+        "reducer",
+        "round",
         "shape",
         "sparse_dims",
+        "starts",
         "strides",
         "submit",
+        "tensor_hook",
     )
 
-    def __init__(self, param: torch.Tensor, name: str, left: int, submit: Callable[[Slot], None]) -> None:
+    def __init__(self, param: torch.Tensor, label: str, reducer: Passes) -> None:
         self.param = param
-        self.name = name  # on the wire
-        self.left = left
-        self.submit = submit
+        self.label = label  # the parameter's name
+        self.name = label  # on the wire
+        self.reducer = reducer
+        self.submit: Callable[[Slot], None] | None = None  # sends a gradient while backward runs; None: at its end
         self.group: Group | None = None
         self.hook: RemovableHandle | None = None
+        self.tensor_hook: RemovableHandle | None = None
         self.sparse_dims = 0  # of its last gradient; 0: that was dense
-        self.recurring: Any = None  # the allreduce that its gradients have in common, while they look like the first
+        self.round = -1  # the last round in which it was sent
+        self.starts = -1  # ``starts`` of what reduces it, just before it was sent in that round
+        # The allreduces that its gradients have in common while they look alike: in place, and where something else
+        # sees a gradient's memory, into a tensor of our own.
+        self.recurring: Any = None
+        self.private: Any = None
+        self.others: dict[int, tuple[Any, Any]] = {}  # the same of other rounds of a step
         self.dtype: torch.dtype | None = None
         self.shape: torch.Size | None = None
         self.count = 0
         self.strides: tuple[int, ...] | None = None  # None: row-major
         self.device: torch.device | None = None
         self.mark: Mark | None = None  # says when its gradient stands; None: that lies in host memory
+        # Where reducing a reduced gradient once more would change it:
+        self.holds_result = False  # the gradient is a result, to which the next backward pass must not add
+        self.kept: torch.Tensor | None = None  # that result, while what was added to it is reduced
 
     def on_gradient(self, _param: torch.Tensor) -> None:
-        """What autograd calls, once a parameter and backward pass: as short as can be."""
-        left = self.left = self.left - 1
-        if left == 0:
+        """Called by autograd once a parameter and backward pass, so it is as short as can be."""
+        reducer = self.reducer
+        arrived = reducer.arrived
+        if not arrived:
+            reducer.begin_pass()
+        arrived.append(self)
+        if reducer.sends and self.submit is not None:
             self.submit(self)
-        elif left < 0:
-            self.left = 0
-            raise AssertionError(TOO_MANY_PASSES)
+
+    def before_gradient(self, _grad: torch.Tensor | None) -> None:
+        """Called by autograd before it adds to ``.grad``: a result is put aside, and what is added stands by itself."""
+        if self.holds_result:
+            self.kept, self.param.grad = self.param.grad, None
+            self.holds_result = False
+
+    def forget_look(self) -> None:
+        """Have the next gradient described anew."""
+        self.recurring = self.private = None
+        self.others = {}
+
+    def look_like(self, grad: torch.Tensor) -> None:
+        """Note what is the same of ``grad`` and of the gradients to come; what is not has them described anew."""
+        look = (grad.dtype, grad.shape, None if grad.is_contiguous() else grad.stride(), grad.device)
+        if look != (self.dtype, self.shape, self.strides, self.device):
+            self.forget_look()
+            self.dtype, self.shape, self.strides, self.device = look
+            self.count = grad.numel()
+            self.mark = None
+
+    def turn(self, before: int, now: int) -> None:
+        """Take the allreduces of the round ``now`` of a step for those of the round ``before``."""
+        self.others[before] = (self.recurring, self.private)
+        self.recurring, self.private = self.others.get(now, (None, None))
 
 
 class Group:
     """Parameters whose gradients go off together, when the last of them is complete."""
 
-    __slots__ = ("_moments", "name", "sent", "slots", "waiting")
+    __slots__ = ("_came", "_moments", "_waiting", "name", "round", "slots")
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = tuple(slots)
+        self.name = ""  # on the wire
         self._moments: dict[Slot, Buffer] = {}  # when the gradients of those on a device stood
-        self.name = "group." + slots[0].name  # on the wire
+        self.round = -1  # the last in which it was sent
         self.begin()
 
     def begin(self) -> None:
-        """Awaits all of them again."""
-        self.sent = False
-        self.waiting = sum(slot.param.requires_grad for slot in self.slots)
+        """Await all of them again."""
+        self._waiting = sum(slot.param.requires_grad for slot in self.slots)
+        self._came: set[Slot] = set()
 
-    def is_complete(self) -> bool:
-        """Whether all have come; the count alone does not know who was thawed or frozen meanwhile."""
-        self.waiting -= 1
-        return self.waiting <= 0 and all(slot.left == 0 or not slot.param.requires_grad for slot in self.slots)
+    def is_complete(self, slot: Slot) -> bool:
+        """Note that ``slot`` has come, and return whether none is missing.
+
+        The count alone does not know who was thawed or frozen since ``begin``.
+        """
+        self._came.add(slot)
+        self._waiting -= 1
+        return self._waiting <= 0 and all(one in self._came or not one.param.requires_grad for one in self.slots)
 
     def note(self, slot: Slot, grad: torch.Tensor, mark: Callable[[], Mark]) -> None:
         """The gradient of ``slot`` has come to a device, on the stream that is current; others may come on other streams."""

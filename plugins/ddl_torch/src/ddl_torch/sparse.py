@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +18,19 @@ __all__ = ["SparseHandle", "sparse_allreduce_async", "start_sparse"]
 class SparseHandle:
     """A sparse allreduce under way. As Horovod's scripts expect, calling it is waiting for it."""
 
-    def __init__(self, indices: Waitable, values: Waitable, shape: torch.Size, divisor: int) -> None:
+    def __init__(
+        self,
+        indices: Waitable,
+        values: Waitable,
+        shape: torch.Size,
+        divisor: int,
+        gather_values: Callable[[], Waitable],
+    ) -> None:
         self._indices = indices
         self._values = values
         self._shape = shape
         self._divisor = divisor
+        self._gather_values = gather_values
 
     def poll(self) -> bool:
         """Whether ``wait`` would return or raise at once."""
@@ -37,6 +47,13 @@ class SparseHandle:
         return torch.sparse_coo_tensor(indices.t(), values, self._shape, check_invariants=False)
 
     __call__ = wait
+
+    def send_values_again(self) -> None:
+        """After a MismatchError: gather the values once more, for a rank that had taken the tensor for a dense one.
+
+        The indices are still under way, since that rank has not asked for them.
+        """
+        self._values = self._gather_values()
 
 
 def sparse_allreduce_async(
@@ -64,5 +81,5 @@ def start_sparse(
     values = tensor._values().contiguous()
     how: Any = {"process_set": process_set, "job": job, "sparse": True, "by_host": by_host}
     first = OPERATIONS.allgather_async(indices, name=None if name is None else f"{name}.indices", **how)
-    second = OPERATIONS.allgather_async(values, name=name, reduces=True, **how)
-    return SparseHandle(first, second, tensor.shape, len(members) if op is Average else 1)
+    gather_values = partial(OPERATIONS.allgather_async, values, name=name, reduces=True, **how)
+    return SparseHandle(first, gather_values(), tensor.shape, len(members) if op is Average else 1, gather_values)
