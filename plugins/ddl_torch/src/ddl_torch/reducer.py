@@ -223,10 +223,11 @@ class Reducer:
             return  # never has a gradient
         for hook in list((getattr(param, "_post_accumulate_grad_hooks", None) or {}).values()):
             other = getattr(hook, "__self__", None)
-            older = other.reducer if isinstance(other, Slot) else None
+            if not isinstance(other, Slot) or not isinstance(other.reducer, Reducer):
+                continue
             # In a world of threads the other may be another rank's, which is left alone.
-            if isinstance(older, Reducer) and (older.job is self.job or older.job.closed):
-                older.give_up(other)
+            if other.reducer.job is self.job or other.reducer.job.closed:
+                other.reducer.give_up(other)
         required = param.requires_grad
         if not required:  # torch refuses the hook, which must be there should the parameter be thawed
             param.requires_grad_(True)
