@@ -11,7 +11,9 @@ from ddlcore.messages import Ask, Spec
 from ddlcore.runtime.handle import Completion, Handle
 from ddlcore.types import Buffer
 
-__all__ = ["DECIDED", "IDLE", "PENDING", "Entry", "Outcome", "Recurring"]
+__all__ = ["ANONYMOUS", "DECIDED", "IDLE", "PENDING", "Entry", "Outcome", "Recurring"]
+
+ANONYMOUS = "noname."  # what names begin with that nobody has given; alone (or before "[i]"), still to be numbered
 
 # Where a recurring entry is.
 IDLE = 0  # with the user
@@ -80,10 +82,11 @@ class Recurring(Entry):
     """An allreduce that comes again in every step: entry and handle in one, described once.
 
     ``Inbox.again`` starts it; it is idle again when its result stands. Its buffers are its own (one, in place)
-    and tell where the tensor lies this time.
+    and tell where the tensor lies this time. ``starts`` counts, in the same moment, how often it was started: whoever
+    was interrupted meanwhile can tell. ``error`` stays until the next start, so that no interrupt loses it.
     """
 
-    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "state")
+    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "starts", "state")
 
     source: Buffer
     target: Buffer
@@ -101,6 +104,7 @@ class Recurring(Entry):
         super().__init__(self, 0, set_id, name, spec, spec_bytes, source, source if target is None else target)
         self.completion = completion
         self.state = IDLE
+        self.starts = 0
         self.error: BaseException | None = None
         self.how: Any = None  # whoever keeps it may say what it was made from
         self.index = -1  # of the batch it was part of last, as the coordinator counts
@@ -122,8 +126,7 @@ class Recurring(Entry):
             self.completion.wait(self)
         self.completion.observe(self.index)
         if self.error is not None:
-            error, self.error = self.error, None
-            raise error.with_traceback(None)
+            raise self.error.with_traceback(None)
 
     @property
     def pending(self) -> bool:
@@ -134,7 +137,7 @@ class Recurring(Entry):
         """As Handle.over: whoever starts one waits for it, so nobody is to be called."""
 
     def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
-        """The caller holds the completion's condition and notifies."""
+        """The caller holds the completion's lock, and announces."""
         self.index = index
         self.source.owner = None  # the tensor is the user's again
         self.state = IDLE
