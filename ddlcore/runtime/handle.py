@@ -117,10 +117,22 @@ class Completion:
 class Handle:
     """An operation under way. ``wait`` and ``poll`` may be called from any thread, and again when it is over."""
 
-    __slots__ = ("_completion", "_error", "_finish", "_finishing", "_index", "_left", "_outcomes", "_result", "_then")
+    __slots__ = (
+        "_completion",
+        "_error",
+        "_finish",
+        "_finishing",
+        "_index",
+        "_left",
+        "_outcomes",
+        "_result",
+        "_then",
+        "submitted",
+    )
 
     def __init__(self, completion: Completion, entries: int, finish: Callable[[Sequence[Outcome | None]], Any]) -> None:
         self._completion = completion
+        self.submitted = False  # set in the moment of it: who is interrupted in Inbox.submit can tell
         self._left = entries
         self._outcomes: list[Outcome | None] = [_OPEN] * entries
         self._finish: Callable[[Sequence[Outcome | None]], Any] | None = finish

@@ -87,7 +87,7 @@ class Inbox:
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
         """Takes all of them, or none: ValueError for a name in flight; the job's error once it is over.
 
-        So it does where a signal handler raises meanwhile. Names that are only ANONYMOUS get their number here.
+        So it does where a signal handler raises meanwhile; ``Handle.submitted`` tells which. Names that are only ANONYMOUS get their number here.
         ReentrantCall, where this thread is in the middle of another call. ``waits``: the caller's next step is to wait,
         so it will run what is ready itself or wake the engine.
         """
@@ -101,8 +101,11 @@ class Inbox:
                 ordinal = self._name(entries)
                 for entry in entries:
                     self._require_free(entry)
+                handle, set_id = entries[0].handle, entries[0].set_id
+                # Submitted, or not: nothing is called before ``behind``.
                 if ordinal >= 0:
-                    self._anonymous[entries[0].set_id] = ordinal
+                    self._anonymous[set_id] = ordinal
+                handle.submitted = True
                 self._placing = entries
                 self.behind = True
                 self._place_all(waits)
@@ -264,8 +267,8 @@ class Inbox:
         if since_s is not None:  # others stand behind it: their time begins anew, as with any launch
             since_s = time.monotonic() if replay.waits() else None
         number = self._launched + 1
-        step = replay.step(number, entry)
-        launch: Launch[Entry] = step.launch
+        launch: Launch[Entry]
+        launch, _, following, current, paused, turn_at = replay.step(number, entry)
         # Launched, or not: nothing is called from here on.
         entry.stamp = observed
         entry.state = PENDING
@@ -274,12 +277,12 @@ class Inbox:
         entry.source.owner = owner
         entry.starts += 1
         replay.launched[position.set_id] = launch.place
-        replay.next = step.following
-        replay.current = step.current
-        replay.paused = step.paused
-        if step.turn_at >= 0:
+        replay.next = following
+        replay.current = current
+        replay.paused = paused
+        if turn_at >= 0:
             replay.turned = True
-            replay.turn_at = step.turn_at
+            replay.turn_at = turn_at
             self.behind = True
         self._launched = number
         self._launches += [launch]
@@ -635,20 +638,19 @@ class Inbox:
         if self._waits_since_s is not None:
             usual_s = max(now_s - self._waits_since_s, (position.usual_s or 0.0) * 0.9)
         leaves_room = replay.queued or replay.filled_holes
-        step = replay.step(number)
-        launch = step.launch
+        launch, fresh, following, current, paused, turn_at = replay.step(number)
         # Launched, or not: nothing is called from here on, but for a hole, which no user's thread launches.
-        if step.fresh:
+        if fresh:
             replay.filled -= position.missing_when_empty
-            position.entries = step.fresh
+            position.entries = fresh
             position.missing = position.missing_when_empty
         replay.launched[position.set_id] = launch.place
-        replay.next = step.following
-        replay.current = step.current
-        replay.paused = step.paused
-        if step.turn_at >= 0:
+        replay.next = following
+        replay.current = current
+        replay.paused = paused
+        if turn_at >= 0:
             replay.turned = True
-            replay.turn_at = step.turn_at
+            replay.turn_at = turn_at
             self.behind = True
         self._launched = number
         self._launches += [launch]

@@ -86,7 +86,7 @@ class Recurring(Entry):
     was interrupted meanwhile can tell. ``error`` stays until the next start, so that no interrupt loses it.
     """
 
-    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "starts", "state")
+    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "starts", "state", "submitted")
 
     source: Buffer
     target: Buffer
@@ -105,6 +105,7 @@ class Recurring(Entry):
         self.completion = completion
         self.state = IDLE
         self.starts = 0
+        self.submitted = False  # as Handle.submitted; ``starts`` says it of ``Inbox.again``
         self.error: BaseException | None = None
         self.how: Any = None  # whoever keeps it may say what it was made from
         self.index = -1  # of the batch it was part of last, as the coordinator counts
@@ -135,6 +136,9 @@ class Recurring(Entry):
 
     def over(self) -> None:
         """As Handle.over: whoever starts one waits for it, so nobody is to be called."""
+
+    def pass_on(self, queue: Any) -> None:
+        """As Handle.pass_on: nobody is to be called."""
 
     def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
         """The caller holds the completion's lock, and announces."""

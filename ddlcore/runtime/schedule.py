@@ -194,18 +194,6 @@ class Launch(Generic[T]):
         return self.position.planned
 
 
-@dataclass(slots=True, eq=False)
-class Step(Generic[T]):
-    """A launch, worked out before anything has changed."""
-
-    launch: Launch[T]
-    fresh: list[T | None]  # the position's slots behind it; none where they stay as they are
-    following: int  # the next place
-    current: Position[T]  # and its position
-    paused: bool
-    turn_at: int  # where the next period ends, if one has ended; else -1
-
-
 class Replay(Generic[T]):
     """One rank's way through a schedule, from a Resume to the Drain that ends it. ``T`` is an entry."""
 
@@ -346,13 +334,30 @@ class Replay(Generic[T]):
 
     def launch(self, number: int = -1) -> Launch[T]:
         """The next batch in order; only if ``ready``. It counts as launched from here on."""
-        step = self.step(number)
-        self.take(step)
+        launch, fresh, self.next, self.current, self.paused, turn_at = self.step(number)
+        position = launch.position
+        if fresh:
+            self.filled -= position.missing_when_empty
+            position.entries = fresh
+            position.missing = position.missing_when_empty
+        self.launched[position.set_id] = launch.place
+        if turn_at >= 0:
+            self.turned = True
+            self.turn_at = turn_at
+        if launch.batch is not None:
+            self.take_hole(position)
         self.refill()
-        return step.launch
+        return launch
 
-    def step(self, number: int, alone: T | None = None) -> Step[T]:
-        """What ``launch`` would do. ``alone``: the one entry of a batch whose only slot is still empty."""
+    def step(
+        self, number: int, alone: T | None = None
+    ) -> tuple[Launch[T], list[T | None], int, Position[T], bool, int]:
+        """What ``launch`` would do, before anything has changed; ``Inbox`` does it, among other things of one moment.
+
+        The launch; its position's slots behind it, none where they stay as they are; the next place, its position, and
+        whether it is a pause; where the next period ends if one has ended, else -1. ``alone``: the one entry of a batch
+        whose only slot is still empty.
+        """
         position = self.current
         place = self.next
         batch: Batch | None = None
@@ -368,24 +373,7 @@ class Replay(Generic[T]):
         launch = Launch(place, position, entries, batch, number)
         following, current, paused = self._from(place + 1)
         turn_at = self._period_end(following) if following >= self.turn_at else -1
-        return Step(launch, fresh, following, current, paused, turn_at)
-
-    def take(self, step: Step[T]) -> None:
-        """Does it. ``Inbox`` writes the same stores out, among others that belong to one moment."""
-        position = step.launch.position
-        if step.fresh:
-            self.filled -= position.missing_when_empty
-            position.entries = step.fresh
-            position.missing = position.missing_when_empty
-        self.launched[position.set_id] = step.launch.place
-        self.next = step.following
-        self.current = step.current
-        self.paused = step.paused
-        if step.turn_at >= 0:
-            self.turned = True
-            self.turn_at = step.turn_at
-        if step.launch.batch is not None:
-            self.take_hole(position)
+        return launch, fresh, following, current, paused, turn_at
 
     def take_hole(self, position: Position[T]) -> None:
         """What was negotiated for it is launched."""

@@ -299,7 +299,7 @@ def test_a_thread_that_is_inside_gets_a_named_error_and_changes_nothing() -> Non
     waits: list[Callable[[], object]] = [handle.wait, lambda: rank.engine.at_once(entry, 64, None)]
 
     for runner, threads in ((get_ident(), set()), (0, {get_ident()})):
-        rank.inbox.running, rank.engine.threads = runner, cast("set[int]", threads)
+        rank.inbox.running, rank.engine.threads = runner, threads
         for call in waits:
             with pytest.raises(ReentrantCall):
                 call()
