@@ -333,6 +333,8 @@ class Job:
 
         Raises ValueError for a name in flight, or why the job is over; ReentrantCall, see ``Inbox.submit``.
         """
+        if self._engine.amid():
+            raise reentrant("an operation")
         self.submit_entries(entries, waits)
 
     def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None:

@@ -115,13 +115,17 @@ class Engine:
             self._inbox.work.notify()
 
     def inside(self) -> bool:
-        """Whether the calling thread is in the middle of something of ddl's, or is one of ddl's own.
+        """Whether the calling thread is one of ddl's own, or in the middle of something of ddl's.
 
-        True only where a signal handler or a finalizer asks: it must not wait here for anything.
+        Of a user's thread, True only where a signal handler or a finalizer asks: it must not wait here for anything.
         """
+        return get_ident() in self.threads or self.amid()
+
+    def amid(self) -> bool:
+        """The same, but for what one of ddl's own calls at a moment that is fit for it, such as ``Handle.then``'s call."""
         me = get_ident()
         held = self._inbox.lock.held() or self._completion.lock.held()
-        return held or self._inbox.running == me or me in self.threads
+        return held or (self._inbox.running == me and me not in self.threads)
 
     def stop(self, timeout_s: float) -> bool:
         """Ends after what is queued, and closes the communicators. False if that took too long.

@@ -87,7 +87,8 @@ class Inbox:
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
         """Takes all of them, or none: ValueError for a name in flight; the job's error once it is over.
 
-        So it does where a signal handler raises meanwhile; ``Handle.submitted`` tells which. Names that are only ANONYMOUS get their number here.
+        So it does where a signal handler raises meanwhile; ``Handle.submitted`` tells which. Names that are only
+        ANONYMOUS get their number here.
         ReentrantCall, where this thread is in the middle of another call. ``waits``: the caller's next step is to wait,
         so it will run what is ready itself or wake the engine.
         """
