@@ -71,6 +71,7 @@ from ddlcore.errors import (
     PeerLost,
     PluginError,
     RankFailed,
+    ReentrantCall,
     TransportError,
 )
 from ddlcore.job import VERSION as __version__
@@ -98,6 +99,7 @@ __all__ = [
     "Product",
     "RankFailed",
     "ReduceOp",
+    "ReentrantCall",
     "Stats",
     "Sum",
     "TransportError",

@@ -20,6 +20,7 @@ __all__ = [
     "PeerLost",
     "PluginError",
     "RankFailed",
+    "ReentrantCall",
     "TransportError",
 ]
 
@@ -80,6 +81,10 @@ class ObjectDigestError(DdlInternalError):
 
 class NotInitialized(ValueError):
     """A verb was called before ``init()`` or after ``shutdown()``."""
+
+
+class ReentrantCall(RuntimeError):
+    """A signal handler or a finalizer called ddl while its thread was inside ddl; nothing has changed, the job goes on."""
 
 
 class PluginError(RuntimeError):

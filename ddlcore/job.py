@@ -48,6 +48,7 @@ from ddlcore.runtime.meter import Meter, Stats
 from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.ranges import in_use, ranges_of
 from ddlcore.runtime.recording import Recording
+from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import Entry, Recurring
 from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.runtime.sessions import Sessions
@@ -114,7 +115,7 @@ class Job:
         self.recurring: dict[Any, Recurring] = {}  # calls by name that wait at once, described the first time
         self._verdict = Verdict()
         self._meter = Meter()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._ordinals: Counter[str] = Counter()
         self._started = False
         self._reopened = 0
@@ -332,22 +333,38 @@ class Job:
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
         """Hands entries over, all or none. Any thread; ``waits``: this one goes on to wait for them.
 
-        Raises ValueError for a name in flight, or why the job is over.
+        Raises ValueError for a name in flight, or why the job is over; ReentrantCall, see ``Inbox.submit``.
         """
+        if self._engine.amid():
+            raise reentrant("an operation")
         self.submit_entries(entries, waits)
 
     def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None:
         """Records from now on; see ``Recording.begin``."""
+        self._refuse_inside("start_timeline()")
         place = Path(directory) if directory else None
         self._recording.begin(Path(file), mark_cycles, place, self._link.session)
 
     def stop_timeline(self, patience_s: float = 10.0) -> None:
         """Ends it, if one is recorded; see ``Recording.end``."""
+        self._refuse_inside("stop_timeline()")
         self._recording.end(patience_s)
 
     def stats(self) -> Stats:
-        """What this rank has counted since init; ``Stats`` documents the keys. Any thread."""
+        """What this rank has counted since init; ``Stats`` documents the keys. Any thread, at any moment: it takes no lock."""
         return self._meter.stats(self.completion.waited_s, self.sets.routes(), self.inbox.steps())
+
+    def progress(self) -> tuple[int, int]:
+        """Changes when an operation comes to its end. Any thread."""
+        return self._meter.negotiated, self._meter.replayed
+
+    def inside(self) -> bool:
+        """Whether the calling thread is one of ddl's own, or in the middle of a call that another one must not interrupt."""
+        return self._started and (self._engine.inside() or self._recording.inside or self._lock.held())
+
+    def _refuse_inside(self, what: str) -> None:
+        if self.inside():
+            raise reentrant(what)
 
     def _want_dump(self) -> None:
         self._link.dump_wanted = True
@@ -439,7 +456,10 @@ class Job:
 
         Other ranks need not do the same at the same time: a call that needs this rank raises PeerLost there.
         ``settle``: the user's program has come to its end, so what it has left to a companion is done first.
+        ReentrantCall, and nothing has changed, for a signal handler or a finalizer in the middle of ddl's own work.
         """
+        if not self.closed:
+            self._refuse_inside("shutdown()")
         try:
             if settle and self._started and not self.closed and not self.forked:
                 self.companions.settle()

@@ -13,7 +13,7 @@ from ddlcore.errors import ObjectDigestError
 from ddlcore.job import Job
 from ddlcore.messages import Spec, encode
 from ddlcore.runtime.handle import Handle
-from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.request import ANONYMOUS, Entry, Outcome
 from ddlcore.types import Buffer, DType, Kind
 
 __all__ = ["allgather_object", "barrier", "broadcast_object", "check_root", "join"]
@@ -30,7 +30,7 @@ def barrier(process_set: ProcessSet = global_process_set, job: Job | None = None
     """Returns on no member before every member has called it."""
     job = job or current_job()
     set_id, _ = process_set.resolve(job)
-    _control(job, set_id, job.inbox.anonymous(set_id), Spec(Kind.BARRIER)).wait()
+    _control(job, set_id, ANONYMOUS, Spec(Kind.BARRIER)).wait()
 
 
 def join(device: int = -1, job: Job | None = None) -> int:
@@ -40,9 +40,7 @@ def join(device: int = -1, job: Job | None = None) -> int:
     Horovod's sake. Averages still divide by the full size.
     """
     job = job or current_job()
-    last = int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
-    job.inbox.next_generation()
-    return last
+    return int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
 
 
 def _control(job: Job, set_id: int, name: str, spec: Spec) -> Handle:
@@ -104,10 +102,11 @@ def _exchange(
         view(memory.address, len(payload))[:] = payload
     source = Buffer(memory.address, len(payload), DType.U8, (len(payload),), owner=memory)
     handle = Handle(job.completion, 1, lambda outcomes: outcomes[0])
-    wire_name = job.inbox.anonymous(set_id) if name is None else f"object.{name}"
+    wire_name = ANONYMOUS if name is None else f"object.{name}"
     digest = hashlib.blake2b(payload, digest_size=32).digest()
     rows = (len(payload),)
-    job.submit([Entry(handle, 0, set_id, wire_name, spec, encode(spec), source, None, rows, digest)])
+    entry = Entry(handle, 0, set_id, wire_name, spec, encode(spec), source, None, rows, digest)
+    job.submit([entry])
     outcome: Outcome = handle.wait()
     assert outcome.memory is not None
     parts, at = {}, outcome.memory.address
@@ -116,7 +115,7 @@ def _exchange(
         at += nbytes
         if rank in wanted and hashlib.blake2b(part, digest_size=32).digest() != announced:
             raise ObjectDigestError(
-                f"the object of rank {rank} ({wire_name!r}) arrived with other bytes than rank {rank} announced; "
+                f"the object of rank {rank} ({entry.name!r}) arrived with other bytes than rank {rank} announced; "
                 "it was not unpickled. Somebody else may be writing to the data network"
             )
         parts[rank] = part

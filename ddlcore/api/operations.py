@@ -17,7 +17,7 @@ from ddlcore.messages import Spec, encode
 from ddlcore.runtime.executor import reducescatter_rows
 from ddlcore.runtime.fenced import FencedHandle, FencedRecurring
 from ddlcore.runtime.handle import Handle
-from ddlcore.runtime.request import Entry, Outcome, Recurring
+from ddlcore.runtime.request import ANONYMOUS, Entry, Outcome, Recurring
 from ddlcore.types import CPU, Adasum, Average, Buffer, DType, Kind, ReduceOp
 
 __all__ = ["Operations"]
@@ -105,7 +105,7 @@ class Operations:
             outputs = [self.adapter.allocate(tensor) for tensor in tensors]
         targets = [self._target(o, s, t) for o, s, t in zip(outputs, sources, tensors)]
         ops = [_reduce_op(op, source.dtype) for source in sources]
-        names, group = self._names(job, set_id, Kind.ALLREDUCE, name, len(tensors), _single)
+        names, group = self._names(Kind.ALLREDUCE, name, len(tensors), _single)
         specs = [
             _allreduce_spec(source, reduce_op, prescale_factor, postscale_factor, compression, group, device)
             for source, reduce_op in zip(sources, ops)
@@ -230,7 +230,7 @@ class Operations:
         set_id, _ = process_set.resolve(job)
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "allgather") for tensor in tensors]
         device = _device(job, sources, "allgather", by_host, sparse)
-        names, group = self._names(job, set_id, _named_as, name, len(tensors), _single)
+        names, group = self._names(_named_as, name, len(tensors), _single)
         specs = [Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], device=device, group=group) for source in sources]
 
         def finish(outcomes: Sequence[Outcome | None]) -> Any:
@@ -268,7 +268,7 @@ class Operations:
             output = self.adapter.allocate(tensor)
         target = self._target(output, source, tensor)
         device = _device(job, [source], "broadcast", by_host)
-        names, _ = self._names(job, set_id, Kind.BROADCAST, name, 1, True)
+        names, _ = self._names(Kind.BROADCAST, name, 1, True)
         spec = Spec(
             Kind.BROADCAST,
             source.dtype,
@@ -302,7 +302,7 @@ class Operations:
         source = _with_rows(self.adapter.buffer(tensor, elementwise=False), "alltoall")
         sent = _splits(splits, source.shape[0], len(ranks))
         device = _device(job, [source], "alltoall", by_host)
-        names, _ = self._names(job, set_id, Kind.ALLTOALL, name, 1, True)
+        names, _ = self._names(Kind.ALLTOALL, name, 1, True)
         spec = Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], device=device)
         me = ranks.index(job.rank)
 
@@ -367,7 +367,7 @@ class Operations:
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "reducescatter") for tensor in tensors]
         device = _device(job, sources, "reducescatter", by_host)
         ops = [_reduce_op(op, source.dtype) for source in sources]
-        names, group = self._names(job, set_id, Kind.REDUCESCATTER, name, len(tensors), _single)
+        names, group = self._names(Kind.REDUCESCATTER, name, len(tensors), _single)
         specs = [
             Spec(
                 Kind.REDUCESCATTER,
@@ -434,16 +434,14 @@ class Operations:
             return Handle(job.completion, len(sources), finish)
         return FencedHandle(job.completion, len(sources), finish, self.adapter.after, tensors)
 
-    def _names(
-        self, job: Job, set_id: int, kind: Kind, name: str | None, count: int, single: bool
-    ) -> tuple[list[str], int]:
-        """What each tensor is called on the wire, and the size of its group. Nothing may fail after this.
+    def _names(self, kind: Kind, name: str | None, count: int, single: bool) -> tuple[list[str], int]:
+        """What each tensor is called on the wire, and the size of its group.
 
-        An anonymous call that failed on one rank alone would be counted there and not elsewhere.
+        An anonymous call gets its number when it is submitted: counted on one rank alone, it would never be answered.
         """
         if count == 0:
             raise ValueError(f"grouped {kind.name.lower()}: the list of tensors is empty")
-        base = job.inbox.anonymous(set_id) if name is None else f"{kind.name.lower()}.{name}"
+        base = ANONYMOUS if name is None else f"{kind.name.lower()}.{name}"
         if single:
             return [base], 0
         return [f"{base}[{i}]" for i in range(count)], count
@@ -488,7 +486,8 @@ class Operations:
     def hand_over(self, job: Job, handle: Handle, entries: Sequence[Entry], waits: bool) -> None:
         """Submits what a verb has described. A framework that computes in the background overrides this.
 
-        Its buffers then need no address before it calls ``job.submit``; an error from there goes to ``handle.refuse``.
+        It calls ``job.inbox.name(entries)`` at once, so that calls without a name count in the order of the program. Its
+        buffers need no address before it calls ``job.submit``; an error from there goes to ``handle.refuse``.
         """
         job.submit(entries, waits)
 

@@ -6,11 +6,13 @@ import atexit
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ddlcore.adoption import recognise
+from ddlcore.api.threads import before_threads_are_joined, others_are_alive
 from ddlcore.config import Environment
 from ddlcore.errors import DdlInternalError, NotInitialized
 from ddlcore.job import Job, launched_job, lone_job
@@ -19,7 +21,8 @@ from ddlcore.plug.aliases import ALIASES
 from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.meter import Stats
-from ddlcore.runtime.request import Entry
+from ddlcore.runtime.reentry import Lock, reentrant
+from ddlcore.runtime.request import ANONYMOUS, Entry
 from ddlcore.types import Kind, Placement
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ class _Process:
         self.thread = threading.local()  # .job: of a world of threads
         self.worlds = False  # whether there ever was one
         self.pid = 0
+        self.changing = Lock()  # held in ``init`` and ``shutdown``: of threads that call them at once, one waits
         self.guest: Guest | None = None  # where another launcher has started this process
 
 
@@ -156,14 +160,36 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     library's communicator (for which there is a plugin), all of whose processes call this.
     ``process_sets``: sets to register at once, the same on every rank ("dynamic" is accepted; sets may
     always be added later). Without a launcher this is a world of one. Raises PeerLost when a rank
-    dies meanwhile, DeadlineExceeded after ``DDL_START_TIMEOUT_S``, ValueError for bad arguments.
+    dies meanwhile, DeadlineExceeded after ``DDL_START_TIMEOUT_S``, ValueError for bad arguments, ReentrantCall
+    for a signal handler that calls it in the middle of ``init`` or ``shutdown``.
     """
     if is_initialized():
         return
     _refuse_children()
     if _process.pid != os.getpid():
+        _process.changing = Lock()  # a fork's: whoever may have held it is not in this process
+    changing = _changing()
+    changing.refuse("init()")
+    with changing:
+        if not is_initialized():
+            _init(comm, process_sets)
+
+
+def _changing() -> Lock:
+    """Of a world of threads each has its own: one that begins or ends may wait for another that does."""
+    if getattr(_process.thread, "job", None) is None:
+        return _process.changing
+    lock: Lock | None = getattr(_process.thread, "changing", None)
+    if lock is None:
+        lock = _process.thread.changing = Lock()
+    return lock
+
+
+def _init(comm: Any, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None) -> None:
+    if _process.pid != os.getpid():
         _process.pid = os.getpid()
         atexit.register(_at_exit)
+        before_threads_are_joined(_at_end_of_main_thread)
     job = _make_job(comm)
     job.start()
     if getattr(_process.thread, "job", None) is not None:
@@ -191,7 +217,7 @@ def _register(process_sets: Sequence[ProcessSet | Sequence[int]] | str) -> None:
             known.add(tuple(one.ranks))
             add_process_set(one)
     except ValueError:
-        shutdown()
+        _shut_down()
         raise
 
 
@@ -258,7 +284,24 @@ def _ranks_of_communicator(comm: Any, launched: Placement | Seat) -> Sequence[in
 
 
 def shutdown() -> None:
-    """Ends this rank's part of the job; again or before init: no effect. Unfinished handles raise Closed."""
+    """Ends this rank's part of the job; again or before init: no effect. Unfinished handles raise Closed.
+
+    Any thread, while others wait; a signal handler, too, unless it interrupts its thread in the middle of ddl's own
+    work: ReentrantCall then, and nothing has changed.
+    """
+    job = getattr(_process.thread, "job", None) or _process.job
+    changing = _changing()
+    if changing.held():
+        if job is not None and job.closed:
+            return  # it interrupts a shutdown
+        raise reentrant("shutdown()")
+    if job is not None and not job.closed and job.inside():
+        raise reentrant("shutdown()")  # before the lock: another thread may hold it, and wait for this one
+    with changing:
+        _shut_down()
+
+
+def _shut_down() -> None:
     job = getattr(_process.thread, "job", None) or _process.job
     if job is not None:
         job.shutdown(settle=True)
@@ -276,6 +319,42 @@ def _at_exit() -> None:
         job.shutdown(reason, settle=error is None)
     if _process.guest is not None:
         _process.guest.close(reason, patient=error is None)
+
+
+def _at_end_of_main_thread() -> None:
+    """The main thread is through, and the interpreter joins the other ones before ``atexit``'s calls: maybe for ever.
+
+    After an uncaught exception this rank leaves now. Else threads may go on with what they do, as Python has it; but if
+    one stands for ``leave_timeout_s`` in an operation that does not come, this rank leaves, too, and its peers hear why.
+    """
+    job = _process.job
+    if job is None or job.closed or os.getpid() != _process.pid:
+        return
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        job.shutdown(f"raised {type(error).__name__}: {error}")
+        return
+    if not others_are_alive():
+        return
+    try:
+        threading.Thread(target=_watch_threads, args=(job,), name="ddl-last", daemon=True).start()
+    except RuntimeError:  # this Python starts no thread any more
+        job.shutdown("ended its main thread without shutdown()")
+
+
+def _watch_threads(job: Job) -> None:
+    patience_s = job.settings.number("leave_timeout_s")
+    progress, since_s = job.progress(), time.monotonic()
+    while not job.closed:
+        time.sleep(0.1)
+        seen, waits = job.progress(), job.inbox.pending()
+        if seen != progress or not waits:
+            progress, since_s = seen, time.monotonic()
+        elif time.monotonic() - since_s > patience_s:
+            job.shutdown(
+                f"ended its main thread while another one waited for {waits[0]!r}, which did not come within "
+                f"{patience_s:g} s (DDL_LEAVE_TIMEOUT_S); join such threads at the end of the script"
+            )
 
 
 def is_initialized() -> bool:
@@ -354,7 +433,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 def _change_sets(job: Job, spec: Spec) -> int:
     handle = Handle(job.completion, 1, lambda outcomes: -1 if outcomes[0] is None else outcomes[0].result)
-    job.submit([Entry(handle, 0, 0, job.inbox.anonymous(0), spec, encode(spec))])
+    job.submit([Entry(handle, 0, 0, ANONYMOUS, spec, encode(spec))])
     return int(handle.wait())
 
 
@@ -366,7 +445,7 @@ def process_sets() -> dict[int, list[int]]:
 def stats() -> Stats:
     """What this rank has counted since ``init``: messages, batches, bytes, seconds, routes.
 
-    ``Stats`` documents the keys. Any thread; costs nothing but this call.
+    ``Stats`` documents the keys. Any thread, signal handlers and finalizers included; costs nothing but this call.
     """
     return current_job().stats()
 

@@ -101,7 +101,8 @@ class LocalChannel(Channel):
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         self._network = network
         self._rank = rank
-        self._condition = threading.Condition(threading.Lock())
+        # Reentrant: a finalizer may call ``wake`` in the middle of any of its sections.
+        self._condition = threading.Condition()
         self._arrived: deque[FromCoordinator] = deque()
         self._woken = False
         self._closed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -16,12 +17,16 @@ class Wake:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # a write after close could hit a stranger's descriptor of the same number
+        # A write after close could hit a stranger's descriptor of the same number. Reentrant: a signal handler or a
+        # finalizer may call ``set`` in the middle of another.
+        self._lock = threading.RLock()
         self._raised = False
         if hasattr(os, "eventfd"):
             self._reader = self._writer = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         else:
             self._reader, self._writer = os.pipe()
+            os.set_blocking(self._reader, False)
+            os.set_blocking(self._writer, False)
 
     def fileno(self) -> int:
         return self._reader
@@ -32,14 +37,18 @@ class Wake:
             return
         with self._lock:
             if not self._raised and self._writer >= 0:
-                self._raised = True
-                os.write(self._writer, _ONE)
+                with contextlib.suppress(BlockingIOError):  # a pipe that is full is readable
+                    os.write(self._writer, _ONE)
+                self._raised = (
+                    True  # behind it: a signal handler may raise in between, and one byte too many is no harm
+                )
 
     def clear(self) -> None:
         with self._lock:
-            if self._raised:
+            if self._reader >= 0:
                 self._raised = False
-                os.read(self._reader, len(_ONE))
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._reader, 1 << 10)
 
     def close(self) -> None:
         """May be repeated."""

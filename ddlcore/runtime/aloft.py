@@ -50,7 +50,7 @@ class Aloft:
         """Whether ``landed`` is to be called now: somebody waits for it, or there is something to see to."""
         if not self._batches:
             return slept and self._untidy
-        return slept or stopped or self._completion.wanted > 0 or _is_done(self._batches[0][1])
+        return slept or stopped or self._completion.wanted or _is_done(self._batches[0][1])
 
     def landed(self) -> list[tuple[Launch[Entry], Deliver]]:
         """What is done by now, in order; if somebody waits for that, after a moment's wait for the last of it.
@@ -58,7 +58,7 @@ class Aloft:
         Raises DeviceError where a device has failed, and nothing was done before that; what ``tidy`` raises.
         """
         done: list[tuple[Launch[Entry], Deliver]] = []
-        if self._batches and self._completion.wanted > 0 and not _is_done(self._batches[0][1]):
+        if self._batches and self._completion.wanted and not _is_done(self._batches[0][1]):
             begun_ns = now_ns()
             self._batches[-1][1].event.wait(SLICE_S)
             self._meter.device_ns += now_ns() - begun_ns

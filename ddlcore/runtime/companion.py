@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, TypeVar
+
+from ddlcore.runtime.reentry import Lock
 
 __all__ = ["Companion", "Companions"]
 
@@ -29,13 +30,14 @@ class Companions:
 
     def __init__(self, job: Any) -> None:
         self._job = job
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._made: dict[type[Companion], Companion] = {}
 
     def get(self, kind: type[C]) -> C:
         """The job's companion of that class, made when it is asked for first."""
         made = self._made.get(kind)
         if made is None:
+            self._lock.refuse("an operation")
             with self._lock:
                 made = self._made.get(kind)
                 if made is None:  # of two threads that ask at once, one makes it

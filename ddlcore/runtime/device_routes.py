@@ -367,9 +367,8 @@ class DeviceRoutes:
         return frozenset(one.name for (of, _), one in found if of == set_id and one.transport is not None)
 
     def routes(self) -> dict[int, str]:
-        """By set: how its tensors on devices are reduced, and why so. Any thread."""
-        with self._lock:
-            found = sorted(self._open.items())
+        """By set: how its tensors on devices are reduced, and why so. Any thread; it takes no lock."""
+        found = sorted(self._open.copy().items())
         told: dict[int, str] = {}
         for (set_id, label), one in found:
             way = one.name if one.transport is not None else f"by way of the host, {one.name}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import Closed, DeviceError
 from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.runtime.reentry import Lock
 from ddlcore.types import CPU, Buffer, Device
 
 __all__ = ["BY_HOST", "Devices", "Lane", "Pool", "describe_device", "kind_of", "lane_of"]
@@ -179,7 +179,7 @@ class Devices:
         self._over = over
         self._meter = meter
         self.used: Callable[[], None] = lambda: None  # told that memory is kept, for ``tidy`` to let go
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._labels: dict[Device, str] = {CPU: CPU.kind}
         self._lanes: dict[str, Lane] = {}
 
@@ -191,6 +191,7 @@ class Devices:
         """
         label = self._labels.get(device)
         if label is None:
+            self._lock.refuse("an operation")
             with self._lock:
                 label = self._labels.get(device) or self._open(device)
         return label + BY_HOST if by_host and device.kind != CPU.kind else label

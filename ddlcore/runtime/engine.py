@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from _thread import get_ident
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ddlcore.errors import DdlInternalError, TransportError
@@ -16,10 +17,11 @@ from ddlcore.runtime.aloft import Aloft
 from ddlcore.runtime.checks import called
 from ddlcore.runtime.executor import Deliver, Executor, Later, Staged, Unserved
 from ddlcore.runtime.handle import SLICE_S, Completion, Waited
-from ddlcore.runtime.inbox import Inbox
+from ddlcore.runtime.inbox import GONE, Inbox
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.ranges import Ranges, title
+from ddlcore.runtime.reentry import reentrant
 from ddlcore.runtime.request import IDLE, Entry, Outcome, Recurring
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.verdict import Verdict
@@ -28,8 +30,6 @@ from ddlcore.types import Kind
 __all__ = ["Engine", "Todo"]
 
 log = logging.getLogger("ddl")
-# What a thread that helps may be in the middle of when a signal's handler raises.
-LAUNCHING, ENTERING, DELIVERING = "was about to launch a batch", "waited in a batch", "handed a result over"
 CLOSE_S = 60.0  # for what a device has under way when the job ends: those of the peers may need it
 CLOSED_S = 10.0  # for the communicators, behind that
 VERDICT_WAIT_S = 2.0  # how long a failed transport waits to hear that a peer died: the better explanation
@@ -68,10 +68,13 @@ class Engine:
         self._completion = completion
         self._verdict = verdict
         self._broken = broken
-        self._running = False  # whether some thread, the engine's or one that helps, is in the middle of something
+        # Where a thread that helps was when a signal handler called it away, see ``Inbox.running``:
+        self._landing: Launch[Entry] | None = None  # complete and valid, and to be handed over
+        self._rest: Iterator[Entry] = iter(())  # of its entries, those to come
+        self._mixed = False  # some of them are of handles
+        self.threads: set[int] = set()  # of ddl's own: none may wait for a batch
         self._stopped = False
         self._closing = False  # nothing is left but what devices do
-        self._stage = ""  # what a thread that helps is doing
         inbox.leave = self.leave
         completion.help = self.help
         completion.hurry = self._hurry
@@ -81,6 +84,7 @@ class Engine:
         self._held: list[tuple[Launch[Entry], Deliver]] = []
         self.aloft = Aloft(completion, meter)
         self._since_ns = 0  # when the last batch ended, or the last wait for one
+        self._me = -2  # the engine's thread
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
@@ -106,16 +110,29 @@ class Engine:
 
     def post(self, item: Todo) -> None:
         """Adds a batch, or a call to be made on this thread, behind what is there."""
-        with self._inbox.work:
+        with self._inbox.lock:
             self._queue.append(item)
             self._inbox.work.notify()
+
+    def inside(self) -> bool:
+        """Whether the calling thread is one of ddl's own, or in the middle of something of ddl's.
+
+        Of a user's thread, True only where a signal handler or a finalizer asks: it must not wait here for anything.
+        """
+        return get_ident() in self.threads or self.amid()
+
+    def amid(self) -> bool:
+        """The same, but for what one of ddl's own calls at a moment that is fit for it, such as ``Handle.then``'s call."""
+        me = get_ident()
+        held = self._inbox.lock.held() or self._completion.lock.held()
+        return held or (self._inbox.running == me and me not in self.threads)
 
     def stop(self, timeout_s: float) -> bool:
         """Ends after what is queued, and closes the communicators. False if that took too long.
 
         ``timeout_s`` is for what hosts do; devices that have more to do are given more time, as long as the job stands.
         """
-        with self._inbox.work:
+        with self._inbox.lock:
             self._stopped = True
             self._inbox.work.notify()
         self._thread.join(timeout_s)
@@ -126,6 +143,8 @@ class Engine:
 
     def _loop(self) -> None:
         meter = self._meter
+        self._me = get_ident()
+        self.threads.add(self._me)
         self._since_ns = now_ns()
         todo: Todo | Launch[Entry] | None
         while True:
@@ -157,14 +176,17 @@ class Engine:
         """Waits for what comes next; asks to leave when the schedule has been waited for too long."""
         slept = False
         with self._inbox.work:
-            self._running = False
+            if self._inbox.running == self._me:
+                self._inbox.running = 0
             while True:
-                if not self._running:
+                if self._inbox.running == GONE:
+                    self._take_over()
+                if not self._inbox.running:
                     todo = self._queue.popleft() if self._queue else self._inbox.launch()
                     if todo is None and self.aloft.is_due(slept, self._stopped):
                         todo = _LAND
                     if todo is not None or self._stopped:
-                        self._running = True
+                        self._inbox.running = self._me
                         return todo
                 if self._inbox.conflict:
                     self.leave(self._inbox.stopped_waiting())
@@ -205,6 +227,8 @@ class Engine:
             self._inbox.flight.done(flown)
             if batch.kind is Kind.REMOVE_SET:
                 self._inbox.forget(batch.result)
+            elif batch.kind is Kind.JOIN:
+                self._inbox.next_generation()
             self._meter.negotiated += 1
             self._meter.nbytes[batch.kind] += _brought(entries)
             self._deliver(entries, outcomes, batch.index)
@@ -239,7 +263,7 @@ class Engine:
     def _hurry(self) -> None:
         """Somebody waits for what is on a device; any thread."""
         if self.aloft:
-            with self._inbox.work:
+            with self._inbox.lock:
                 self._inbox.work.notify()
 
     def _land(self) -> None:
@@ -257,51 +281,42 @@ class Engine:
 
         Where the entry is a batch by itself and it is its turn, three things happen: one section of the
         lock to launch it, one call of the transport, one section to end it. After a pause every line counts
-        ten times: the caches are cold.
+        ten times: the caches are cold. Raises as they do.
         """
-        launch: Launch[Entry] | None = None
-        holds = over = False
-        begun_ns = now_ns()
+        me = get_ident()
         inbox = self._inbox
+        if self._inbox.running == me or me in self.threads or inbox.lock.held():
+            raise reentrant("an allreduce")
+        begun_ns = now_ns()
         try:
             with inbox.lock:
-                if not self._running and not self._queue:
-                    holds = self._running = True  # first: who is called away in the middle must be known to be
-                    self._stage = LAUNCHING
-                    launch = inbox.launch_alone(entry, address, owner, begun_ns)
-                    if launch is not None:
-                        self._stage = ENTERING
-                    else:
-                        self._stage = ""
-                        self._running = holds = False
-            if launch is not None:
+                if inbox.behind:
+                    inbox.catch_up()
+                launch = None
+                if not self._inbox.running and not self._queue:
+                    launch = inbox.launch_alone(entry, address, owner, begun_ns, me)
+                    if inbox.behind:
+                        inbox.catch_up()
+            if launch is None:
+                inbox.again(entry, address, owner, True)
+            else:
                 deliver = self._enter_batch(launch, entry)
                 if deliver is launch.position.run.done:
                     with inbox.lock:
-                        self._stage = DELIVERING
-                        over = inbox.land_alone(launch, entry)
-                        if over:
-                            self._meter.alone(launch.position.planned.kind, launch.position.nbytes, now_ns() - begun_ns)
+                        took_ns = now_ns() - begun_ns
+                        if inbox.land_alone(launch, entry, self._meter, took_ns):
                             if (recorder := self.recorder) is not None:
-                                recorder.batch(*_ran(launch), begun_ns, ended_ns := now_ns())
-                                recorder.waited(begun_ns, ended_ns)
-                            self._stage = ""
-                            self._running = holds = False
+                                recorder.batch(*_ran(launch), begun_ns, begun_ns + took_ns)
+                                recorder.waited(begun_ns, begun_ns + took_ns)
                             if self._queue or self._stopped or inbox.is_ready():
                                 inbox.work.notify()
-                if not over and deliver is not None:
-                    self._settle_here(launch, deliver, begun_ns)
+                            return
+                self._let_go()
         except BaseException:
-            if holds and self._stage == LAUNCHING and entry.state == IDLE:
-                self._stage = ""  # nothing has changed yet
-            self._called_away(launch, holds)
+            if inbox.running == me:
+                inbox.running = GONE  # before all else: who is interrupted here, too, has said so
+            self._called_away()
             raise
-        if over:
-            return
-        if launch is None:
-            inbox.again(entry, address, owner, True)
-        else:
-            self._called_away(launch, holds)
         entry.wait()
 
     def help(self, operation: Waited) -> None:
@@ -309,78 +324,119 @@ class Engine:
 
         That spares two changes of thread. Only batches that can be entered in tries: a signal's handler may
         call this thread away (Ctrl-C) between any two instructions, and then the engine goes on from there.
+        Raises ReentrantCall for a thread that would wait for itself.
         """
-        launch: Launch[Entry] | None = None
-        holds = False
+        if not operation.pending:
+            return
+        if self.inside():
+            raise reentrant("a wait")
+        me = get_ident()
+        inbox = self._inbox
         try:
             while operation.pending:
-                with self._inbox.lock:
-                    if (
-                        self._queue
-                        or (self._running and not holds)
-                        or not getattr(self._inbox.next_run(), "resumable", False)
-                    ):
+                with inbox.lock:
+                    if inbox.behind:
+                        inbox.catch_up()
+                    if self._queue or inbox.running not in (0, me) or not getattr(inbox.next_run(), "resumable", False):
                         break
-                    holds = self._running = True
-                    self._stage = LAUNCHING
-                    launch = self._inbox.launch()
+                    launch = inbox.advance(me)
                     assert launch is not None
-                    self._stage = ENTERING
+                    if inbox.behind:
+                        inbox.catch_up()
                 begun_ns = now_ns()
                 deliver = self._enter_batch(launch, operation)
-                if deliver is None:  # what this thread waited for is over
+                # None: what this thread waited for is over. Another than ``done``: it is void.
+                if deliver is not launch.position.run.done or not self._land_here(launch, begun_ns):
                     break
-                self._settle_here(launch, deliver, begun_ns)
+            self._let_go()
         except BaseException:
-            self._called_away(launch, holds)
+            if inbox.running == me:
+                inbox.running = GONE  # before all else: who is interrupted here, too, has said so
+            self._called_away()
             raise
-        self._called_away(launch, holds)
 
     def _enter(self, launch: Launch[Entry], operation: Waited) -> Deliver | None:
-        """Enters a batch on a thread that waits for ``operation``. None: that is over; the stage says if the batch is too."""
+        """Enters a batch on a thread that waits for ``operation``. None: that is over, and maybe so is the batch."""
         try:
             deliver: Deliver | None = launch.position.run.resume(launch, operation)
         except DdlInternalError as error:
             self._explain(error)
             self._failed(launch, None)
-            self._stage = ""
+            self._inbox.own = None
             return None
         return deliver
 
-    def _settle_here(self, launch: Launch[Entry], deliver: Deliver, begun_ns: int) -> None:
-        self._stage = DELIVERING
-        self._settle(launch, deliver)
-        self._stage = ""
-        took_ns = now_ns() - begun_ns
-        self._meter.busy_ns += took_ns
-        self._meter.idle_ns -= took_ns  # the engine's thread takes it for idle
+    def _land_here(self, launch: Launch[Entry], begun_ns: int) -> bool:
+        """Hands over what a thread that helps has run in place. False where a verdict must come first: the engine's."""
+        assert launch.entries is not None
+        rest = iter(launch.entries)
+        position, meter = launch.position, self._meter
+        with self._inbox.lock:
+            took_ns = now_ns() - begun_ns
+            if self._inbox.frozen:
+                return False
+            meter.replayed += 1
+            meter.nbytes[position.planned.kind] += position.nbytes
+            meter.busy_ns += took_ns
+            meter.idle_ns -= took_ns  # the engine's thread takes it for idle
+            self._rest = rest
+            self._mixed = False
+            self._landing = launch  # no call since ``frozen``
+            self._inbox.own = None
+        self._finish_landing()
         if (recorder := self.recorder) is not None:
             recorder.batch(*_ran(launch), begun_ns, begun_ns + took_ns)
+        return True
 
-    def _called_away(self, launch: Launch[Entry] | None, holds: bool) -> None:
-        """What a thread that helped has begun is finished by the engine; the job ends where nobody can know how far it was."""
-        stage = ""
-        if holds:  # else it is another thread's
-            stage, self._stage = self._stage, ""
-        if stage == ENTERING and launch is not None:
-            with self._inbox.lock:
-                self._queue.appendleft(partial(self._go_on, launch))
-        elif stage:
-            text = f"a signal's handler raised while this thread {stage}; the job cannot go on"
-            self._broken(DdlInternalError(text))
-        self._hand_back(holds)
+    def _finish_landing(self) -> None:
+        """Hands over what is left of it, whoever began: each entry in one run of stores, or in a call without effect twice."""
+        launch = self._landing
+        assert launch is not None and launch.entries is not None
+        self._inbox.delivered(launch)
+        with self._completion.lock:
+            for entry in self._rest:
+                if entry.__class__ is Recurring:  # type() would be a call, behind which a handler may raise
+                    entry.index = -1
+                    entry.source.owner = None
+                    entry.state = IDLE
+                else:
+                    self._mixed = True
+            for entry in launch.entries if self._mixed else ():
+                if not isinstance(entry, Recurring):
+                    entry.handle.complete(entry.slot, None, -1)
+                    entry.handle.pass_on(self._queue)
+            self._landing = None
+        self._completion.announce()
+
+    def _let_go(self) -> None:
+        """A thread that may have helped goes on to wait. The engine enters what it has launched and not entered."""
+        with self._inbox.lock:
+            if self._inbox.running == get_ident():
+                self._take_over()
+            if not self._inbox.running and (self._queue or self._stopped or self._inbox.is_ready()):
+                self._inbox.work.notify()
+
+    def _take_over(self) -> None:
+        """What a thread that helped has begun, and is not at the end of, becomes the engine's. Lock held."""
+        todo: Callable[[], None] | None = None
+        if self._landing is not None:
+            todo = self._finish_landing
+        elif self._inbox.own is not None:
+            todo = partial(self._go_on, self._inbox.own)
+        self._inbox.own = None  # no call from here on but the last
+        self._inbox.running = 0
+        if todo is not None:
+            self._queue.appendleft(todo)
+
+    def _called_away(self) -> None:
+        """An exception ends what a thread did here. Interrupted itself: the control thread looks once a second."""
+        with self._inbox.lock:
+            self._inbox.work.notify()
 
     def _go_on(self, launch: Launch[Entry]) -> None:
         deliver = self._take_part(launch, partial(launch.position.run.resume, launch))
         if deliver is not None:
             self._settle(launch, deliver)
-
-    def _hand_back(self, holds: bool) -> None:
-        with self._inbox.work:
-            if holds:
-                self._running = False
-            if not self._running and (self._queue or self._stopped or self._inbox.is_ready()):
-                self._inbox.work.notify()
 
     def _take_part(self, launch: Launch[Entry], run: Callable[[], Deliver | Later]) -> Deliver | Later | None:
         """Runs a batch. What it raises is explained, and ends the batch and mostly the job."""
@@ -476,7 +532,7 @@ class Engine:
 
     def _deliver(self, entries: Sequence[Entry | None], outcomes: Sequence[Outcome | None], index: int) -> None:
         after: list[Callable[[], None]] = []
-        with self._completion.condition:
+        with self._completion.lock:
             for entry, outcome in zip(entries, outcomes):
                 if type(entry) is Recurring:  # as its ``complete`` would, hundreds of times a step
                     entry.index = index
@@ -487,14 +543,14 @@ class Engine:
                     then = entry.handle.over()
                     if then is not None:
                         after.append(then)
-            self._completion.condition.notify_all()
+        self._completion.announce()
         for then in after:
             then()
 
     def fail(self, entries: Sequence[Entry | None], error: BaseException | None, index: int = -1) -> None:
         """Ends the entries' handles with ``error``, or with the verdict on the job."""
         after: list[Callable[[], None]] = []
-        with self._completion.condition:
+        with self._completion.lock:
             for entry in entries:
                 if entry is not None:
                     during = called(entry.spec.kind, entry.name)
@@ -502,7 +558,7 @@ class Engine:
                     then = entry.handle.over()
                     if then is not None:
                         after.append(then)
-            self._completion.condition.notify_all()
+        self._completion.announce()
         for then in after:
             then()
 

@@ -11,17 +11,19 @@ from typing import Any
 from ddlcore.messages import Arranged, Batch, Frozen, Paused, Planned, Request, Resume, Standing
 from ddlcore.observe.flight import Flight
 from ddlcore.runtime.handle import Completion
-from ddlcore.runtime.meter import now_ns
-from ddlcore.runtime.request import DECIDED, IDLE, PENDING, Entry, Recurring
+from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.runtime.reentry import Lock, reentrant
+from ddlcore.runtime.request import ANONYMOUS, DECIDED, IDLE, PENDING, Entry, Recurring
 from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
 
-__all__ = ["Inbox"]
+__all__ = ["GONE", "Inbox"]
 
 LEAVE_AFTER_S = 0.005  # or so many times what the batch usually waits, whichever is more
 USUAL_TIMES = 4.0
 FIRST_USUAL_S = 0.05  # before anything is known of a schedule's usual wait
 STUCK_AFTER_S = 1.0  # the same while nobody waits here: this rank, or a peer, is most likely just slow
 WATCH_S = 0.1
+GONE = -1  # in place of the thread that runs a batch: a signal handler has called it away
 
 
 class Inbox:
@@ -29,11 +31,20 @@ class Inbox:
 
     Any thread may submit; the control thread takes requests out; the engine launches. One lock
     covers all: freezing and launching exclude each other.
+
+    A signal handler may raise in the middle of any call that a user's thread makes here. CPython runs handlers where a
+    function begins, behind a call, and where a loop turns; nowhere else. So each call first does all that calls
+    something, then changes the state by a run of plain stores, to which at most one call of C may belong, as the last;
+    and what is still to be done behind that, it notes first: ``behind``. Whoever takes the lock next, on whatever
+    thread, does that (``catch_up``), and the control thread looks once a second.
     """
 
     def __init__(self, completion: Completion, wake: Callable[[], None], flight: Flight | None = None) -> None:
-        self.lock = threading.Lock()
-        self.work = threading.Condition(self.lock)  # what the engine waits for
+        self.lock = Lock()
+        # What the engine waits for. Others take the lock itself, see Lock.
+        self.work = threading.Condition(self.lock)
+        self.behind = False  # a call was interrupted, or has left something to ``catch_up``
+        self._placing: Sequence[Entry] = ()  # submitted, and not all of them in their slots, or with those unsent
         self._completion = completion
         completion.watch = self.watch
         self._wake = wake
@@ -57,6 +68,7 @@ class Inbox:
         self._usual_s: dict[int, list[float | None]] = {}  # by schedule and position: how long it fills
         self._usual: list[float | None] = []  # of the schedule that is replayed
         self._turns_ns: list[int] = []  # when periods ended, while these are timed
+        self._to_pause = False  # it is still to be worked out what is to be said:
         self._pause: Paused | None = None  # still to be said
         self._replay: Replay[Entry] | None = None
         self._open: Replay[Entry] | None = None  # the same, while its slots may be filled
@@ -64,26 +76,64 @@ class Inbox:
         self._conflict = False  # an entry has the name of a slot, and another spec
         self._waits_since_s: float | None = None  # the oldest entry that stands in a slot unlaunched
         self.leave: Callable[[int], None] = lambda epoch: None  # asks the coordinator to leave this epoch
+        # Which thread, the engine's or one that helps, is in the middle of something; 0: none. One that helps may be
+        # called away by a signal handler, at any moment. It leaves GONE here, which needs no call, and in ``own`` what
+        # it was in; the engine's thread, which no signal calls away, goes on from there.
+        self.running = 0
+        self.own: Launch[Entry] | None = None  # launched by a thread that helps, and not complete
 
     # --- the user's threads
 
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
         """Takes all of them, or none: ValueError for a name in flight; the job's error once it is over.
 
-        ``waits``: the caller's next step is to wait, so it will run what is ready itself or wake the engine.
+        So it does where a signal handler raises meanwhile; ``Handle.submitted`` tells which. Names that are only
+        ANONYMOUS get their number here.
+        ReentrantCall, where this thread is in the middle of another call. ``waits``: the caller's next step is to wait,
+        so it will run what is ready itself or wake the engine.
         """
+        self.lock.refuse("an operation")
+        try:
+            with self.lock:
+                if self.behind:
+                    self.catch_up()
+                if self._refusal is not None:
+                    raise self._refusal()
+                ordinal = self._name(entries)
+                for entry in entries:
+                    self._require_free(entry)
+                handle, set_id = entries[0].handle, entries[0].set_id
+                # Submitted, or not: nothing is called before ``behind``.
+                if ordinal >= 0:
+                    self._anonymous[set_id] = ordinal
+                handle.submitted = True
+                self._placing = entries
+                self.behind = True
+                self._place_all(waits)
+                wake = bool(self._unsent) and not self._unanswered and not self._moving
+            if wake:
+                self._wake()
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _name(self, entries: Sequence[Entry]) -> int:
+        """Numbers a call without a name. How many of its process set have been numbered then; -1 where it has a name."""
+        first = entries[0]
+        if not first.name.startswith(ANONYMOUS) or first.name[len(ANONYMOUS) :][:1] not in ("", "["):
+            return -1
+        ordinal = self._anonymous.get(first.set_id, 0)
+        for entry in entries:
+            entry.name = f"{ANONYMOUS}{self._generation}.{ordinal}{entry.name[len(ANONYMOUS) :]}"
+        return ordinal + 1
+
+    def name(self, entries: Sequence[Entry]) -> None:
+        """Numbers a call without a name now, for a caller who submits it later."""
+        self.lock.refuse("an operation")
         with self.lock:
-            if self._refusal is not None:
-                raise self._refusal()
-            for entry in entries:
-                self._require_free(entry)
-            for entry in entries:
-                self._flying[entry.set_id, entry.name] = entry
-                entry.stamp = self._completion.observed
-                self._place(entry, waits)
-            wake = bool(self._unsent) and not self._unanswered and not self._moving
-        if wake:
-            self._wake()
+            ordinal = self._name(entries)
+            if ordinal >= 0:
+                self._anonymous[entries[0].set_id] = ordinal
 
     def again(self, entry: Recurring, address: int, owner: object, waits: bool = False) -> None:
         """Starts a recurring entry on the tensor at ``address``, which ``owner`` keeps alive. The rest as ``submit``.
@@ -93,39 +143,51 @@ class Inbox:
         self.again_together(((entry, address, owner),), waits)
 
     def again_together(self, started: Sequence[tuple[Recurring, int, object]], waits: bool = True) -> None:
-        """``again`` for each (entry, address, owner). Where one is refused, those before it have been started."""
+        """``again`` for each (entry, address, owner). Where one is refused, those before it have been started.
+
+        Where a signal handler raises, ``Recurring.starts`` tells which have been.
+        """
+        if self.lock.held():
+            raise reentrant("an operation")
         refusal: Exception | None = None
-        with self.lock:
-            replay = self._open
-            observed = self._completion.observed
-            for entry, address, owner in started:
-                position = entry.position
-                if entry.replay is not replay or entry.state != IDLE or position.entries[entry.seat] is not None:
-                    try:
-                        self._again_anew(entry, address, owner, waits)
-                    except Exception as error:
-                        refusal = error  # those before it still want to be asked for
-                        break
-                    replay = self._open  # which that may have closed
-                    continue
-                entry.stamp = observed
-                entry.state = PENDING
-                entry.starts += 1
-                entry.error = None
-                buffer = entry.source
-                buffer.address = address
-                buffer.owner = owner
-                position.entries[entry.seat] = entry
-                position.missing -= 1
-                replay.filled += 1
-                ready = position.missing == 0 and position is replay.current
-                if ready and not waits:
-                    self.work.notify()
-                if self._waits_since_s is None and (not ready or self._launches):  # see ``_place``
-                    self._waits_since_s = time.monotonic()
-            wake = bool(self._unsent) and not self._unanswered and not self._moving
-        if wake:
-            self._wake()
+        try:
+            with self.lock:
+                if self.behind:
+                    self.catch_up()
+                replay = self._open
+                observed = self._completion.observed
+                for entry, address, owner in started:
+                    position = entry.position
+                    if entry.replay is not replay or entry.state != IDLE or position.entries[entry.seat] is not None:
+                        try:
+                            self._again_anew(entry, address, owner, waits)
+                        except Exception as error:
+                            refusal = error  # those before it still want to be asked for
+                            break
+                        replay = self._open  # which that may have closed
+                        continue
+                    # Started, or not: nothing is called before ``starts``.
+                    entry.stamp = observed
+                    entry.state = PENDING
+                    entry.error = None
+                    buffer = entry.source
+                    buffer.address = address
+                    buffer.owner = owner
+                    position.entries[entry.seat] = entry
+                    position.missing -= 1
+                    replay.filled += 1
+                    entry.starts += 1
+                    ready = position.missing == 0 and position is replay.current
+                    if ready and not waits:
+                        self.work.notify()
+                    if self._waits_since_s is None and (not ready or self._launches):  # see ``_place``
+                        self._waits_since_s = time.monotonic()
+                wake = self.behind or (bool(self._unsent) and not self._unanswered and not self._moving)
+            if wake:
+                self._wake()
+        except BaseException:
+            self._interrupted()
+            raise
         if refusal is not None:
             raise refusal
 
@@ -135,15 +197,58 @@ class Inbox:
             raise self._refusal()
         self._require_free(entry)
         self._recurring[entry.set_id, entry.name] = entry
+        placing = (entry,)
         entry.stamp = self._completion.observed
         entry.state = PENDING
-        entry.starts += 1
         entry.error = None
         entry.source.address = address
         entry.source.owner = owner
-        self._place(entry, waits)
+        entry.starts += 1
+        self._placing = placing
+        self.behind = True
+        self._place_all(waits)
 
-    def launch_alone(self, entry: Recurring, address: int, owner: object, now_ns: int = 0) -> Launch[Entry] | None:
+    def _place_all(self, waits: bool) -> None:
+        """Where what was submitted belongs. Interrupted, ``catch_up`` goes on with it."""
+        observed = self._completion.observed
+        for entry in self._placing:
+            if not isinstance(entry, Recurring):
+                self._flying[entry.set_id, entry.name] = entry
+                entry.stamp = observed
+            self._place(entry, waits)
+        self._placing = ()
+        self.behind = False
+
+    def catch_up(self) -> None:
+        """Does what interrupted calls have left undone, and the anonymous calls that a launch makes room for. Lock held."""
+        replay = self._replay
+        for entry in self._placing:
+            placed = any(entry is one for one in self._unsent) or (replay is not None and replay.holds(entry))
+            if not placed:
+                if not isinstance(entry, Recurring):
+                    self._flying[entry.set_id, entry.name] = entry
+                    entry.stamp = self._completion.observed
+                self._place(entry)
+        self._placing = ()
+        if replay is not None:
+            replay.refill()
+            if replay.turned:
+                self._turn(replay)
+            if self._to_pause:
+                self._say_paused()
+            if self._waits_since_s is None and not replay.frozen and replay.waits():
+                self._waits_since_s = time.monotonic()
+        self.behind = False
+
+    def _interrupted(self) -> None:
+        """A call ends with an error: the control thread looks after what it may have left."""
+        self.behind = True  # before all else: who is interrupted here, too, has said so
+        if self._refusal is None:  # else this may be a forked child, which has no control thread
+            self._wake()
+
+    def launch_alone(
+        self, entry: Recurring, address: int, owner: object, now_ns: int = 0, runner: int = 0
+    ) -> Launch[Entry] | None:
         """``again`` and ``launch`` in one, for an entry that is the next batch all by itself. The caller holds the lock.
 
         None, and nothing has changed, where it is not, or where that batch cannot be run by the caller.
@@ -158,36 +263,61 @@ class Inbox:
             or not getattr(position.run, "resumable", False)
         ):
             return None
-        entry.stamp = self._completion.observed
+        observed = self._completion.observed
+        since_s = self._waits_since_s
+        if since_s is not None:  # others stand behind it: their time begins anew, as with any launch
+            since_s = time.monotonic() if replay.waits() else None
+        number = self._launched + 1
+        launch: Launch[Entry]
+        launch, _, following, current, paused, turn_at = replay.step(number, entry)
+        # Launched, or not: nothing is called from here on.
+        entry.stamp = observed
         entry.state = PENDING
-        entry.starts += 1
         entry.error = None
         entry.source.address = address
         entry.source.owner = owner
-        replay.put(position, 0, entry)
-        self._launched += 1
-        launch: Launch[Entry] = replay.launch(self._launched)
-        self._launches.append(launch)
-        number = launch.number
+        entry.starts += 1
+        replay.launched[position.set_id] = launch.place
+        replay.next = following
+        replay.current = current
+        replay.paused = paused
+        if turn_at >= 0:
+            replay.turned = True
+            replay.turn_at = turn_at
+            self.behind = True
+        self._launched = number
+        self._launches += [launch]
         self._flown[number & self._flown_mask] = (number, launch.place, position.planned, now_ns)
-        if replay.turned:
-            self._turn(replay)
-        if self._waits_since_s is not None:  # others stand behind it: their time begins anew, as with any launch
-            self._waits_since_s = time.monotonic() if replay.waits() else None
+        self._waits_since_s = since_s
+        if runner:
+            self.own = launch
+            self.running = runner
         return launch
 
-    def land_alone(self, launch: Launch[Entry], entry: Recurring) -> bool:
-        """As ``delivered`` for what ``launch_alone`` gave; False, where a verdict must come first. Lock held."""
+    def land_alone(self, launch: Launch[Entry], entry: Recurring, meter: Meter, took_ns: int) -> bool:
+        """As ``delivered`` for what ``launch_alone`` gave, and counts it; False, where a verdict must come first. Lock held."""
         if self._moving:
             return False
-        self._launches.remove(launch)
+        position = launch.position
+        kind = position.planned.kind
+        launches = [one for one in self._launches if one is not launch]
+        # Landed, or not: nothing is called from here on.
+        self._launches = launches
         entry.index = -1
         entry.source.owner = None
         entry.state = IDLE
+        self.own = None
+        self.running = 0
+        meter.replayed += 1
+        meter.nbytes[kind] += position.nbytes
+        meter.busy_ns += took_ns
+        meter.idle_ns -= took_ns  # the engine's thread takes it for idle
+        meter.alone_ns += took_ns
         return True
 
     def retire(self, entries: Iterable[Recurring]) -> None:
         """Forgets those that are idle; they may be started again all the same."""
+        self.lock.refuse("an operation")
         with self.lock:
             for entry in entries:
                 key = (entry.set_id, entry.name)
@@ -218,15 +348,15 @@ class Inbox:
         """Into its slot of the schedule, or to the coordinator."""
         replay = self._replay
         if replay is None or replay.frozen:
-            self._unsent.append(entry)
+            self._unsent += [entry]
             return
-        anonymous = entry.name.startswith("noname.")
+        anonymous = entry.name.startswith(ANONYMOUS)
         offer = replay.offer(entry.set_id, entry.name, anonymous, entry.spec_bytes, entry)
         if offer is Offer.ALIEN:
-            self._unsent.append(entry)
+            self._unsent += [entry]
             return
         if offer is Offer.CONFLICT:  # the others may sit in a batch that this rank will never fill
-            self._unsent.append(entry)
+            self._unsent += [entry]
             self._conflict = True
             self.work.notify()
             return
@@ -249,7 +379,11 @@ class Inbox:
         That is when a batch holds some of its tensors for longer than usual and the engine has nothing to
         do. Returns how many seconds it may take till the next call.
         """
+        if self.lock.held():
+            return WATCH_S  # a finalizer polls in the middle of another call
         with self.lock:
+            if self.behind:
+                self.catch_up()
             replay = self._open
             if replay is None or self._waits_since_s is None or self._launches or replay.ready() or replay.paused:
                 return WATCH_S  # who has paused waits for its peers, which ``stuck`` gives more time
@@ -265,12 +399,13 @@ class Inbox:
     def anonymous(self, set_id: int) -> str:
         """The name of the next call without one: its ordinal in the process set, whatever its kind.
 
-        One count over all kinds lets the coordinator see that two ranks ask for different things.
+        One count over all kinds lets the coordinator see that two ranks ask for different things. The verbs leave it to
+        ``submit``, so that no call is counted that a signal handler keeps from being submitted.
         """
         with self.lock:
             ordinal = self._anonymous.get(set_id, 0)
             self._anonymous[set_id] = ordinal + 1
-            return f"noname.{self._generation}.{ordinal}"
+            return f"{ANONYMOUS}{self._generation}.{ordinal}"
 
     def next_generation(self) -> None:
         """All ranks have joined: some of them had made fewer calls, so the count begins anew on all."""
@@ -283,6 +418,8 @@ class Inbox:
     def take_request(self) -> Request | None:
         """What is ready and unsent, if the last request has been answered."""
         with self.lock:
+            if self.behind:
+                self.catch_up()
             if self._unanswered or self._moving or not self._unsent:
                 return None
             self._unanswered = True
@@ -308,6 +445,8 @@ class Inbox:
     def take(self, set_id: int, names: Iterable[str]) -> list[Entry | None]:
         """The entries of a batch, out of the inbox; None for what this rank has not asked for (it has joined)."""
         with self.lock:
+            if self.behind:
+                self.catch_up()
             return [self._take(set_id, name) for name in names]
 
     def _take(self, set_id: int, name: str) -> Entry | None:
@@ -337,13 +476,15 @@ class Inbox:
     def fill(self, batch: Batch) -> bool:
         """A batch that may be a hole of the schedule that runs; False if it is none."""
         with self.lock:
+            if self.behind:
+                self.catch_up()
             if self._replay is None or self._replay.frozen:
                 return False
             found = [self._find(batch.set_id, name) for name in batch.names]
             entries = [entry for entry in found if entry is not None]
             if len(entries) < len(found):
                 return False  # this rank has joined: no schedule runs
-            anonymous = batch.names[0].startswith("noname.")
+            anonymous = batch.names[0].startswith(ANONYMOUS)
             if not self._replay.fill(batch, entries, anonymous, entries[0].spec_bytes):
                 return False
             if self._waits_since_s is None:
@@ -354,6 +495,8 @@ class Inbox:
     def freeze(self, epoch: int) -> Frozen | None:
         """Nothing is launched after this. None: the epoch is still to be entered, see ``resume``."""
         with self.lock:
+            if self.behind:
+                self.catch_up()
             if epoch != self._epoch:
                 self._freeze_at = epoch
                 return None
@@ -365,14 +508,14 @@ class Inbox:
         return Frozen(self._epoch, self._replay.freeze() if self._replay is not None else ())
 
     def steps(self) -> int:
-        """How many periods were launched, of whatever schedule. Any thread."""
-        with self.lock:
-            return self._steps + (self._replay.periods if self._replay is not None else 0)
+        """How many periods were launched, of whatever schedule. Any thread, at any moment: it takes no lock."""
+        steps, replay = self._steps, self._replay
+        return steps + (replay.periods if replay is not None else 0)
 
     def _end_replay(self) -> None:
         """Whatever was replayed is over: its steps are counted."""
-        if self._replay is not None:
-            self._steps += self._replay.periods
+        periods = self._replay.periods if self._replay is not None else 0
+        self._steps += periods  # no call between these two: ``steps`` takes no lock
         self._replay = self._open = None
 
     def stuck(self) -> int | None:
@@ -381,7 +524,9 @@ class Inbox:
         That may be elsewhere than in ddl; or a peer, while this engine sits in a collective that comes before.
         """
         with self.lock:
-            if self.is_ready():  # whoever was to launch it has been called away
+            if self.behind:
+                self.catch_up()
+            if self.is_ready() or self.running == GONE:  # whoever was to launch it has been called away
                 self.work.notify()
             if self._open is None or self._waits_since_s is None:
                 return None
@@ -424,6 +569,8 @@ class Inbox:
         The answer to a Freeze that came before this was entered, if one did.
         """
         with self.lock:
+            if self.behind:
+                self.catch_up()
             arranged = self._schedules.pop(message.schedule)
             self._schedules[message.schedule] = arranged
             while len(self._schedules) > MOST_KNOWN:
@@ -446,6 +593,8 @@ class Inbox:
     def discover(self, epoch: int) -> None:
         """Back in discovery: all that is pending is asked for anew."""
         with self.lock:
+            if self.behind:
+                self.catch_up()
             self._end_replay()
             self._enter(epoch)
 
@@ -454,6 +603,7 @@ class Inbox:
         self._epoch = epoch
         self._moving = False
         self._pause = None
+        self._to_pause = False
         self._unanswered = False
         self._unsent = []
         self._conflict = False
@@ -471,35 +621,66 @@ class Inbox:
 
     def launch(self) -> Launch[Entry] | None:
         """The next batch of the schedule, if it is ready. The caller holds the lock."""
+        launch = self.advance()
+        if self.behind:
+            self.catch_up()
+        return launch
+
+    def advance(self, runner: int = 0) -> Launch[Entry] | None:
+        """As ``launch``, for a caller who does ``catch_up`` itself. ``runner``: the thread that is to run it, if not the engine's."""
         replay = self._replay
         if replay is None or not replay.ready():
             return None
-        self._launched += 1
-        launch = replay.launch(self._launched)
-        self._launches.append(launch)
-        if replay.turned:
-            self._turn(replay)
         now_s = time.monotonic()
-        number = launch.number
-        self._flown[number & self._flown_mask] = (number, launch.place, launch.position.planned, int(now_s * 1e9))
+        at_ns = int(now_s * 1e9)
+        number = self._launched + 1
+        position = replay.current
+        usual_s = None
         if self._waits_since_s is not None:
-            position = launch.position
-            waited_s = now_s - self._waits_since_s
-            position.usual_s = max(waited_s, (position.usual_s or 0.0) * 0.9)
-            self._usual[position.index] = position.usual_s
-        self._waits_since_s = now_s if replay.waits() else None
+            usual_s = max(now_s - self._waits_since_s, (position.usual_s or 0.0) * 0.9)
+        leaves_room = replay.queued or replay.filled_holes
+        launch, fresh, following, current, paused, turn_at = replay.step(number)
+        # Launched, or not: nothing is called from here on, but for a hole, which no user's thread launches.
+        if fresh:
+            replay.filled -= position.missing_when_empty
+            position.entries = fresh
+            position.missing = position.missing_when_empty
+        replay.launched[position.set_id] = launch.place
+        replay.next = following
+        replay.current = current
+        replay.paused = paused
+        if turn_at >= 0:
+            replay.turned = True
+            replay.turn_at = turn_at
+            self.behind = True
+        self._launched = number
+        self._launches += [launch]
+        self._flown[number & self._flown_mask] = (number, launch.place, position.planned, at_ns)
+        if usual_s is not None:
+            position.usual_s = usual_s
+            self._usual[position.index] = usual_s
+        self._waits_since_s = now_s if replay.filled else None
+        if leaves_room:
+            self.behind = True
+        if runner:
+            self.own = launch
+            self.running = runner
+        if launch.batch is not None:
+            replay.take_hole(position)
         return launch
 
     def _turn(self, replay: Replay[Entry]) -> None:
         """A period has ended on this rank, while periods are timed."""
+        turns_ns = [*self._turns_ns, now_ns()]
+        self._turns_ns = turns_ns
+        self._to_pause = replay.paused
         replay.turned = False
-        self._turns_ns.append(now_ns())
-        if replay.paused:
-            self._say_paused()
 
     def _say_paused(self) -> None:
         turns = self._turns_ns
-        self._pause = Paused(self._epoch, tuple(after - before for before, after in pairwise(turns)))
+        pause = Paused(self._epoch, tuple(after - before for before, after in pairwise(turns)))
+        self._pause = pause
+        self._to_pause = False
         self._wake()
 
     def next_run(self) -> Any:
@@ -509,6 +690,8 @@ class Inbox:
 
     def is_ready(self) -> bool:
         """Whether a batch may be launched. Lock held."""
+        if self.behind:
+            self.catch_up()
         return self._replay is not None and self._replay.ready()
 
     @property
@@ -525,6 +708,8 @@ class Inbox:
     def drain(self, highest: Mapping[int, int]) -> list[Launch[Entry]]:
         """See Replay.drain."""
         with self.lock:
+            if self.behind:
+                self.catch_up()
             return self._replay.drain(highest) if self._replay is not None else []
 
     def put_back(self, launch: Launch[Entry]) -> bool:
@@ -536,18 +721,21 @@ class Inbox:
     def delivered(self, launch: Launch[Entry]) -> None:
         """The batch is over, for better or worse: its names may be used again. No effect on a hole that was drained."""
         with self.lock:
-            if launch in self._launches:
-                self._launches.remove(launch)
+            self._launches = [one for one in self._launches if one is not launch]
             flying = self._flying
             if flying:
                 for entry in launch.entries or ():
-                    flying.pop((entry.set_id, entry.name), None)
+                    key = (entry.set_id, entry.name)
+                    if flying.get(key) is entry:  # else it was delivered before, by a thread that was interrupted
+                        del flying[key]
 
     # --- the end
 
     def close(self, refusal: Callable[[], BaseException]) -> list[Entry]:
         """No more is taken: ``submit`` raises what ``refusal`` makes. Returns what was pending."""
         with self.lock:
+            if self.behind:
+                self.catch_up()
             if self._refusal is None:
                 self._refusal = refusal
             launched = {id(entry) for launch in self._launches for entry in launch.entries or ()}
@@ -567,12 +755,13 @@ class Inbox:
 
     def disown(self, refusal: Callable[[], BaseException]) -> None:
         """In a forked child: nothing is taken here, and whoever held the lock does not exist."""
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.work = threading.Condition(self.lock)
+        self._placing, self.behind = (), False
         self._refusal = refusal
         self._replay = self._open = None  # what the parent has under way is the parent's
 
 
 def _ordinal(entry: Entry) -> int:
     """Anonymous entries go into their slots in the order of their calls, whatever came back meanwhile."""
-    return int(entry.name.rpartition(".")[2].partition("[")[0]) if entry.name.startswith("noname.") else -1
+    return int(entry.name.rpartition(".")[2].partition("[")[0]) if entry.name.startswith(ANONYMOUS) else -1

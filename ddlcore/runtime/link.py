@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from _thread import get_ident
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -122,6 +123,7 @@ class Link:
         self._thread.join(timeout_s)
 
     def _loop(self) -> None:
+        self._engine.threads.add(get_ident())
         try:
             while True:
                 stopping = self._stopping

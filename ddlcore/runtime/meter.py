@@ -96,14 +96,6 @@ class Meter:
         self.nbytes = [0] * len(Kind)
         self.encoded = 0
 
-    def alone(self, kind: Kind, nbytes: int, took_ns: int) -> None:
-        """A user's thread has run a batch by itself, and waited for nothing else. By one thread at a time."""
-        self.replayed += 1
-        self.nbytes[kind] += nbytes
-        self.busy_ns += took_ns
-        self.idle_ns -= took_ns  # the engine's thread takes it for idle
-        self.alone_ns += took_ns
-
     def stats(self, user_s: float, routes: Mapping[int, str], steps: int = 0) -> Stats:
         """All of it, in words; ``user_s``, ``routes`` and ``steps`` are kept elsewhere."""
         transport_ns = self.busy_ns - self.pack_ns - self.unpack_ns - self.device_ns - self.commit_ns

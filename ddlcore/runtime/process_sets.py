@@ -177,9 +177,9 @@ class ProcessSets:
         return {set_id: list(ranks) for set_id, ranks in sorted(self._members.items())}
 
     def routes(self) -> dict[int, str]:
-        """By set that this rank is a member of: its transport, and why that one. Any thread."""
-        with self._lock:
-            own = {set_id: f"{one.route.name} ({one.route.reason})" for set_id, one in sorted(self._open.items())}
+        """By set that this rank is a member of: its transport, and why that one. Any thread; it takes no lock."""
+        found = sorted(self._open.copy().items())  # a copy is made in one go, whatever the engine does meanwhile
+        own = {set_id: f"{one.route.name} ({one.route.reason})" for set_id, one in found}
         told = self.beside.routes() if self.beside is not None else {}
         return {set_id: "; ".join(filter(None, (text, told.get(set_id)))) for set_id, text in own.items()}
 

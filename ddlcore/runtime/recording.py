@@ -6,7 +6,6 @@ import contextlib
 import logging
 import shutil
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns
@@ -26,6 +25,7 @@ from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import ProcessSets
+from ddlcore.runtime.reentry import Lock
 from ddlcore.types import Kind, Placement
 
 __all__ = ["Calls", "Recording", "parts_beside"]
@@ -79,11 +79,16 @@ class Recording:
         self._launched = launched
         self._ranks = tuple(ranks)
         self._facts = dict(facts)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._timeline: Timeline | None = None
         self._file: Path | None = None  # None: the launcher merges
         self._made = 0
         self.unrecorded()
+
+    @property
+    def inside(self) -> bool:
+        """Whether the calling thread is in the middle of ``begin`` or ``end``."""
+        return self._lock.held()
 
     @property
     def on(self) -> bool:
@@ -95,6 +100,7 @@ class Recording:
 
         Raises ValueError in one line where a timeline is being recorded, or its file cannot be written.
         """
+        self._lock.refuse("start_timeline()")
         with self._lock:
             if self._timeline is not None:
                 raise ValueError(f"a timeline is being recorded to {self._timeline.path}; call stop_timeline() first")
@@ -119,6 +125,7 @@ class Recording:
 
     def end(self, patience_s: float) -> None:
         """Ends it, and on rank 0, unless the launcher does, merges what the others bring within ``patience_s``."""
+        self._lock.refuse("stop_timeline()")
         with self._lock:
             timeline, self._timeline = self._timeline, None
             if timeline is None:

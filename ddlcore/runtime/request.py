@@ -11,7 +11,9 @@ from ddlcore.messages import Ask, Spec
 from ddlcore.runtime.handle import Completion, Handle
 from ddlcore.types import Buffer
 
-__all__ = ["DECIDED", "IDLE", "PENDING", "Entry", "Outcome", "Recurring"]
+__all__ = ["ANONYMOUS", "DECIDED", "IDLE", "PENDING", "Entry", "Outcome", "Recurring"]
+
+ANONYMOUS = "noname."  # what names begin with that nobody has given; alone (or before "[i]"), still to be numbered
 
 # Where a recurring entry is.
 IDLE = 0  # with the user
@@ -80,10 +82,11 @@ class Recurring(Entry):
     """An allreduce that comes again in every step: entry and handle in one, described once.
 
     ``Inbox.again`` starts it; it is idle again when its result stands. Its buffers are its own (one, in place)
-    and tell where the tensor lies this time.
+    and tell where the tensor lies this time. ``starts`` counts, in the same moment, how often it was started: whoever
+    was interrupted meanwhile can tell. ``error`` stays until the next start, so that no interrupt loses it.
     """
 
-    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "starts", "state")
+    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "starts", "state", "submitted")
 
     source: Buffer
     target: Buffer
@@ -101,8 +104,9 @@ class Recurring(Entry):
         super().__init__(self, 0, set_id, name, spec, spec_bytes, source, source if target is None else target)
         self.completion = completion
         self.state = IDLE
-        self.error: BaseException | None = None  # of the last operation, until the next is started
-        self.starts = 0  # how many operations were started
+        self.starts = 0
+        self.submitted = False  # as Handle.submitted; ``starts`` says it of ``Inbox.again``
+        self.error: BaseException | None = None
         self.how: Any = None  # whoever keeps it may say what it was made from
         self.index = -1  # of the batch it was part of last, as the coordinator counts
         self.replay: Any = self  # whose slot it has: position and seat hold for no other
@@ -133,8 +137,11 @@ class Recurring(Entry):
     def over(self) -> None:
         """As Handle.over: whoever starts one waits for it, so nobody is to be called."""
 
+    def pass_on(self, queue: Any) -> None:
+        """As Handle.pass_on: nobody is to be called."""
+
     def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
-        """The caller holds the completion's condition and notifies."""
+        """The caller holds the completion's lock, and announces."""
         self.index = index
         self.source.owner = None  # the tensor is the user's again
         self.state = IDLE

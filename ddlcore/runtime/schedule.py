@@ -151,7 +151,18 @@ class Offer(Enum):
 class Position(Generic[T]):
     """One batch of a schedule on this rank: what stands in its slots, and what was found out about it once."""
 
-    __slots__ = ("entries", "index", "mine", "missing", "nbytes", "planned", "run", "usual_s")
+    __slots__ = (
+        "entries",
+        "index",
+        "mine",
+        "missing",
+        "missing_when_empty",
+        "nbytes",
+        "planned",
+        "run",
+        "set_id",
+        "usual_s",
+    )
 
     def __init__(self, index: int, planned: Planned, mine: bool) -> None:
         self.index = index
@@ -160,12 +171,9 @@ class Position(Generic[T]):
         self.run: Any = None  # the executor's: how to run it
         self.nbytes = 0  # known with ``run``
         self.usual_s: float | None = None  # how long its first entry waits for the launch; None: not known yet
-        self.clear()
-
-    def clear(self) -> None:
-        """Its slots are empty; the list of what stood in them belongs to the launch."""
-        self.missing = len(self.planned.names)
-        self.entries: list[T | None] = [None] * self.missing
+        self.set_id = planned.set_id
+        self.missing = self.missing_when_empty = len(planned.names)
+        self.entries: list[T | None] = [None] * self.missing  # of what is launched: the launch's
 
 
 @dataclass(slots=True, eq=False)  # one a batch: a frozen one takes three times as long to make
@@ -197,7 +205,7 @@ class Replay(Generic[T]):
         self.turned = False  # a period has ended; who reads it sets it back
         self.paused = False  # nothing is launched any more: what comes next is at ``until`` or beyond
         self._until = until if until >= 0 else _FOR_EVER
-        self._turn_at = _FOR_EVER
+        self.turn_at = _FOR_EVER
         self.launched: dict[int, int] = {planned.set_id: after.get(planned.set_id, -1) for planned in schedule.batches}
         self.positions: list[Position[T]] = [
             Position(i, planned, mine) for i, (planned, mine) in enumerate(zip(schedule.batches, schedule.mine))
@@ -205,14 +213,14 @@ class Replay(Generic[T]):
         self.filled = 0  # entries that stand in slots
         self._after = dict(after)
         self._idle = not any(schedule.mine)
-        self._next = self._start = start
+        self.next = self._start = start  # the next place
         self._holes: dict[int, deque[tuple[Batch, tuple[T, ...]]]] = {}
         self._queues: dict[tuple[int, bytes], deque[T]] = {}  # anonymous calls that wait for a slot
         self._turn: dict[tuple[int, bytes], int] = {}  # anonymous calls: how many were offered
-        self._skip()
+        self.next, self.current, self.paused = self._from(start)
         self.turned = False
         if until >= 0:
-            self._turn_at = self._period_end()
+            self.turn_at = self._period_end(self.next)
         for key, places in schedule.anonymous.items():  # calls of the period that had run before ``start``
             done = sum(1 for position, _ in places if self._is_behind(position))
             self._turn[key] = done
@@ -252,8 +260,29 @@ class Replay(Generic[T]):
             position = self.positions[index]
             if position.entries[i] is not None:
                 return
+            # No call but the last one, see Inbox: in its slot and out of the queue, or neither.
+            position.entries[i] = queue[0]
+            position.missing -= 1
+            self.filled += 1
             self._turn[set_id, spec] += 1
-            self.put(position, i, queue.popleft())
+            queue.popleft()
+
+    def refill(self) -> None:
+        """Anonymous calls that wait take the slots that a launch has left."""
+        for key, queue in self._queues.items():
+            if queue:
+                self._refill(*key)
+
+    @property
+    def queued(self) -> bool:
+        """Whether a launch may leave slots for anonymous calls that wait, see ``refill``."""
+        return bool(self._queues) and any(self._queues.values())
+
+    def holds(self, entry: T) -> bool:
+        """Whether it was taken, and not launched."""
+        return any(entry is one for position in self.positions for one in position.entries) or any(
+            entry is one for queue in self._queues.values() for one in queue
+        )
 
     def put(self, position: Position[T], i: int, entry: T) -> None:
         """Into a slot that is free. This is all that a recurring tensor costs here."""
@@ -273,20 +302,25 @@ class Replay(Generic[T]):
             return False
         # The first that has the fewest waiting: negotiation may run a period ahead of launching.
         size = len(self.positions)
-        ahead = sorted(holes, key=lambda place: (len(self._holes.get(place, ())), (place - self._next) % size))
+        ahead = sorted(holes, key=lambda place: (len(self._holes.get(place, ())), (place - self.next) % size))
         self._holes.setdefault(ahead[0], deque()).append((batch, tuple(entries)))
         return True
 
     @property
     def place(self) -> int:
         """Of the next batch."""
-        return self._next
+        return self.next
 
     @property
     def periods(self) -> int:
         """How many have come to their end since the Resume."""
         size = len(self.positions)
-        return self._next // size - self._start // size
+        return self.next // size - self._start // size
+
+    @property
+    def filled_holes(self) -> bool:
+        """Whether a filled hole stands unlaunched."""
+        return bool(self._holes) and any(self._holes.values())
 
     def waits(self) -> bool:
         """Whether an entry stands in a slot, or a filled hole, unlaunched."""
@@ -300,28 +334,50 @@ class Replay(Generic[T]):
 
     def launch(self, number: int = -1) -> Launch[T]:
         """The next batch in order; only if ``ready``. It counts as launched from here on."""
+        launch, fresh, self.next, self.current, self.paused, turn_at = self.step(number)
+        position = launch.position
+        if fresh:
+            self.filled -= position.missing_when_empty
+            position.entries = fresh
+            position.missing = position.missing_when_empty
+        self.launched[position.set_id] = launch.place
+        if turn_at >= 0:
+            self.turned = True
+            self.turn_at = turn_at
+        if launch.batch is not None:
+            self.take_hole(position)
+        self.refill()
+        return launch
+
+    def step(
+        self, number: int, alone: T | None = None
+    ) -> tuple[Launch[T], list[T | None], int, Position[T], bool, int]:
+        """What ``launch`` would do, before anything has changed; ``Inbox`` does it, among other things of one moment.
+
+        The launch; its position's slots behind it, none where they stay as they are; the next place, its position, and
+        whether it is a pause; where the next period ends if one has ended, else -1. ``alone``: the one entry of a batch
+        whose only slot is still empty.
+        """
         position = self.current
-        planned = position.planned
+        place = self.next
         batch: Batch | None = None
         entries: Sequence[T]
-        if planned.hole:
-            batch, entries = self._holes[position.index].popleft()
+        fresh: list[T | None] = []
+        if alone is not None:
+            entries = [alone]
+        elif position.planned.hole:
+            batch, entries = self._holes[position.index][0]
         else:
             entries = cast("list[T]", position.entries)  # all are there
-            position.clear()
-            self.filled -= len(entries)
-            if self._queues:
-                for name, spec in zip(planned.names, planned.specs):
-                    if not name:
-                        self._refill(planned.set_id, spec)
-        place = self._next
-        self.launched[planned.set_id] = place
-        self._next += 1
-        self._skip()
-        if self._next >= self._turn_at:
-            self.turned = True
-            self._turn_at = self._period_end()
-        return Launch(place, position, entries, batch, number)
+            fresh = [None] * len(entries)
+        launch = Launch(place, position, entries, batch, number)
+        following, current, paused = self._from(place + 1)
+        turn_at = self._period_end(following) if following >= self.turn_at else -1
+        return launch, fresh, following, current, paused, turn_at
+
+    def take_hole(self, position: Position[T]) -> None:
+        """What was negotiated for it is launched."""
+        self._holes[position.index].popleft()
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
         """No launch after this; for each process set the last place that was launched."""
@@ -332,36 +388,34 @@ class Replay(Generic[T]):
         """What this rank must still take part in, with dummy memory, in order."""
         dummies: list[Launch[T]] = []
         until = max(highest.values(), default=-1)
-        while self._next <= until:
+        while self.next <= until:
             position = self.current
-            if position.mine and self._next <= highest[position.planned.set_id]:
+            if position.mine and self.next <= highest[position.planned.set_id]:
                 waiting = self._holes.get(position.index)
                 batch, entries = waiting.popleft() if waiting else (None, None)
-                dummies.append(Launch(self._next, position, entries, batch))
-            self._next += 1
-            self._skip()
+                dummies.append(Launch(self.next, position, entries, batch))
+            self.next, self.current, self.paused = self._from(self.next + 1)
         return dummies
 
     def _is_behind(self, index: int) -> bool:
         """Whether this position of the present period has run already."""
-        place = self._next - self._next % len(self.positions) + index
-        return place < self._next or place <= self._after.get(self.positions[index].planned.set_id, -1)
+        place = self.next - self.next % len(self.positions) + index
+        return place < self.next or place <= self._after.get(self.positions[index].planned.set_id, -1)
 
-    def _period_end(self) -> int:
-        return (self._next // len(self.positions) + 1) * len(self.positions)
+    def _period_end(self, place: int) -> int:
+        return (place // len(self.positions) + 1) * len(self.positions)
 
-    def _skip(self) -> None:
-        """Moves on to the next batch that is this rank's own and has not run."""
+    def _from(self, place: int) -> tuple[int, Position[T], bool]:
+        """The first batch from ``place`` on that is this rank's own and has not run; whether that is a pause instead."""
         size = len(self.positions)
         while True:
-            if self._next >= self._until:
-                self.paused = True
-                self.current = Position(-1, _NOTHING, False)  # never ready, so that no launch has to ask
-                self.current.missing = 1
-                return
-            self.current = self.positions[self._next % size]
-            if self.current.mine and self._next > self._after.get(self.current.planned.set_id, -1):
-                return
+            if place >= self._until:
+                nothing: Position[T] = Position(-1, _NOTHING, False)  # never ready, so that no launch has to ask
+                nothing.missing = 1
+                return place, nothing, True
+            current = self.positions[place % size]
+            if current.mine and place > self._after.get(current.set_id, -1):
+                return place, current, False
             if self._idle:
-                return  # nothing in it is this rank's own
-            self._next += 1
+                return place, current, False  # nothing in it is this rank's own
+            place += 1

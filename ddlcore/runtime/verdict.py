@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from ddlcore.runtime.reentry import Lock
+
 __all__ = ["Verdict"]
 
 
@@ -14,7 +16,7 @@ class Verdict:
     def __init__(self) -> None:
         self._given = threading.Event()
         self._make: Callable[[str], BaseException] | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def give(self, make: Callable[[str], BaseException]) -> bool:
         """``make(during)`` builds the error for one operation. True if this is the first verdict."""

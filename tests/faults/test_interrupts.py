@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ddlcore as ddl
+from ddlcore.api import Operations, current_job
+from ddlcore.builtin.numpy_adapter import NumpyAdapter
+from ddlcore.messages import Spec, encode
+from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.request import Entry, Recurring
+from ddlcore.types import Kind
 from tests.faults.harness import Launch
 
 pytestmark = pytest.mark.timeout(60)
 
+HERE = f"{os.sep}ddlcore{os.sep}"
 Say = Callable[..., None]
 PAUSE_S = 0.6  # how long rank 1 keeps rank 0 waiting; interrupts come within it
 
@@ -103,3 +113,126 @@ def test_handlers_that_raise_at_any_moment() -> None:
         raised = report.at("raised")
         if raised is not None:
             assert "signal's handler raised" in raised[1] or "PeerLost" in raised[1] or "InterruptedError" in raised[1]
+
+
+HAMMER_S = 4.0
+
+
+class Struck(BaseException):
+    """What the hammer raises."""
+
+
+class Hammer:
+    """A timer that strikes at random moments, and raises wherever the main thread is in ddl's code, or called by it."""
+
+    def __init__(self, seed: int) -> None:
+        self.struck = 0
+        self._armed = False
+        self._random = random.Random(seed)
+        signal.signal(signal.SIGALRM, self._strike)
+
+    def _strike(self, number: int, frame: FrameType | None) -> None:
+        if not self._armed:
+            return  # it came just before ``rest``
+        self.set()
+        while frame is not None:
+            if HERE in frame.f_code.co_filename:
+                self.struck += 1
+                raise Struck
+            frame = frame.f_back
+
+    def set(self) -> None:
+        self._armed = True
+        signal.setitimer(signal.ITIMER_REAL, self._random.uniform(1e-5, 1.5e-3))
+
+    def rest(self) -> None:
+        self._armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def is_hammered(rank: int, say: Say) -> None:
+    """All ways to start and to wait, in replay and where the schedule does not serve; each call is repeated if it was not made."""
+    ddl.init()
+    job = current_job()
+    operations = Operations(NumpyAdapter())
+    arrays = [np.zeros(50 + i) for i in range(4)]
+    alone, *group = [operations.recurring_allreduce(x, name=f"x{i}", op=ddl.Sum) for i, x in enumerate(arrays)]
+    grouped = [np.zeros(9), np.zeros(7)]
+    adapter = NumpyAdapter()
+
+    def again(one: Recurring, before: int, x: Any) -> None:
+        if one.starts == before:
+            job.at_once(one, x.ctypes.data, x)
+        else:
+            one.wait()
+
+    def again_together(ones: Sequence[tuple[Recurring, int, Any]]) -> None:
+        job.again_together([(one, x.ctypes.data, x) for one, before, x in ones if one.starts == before])
+        for one, _, _ in ones:
+            one.wait()
+
+    def submit(handle: Handle, entries: Sequence[Entry]) -> None:
+        if not handle.submitted:
+            job.submit(entries, True)
+        handle.wait()
+
+    hammer = Hammer(rank + 7)
+    until_s = time.monotonic() + HAMMER_S
+    step, goes_on = 0, True
+
+    def insist(call: Callable[..., None], *args: Any) -> None:
+        hammer.set()
+        while True:
+            try:
+                call(*args)
+                hammer.rest()
+                return
+            except Struck:
+                pass
+
+    while goes_on:
+        step += 1
+        for i, x in enumerate(arrays):
+            x[:] = step + rank + i
+        for x in grouped:
+            x[:] = step * (rank + 1)
+        insist(again, alone, alone.starts, arrays[0])
+        insist(again_together, [(one, one.starts, x) for one, x in zip(group, arrays[1:])])
+        buffers = [adapter.buffer(x, elementwise=True) for x in grouped]
+        handle = Handle(job.completion, 2, list)
+        specs = [Spec(Kind.ALLREDUCE, b.dtype, b.shape, ddl.Sum, group=2) for b in buffers]
+        entries = [
+            Entry(handle, i, 0, f"allreduce.g[{i}]", spec, encode(spec), b, b)
+            for i, (spec, b) in enumerate(zip(specs, buffers))
+        ]
+        insist(submit, handle, entries)
+        for i, x in enumerate(arrays):
+            assert (x == 2 * (step + i) + 1).all(), f"step {step}, tensor {i}: {x[0]}"
+        for x in grouped:
+            assert (x == 3 * step).all(), f"step {step}, group: {x[0]}"
+        if step % 40 == 0:  # the schedule has no place for it
+            y = np.full(5, float(step))
+            other = operations.recurring_allreduce(y, name=f"y{step}", op=ddl.Sum)
+            insist(again, other, 0, y)
+            assert (y == 2 * step).all()
+        if step % 10 == 0:
+            last = np.array([float(rank == 0 and time.monotonic() > until_s)])
+            ddl.allreduce_(last, name="last", op=ddl.Sum)
+            goes_on = not last[0]
+    stats = job.stats()
+    assert not job.completion.wanted
+    assert job.inbox.pending() == []
+    say("done", f"{hammer.struck} {step} {stats['batches_replayed']} {stats['batches_negotiated']}")
+    ddl.shutdown()
+
+
+@pytest.mark.timeout(180)
+def test_a_hammer_of_handlers_that_raise() -> None:
+    """Thousands of interrupts on both ranks, in whatever ddl does: every call is made once, every result is exact."""
+    launch = Launch(2, is_hammered)
+    ends = [launch.await_word(rank, "done", 80.0)[1].split() for rank in (0, 1)]
+    assert launch.close() == []
+    for struck, _, replayed, negotiated in ends:
+        assert int(struck) > 20
+        assert int(replayed) > 0
+        assert int(negotiated) > 0

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Completion
@@ -58,24 +57,6 @@ def ready(run: Run) -> tuple[Engine, Inbox, Recurring, list[BaseException]]:
     return engine, inbox, entry, broken
 
 
-def test_a_batch_that_was_launched_in_part_ends_the_job() -> None:
-    """Nobody would enter it, and the next batch would meet that of the peers in its place."""
-    engine, inbox, entry, broken = ready(Run())
-    replay = entry.replay
-    launch = replay.launch
-
-    def called_away(number: int) -> None:
-        launch(number)
-        raise Called
-
-    replay.launch = called_away
-    with pytest.raises(Called):
-        engine.at_once(entry, 64, None)
-    assert [type(error) for error in broken] == [DdlInternalError]
-    assert "was about to launch a batch" in str(broken[0])
-    assert not inbox.lock.locked()
-
-
 def test_who_is_called_away_before_anything_has_changed_may_call_again() -> None:
     engine, inbox, entry, broken = ready(Run(strikes=True))
     with pytest.raises(Called):
@@ -99,7 +80,7 @@ def test_a_call_that_is_not_launched_here_leaves_the_engine_free() -> None:
             break
         waiting.join(0.05)
     assert inbox.is_ready()
-    assert not engine._running
+    assert not inbox.running
     launch = inbox.launch()
     assert launch is not None
     inbox.delivered(launch)

@@ -8,6 +8,7 @@ from ddlcore.errors import MismatchError
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
+from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.request import IDLE, PENDING, Entry, Recurring
 from ddlcore.runtime.schedule import Launch
 from ddlcore.types import Buffer, DType, Kind
@@ -117,7 +118,7 @@ def test_a_call_that_is_a_batch_by_itself_is_launched_and_landed_at_once() -> No
         assert again is not None
         assert (again.place, again.number, list(again.entries or ())) == (1, 2, [entry])
         assert (entry.source.address, entry.source.owner, entry.pending) == (128, "owner", True)
-        assert inbox.land_alone(again, entry)
+        assert inbox.land_alone(again, entry, Meter(), 1)
     assert (entry.source.owner, entry.pending) == (None, False)
 
 
@@ -145,5 +146,5 @@ def test_what_was_launched_alone_waits_for_the_verdict_of_a_freeze() -> None:
     assert again is not None
     inbox.freeze(1)
     with inbox.lock:
-        assert not inbox.land_alone(again, entry)
+        assert not inbox.land_alone(again, entry, Meter(), 1)
     assert entry.pending

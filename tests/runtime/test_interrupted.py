@@ -1,0 +1,307 @@
+"""A signal handler raises at each place of a call at which CPython may run one: it was made, or it was not, and nothing is lost."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ddlcore.errors import MismatchError, ReentrantCall
+from ddlcore.messages import Arranged, Planned, Request, Resume, Spec, encode
+from ddlcore.runtime.engine import Engine
+from ddlcore.runtime.handle import Completion, Handle
+from ddlcore.runtime.inbox import Inbox
+from ddlcore.runtime.meter import Meter
+from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, Recurring
+from ddlcore.runtime.verdict import Verdict
+from ddlcore.types import Buffer, DType, Kind
+from tests.runtime.strikes import each_place, strike
+
+SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
+DATA = encode(SPEC)
+
+
+class Rank:
+    """An inbox and an engine without threads: the test plays all of them, one after the other."""
+
+    def __init__(self, *batches: tuple[str, ...]) -> None:
+        self.completion = Completion()
+        self.woken = 0
+        self.inbox = Inbox(self.completion, self._wake)
+        self.broken: list[BaseException] = []
+        self.ran: list[list[str]] = []
+        executor: Any = SimpleNamespace(execute=None, replay=lambda launch, use: self._run(launch))
+        none = cast("Any", None)
+        self.meter = Meter()
+        self.engine = Engine(
+            executor, none, self.inbox, self.completion, Verdict(), self.broken.append, self.meter, "engine"
+        )
+        if batches:
+            planned = tuple(Planned(0, Kind.ALLREDUCE, names, (DATA,) * len(names), False) for names in batches)
+            self.inbox.learn(Arranged(0, b"", planned))
+            self.inbox.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
+            for position in self.inbox._replay.positions if self.inbox._replay is not None else ():
+                position.run = Run(self)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def _run(self, launch: Any) -> Any:
+        return launch.position.run.resume(launch)
+
+    def recurring(self, name: str) -> Recurring:
+        return Recurring(self.completion, 0, name, SPEC, DATA, Buffer(64, 4, DType.F32, (4,)))
+
+    def entries(self, *names: str) -> tuple[Handle, list[Entry]]:
+        handle = Handle(self.completion, len(names), lambda outcomes: list(outcomes))
+        source = Buffer(64, 4, DType.F32, (4,))
+        return handle, [Entry(handle, slot, 0, name, SPEC, DATA, source, source) for slot, name in enumerate(names)]
+
+    def look(self) -> Request | None:
+        """What the control thread does."""
+        self.inbox.stuck()
+        return self.inbox.take_request()
+
+    def work(self) -> None:
+        """What the engine's thread does until there is nothing to do."""
+        self.look()
+        self.engine._stopped = True  # it does not wait
+        self.engine._me = 7
+        while (todo := self.engine._next()) is not None:
+            if callable(todo):
+                todo()
+            else:
+                self.engine._replay(cast("Any", todo))
+        self.inbox.running = 0
+        self.engine._stopped = False
+        assert self.broken == []
+        assert self.inbox._launches == []
+        assert self.inbox.own is None
+        assert not self.inbox.behind
+
+
+class Run:
+    """How a batch is run: the same ticket again has no effect, as with shared memory."""
+
+    resumable = True
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._tickets: set[int] = set()
+
+    def resume(self, launch: Any, operation: object = None) -> Any:
+        if launch.number not in self._tickets:
+            self._tickets.add(launch.number)
+            self._rank.ran.append([entry.name for entry in launch.entries])
+        return self.done
+
+    done: Any = staticmethod(lambda: [None] * 9)
+
+
+def test_a_call_of_several_tensors_is_asked_for_as_a_whole_or_not_at_all() -> None:
+    def scene(at: int) -> bool:
+        rank = Rank()
+        _, entries = rank.entries("g[0]", "g[1]", "g[2]")
+        struck = strike(at, lambda: rank.inbox.submit(entries))
+        request = rank.look()
+        asked = [ask.name for ask in request.asks] if request is not None else []
+        assert asked in ([], ["g[0]", "g[1]", "g[2]"])
+        if not asked:
+            assert struck
+            rank.inbox.submit(entries)
+            assert len(cast("Request", rank.look()).asks) == 3
+        else:
+            with pytest.raises(ValueError, match="in flight"):
+                rank.inbox.submit(entries)
+        return struck
+
+    assert each_place(scene) > 10
+
+
+def test_a_call_without_a_name_is_counted_if_it_is_submitted() -> None:
+    """Counted and not submitted it would leave all later calls of this rank beside those of its peers."""
+
+    def scene(at: int) -> bool:
+        rank = Rank()
+        _, entries = rank.entries(ANONYMOUS)
+        struck = strike(at, lambda: rank.inbox.submit(entries))
+        first = rank.look()
+        _, others = rank.entries(ANONYMOUS)
+        rank.inbox.answered(1)
+        rank.inbox.submit(others)
+        second = rank.look()
+        asked = [ask.name for request in (first, second) if request is not None for ask in request.asks]
+        assert asked == [f"noname.0.{i}" for i in range(len(asked))]
+        assert first is not None or struck
+        return struck
+
+    assert each_place(scene) > 10
+
+
+@pytest.mark.parametrize("names", [("x", "y"), ("", "")], ids=["named", "anonymous"])
+def test_calls_of_a_replayed_step_run_once(names: tuple[str, str]) -> None:
+    def scene(at: int) -> bool:
+        rank = Rank(names)
+        handles = []
+        struck = False
+        for step in range(3):
+            for name in names:
+                handle, entries = rank.entries(name or ANONYMOUS)
+                if step == 1:
+                    called_away = strike(at, lambda entries=entries: rank.inbox.submit(entries))  # type: ignore[misc]
+                    struck = struck or called_away
+                    rank.inbox.stuck()  # the control thread looks
+                    if called_away and entries[0].name not in rank.inbox.pending():
+                        handle, entries = rank.entries(name or ANONYMOUS)
+                        rank.inbox.submit(entries)
+                else:
+                    rank.inbox.submit(entries)
+                handles.append(handle)
+            rank.work()
+        assert not any(handle.pending for handle in handles)
+        assert [len(batch) for batch in rank.ran] == [2, 2, 2]
+        return struck
+
+    assert each_place(scene) > 10
+
+
+def test_starts_tells_which_of_many_have_been_started() -> None:
+    """Seated ones, one that comes for the first time, and one that the schedule does not know."""
+
+    def scene(at: int) -> bool:
+        rank = Rank(("a", "b", "c"))
+        known = [rank.recurring(name) for name in ("a", "b")]
+        first = rank.recurring("c")
+        rank.inbox.again_together([(one, 64, None) for one in (*known, first)])
+        rank.work()
+        everything = [*known, rank.recurring("c"), rank.recurring("alien")]
+        before = [one.starts for one in everything]
+        struck = strike(at, lambda: rank.inbox.again_together([(one, 128, None) for one in everything]))
+        rank.look()
+        rest = [one for one, count in zip(everything, before) if one.starts == count]
+        assert all(one.state == IDLE for one in rest)
+        assert struck or not rest
+        rank.inbox.again_together([(one, 128, None) for one in rest])
+        rank.work()
+        assert rank.ran == [["a", "b", "c"]] * 2
+        assert [one.starts - count for one, count in zip(everything, before)] == [1] * 4
+        assert [one.pending for one in everything] == [False, False, False, True]
+        return struck
+
+    assert each_place(scene) > 20
+
+
+def test_an_allreduce_that_a_thread_runs_itself_is_finished_by_the_engine() -> None:
+    def scene(at: int) -> bool:
+        rank = Rank(("x",))
+        entry = rank.recurring("x")
+        rank.inbox.again(entry, 64, None)
+        rank.work()
+        before = entry.starts
+        replayed = rank.meter.replayed
+        struck = strike(at, lambda: rank.engine.at_once(entry, 128, "owner"))
+        rank.work()
+        assert not entry.pending
+        assert entry.starts - before in (0, 1)
+        assert struck or entry.starts > before
+        assert len(rank.ran) == 1 + entry.starts - before
+        assert rank.meter.replayed - replayed == entry.starts - before
+        rank.engine.at_once(entry, 64, None)
+        assert rank.ran[-1] == ["x"]
+        assert rank.inbox.running == 0
+        return struck
+
+    assert each_place(scene) > 20
+
+
+def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
+    """Recurring ones and those of a grouped call in one batch, whose names are free again behind it."""
+
+    def scene(at: int) -> bool:
+        rank = Rank(("a", "g[0]", "b", "g[1]"))
+        entries = [rank.recurring("a"), rank.recurring("b")]
+        struck = False
+        for step in range(3):
+            rank.inbox.again_together([(one, 64, None) for one in entries], waits=True)
+            handle, members = rank.entries("g[0]", "g[1]")
+            called: list[int] = []
+            rank.inbox.submit(members, waits=True)
+            handle.then(lambda called=called: called.append(1))  # type: ignore[misc]
+            if step == 1:
+                struck = strike(at, lambda: rank.engine.help(handle))  # noqa: B023  # called at once
+            else:
+                rank.engine.help(handle)
+            rank.work()
+            assert called == [1]
+            assert handle.wait() == [None, None]
+            assert not any(one.pending for one in entries)
+        assert len(rank.ran) == 3
+        assert rank.inbox.pending() == []
+        assert rank.meter.replayed == 3
+        return struck
+
+    assert each_place(scene) > 20
+
+
+def test_an_interrupted_wait_for_a_device_is_not_wanted_any_more() -> None:
+    def scene(at: int) -> bool:
+        rank = Rank()
+        entry = rank.recurring("x")
+        rank.inbox.again(entry, 64, None)
+
+        def end(since_s: float) -> float:
+            entry.complete(0, None, -1)
+            rank.completion.announce()
+            return 0.01
+
+        rank.completion.watch = end
+        struck = strike(at, lambda: rank.completion.wait_for_device(entry))
+        assert not rank.completion.wanted
+        return struck
+
+    assert each_place(scene) > 5
+
+
+def test_an_error_is_told_until_the_next_start() -> None:
+    rank = Rank()
+    entry = rank.recurring("x")
+    rank.inbox.again(entry, 64, None)
+    entry.fail(MismatchError("of this call"))
+    for _ in range(2):  # the first may have been interrupted behind it
+        with pytest.raises(MismatchError, match="of this call"):
+            entry.wait()
+    rank.inbox.retire([entry])
+    rank.inbox.again(entry, 64, None)
+    assert entry.error is None
+
+
+def test_a_thread_that_is_inside_gets_a_named_error_and_changes_nothing() -> None:
+    """Verbs from a finalizer: in the middle of the lock, in the middle of a batch, and on a thread of ddl's own."""
+    rank = Rank(("x",))
+    entry = rank.recurring("x")
+    handle, entries = rank.entries("y")
+    calls: list[Callable[[], object]] = [
+        lambda: rank.inbox.submit(entries),
+        lambda: rank.inbox.again(entry, 64, None),
+        lambda: rank.engine.at_once(entry, 64, None),
+        lambda: rank.inbox.name(entries),
+    ]
+    with rank.inbox.lock:
+        for call in calls:
+            with pytest.raises(ReentrantCall, match="signal handler or a finalizer"):
+                call()
+        assert rank.inbox.steps() == 0
+    assert entry.starts == 0
+    rank.inbox.submit(entries)
+    waits: list[Callable[[], object]] = [handle.wait, lambda: rank.engine.at_once(entry, 64, None)]
+
+    for runner, threads in ((get_ident(), set()), (0, {get_ident()})):
+        rank.inbox.running, rank.engine.threads = runner, threads
+        for call in waits:
+            with pytest.raises(ReentrantCall):
+                call()
+    assert rank.completion.waited_s >= 0
+    assert entry.starts == 0
