@@ -14,6 +14,7 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceError",
     "HorovodInternalError",
+    "IncompleteGradients",
     "MismatchError",
     "NotInitialized",
     "ObjectDigestError",
@@ -61,6 +62,10 @@ class Closed(DdlInternalError):
 
 class MismatchError(DdlInternalError):
     """The ranks asked for different things under one name; the message holds a table of who asked what."""
+
+
+class IncompleteGradients(RuntimeError):
+    """A backward pass ended by an exception, so that its gradients cannot be stepped on; compute them again."""
 
 
 class DeadlineExceeded(DdlInternalError, TimeoutError):

@@ -389,11 +389,6 @@ class Job:
         self._ordinals[what] += 1
         return ordinal
 
-    def fail(self, error: DdlInternalError) -> None:
-        """End the job, since this rank cannot go on with it: here all raises ``error``, on the other ranks PeerLost."""
-        self._link.say(Bye(str(error), broken=True))
-        self._break(lambda during: error)
-
     def retire(self) -> None:
         """Forgets all that ``recurring`` holds: names that do not come again must not fill the memory."""
         known, self.recurring = self.recurring, {}

@@ -293,11 +293,11 @@ def test_groups_go_off_together(
         wait, submit_rest = reducer._wait, reducer._submit_rest
 
         def submit_rest_watched() -> None:
-            early.append(bool(reducer._in_flight or reducer._handles))
+            early.append(bool(reducer._in_flight or reducer._attempts))
             submit_rest()
 
         def wait_watched() -> None:
-            handles.extend([*reducer._in_flight, *reducer._handles.values()])
+            handles.extend([*reducer._in_flight, *(one.handle for one in reducer._attempts.values())])
             wait()
 
         # Gradients by themselves go with all that have arrived, just before; only those of groups tell.

@@ -73,7 +73,7 @@ from ddlcore.api import (
     stop_timeline,
     synchronize,
 )
-from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost
+from ddlcore.errors import DdlInternalError, HorovodInternalError, IncompleteGradients, MismatchError, PeerLost
 from ddlcore.types import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
@@ -83,8 +83,10 @@ __all__ = [
     "DdlInternalError",
     "DistributedOptimizer",
     "HorovodInternalError",
+    "IncompleteGradients",
     "Max",
     "Min",
+    "MismatchError",
     "PeerLost",
     "ProcessSet",
     "Product",

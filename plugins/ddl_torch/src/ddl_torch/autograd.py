@@ -15,14 +15,16 @@ Minimum, maximum and product have none and say so when one is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ddl_torch.adapter import TorchAdapter
-from ddlcore.api import Operations, ProcessSet
+from ddlcore.api import Handle, Job, Operations, ProcessSet
 from ddlcore.types import Average, ReduceOp, Sum
 
 __all__ = [
@@ -39,8 +41,32 @@ __all__ = [
     "reducescatter",
 ]
 
+
+class TorchOperations(Operations):
+    """The verbs over torch's tensors; who must know what an interrupted call has submitted notes its handles."""
+
+    def __init__(self) -> None:
+        super().__init__(ADAPTER)
+        self._thread = threading.local()
+
+    @contextmanager
+    def noting(self, handles: list[Handle]) -> Iterator[None]:
+        """Within it, each handle of this thread is added to ``handles`` before its operation is submitted."""
+        self._thread.noted = handles
+        try:
+            yield
+        finally:
+            self._thread.noted = None
+
+    def hand_over(self, job: Job, handle: Handle, entries: Sequence[Any], waits: bool) -> None:
+        noted = getattr(self._thread, "noted", None)
+        if noted is not None:
+            noted.append(handle)
+        super().hand_over(job, handle, entries, waits)
+
+
 ADAPTER = TorchAdapter()
-OPERATIONS = Operations(ADAPTER)
+OPERATIONS = TorchOperations()
 
 
 @dataclass(frozen=True)

@@ -121,12 +121,15 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
     def synchronize(self) -> None:
         """Reduce the gradients of this step where ``backward()`` has not, this rank's missing ones included.
 
-        After ``backward()`` it has no effect. After an exception that a signal's handler raised within ``backward()``,
-        ``step()`` or this (Ctrl-C, a watchdog), it goes on with the same step. Raises PeerLost, MismatchError and
-        their kin.
+        After ``backward()`` it has no effect. After an exception that a signal's handler raised at the end of
+        ``backward()``, in ``step()`` or here (Ctrl-C, a watchdog), it goes on with the same step. Raises
+        IncompleteGradients where the exception has kept ``backward()`` from computing all gradients, and MismatchError
+        on the other ranks where some of them had been sent: all ranks may then call ``zero_grad()`` and compute the
+        step again. Raises PeerLost and its kin.
         """
+        goes_on = self._ddl.open
         self._ddl.synchronize()
-        self._asked = True
+        self._asked = not goes_on
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -27,8 +27,8 @@ from ddl_torch.autograd import ADAPTER, OPERATIONS
 from ddl_torch.memory import ALONE, is_alone, mark_written, pin_size, use_count
 from ddl_torch.slots import Group, Reduction, Slot, looks_alike, looks_alike_there
 from ddl_torch.sparse import SparseHandle, start_sparse
-from ddlcore.api import Mapped, UserCompressor, Waitable, current_job, global_process_set
-from ddlcore.errors import DdlInternalError, MismatchError, NotInitialized
+from ddlcore.api import Handle, Mapped, UserCompressor, Waitable, current_job, global_process_set
+from ddlcore.errors import DdlInternalError, IncompleteGradients, MismatchError, NotInitialized
 from ddlcore.types import CPU, Average
 
 __all__ = ["Reducer"]
@@ -42,16 +42,17 @@ LOST = (
 )
 UNFINISHED = (
     "the last backward() was interrupted after some of its gradients had been sent to the other ranks, which wait for "
-    "the rest; call optimizer.synchronize() to complete that step before the next backward()"
+    "the rest; call optimizer.synchronize() to complete or to end that step before the next backward()"
 )
+INCOMPLETE = (
+    "the last backward() did not come to its end, so gradients are missing or are those of a part of the model; "
+    "call optimizer.zero_grad() and compute them again"
+)
+ENDED = "a backward pass that did not come to its end"  # what the other ranks read in the table of a MismatchError
 ACCUMULATED_AGAIN = (
     "the gradient of {name!r} was computed a second time within one backward(), while its reduction was under way: "
     "re-entrant checkpointing of a shared parameter does that. Use torch.utils.checkpoint(..., use_reentrant=False), "
     "or DDL_OVERLAP=off, which reduces gradients at the end of backward()"
-)
-UNKNOWN = (
-    "the gradient of {name!r} was being sent when a signal's handler raised; whether it was sent cannot be told, "
-    "so the job ends here"
 )
 
 
@@ -61,6 +62,23 @@ class _Result(NamedTuple):
     grad: torch.Tensor
     value: torch.Tensor
     fresh: bool  # autograd made ``grad`` in this pass, so that nobody can expect the result in its memory
+
+
+class _Attempt:
+    """What one gradient, or a group, is sent by, where that is no recurring allreduce. An interrupted one goes on."""
+
+    __slots__ = ("context", "done", "handle", "handles")
+
+    def __init__(self) -> None:
+        self.done = False  # its result was taken
+        self.handles: list[Handle] = []  # whose operations were, or were about to be, submitted
+        self.context: Any = None  # of what was submitted
+        self.handle: Waitable | None = None  # when all was submitted
+
+    def go_on(self) -> list[Handle]:
+        """Return the handles of what was submitted before an interrupt, in order."""
+        self.handles[:] = [handle for handle in self.handles if handle.submitted]
+        return self.handles
 
 
 class _Pass:
@@ -89,12 +107,17 @@ class Reducer:
         self.slots: list[Slot] = []
         self.groups: list[Group] = []
         self.arrived: list[Slot] = []  # whose gradients the backward pass that runs has completed
+        # The same parameters, noted by a hook without Python code, which no signal's handler can keep from it: where
+        # the first ``Slot.on_gradient`` of a pass was interrupted, nothing else tells that there was a pass.
+        self._seen: list[torch.Tensor] = []
         self.sends = False  # whether the pass that runs ends with a round
         self.touched = False  # a backward pass has computed gradients since the last round
         self.reduced = False  # a round has ended since the last step or zero_grad
         self.rounds = 0  # since the last step
         self.open = False  # a round is under way
         self.failed: Exception | None = None  # why the last round gave no result
+        self.incomplete = False  # a backward pass has begun, and not come to its end
+        self._partial: list[tuple[Slot, torch.Tensor, int]] = []  # what it had computed, and the versions of that
         self._local = 0  # how many ``no_sync`` contexts are open
         self._pass: weakref.ref[_Pass] | None = None  # the backward pass that runs
         self._turn = 0  # which round of a step the slots' allreduces are for
@@ -103,8 +126,9 @@ class Reducer:
         self._entered = False  # ``_send`` was, or a pass that had begun to send has failed
         self._in_flight: list[Any] = []  # allreduces of memory of this host that were started, and were not waited for
         self._on_devices: list[Any] = []  # the same of devices
-        self._handles: dict[Slot, Waitable | None] = {}  # None: being made
+        self._attempts: dict[Slot, _Attempt] = {}
         self._results: dict[Slot, _Result] = {}
+        self._placed: set[Slot] = set()  # whose results are where they belong
         self._written: list[torch.Tensor] = []  # in place
         self._absent: set[Slot] = set()  # this rank takes part with zeros
         self._repeated: set[Slot] = set()  # sent once more since ranks disagreed on which gradient is sparse
@@ -231,6 +255,7 @@ class Reducer:
         required = param.requires_grad
         if not required:  # torch refuses the hook, which must be there should the parameter be thawed
             param.requires_grad_(True)
+        slot.first_hook = param.register_post_accumulate_grad_hook(self._seen.append)
         slot.hook = param.register_post_accumulate_grad_hook(slot.on_gradient)
         if not self._repeatable:
             slot.tensor_hook = param.register_hook(slot.before_gradient)
@@ -268,6 +293,11 @@ class Reducer:
             self._rebind()
         if self.open:
             raise RuntimeError(UNFINISHED)
+        if self.incomplete:
+            if any(slot.param.grad is grad and grad._version == version for slot, grad, version in self._partial):
+                raise IncompleteGradients(INCOMPLETE)
+            self._partial = []
+        self.incomplete = True  # until the pass has ended
         self.failed = None
         self.sends = self.active and self._local == 0 and self.passes_left == 1
         if self.sends:
@@ -282,6 +312,8 @@ class Reducer:
         if self._pass is None or self._pass() is not this:
             return
         self._pass = None  # first: the traceback of an interrupt may keep ``this`` alive
+        self._seen.clear()
+        self.incomplete = False
         if self.sends:
             self._send()
             # Wait behind what other optimizers send at the end of this pass: which of them take part, and in which
@@ -295,12 +327,14 @@ class Reducer:
     def _abandoned(self, this: weakref.ref[_Pass]) -> None:
         """A backward pass has died: with an exception, where it has not come to its end.
 
-        What was not sent is as if it had never been: the program may skip the step. Other ranks wait for the rest
-        of a round that was begun, so that one stays open.
+        Where nothing was sent, the program may skip the step or compute it again. Where some of it was, other ranks wait
+        for the rest, so the round stays open; ``synchronize`` ends it, by an error on all ranks.
         """
         if self._pass is not this:
             return
         self._pass = None
+        grads = [(slot, slot.param.grad) for slot in self.arrived]
+        self._partial = [(slot, grad, grad._version) for slot, grad in grads if grad is not None]
         if self.open and not any(slot.round == self._round for slot in self.slots):
             self.open = False
         self._entered = self.open
@@ -385,6 +419,10 @@ class Reducer:
         """
         if self.failed is not None:
             raise self.failed.with_traceback(None)
+        if self._seen:  # the first hook of a pass was interrupted
+            self.incomplete = True
+        if self.incomplete and not self.open:
+            raise IncompleteGradients(INCOMPLETE)
         if self.wants_round():
             self.reduce()
 
@@ -425,6 +463,9 @@ class Reducer:
             self._forget()
         self.reduced = self.touched = False
         self.failed = None
+        if not self.open:
+            self._seen.clear()
+            self.incomplete, self._partial = False, []
         self.passes_left = self.passes
         if not self._repeatable:
             for slot in self.slots:
@@ -435,24 +476,26 @@ class Reducer:
         """After an interrupt: what was about to be sent counts as sent if its allreduce was started, else it goes now."""
         waited = {id(recurring) for recurring in (*self._in_flight, *self._on_devices)}
         for group in self.groups:
-            if any(slot.round != self._round for slot in group.slots if slot.param.requires_grad):
-                group.round = -1
+            if group.round == self._round and group.attempt is not None and group.attempt.handle is None:
+                self._submit_group(group)
         for slot in self.slots:
-            if slot.round != self._round:
+            if slot.round != self._round or slot.group is not None:
                 continue
-            if slot in self._handles:
-                if self._handles[slot] is None:
-                    self._failure = DdlInternalError(UNKNOWN.format(name=slot.label))
-                    self.job.fail(self._failure)
+            grad = slot.param.grad
+            attempt, result = self._attempts.get(slot), self._results.get(slot)
+            if attempt is not None:
+                if attempt.handle is None and not attempt.done and grad is not None:
+                    self._try_to_submit(slot, grad)
                 continue
-            recurring = slot.private if slot in self._results else slot.recurring
+            in_place = result is None or result.value is result.grad
+            recurring = slot.recurring if in_place else slot.private
             if recurring is None or recurring.starts == slot.starts:
-                slot.round = -1
                 self._results.pop(slot, None)
+                self._try_to_submit(slot, self._nothing(slot) if grad is None else grad)
             elif id(recurring) not in waited:
                 (self._in_flight if slot.mark is None else self._on_devices).append(recurring)
-                if slot not in self._results and slot.param.grad is not None:
-                    self._written.append(slot.param.grad)
+                if in_place and grad is not None:
+                    self._written.append(grad)
 
     def _submit_arrived(self) -> None:
         """All at once what ``_submit`` does one by one, where nothing was sent while backward ran."""
@@ -493,14 +536,51 @@ class Reducer:
         now = self._round
         for group in self.groups:
             if group.round != now:
+                if self.incomplete:
+                    for i, slot in enumerate(slot for slot in group.slots if slot.param.requires_grad):
+                        self._submit_end(slot, f"{group.name}[{i}]")
+                    group.round = now
+                    continue
                 self._submit_group(group)
         for slot in self.slots:
             if slot.round == now or slot.group is not None or not slot.param.requires_grad:
+                continue
+            if self.incomplete:
+                self._submit_end(slot, slot.name)
                 continue
             if slot.holds_result:
                 slot.before_gradient(None)
             grad = slot.param.grad
             self._try_to_submit(slot, self._nothing(slot) if grad is None else grad)
+
+    def _submit_end(self, slot: Slot, name: str) -> None:
+        """Tell the ranks that wait for this gradient that it will not come: they ask for something else, and so raise."""
+        self._repeated.add(slot)
+        name = self._on_wire(name)
+        attempt = self._attempts.setdefault(slot, _Attempt())
+        attempt.done = True
+        zeros = torch.zeros_like(slot.param, requires_grad=False)
+        if slot.sparse_dims and not self.reduction.sparse_as_dense and slot.group is None:
+            if not attempt.go_on():
+                with OPERATIONS.noting(attempt.handles):
+                    OPERATIONS.allgather_async(
+                        torch.empty((0, slot.sparse_dims), dtype=torch.int64, device=slot.param.device),
+                        name=f"{name}.indices",
+                        process_set=self.reduction.process_set,
+                        job=self.job,
+                        sparse=True,
+                        by_host=self.reduction.sparse_by_host,
+                    )
+            attempt.handle = attempt.handles[0]
+        if attempt.context is None:
+            attempt.context = self._describe(zeros, name=name, part_of=ENDED)
+        recurring = attempt.context
+        if recurring.starts == 0:
+            self._again(recurring, zeros.data_ptr(), (zeros, recurring.source.owner))
+        under_way = self._in_flight if recurring.source.device is CPU else self._on_devices
+        if not any(one is recurring for one in under_way):
+            under_way.append(recurring)
+        slot.round = self._round
 
     def _try_to_submit(self, slot: Slot, grad: torch.Tensor) -> None:
         """What this one gradient cannot do must not keep the others from the ranks that wait for them."""
@@ -564,21 +644,36 @@ class Reducer:
         if self.rounds:  # a result that something was added to: what repeats in it is added up before it goes again
             grad = grad.coalesce()
         how = self.reduction
-        slot.round, self._handles[slot] = self._round, None
-        name = self._on_wire(slot.name)
-        handle = start_sparse(self.job, grad, name, how.op, how.process_set, how.sparse_by_host)
-        self._handles[slot] = handle
+        attempt = self._attempt(slot)
+        with OPERATIONS.noting(attempt.handles):
+            attempt.handle = start_sparse(
+                self.job,
+                grad,
+                self._on_wire(slot.name),
+                how.op,
+                how.process_set,
+                how.sparse_by_host,
+                tuple(attempt.go_on()),
+            )
 
     def _submit_compressed(self, slot: Slot, grad: torch.Tensor, compressor: UserCompressor) -> None:
-        with torch.no_grad():
-            packed, ctx = compressor.compress(grad)
-        packed = packed.contiguous()
-        slot.round, self._handles[slot] = self._round, None
-        handle = self._reduce(packed, name=self._on_wire(slot.name))
-        self._handles[slot] = Mapped(handle, partial(compressor.decompress, ctx=ctx))
+        attempt = self._attempt(slot)
+        if not attempt.go_on():
+            with torch.no_grad():
+                packed, attempt.context = compressor.compress(grad)
+            with OPERATIONS.noting(attempt.handles):
+                self._reduce(packed.contiguous(), name=self._on_wire(slot.name))
+        attempt.handle = Mapped(attempt.handles[0], partial(compressor.decompress, ctx=attempt.context))
+
+    def _attempt(self, slot: Slot) -> _Attempt:
+        """The one that was interrupted in this round, or a new one."""
+        slot.round = self._round
+        return self._attempts.setdefault(slot, _Attempt())
 
     def _submit_group(self, group: Group) -> None:
         """Send what a group has together. A sparse gradient goes as a dense one: a rank that has none cannot know."""
+        if group.round != self._round and (group.attempt is None or group.attempt.handle is not None):
+            group.attempt = _Attempt()
         group.round = self._round
         members = []
         for slot in group.slots:
@@ -594,29 +689,34 @@ class Reducer:
         if not members:
             return
         try:
-            self._submit_members(self._on_wire(group.name), members)
+            self._submit_members(group, members)
         except (DdlInternalError, ValueError) as error:
             self._failure = self._failure or error
 
-    def _submit_members(self, name: str, members: Sequence[tuple[Slot, torch.Tensor]]) -> None:
+    def _submit_members(self, group: Group, members: Sequence[tuple[Slot, torch.Tensor]]) -> None:
         compressor = self.reduction.user_compressor
-        grads = [grad for _, grad in members]
-        outputs: list[torch.Tensor] | None = None
-        parts: list[Callable[[Any], Any]]
-        if compressor is None:
-            outputs = [grad if is_alone(grad.untyped_storage()) else torch.empty_like(grad) for grad in grads]
-            parts = [itemgetter(i) for i in range(len(grads))]
-            packed = grads
-        else:
-            with torch.no_grad():
-                pairs = [compressor.compress(grad) for grad in grads]
-            packed = [one.contiguous() for one, _ in pairs]
-            parts = [partial(_part, i, compressor, ctx) for i, (_, ctx) in enumerate(pairs)]
-        for slot, _ in members:
-            slot.round, self._handles[slot] = self._round, None
-        handle = self._reduce_group(packed, outputs=outputs, name=name)
-        for part, (slot, _) in zip(parts, members, strict=True):
-            self._handles[slot] = Mapped(handle, part)
+        attempt = group.attempt
+        assert isinstance(attempt, _Attempt)
+        if not attempt.go_on():
+            grads = [grad for _, grad in members]
+            outputs: list[torch.Tensor] | None = None
+            parts: list[Callable[[Any], Any]]
+            if compressor is None:
+                outputs = [grad if is_alone(grad.untyped_storage()) else torch.empty_like(grad) for grad in grads]
+                parts = [itemgetter(i) for i in range(len(grads))]
+                packed = grads
+            else:
+                with torch.no_grad():
+                    pairs = [compressor.compress(grad) for grad in grads]
+                packed = [one.contiguous() for one, _ in pairs]
+                parts = [partial(_part, i, compressor, ctx) for i, (_, ctx) in enumerate(pairs)]
+            attempt.context = list(zip((slot for slot, _ in members), parts))
+            with OPERATIONS.noting(attempt.handles):
+                self._reduce_group(packed, outputs=outputs, name=self._on_wire(group.name))
+        for slot, part in attempt.context:
+            one = self._attempt(slot)
+            one.handle = Mapped(attempt.handles[0], part)
+        attempt.handle = attempt.handles[0]
 
     def _nothing(self, slot: Slot) -> torch.Tensor:
         """The gradient of a rank that has computed none: zeros, which the parameter keeps for the result."""
@@ -645,17 +745,20 @@ class Reducer:
             del in_flight[last]
         if self._on_devices:
             self._follow()
-        handles = self._handles
-        while handles:
-            slot, handle = next(iter(handles.items()))
-            if handle is not None and slot not in self._results:
+        while (slot := next((slot for slot, one in self._attempts.items() if not one.done), None)) is not None:
+            attempt = self._attempts[slot]
+            if attempt.handle is not None:  # None: it was refused
                 try:
-                    self._note_result(slot, handle.wait())
+                    self._note_result(slot, attempt.handle.wait())
                 except (DdlInternalError, ValueError) as error:
-                    if self._goes_otherwise(slot, handle, error):
+                    if self._goes_otherwise(slot, attempt.handle, error):
                         continue
                     self._failure = self._failure or error
-            del handles[slot]
+            attempt.done = True
+        if self.incomplete:  # what other ranks were asked for in their place
+            for slot, attempt in self._attempts.items():
+                if attempt.handle is not None and slot in self._repeated:
+                    attempt.handle.wait()
 
     def _operation_failed(self, recurring: Any, error: Exception) -> None:
         slot = next((one for one in self.slots if recurring is one.recurring or recurring is one.private), None)
@@ -717,14 +820,15 @@ class Reducer:
 
     def _place(self) -> None:
         """Put results where they belong. What is done of it may be done twice: an interrupt may come in between."""
-        results = self._results
+        results, placed = self._results, self._placed
         if not self._repeatable:
             for slot in self.slots:
                 grad = slot.param.grad
                 if slot.kept is not None and slot not in results and grad is not None:
                     results[slot] = _Result(grad, grad, True)
-        while results:
-            slot, (grad, value, fresh) = next(iter(results.items()))
+        for slot, (grad, value, fresh) in results.items():
+            if slot in placed:
+                continue
             if slot.private is not None:
                 slot.private.target.owner = None
             if slot.sparse_dims and not value.is_sparse:
@@ -738,10 +842,10 @@ class Reducer:
             # No signal's handler runs between these.
             slot.param.grad = value
             slot.kept = None
-            del results[slot]
+            placed.add(slot)
 
     def _end_round(self) -> None:
-        failure = self._failure
+        failure = self._failure or (IncompleteGradients(INCOMPLETE) if self.incomplete else None)
         if self._written:
             mark_written(self._written)
             self._written.clear()
@@ -751,7 +855,8 @@ class Reducer:
         for group in self.groups:
             group.begin()
         self._results.clear()
-        self._handles.clear()
+        self._placed.clear()
+        self._attempts.clear()
         self._absent.clear()
         self._repeated.clear()
         self.arrived.clear()
@@ -784,7 +889,8 @@ class Reducer:
         self._on_devices.clear()
         self._written.clear()
         self._results.clear()
-        self._handles.clear()
+        self._placed.clear()
+        self._attempts.clear()
         self._absent.clear()
         self._repeated.clear()
         self.arrived.clear()
@@ -795,10 +901,10 @@ class Reducer:
 
 
 def _unhook(slot: Slot) -> None:
-    for hook in (slot.hook, slot.tensor_hook):
+    for hook in (slot.first_hook, slot.hook, slot.tensor_hook):
         if hook is not None:
             hook.remove()
-    slot.hook = slot.tensor_hook = None
+    slot.first_hook = slot.hook = slot.tensor_hook = None
 
 
 def _part(index: int, compressor: UserCompressor, ctx: Any, results: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -49,6 +49,7 @@ class Slot:
         "count",
         "device",
         "dtype",
+        "first_hook",
         "group",
         "holds_result",
         "hook",
@@ -77,6 +78,7 @@ class Slot:
         self.reducer = reducer
         self.submit: Callable[[Slot], None] | None = None  # sends a gradient while backward runs; None: at its end
         self.group: Group | None = None
+        self.first_hook: RemovableHandle | None = None
         self.hook: RemovableHandle | None = None
         self.tensor_hook: RemovableHandle | None = None
         self.sparse_dims = 0  # of its last gradient; 0: that was dense
@@ -136,13 +138,14 @@ class Slot:
 class Group:
     """Parameters whose gradients go off together, when the last of them is complete."""
 
-    __slots__ = ("_came", "_moments", "_waiting", "name", "round", "slots")
+    __slots__ = ("_came", "_moments", "_waiting", "attempt", "name", "round", "slots")
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = tuple(slots)
         self.name = ""  # on the wire
         self._moments: dict[Slot, Buffer] = {}  # when the gradients of those on a device stood
         self.round = -1  # the last in which it was sent
+        self.attempt: Any = None  # what it is sent by
         self.begin()
 
     def begin(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -68,9 +68,18 @@ def sparse_allreduce_async(
 
 
 def start_sparse(
-    job: Any, tensor: torch.Tensor, name: str | None, op: ReduceOp, process_set: ProcessSet, by_host: bool = False
+    job: Any,
+    tensor: torch.Tensor,
+    name: str | None,
+    op: ReduceOp,
+    process_set: ProcessSet,
+    by_host: bool = False,
+    submitted: Sequence[Waitable] = (),
 ) -> SparseHandle:
-    """As ``sparse_allreduce_async``, in the world of ``job``; ``by_host``: gathered in the host's memory."""
+    """As ``sparse_allreduce_async``, in the world of ``job``; ``by_host``: gathered in the host's memory.
+
+    ``submitted``: the handles of what an interrupted call with the same arguments has submitted, in order.
+    """
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not {tensor.layout}; use allreduce_async")
     if op not in (Average, Sum):
@@ -80,6 +89,10 @@ def start_sparse(
     indices = tensor._indices().t().contiguous()  # not .indices(): that would make us coalesce, which sorts
     values = tensor._values().contiguous()
     how: Any = {"process_set": process_set, "job": job, "sparse": True, "by_host": by_host}
-    first = OPERATIONS.allgather_async(indices, name=None if name is None else f"{name}.indices", **how)
+    gather_indices = partial(
+        OPERATIONS.allgather_async, indices, name=None if name is None else f"{name}.indices", **how
+    )
     gather_values = partial(OPERATIONS.allgather_async, values, name=name, reduces=True, **how)
-    return SparseHandle(first, gather_values(), tensor.shape, len(members) if op is Average else 1, gather_values)
+    first = submitted[0] if submitted else gather_indices()
+    second = submitted[1] if len(submitted) > 1 else gather_values()
+    return SparseHandle(first, second, tensor.shape, len(members) if op is Average else 1, gather_values)
