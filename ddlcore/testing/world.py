@@ -59,7 +59,7 @@ class World:
     ) -> None:
         self.close()
 
-    def run(self, function: Callable[[int, Job], T], *, deadline_s: float = 30.0, last: bool = False) -> list[T]:
+    def run(self, function: Callable[[int, Job], T], *, deadline_s: float = 90.0, last: bool = False) -> list[T]:
         """``function(rank, job)`` on every rank, whose verbs use its job there; the results, by rank.
 
         ``last``: each rank leaves the world when its function ends. Raises the first error that is no
@@ -99,7 +99,7 @@ def run_world(
     function: Callable[[int, Job], T],
     *,
     backend: str = "threads",
-    deadline_s: float = 30.0,
+    deadline_s: float = 90.0,
     settings: Mapping[str, object] | None = None,
 ) -> list[T]:
     """``function(rank, job)`` in a new world of ``size`` threads; the results, by rank. See World.run for errors."""

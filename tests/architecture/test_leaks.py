@@ -46,7 +46,7 @@ def test_each_kind_of_leak_fails_the_test_that_leaves_it(tmp_path: Path) -> None
         ],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         env={name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"},
     )
     Path("/dev/shm/ddl-leak").unlink()

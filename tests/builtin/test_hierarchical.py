@@ -81,7 +81,7 @@ class Deaf(ThreadsTransport):
     freed = threading.Event()
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
-        self.freed.wait(20.0)
+        self.freed.wait(80.0)
         raise TransportError("freed")
 
 

@@ -46,7 +46,7 @@ def test_all_see_the_same_memory() -> None:
     address = _address(store)
     assert _is_listening(address)
     others = [segment.receive(rank, store, 10.0, never) for rank in (1, 2)]
-    makers.join(10)
+    makers.join(40)
     ranks = [*made, *others]
     ctypes.memmove(ranks[1].address + 5, b"hello", 5)
     assert all(ctypes.string_at(each.address + 5, 5) == b"hello" for each in ranks)
@@ -73,7 +73,7 @@ def test_strangers_get_nothing() -> None:
             answer, descriptors, _, _ = socket.recv_fds(stranger, 100, 4)
             assert (answer, descriptors) == (b"", [])
     member = segment.receive(1, store, 10.0, never)
-    makers.join(10)
+    makers.join(40)
     member.close()
     made[0].close()
 
@@ -88,7 +88,7 @@ def test_a_stranger_that_stays_silent_delays_little(monkeypatch: pytest.MonkeyPa
         start = time.monotonic()
         member = segment.receive(1, store, 10.0, never)
         assert time.monotonic() - start < 5.0
-    makers.join(10)
+    makers.join(40)
     member.close()
     made[0].close()
 
@@ -109,7 +109,7 @@ def test_another_users_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     maker.start()
     with pytest.raises(TransportError, match="belongs to user"):
         segment.receive(1, store, 5.0, never)
-    maker.join(10)
+    maker.join(40)
     assert "1 of 1 ranks" in str(failures[0])
 
 

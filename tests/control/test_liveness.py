@@ -14,7 +14,7 @@ import pytest
 
 from ddlcore.control.liveness import Watcher, describe_exit, open_pidfd
 
-PATIENCE_S = 10.0
+PATIENCE_S = 40.0
 
 
 @pytest.mark.parametrize(

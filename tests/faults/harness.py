@@ -85,7 +85,7 @@ class Launch:
         assert process.exitcode is not None
         self.server.rank_ended(rank, describe_exit(process.exitcode))
 
-    def await_word(self, rank: int, word: str, timeout_s: float = 20.0) -> tuple[float, str]:
+    def await_word(self, rank: int, word: str, timeout_s: float = 80.0) -> tuple[float, str]:
         """When ``rank`` said ``word``, and what with it."""
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
@@ -103,7 +103,7 @@ class Launch:
         os.kill(pid, signal.SIGKILL)
         return moment_s
 
-    def close(self, timeout_s: float = 10.0) -> list[int]:
+    def close(self, timeout_s: float = 40.0) -> list[int]:
         """Waits for the end of all; the ranks that had to be killed for it."""
         deadline_s = time.monotonic() + timeout_s
         hung = []
@@ -114,7 +114,7 @@ class Launch:
                 process.kill()
                 process.join()
         for thread in self._threads:
-            thread.join(5.0)
+            thread.join(20.0)
         for process, connection in self._ranks:
             connection.close()
             process.close()

@@ -16,7 +16,7 @@ import pytest
 import ddlcore as ddl
 from tests.faults.harness import LEAK_MARK, Launch, leftovers
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 SIZE = 3
 KILLS = 20
@@ -122,7 +122,7 @@ def test_leftovers_are_those_of_this_session(ours: bool) -> None:
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "there\n"
         left = [one for one in leftovers(before) if name in one]
-        process.communicate(timeout=10)
+        process.communicate(timeout=40)
     assert sorted(left) == ([f"/dev/shm/{name}", f"@ddl-{name}"] if ours else [])
 
 

@@ -198,7 +198,7 @@ def test_a_stale_file_is_never_taken(home: Path, until: Until) -> None:
         dead = alone(0, "where")
         wait_for_file(home, until)
         dead.kill()
-        dead.communicate(timeout=20)
+        dead.communicate(timeout=80)
         assert len(left_in(home)) == 1
         begun = [alone(1 - late, "where")]
         time.sleep(0.5)  # so that it has seen the stale file

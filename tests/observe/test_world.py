@@ -21,7 +21,7 @@ from ddlcore.observe.summary import runs_of, summarise
 from ddlcore.testing import World
 from tests.observe.agreement import ahead_us, ends_apart
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(270)
 
 Event = dict[str, Any]
 ORDER = ["NEGOTIATE_ALLREDUCE", "WAIT_FOR_DATA", "QUEUE", "MEMCPY_IN_FUSION_BUFFER", "WIRE", "MEMCPY_OUT_FUSION_BUFFER"]

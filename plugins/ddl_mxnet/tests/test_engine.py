@@ -25,7 +25,7 @@ def held(*arrays: Any) -> tuple[Pushed, threading.Event]:
     begun = threading.Event()
     operation = Pushed((), arrays, begun.set)
     operation.push()
-    assert begun.wait(10.0)
+    assert begun.wait(40.0)
     return operation, begun
 
 
@@ -329,7 +329,7 @@ def test_a_call_behind_one_of_its_name_is_handed_over_later() -> None:
         assert traffic._unsubmitted == 1
         assert thread.is_alive()
         traffic.quit(first)
-        thread.join(10.0)
+        thread.join(40.0)
         assert not thread.is_alive()
         traffic.quit(second)
 

@@ -10,7 +10,7 @@ import pytest
 
 from plugins.ddl_mxnet.tests.launching import PROGRAMS, launch
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def test_processes_agree_and_steady_steps_are_quiet() -> None:

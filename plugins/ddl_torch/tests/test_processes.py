@@ -12,7 +12,7 @@ import torch
 from plugins.ddl_torch.tests.launching import PROGRAMS, launch
 from plugins.ddl_torch.tests.training import differences
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.mark.slow
