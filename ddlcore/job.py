@@ -294,10 +294,12 @@ class Job:
             self._link.welcomed.wait(1.0)
             who = self._link.refusal or "the launcher did not answer"
             raise DeadlineExceeded(f"init: {who}; waited {timeout_s:g} s (DDL_START_TIMEOUT_S)")
-        if self._verdict.given:
-            raise self._verdict.error("init")
+        # Who refuses may end at once, and the coordinator with it, before this thread has its turn: the refusal
+        # came first, and is why.
         if self._link.refusal:
             raise DdlInternalError(self._link.refusal)
+        if self._verdict.given:
+            raise self._verdict.error("init")
         self._open_global(self.settings.number("open_timeout_s"))
 
     def _open_global(self, timeout_s: float) -> None:
