@@ -27,7 +27,7 @@ __all__: list[str] = []
 pytest_plugins = ("tests.bed.fixtures", "ddlcore.testing.collecting")
 
 _MARK = "PYTEST_LEAK_MARK"  # inherited by every process that the session starts, however far down
-_GRACE_S = 2.0  # for what is ending by itself
+_GRACE_S = 10.0  # for what is ending by itself
 _SERVANTS = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",

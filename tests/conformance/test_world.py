@@ -61,7 +61,7 @@ def test_the_first_error_is_raised_with_its_rank() -> None:
     assert "raised on rank 1 of 3" in note
     assert "rank 0: PeerLost" in note
     assert "rank 2: PeerLost" in note
-    assert time.monotonic() - begin_s < 5
+    assert time.monotonic() - begin_s < 20.0
 
 
 def test_a_rank_that_ends_early_hangs_nobody() -> None:
@@ -93,7 +93,7 @@ def test_a_hang_becomes_a_failure_with_stacks() -> None:
     assert "ranks 0, 1 of 2 did not end within 0.5 s" in text
     assert "over.wait(3)" in text
     assert 'name="stuck"' in text
-    assert time.monotonic() - begin_s < 10
+    assert time.monotonic() - begin_s < 20.0
 
 
 def test_ranks_are_told_to_end_when_one_has_raised() -> None:

@@ -84,10 +84,10 @@ def test_the_first_failure_names_its_host(
     rank: int, script: str, code: int, how: str, ddl: Ddl, ssh: dict[str, str]
 ) -> None:
     """Rank, host, end and last lines; the others are ended after the grace; the exit code is the first one's."""
-    ranks = f"if [ $RANK = {rank} ]; then seq 30; {script}; fi; sleep 30 & wait"
+    ranks = f"if [ $RANK = {rank} ]; then seq 30; {script}; fi; sleep 300 & wait"
     begun_s = time.monotonic()
     done = ddl("run", "-H", "h1:1,h2:1", "--grace-s", "0.3", "sh", "-c", ranks, env=ssh)
-    assert time.monotonic() - begun_s < 10.0
+    assert time.monotonic() - begun_s < 20.0
     assert done.returncode == code
     text = "\n".join(said(done))
     assert re.search(rf"rank {rank} on h{rank + 1} failed first: it {how}", text)
@@ -243,7 +243,7 @@ def test_a_stopped_launcher_is_a_lost_one(begin: Begin, until: Until, ssh: dict[
     process.send_signal(signal.SIGSTOP)
     begun_s = time.monotonic()
     until(lambda: processes_of(f"sleep\0{LONG_S}") == [])
-    assert 2.0 < time.monotonic() - begun_s < 6.0
+    assert 2.0 < time.monotonic() - begun_s < 20.0
     process.kill()
 
 
@@ -269,7 +269,7 @@ def test_a_lost_agent_is_a_lost_host(
     begun_s = time.monotonic()
     os.kill(agent, number)
     _, err = process.communicate(timeout=80)
-    assert time.monotonic() - begun_s < 9.0
+    assert time.monotonic() - begun_s < 20.0
     assert process.returncode == 255
     assert "rank 1 on h2 failed first: it was lost: its host h2 is gone: " in err
     assert "rank 0: was ended by the launcher" in err

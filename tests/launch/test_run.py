@@ -108,10 +108,10 @@ def test_exit_code_and_summary_are_the_first_failures(script: str, code: int, ho
 
 def test_the_others_get_grace_and_are_then_ended(ddl: Ddl) -> None:
     """SIGTERM after --grace-s; the exit code stays the first one's."""
-    script = 'if [ $RANK = 0 ]; then exit 4; fi; trap "echo asked; exit 0" TERM; sleep 30 & wait'
+    script = 'if [ $RANK = 0 ]; then exit 4; fi; trap "echo asked; exit 0" TERM; sleep 300 & wait'
     begun_s = time.monotonic()
     done = ddl("run", "-np", "2", "--grace-s", "0.4", "sh", "-c", script)
-    assert 0.4 <= time.monotonic() - begun_s < 5.0
+    assert 0.4 <= time.monotonic() - begun_s < 100.0
     assert (done.returncode, done.stdout) == (4, "[1] asked\n")
     assert "rank 1: was ended by the launcher" in done.stderr
 
@@ -122,25 +122,25 @@ def test_who_ignores_sigterm_is_killed(ddl: Ddl) -> None:
     begun_s = time.monotonic()
     done = ddl("run", "-np", "2", "--grace-s", "0", "sh", "-c", script)
     assert done.returncode == 4
-    assert time.monotonic() - begun_s < 8.0
+    assert time.monotonic() - begun_s < 100.0
 
 
 def test_a_child_that_holds_the_pipes_delays_nothing(ddl: Ddl) -> None:
     """Neither the verdict about its parent's death nor the end of the run: it is ended with its parent's group."""
-    script = 'if [ $RANK = 1 ]; then sleep 60 & kill -9 $$; fi; trap "" TERM; sleep 60 & wait'
+    script = 'if [ $RANK = 1 ]; then sleep 300 & kill -9 $$; fi; trap "" TERM; sleep 300 & wait'
     begun_s = time.monotonic()
     done = ddl("run", "-np", "2", "--grace-s", "0.2", "sh", "-c", script)
     assert done.returncode == 137
-    assert time.monotonic() - begun_s < 8.0
+    assert time.monotonic() - begun_s < 100.0
 
 
 def test_a_daemon_that_left_its_group_is_not_waited_for(ddl: Ddl, tmp_path: Path) -> None:
     """It goes on as it asked to, though it holds the pipes; what the rank wrote is all there."""
     begun_s = time.monotonic()
-    daemon = 'setsid sh -c "echo \\$\\$ > pid.$RANK; exec sleep 30"'
+    daemon = 'setsid sh -c "echo \\$\\$ > pid.$RANK; exec sleep 300"'
     script = f"echo before; {daemon} & while [ ! -s pid.$RANK ]; do sleep 0.05; done; echo after"
     done = ddl("run", "-np", "2", "sh", "-c", script)
-    assert time.monotonic() - begun_s < 10.0
+    assert time.monotonic() - begun_s < 100.0
     assert done.returncode == 0
     assert lines_of(done.stdout) == {rank: ["before", "after"] for rank in range(2)}
     for rank in range(2):

@@ -58,7 +58,7 @@ def test_a_rank_that_dies_of_ctrl_c_gives_130(begin: Begin, until: Until, tmp_pa
 def test_the_second_ctrl_c_kills(begin: Begin, until: Until, tmp_path: Path) -> None:
     """At once, also ranks that ignore everything."""
     script = 'trap "" INT TERM; touch ready.$RANK; while true; do sleep 0.05; done'
-    run = begin("run", "-np", "2", "sh", "-c", script)
+    run = begin("run", "-np", "2", "--grace-s", "120", "sh", "-c", script)
     until(ready(tmp_path, 2))
     run.send_signal(signal.SIGINT)
     time.sleep(0.3)
@@ -66,7 +66,7 @@ def test_the_second_ctrl_c_kills(begin: Begin, until: Until, tmp_path: Path) -> 
     begun_s = time.monotonic()
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=80)
-    assert time.monotonic() - begun_s < 3.0
+    assert time.monotonic() - begun_s < 20.0
     assert run.returncode == 130
 
 
