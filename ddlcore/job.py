@@ -39,7 +39,7 @@ from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.accelerators import Accelerators
 from ddlcore.runtime.companion import Companions
-from ddlcore.runtime.engine import Engine
+from ddlcore.runtime.engine import VERDICT_WAIT_S, Engine
 from ddlcore.runtime.executor import Executor
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
@@ -320,7 +320,7 @@ class Job:
                 self.sets.abort()
                 raise DeadlineExceeded("init: the transport did not open in time (DDL_OPEN_TIMEOUT_S)")
         if failure:
-            self._verdict.wait(0.5 if isinstance(failure[0], DdlInternalError) else 0.0)
+            self._verdict.wait(VERDICT_WAIT_S if isinstance(failure[0], DdlInternalError) else 0.0)
             raise self._verdict.error("init") if self._verdict.given else failure[0]
 
     # --- in between

@@ -26,6 +26,8 @@ LEAKS = {
 def test_each_kind_of_leak_fails_the_test_that_leaves_it(tmp_path: Path) -> None:
     """What stays is an error at its test, whatever it is; where nothing does, there is none."""
     rules = (ROOT / "conftest.py").read_text()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "seconds.json").write_text("{}")
     assert "_GRACE_S = 10.0" in rules
     (tmp_path / "conftest.py").write_text(rules.replace("_GRACE_S = 10.0", "_GRACE_S = 0.2"))
     tests = [f"def test_{name}():\n    {leak}\n" for name, leak in LEAKS.items()]

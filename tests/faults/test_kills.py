@@ -120,8 +120,9 @@ os.unlink("/dev/shm/" + sys.argv[1])
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_leftovers_are_those_of_this_session(ours: bool) -> None:
+def test_leftovers_are_those_of_this_session(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what another session's process holds at the same time."""
+    monkeypatch.setattr("tests.faults.harness.STAYS_S", 0.5)
     name = f"ddl_leftovers_{os.getpid()}"
     mark = os.environ[LEAK_MARK] if ours else "another"
     before = leftovers()
