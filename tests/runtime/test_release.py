@@ -285,7 +285,7 @@ def test_each_of_these_is_noticed(way: tuple[str, str], mutate: Callable[[pytest
             try:
                 with PretendWorld(size, backend=way[0], route=way[1]) as world:
                     try:
-                        played = world.on_streams(partial(train, seed=seed, size=size), deadline_s=30)
+                        played = world.on_streams(partial(train, seed=seed, size=size), deadline_s=10)
                     except BaseException:
                         for job in world.jobs:  # else a queue waits for that of a rank whose device has failed
                             job.sets.abort()
