@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import signal
 import sys
@@ -27,7 +28,7 @@ __all__: list[str] = []
 pytest_plugins = ("tests.bed.fixtures", "ddlcore.testing.collecting")
 
 _MARK = "PYTEST_LEAK_MARK"  # inherited by every process that the session starts, however far down
-_GRACE_S = 2.0  # for what is ending by itself
+_GRACE_S = 10.0  # for what is ending by itself
 _SERVANTS = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
@@ -58,8 +59,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Pure logic before processes: a mistake shows in seconds."""
-    items.sort(key=_is_slow)
+    """Pure logic before processes: a mistake shows in seconds. Then the longest files, so that no worker ends alone.
+
+    tests/seconds.json has what files took that take long (`pytest --durations=0`); nothing but the order depends on it.
+    """
+    seconds: dict[str, int] = json.loads((Path(__file__).parent / "tests" / "seconds.json").read_text())
+    items.sort(key=lambda item: (slow := _is_slow(item), -seconds.get(item.nodeid.partition("::")[0], 0) * slow))
 
 
 def _is_slow(item: pytest.Item) -> bool:

@@ -39,7 +39,7 @@ from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.accelerators import Accelerators
 from ddlcore.runtime.companion import Companions
-from ddlcore.runtime.engine import Engine
+from ddlcore.runtime.engine import VERDICT_WAIT_S, Engine
 from ddlcore.runtime.executor import Executor
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
@@ -294,10 +294,12 @@ class Job:
             self._link.welcomed.wait(1.0)
             who = self._link.refusal or "the launcher did not answer"
             raise DeadlineExceeded(f"init: {who}; waited {timeout_s:g} s (DDL_START_TIMEOUT_S)")
-        if self._verdict.given:
-            raise self._verdict.error("init")
+        # Who refuses may end at once, and the coordinator with it, before this thread has its turn: the refusal
+        # came first, and is why.
         if self._link.refusal:
             raise DdlInternalError(self._link.refusal)
+        if self._verdict.given:
+            raise self._verdict.error("init")
         self._open_global(self.settings.number("open_timeout_s"))
 
     def _open_global(self, timeout_s: float) -> None:
@@ -318,7 +320,7 @@ class Job:
                 self.sets.abort()
                 raise DeadlineExceeded("init: the transport did not open in time (DDL_OPEN_TIMEOUT_S)")
         if failure:
-            self._verdict.wait(0.5 if isinstance(failure[0], DdlInternalError) else 0.0)
+            self._verdict.wait(VERDICT_WAIT_S if isinstance(failure[0], DdlInternalError) else 0.0)
             raise self._verdict.error("init") if self._verdict.given else failure[0]
 
     # --- in between

@@ -21,7 +21,7 @@ from ddlcore.errors import DdlInternalError
 
 __all__ = ["Entrance"]
 
-_LINGER_MS = 200  # for last words to those connected when it closes
+_LINGER_MS = 1000  # for last words to those connected when it closes
 _LARGEST_BYTES = 64 << 20  # a stranger's announcement of more ends its connection; ours stay far below
 
 

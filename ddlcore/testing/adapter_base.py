@@ -35,7 +35,7 @@ class AdapterBase(StandardSuite):
     dtypes: ClassVar[frozenset[DType]] = frozenset(DType)  # that the framework's tensors can have
     adopts: ClassVar[bool] = True  # adopt() shares the memory; False: it copies
     sizes: ClassVar[tuple[int, ...]] = (2, 3)  # of the worlds that the verbs are tried in
-    deadline_s: ClassVar[float] = 20.0  # of one test's collectives
+    deadline_s: ClassVar[float] = 60.0  # of one test's collectives
 
     def make(self, array: oracle.Array) -> Tensor:
         """A new row-major tensor with the array's shape, type and values; ml_dtypes' bfloat16 among the types."""

@@ -23,7 +23,7 @@ Settings = Mapping[str, str | int | float | bool]
 SECRETS = {"DDL_AGENT": "key-4711", "HOROVOD_SECRET_KEY": "key-4712", "AWS_SECRET_ACCESS_KEY": "key-4713"}
 PROGRAM = ("/opt/my env/bin/python", "-c", "import sys; print('it''s an agent', \"$HOME\")", "--flag=a b")
 PUBLIC = ("tcp://10.0.0.1:7", "public-key-4714")
-RUN_S = 20.0
+RUN_S = 60.0
 _AGENT = """
 import os, pathlib, sys, uuid
 variables = sys.argv[2].split(",") if sys.argv[2] else []

@@ -67,7 +67,7 @@ class PretendWorld(World):
         super().__enter__()
         return self
 
-    def on_streams(self, function: Callable[[int, Job], T], *, deadline_s: float = 30.0, last: bool = False) -> list[T]:
+    def on_streams(self, function: Callable[[int, Job], T], *, deadline_s: float = 90.0, last: bool = False) -> list[T]:
         """As ``run``, each rank with a stream of its own device for its current one."""
 
         def play(rank: int, job: Job) -> T:

@@ -32,8 +32,8 @@ from ddlcore.types import Buffer, ReduceOp
 
 __all__ = ["ProcessSuite", "RankProcesses"]
 
-START_S = 60.0
-END_S = 5.0
+START_S = 120.0
+END_S = 20.0
 T = TypeVar("T")
 
 

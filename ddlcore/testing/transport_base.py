@@ -38,7 +38,8 @@ class TransportBase(StandardSuite):
     """To write: ``make``. The rest has values that fit a transport on one host's CPUs."""
 
     sizes: ClassVar[tuple[int, ...]] = (2, 3, 4)  # of the worlds that each test runs in; with 1 where it serves that
-    deadline_s: ClassVar[float] = 20.0  # of one test's collectives
+    deadline_s: ClassVar[float] = 60.0  # of one test's collectives
+    abort_s: ClassVar[float] = 10.0  # of one rank's abort: the contract gives it 1 s, a busy machine takes longer
     offers: ClassVar[Capabilities | None] = (
         None  # those of what ``make`` makes; if said, what they rule out may be left out
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
@@ -18,7 +19,8 @@ __all__ = ["World", "run_world"]
 T = TypeVar("T")
 
 # A test's ranks start together: who waits longer than this waits in vain.
-PATIENCE: Mapping[str, object] = {"start_timeout_s": 10.0, "open_timeout_s": 10.0, "leave_timeout_s": 2.0}
+PATIENCE: Mapping[str, object] = {"start_timeout_s": 60.0, "open_timeout_s": 60.0, "leave_timeout_s": 5.0}
+ENDING_S = 40.0  # for all ranks to have left, where some were stuck
 
 
 class World:
@@ -45,6 +47,7 @@ class World:
             size, backend=backend, settings=given, hosts=hosts, registry=registry, pilot=pilot
         )
         self._ranks = Ranks(size)
+        self._leaving: list[threading.Thread] = []
 
     def __enter__(self) -> World:
         try:
@@ -59,7 +62,7 @@ class World:
     ) -> None:
         self.close()
 
-    def run(self, function: Callable[[int, Job], T], *, deadline_s: float = 30.0, last: bool = False) -> list[T]:
+    def run(self, function: Callable[[int, Job], T], *, deadline_s: float = 90.0, last: bool = False) -> list[T]:
         """``function(rank, job)`` on every rank, whose verbs use its job there; the results, by rank.
 
         ``last``: each rank leaves the world when its function ends. Raises the first error that is no
@@ -87,11 +90,16 @@ class World:
         self._ranks.close()
 
     def _end(self) -> None:
-        leaving = [threading.Thread(target=job.shutdown, args=("its test ended",), daemon=True) for job in self.jobs]
-        for thread in leaving:
-            thread.start()
-        for thread in leaving:
-            thread.join(10.0)
+        if not self._leaving:
+            self._leaving = [
+                threading.Thread(target=job.shutdown, args=("its test ended",), daemon=True) for job in self.jobs
+            ]
+            for thread in self._leaving:
+                thread.start()
+        # The second time, too: a shutdown that has begun elsewhere returns at once, and would be taken for complete.
+        until_s = time.monotonic() + ENDING_S
+        for thread in self._leaving:
+            thread.join(max(0.0, until_s - time.monotonic()))
 
 
 def run_world(
@@ -99,7 +107,7 @@ def run_world(
     function: Callable[[int, Job], T],
     *,
     backend: str = "threads",
-    deadline_s: float = 30.0,
+    deadline_s: float = 90.0,
     settings: Mapping[str, object] | None = None,
 ) -> list[T]:
     """``function(rank, job)`` in a new world of ``size`` threads; the results, by rank. See World.run for errors."""

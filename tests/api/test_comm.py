@@ -10,7 +10,7 @@ import pytest
 import ddlcore as ddl
 from tests.faults.harness import Launch
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.processes]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.processes]
 
 Say = Callable[..., None]
 

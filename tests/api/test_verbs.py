@@ -14,7 +14,7 @@ from ddlcore.api import operations
 from ddlcore.job import Job
 from ddlcore.testing import run_world
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(params=["threads", "shm"])
@@ -93,7 +93,7 @@ def test_an_operation_is_not_done_before_the_others_take_part() -> None:
 
     def program(rank: int, job: Job) -> None:
         if rank == 1:
-            assert gate.wait(10)
+            assert gate.wait(40)
         handle = ddl.allreduce_async(np.ones(1), name="x")
         if rank == 0:
             time.sleep(0.05)
@@ -170,7 +170,7 @@ def test_a_name_in_flight_is_refused() -> None:
 
     def program(rank: int, job: Job) -> None:
         if rank == 1:
-            assert gate.wait(10)
+            assert gate.wait(40)
             ddl.allreduce(np.ones(1), name="x")
         else:
             handle = ddl.allreduce_async(np.ones(1), name="x")
@@ -314,7 +314,7 @@ def test_shutdown_ends_handles_and_peers_are_told() -> None:
     def program(rank: int, job: Job) -> None:
         if rank == 0:
             handle = ddl.allreduce_async(np.ones(1), name="never")
-            assert waits.wait(10)
+            assert waits.wait(40)
             ddl.shutdown()
             with pytest.raises(ddl.Closed):
                 handle.wait()
@@ -349,7 +349,7 @@ def test_several_threads_of_a_rank_may_submit(backend: str) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
         assert not wrong
 
     from ddlcore.api import use_job as ddl_use

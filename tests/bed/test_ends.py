@@ -21,7 +21,7 @@ from tools.bed.holding import PREFIX
 pytestmark = pytest.mark.processes
 NewBed = Callable[..., Bed]
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 10.0
+PATIENCE_S = 40.0
 
 
 def of_bed(directory: Path) -> dict[int, str]:

@@ -75,7 +75,7 @@ def test_signals_go_through_once(bed: Bed) -> None:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout.readline() == "heard\n"
-        assert process.communicate("", timeout=10)[0] == ""
+        assert process.communicate("", timeout=40)[0] == ""
 
 
 def test_the_environment_is_ours_and_more(bed: Bed, tmp_path: Path) -> None:

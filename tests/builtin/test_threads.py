@@ -84,7 +84,7 @@ def test_two_worlds_at_once() -> None:
         side = threading.Thread(target=other.run, args=(random_collectives(1, 2, 20, 3000),))
         side.start()
         one.run(random_collectives(2, 3, 20, 3000))
-        side.join(40)
+        side.join(160)
         assert not side.is_alive()
 
 

@@ -38,13 +38,13 @@ def counts(directory: Path, offers: str) -> dict[str, int]:
     path.write_text(SUITE.format(offers=offers))
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ddlcore.testing.collecting"]
     words += ["-k", "plan or batch or abort or entr or offered or barrier", "--rootdir", str(directory), str(path)]
-    done = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=400, check=False)
     told = done.stdout.strip().splitlines()[-1]
     return {word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|deselected|failed)", told)}
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_as_many_as_would_be_skipped(tmp_path: Path) -> None:
     """Without ``offers`` they are skipped one by one, with them there are none; the same tests pass."""
     skipped, left_out = counts(tmp_path, "None"), counts(tmp_path, "Less.capabilities")

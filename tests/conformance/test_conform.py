@@ -100,7 +100,7 @@ def failed(run: Any) -> dict[str, str]:
 
 
 @LINUX
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(270)
 @pytest.mark.slow
 def test_shared_memory_is_fault_tolerant(capsys: pytest.CaptureFixture[str]) -> None:
     """The whole suite passes, on ranks that are threads."""

@@ -143,12 +143,14 @@ class _Stubborn(_Careless):
 
 @contextmanager
 def suite_of(transport: type[Transport]) -> Iterator[TransportSuite]:
-    """The suite over it, as pytest would run it, with little patience."""
+    """The suite over it, as pytest would run it; with little patience where the fault is that the time passes."""
+    hangs = transport in (NothingIgnored, AbortForgotten)
 
     class Mutant(TransportSuite):
         __test__ = False
         sizes = (2, 3)
-        deadline_s = 3.0
+        deadline_s = 3.0 if hangs else TransportSuite.deadline_s
+        abort_s = 1.0 if hangs else TransportSuite.abort_s
 
         def make(self, size: int) -> Sequence[Transport]:
             return [transport() for _ in range(size)]

@@ -61,7 +61,7 @@ def test_the_first_error_is_raised_with_its_rank() -> None:
     assert "raised on rank 1 of 3" in note
     assert "rank 0: PeerLost" in note
     assert "rank 2: PeerLost" in note
-    assert time.monotonic() - begin_s < 5
+    assert time.monotonic() - begin_s < 20.0
 
 
 def test_a_rank_that_ends_early_hangs_nobody() -> None:
@@ -93,7 +93,7 @@ def test_a_hang_becomes_a_failure_with_stacks() -> None:
     assert "ranks 0, 1 of 2 did not end within 0.5 s" in text
     assert "over.wait(3)" in text
     assert 'name="stuck"' in text
-    assert time.monotonic() - begin_s < 10
+    assert time.monotonic() - begin_s < 20.0
 
 
 def test_ranks_are_told_to_end_when_one_has_raised() -> None:
@@ -103,7 +103,7 @@ def test_ranks_are_told_to_end_when_one_has_raised() -> None:
     def play(rank: int) -> None:
         if rank == 0:
             raise ValueError("bad")
-        over.wait(20)
+        over.wait(80)
         raise TransportError("aborted")
 
     ranks = Ranks(2)
@@ -118,7 +118,7 @@ def test_worlds_need_no_pytest() -> None:
     code = (
         "import sys; from ddlcore.testing import World, run_world; print({'pytest', 'hypothesis'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.strip() == "set()"
 
 
@@ -131,5 +131,5 @@ from ddlcore.testing import run_world
 play = lambda rank, job: float(ddlcore.allreduce(np.array([0.5]), name="x", op=ddlcore.Sum, prescale_factor=2.0)[0])
 print(run_world(4, play, backend={backend!r}))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout.strip()) == (0, "[4.0, 4.0, 4.0, 4.0]"), done.stderr[-2000:]

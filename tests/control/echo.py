@@ -29,7 +29,7 @@ from ddlcore.messages import (
 __all__ = ["PATIENCE_S", "WIRES", "EchoBrain", "Net", "greet", "hello", "request"]
 
 WIRES = {"ipc": "", "tcp": "tcp://127.0.0.1:0", "local": None}  # name: address, None for one process
-PATIENCE_S = 10.0
+PATIENCE_S = 40.0
 
 
 def hello(rank: int, size: int = 2) -> Hello:

@@ -155,7 +155,7 @@ def test_who_has_ended_is_seen_where_it_can_be() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     one = invitation(pid=child.pid)
     assert not has_ended(one, "kin")
-    child.communicate(b"\n", timeout=20)
+    child.communicate(b"\n", timeout=80)
     assert has_ended(one, "kin")
     assert not has_ended(one, "another host")
     if start_of(os.getpid()):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ddlcore.config import SETTINGS, Environment, Setting, load_settings, read_toml
+from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
+from ddlcore.errors import DdlInternalError
 from ddlcore.job import Job, build_sessions
+from ddlcore.messages import FromCoordinator, Lost, Refused, ToCoordinator
 from ddlcore.plug.settings import settings_of
 from ddlcore.types import Placement
 
@@ -124,6 +128,40 @@ def test_a_transport_is_told_its_hosts_address() -> None:
         assert job.context("part").address == "10.0.0.2"
     finally:
         job.shutdown()
+
+
+class _Ending(Channel):
+    """A line whose coordinator refuses the world, and is gone with the rank in which it lives."""
+
+    def __init__(self, line: Channel) -> None:
+        self._line = line
+        self._read = False
+
+    def send(self, message: ToCoordinator) -> None:
+        pass
+
+    def receive(self, timeout_s: float) -> list[FromCoordinator]:
+        if self._read:
+            time.sleep(0.01)
+            return []
+        self._read = True
+        return [Refused("no fusion policy is called 'none'"), Lost((0,), "its process ended")]
+
+    def wake(self) -> None:
+        self._line.wake()
+
+    def close(self) -> None:
+        self._line.close()
+
+
+def test_a_refusal_is_not_masked_by_the_end_of_who_refused() -> None:
+    """Rank 0 ends by its own error at once; where another rank hears of both together, it raises what was refused."""
+    settings, registry = settings_of({})
+    network = LocalNetwork(2, build_sessions(2, settings, registry))
+    meet = lambda: (_Ending(network.channel(1)), network.store(1))  # noqa: E731
+    job = Job(Placement(1, (0, 0)), (0, 1), 1, meet, registry, settings)
+    with pytest.raises(DdlInternalError, match="no fusion policy is called 'none'"):
+        job.start()
 
 
 @pytest.fixture

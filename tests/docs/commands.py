@@ -53,7 +53,7 @@ def commands(block: Block) -> list[str]:
 
 def objection(script: str) -> str:
     """What is wrong with shell, whole: its grammar, and the options of ours and of pip's programs in it. "" if nothing."""
-    told = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=10)
+    told = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=40)
     if told.returncode:
         return told.stderr
     bare = re.sub(r"<<-?\s*'?(\w+)'?\n.*?^\1$", "", script, flags=re.DOTALL | re.MULTILINE).replace("\\\n", " ")

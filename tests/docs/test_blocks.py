@@ -96,7 +96,7 @@ def test_whoever_runs_it_is_there(block: Block) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", pages(run_here))
 def test_a_page_does_what_it_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks in turn, in one folder: a later one may use what an earlier one has left."""
@@ -128,7 +128,7 @@ def run_shell(block: Block, run: Callable[[str], str]) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", pages(lambda block: block.place == "on hosts"))
 def test_on_hosts(page: str, new_bed: Callable[..., Bed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts of a test bed have the place of the page's."""
@@ -146,7 +146,7 @@ def test_on_hosts(page: str, new_bed: Callable[..., Bed], tmp_path: Path, monkey
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", pages(lambda block: block.place == "on Slurm"))
 def test_on_slurm(page: str, slurm: Slurm, tmp_path: Path) -> None:
     """Batch files end well, on two nodes."""

@@ -47,5 +47,5 @@ def test_the_jobs_pods_are_ranks(new_bed: Callable[..., Bed], tmp_path: Path) ->
         bed.popen(name, command, env=told | {"JOB_COMPLETION_INDEX": str(index)})
         for index, name in enumerate(bed.names)
     ]
-    shown = [rank.communicate(timeout=50) for rank in ranks]
+    shown = [rank.communicate(timeout=200) for rank in ranks]
     assert [out for out, _ in shown] == ["rank 0 of 2 is done\n", "rank 1 of 2 is done\n"], shown

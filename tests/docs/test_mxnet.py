@@ -17,7 +17,7 @@ COMMANDS = re.findall(r"^ddl run (.*--checkpoint .*)$", PAGE, re.MULTILINE)
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(200),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(importlib.util.find_spec("mxnet") is None, reason="MXNet is not installed"),
 ]
 
@@ -31,7 +31,7 @@ def ran(command: str, folder: Path) -> str:
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

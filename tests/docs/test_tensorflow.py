@@ -21,14 +21,14 @@ def ran(argv: list[str], folder: Path) -> str:
     """What it printed."""
     path = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "plugins/ddl_tf/src"), os.environ.get("PYTHONPATH")]))
     env = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_the_code_prints_what_it_says(tmp_path: Path) -> None:
     """All in one job, for TensorFlow takes seconds to import; a session's last, as it turns eager execution off.
 

@@ -27,7 +27,7 @@ from ddlcore.types import Placement
 __all__ = ["LEAK_MARK", "Launch", "Report", "leftovers"]
 
 LEAK_MARK = "PYTEST_LEAK_MARK"  # in the environment of every process of a session of tests, with its own value
-STAYS_S = 2.0  # what is still there after so long is left behind
+STAYS_S = 10.0  # what is still there after so long is left behind
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.faults.warm"])
@@ -85,7 +85,7 @@ class Launch:
         assert process.exitcode is not None
         self.server.rank_ended(rank, describe_exit(process.exitcode))
 
-    def await_word(self, rank: int, word: str, timeout_s: float = 20.0) -> tuple[float, str]:
+    def await_word(self, rank: int, word: str, timeout_s: float = 80.0) -> tuple[float, str]:
         """When ``rank`` said ``word``, and what with it."""
         deadline_s = time.monotonic() + timeout_s
         with self._lock:
@@ -103,7 +103,7 @@ class Launch:
         os.kill(pid, signal.SIGKILL)
         return moment_s
 
-    def close(self, timeout_s: float = 10.0) -> list[int]:
+    def close(self, timeout_s: float = 40.0) -> list[int]:
         """Waits for the end of all; the ranks that had to be killed for it."""
         deadline_s = time.monotonic() + timeout_s
         hung = []
@@ -114,7 +114,7 @@ class Launch:
                 process.kill()
                 process.join()
         for thread in self._threads:
-            thread.join(5.0)
+            thread.join(20.0)
         for process, connection in self._ranks:
             connection.close()
             process.close()
@@ -145,12 +145,14 @@ def leftovers(before: Sequence[str] | None = None) -> list[str]:
     """
     left = [one for one in _entries() if one not in (before or ())]
     until_s = time.monotonic() + STAYS_S
-    while before is not None and left and time.monotonic() < until_s:
-        time.sleep(0.05)
-        there = _entries()
-        left = [one for one in left if one in there]
-    others = _held_by_others() if before is not None and left else set()
-    return [one for one in left if one not in others]
+    while before is not None and left:
+        others = _held_by_others()
+        there = _entries()  # after the others: what they have let go meanwhile was theirs, and is gone
+        left = [one for one in left if one in there and one not in others]
+        if time.monotonic() > until_s:
+            break
+        time.sleep(0.05 if left else 0.0)
+    return left
 
 
 def _entries() -> list[str]:
@@ -172,8 +174,10 @@ def _held_by_others() -> set[str]:
         with contextlib.suppress(OSError):  # ended meanwhile, or another user's
             if not entry.name.isdecimal() or int(entry.name) == os.getpid() or _is_ours(entry):
                 continue
-            links = [os.readlink(link) for link in (entry / "fd").iterdir()]
-            held.update(sockets.get(link, link) for link in links)
+            for descriptor in (entry / "fd").iterdir():
+                with contextlib.suppress(OSError):  # closed meanwhile; the others are held all the same
+                    link = os.readlink(descriptor)
+                    held.add(sockets.get(link, link))
             held.update(line.split(maxsplit=5)[5].strip() for line in _mapped(entry) if "/dev/shm/" in line)
     return held
 

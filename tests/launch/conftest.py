@@ -28,7 +28,7 @@ def ddl(tmp_path: Path) -> Ddl:
             capture_output=True,
             text=True,
             errors="surrogateescape",
-            timeout=50,
+            timeout=200,
             cwd=tmp_path,
             env=environment(env),
             stdin=subprocess.DEVNULL,
@@ -59,7 +59,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
     for process in begun:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=10)
+        process.communicate(timeout=40)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def until() -> Callable[[Callable[[], bool]], None]:
     """``until(condition)``: waits for it, at most 20 s."""
 
     def wait(condition: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + 20.0
+        deadline_s = time.monotonic() + 80.0
         while not condition():
             assert time.monotonic() < deadline_s, "waited 20 s in vain"
             time.sleep(0.01)

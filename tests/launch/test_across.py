@@ -84,10 +84,10 @@ def test_the_first_failure_names_its_host(
     rank: int, script: str, code: int, how: str, ddl: Ddl, ssh: dict[str, str]
 ) -> None:
     """Rank, host, end and last lines; the others are ended after the grace; the exit code is the first one's."""
-    ranks = f"if [ $RANK = {rank} ]; then seq 30; {script}; fi; sleep 30 & wait"
+    ranks = f"if [ $RANK = {rank} ]; then seq 30; {script}; fi; sleep 300 & wait"
     begun_s = time.monotonic()
     done = ddl("run", "-H", "h1:1,h2:1", "--grace-s", "0.3", "sh", "-c", ranks, env=ssh)
-    assert time.monotonic() - begun_s < 10.0
+    assert time.monotonic() - begun_s < 20.0
     assert done.returncode == code
     text = "\n".join(said(done))
     assert re.search(rf"rank {rank} on h{rank + 1} failed first: it {how}", text)
@@ -103,7 +103,7 @@ def test_rank_0_elsewhere_reads_stdin(ssh: dict[str, str], tmp_path: Path) -> No
         input=text,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         cwd=tmp_path,
         env=environment(ssh),
     )
@@ -243,7 +243,7 @@ def test_a_stopped_launcher_is_a_lost_one(begin: Begin, until: Until, ssh: dict[
     process.send_signal(signal.SIGSTOP)
     begun_s = time.monotonic()
     until(lambda: processes_of(f"sleep\0{LONG_S}") == [])
-    assert 2.0 < time.monotonic() - begun_s < 6.0
+    assert 2.0 < time.monotonic() - begun_s < 20.0
     process.kill()
 
 
@@ -268,8 +268,8 @@ def test_a_lost_agent_is_a_lost_host(
     agent = int((tmp_path / "pid.1").read_text())
     begun_s = time.monotonic()
     os.kill(agent, number)
-    _, err = process.communicate(timeout=20)
-    assert time.monotonic() - begun_s < 9.0
+    _, err = process.communicate(timeout=80)
+    assert time.monotonic() - begun_s < 20.0
     assert process.returncode == 255
     assert "rank 1 on h2 failed first: it was lost: its host h2 is gone: " in err
     assert "rank 0: was ended by the launcher" in err
@@ -288,7 +288,7 @@ def test_signals_reach_every_rank(begin: Begin, until: Until, ssh: dict[str, str
     process.send_signal(signal.SIGUSR1)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=80)
     assert lines_of(out) == {0: ["usr", "int"], 1: ["usr", "int"]}, err
 
 
@@ -298,7 +298,7 @@ def test_an_interrupt_before_the_start(begin: Begin, until: Until, ssh: dict[str
     until(lambda: "silent exec" in (log.read_text() if (log := tmp_path / "bin" / "ssh.log").exists() else ""))
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=15)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted" in err and "Traceback" not in err
     assert not (tmp_path / "started").exists()
@@ -324,7 +324,7 @@ def test_a_reader_that_stalls_holds_up_the_rank_and_no_verdict(
     until(lambda: pid.exists() and bool(pid.read_text().strip()))
     until(lambda: not Path(f"/proc/{pid.read_text().strip()}").exists())
     resident = Path(f"/proc/{process.pid}/status").read_text()
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=80)
     assert process.returncode == 137
     assert set(out.splitlines()) == {b"[0] y"}
     assert b"rank 1 on h2" in err
@@ -442,4 +442,4 @@ def test_steady_steps_cross_no_network(begin: Begin, until: Until, ssh: dict[str
     messages, replayed = (tmp_path / "steps.1").read_text().split()
     assert (int(messages), int(replayed) > 50) == (0, True)
     (tmp_path / "stop").touch()
-    process.communicate(timeout=20)
+    process.communicate(timeout=80)

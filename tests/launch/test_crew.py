@@ -250,14 +250,14 @@ def test_credit_bounds_what_is_under_way() -> None:
         if under_way:
             credit.give(under_way)
             given += under_way
-    sender.join(10)
+    sender.join(40)
     assert results == [True]
     assert b"".join(piece.data for piece in sent) == whole
     assert max(len(piece.data) for piece in sent) == CHUNK_BYTES
     held = threading.Thread(target=lambda: results.append(credit.send(1, "stdout", whole)), daemon=True)
     held.start()
     credit.close()
-    held.join(10)
+    held.join(40)
     assert results == [True, False]
 
 

@@ -155,7 +155,7 @@ def test_from_a_script_that_guards_nothing(tmp_path: Path) -> None:
         "print('script', [p.x for p in ddlcore.run(f, num_proc=2)])\n"
     )
     done = subprocess.run(
-        [sys.executable, "script.py"], capture_output=True, text=True, timeout=30, cwd=tmp_path, env=environment(None)
+        [sys.executable, "script.py"], capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment(None)
     )
     assert done.stdout == "script [0, 1]\n", done.stderr
 
@@ -173,7 +173,7 @@ def test_from_a_thread_and_from_a_prompt(tmp_path: Path) -> None:
         input=code,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         cwd=tmp_path,
         env=environment(None),
     )
@@ -193,5 +193,5 @@ def test_ctrl_c_ends_the_ranks(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "[0] up\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=80)
     assert "KeyboardInterrupt" in err

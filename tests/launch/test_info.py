@@ -123,7 +123,7 @@ def test_check_build_is_info(ddl: Ddl) -> None:
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=environment(None)
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment(None)
     )
 
 

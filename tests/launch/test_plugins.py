@@ -140,7 +140,7 @@ def run_pytest(folder: Path) -> dict[str, str]:
     path = os.pathsep.join([str(folder / "src"), *(entry for entry in sys.path if entry)])
     environ = os.environ | {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "500"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "tests"]
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=55)
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=220)
     assert done.returncode == 1, done.stdout + done.stderr
     lines = re.findall(r"^(?:FAILED|ERROR) \S+::(\S+?)(?: - (.*))?$", done.stdout, re.MULTILINE)
     return dict(lines)

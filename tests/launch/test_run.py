@@ -87,7 +87,7 @@ def test_partial_lines_are_shown_before_they_end(tmp_path: Path) -> None:
         assert os.read(process.stdout.fileno(), 100) == b"[0] half way"
     finally:
         (tmp_path / "fifo").write_text("go\n")
-        rest, _ = process.communicate(timeout=20)
+        rest, _ = process.communicate(timeout=80)
     assert rest == b"\n"
 
 
@@ -108,10 +108,10 @@ def test_exit_code_and_summary_are_the_first_failures(script: str, code: int, ho
 
 def test_the_others_get_grace_and_are_then_ended(ddl: Ddl) -> None:
     """SIGTERM after --grace-s; the exit code stays the first one's."""
-    script = 'if [ $RANK = 0 ]; then exit 4; fi; trap "echo asked; exit 0" TERM; sleep 30 & wait'
+    script = 'if [ $RANK = 0 ]; then exit 4; fi; trap "echo asked; exit 0" TERM; sleep 300 & wait'
     begun_s = time.monotonic()
     done = ddl("run", "-np", "2", "--grace-s", "0.4", "sh", "-c", script)
-    assert 0.4 <= time.monotonic() - begun_s < 5.0
+    assert 0.4 <= time.monotonic() - begun_s < 100.0
     assert (done.returncode, done.stdout) == (4, "[1] asked\n")
     assert "rank 1: was ended by the launcher" in done.stderr
 
@@ -122,25 +122,25 @@ def test_who_ignores_sigterm_is_killed(ddl: Ddl) -> None:
     begun_s = time.monotonic()
     done = ddl("run", "-np", "2", "--grace-s", "0", "sh", "-c", script)
     assert done.returncode == 4
-    assert time.monotonic() - begun_s < 8.0
+    assert time.monotonic() - begun_s < 100.0
 
 
 def test_a_child_that_holds_the_pipes_delays_nothing(ddl: Ddl) -> None:
     """Neither the verdict about its parent's death nor the end of the run: it is ended with its parent's group."""
-    script = 'if [ $RANK = 1 ]; then sleep 60 & kill -9 $$; fi; trap "" TERM; sleep 60 & wait'
+    script = 'if [ $RANK = 1 ]; then sleep 300 & kill -9 $$; fi; trap "" TERM; sleep 300 & wait'
     begun_s = time.monotonic()
     done = ddl("run", "-np", "2", "--grace-s", "0.2", "sh", "-c", script)
     assert done.returncode == 137
-    assert time.monotonic() - begun_s < 8.0
+    assert time.monotonic() - begun_s < 100.0
 
 
 def test_a_daemon_that_left_its_group_is_not_waited_for(ddl: Ddl, tmp_path: Path) -> None:
     """It goes on as it asked to, though it holds the pipes; what the rank wrote is all there."""
     begun_s = time.monotonic()
-    daemon = 'setsid sh -c "echo \\$\\$ > pid.$RANK; exec sleep 30"'
+    daemon = 'setsid sh -c "echo \\$\\$ > pid.$RANK; exec sleep 300"'
     script = f"echo before; {daemon} & while [ ! -s pid.$RANK ]; do sleep 0.05; done; echo after"
     done = ddl("run", "-np", "2", "sh", "-c", script)
-    assert time.monotonic() - begun_s < 10.0
+    assert time.monotonic() - begun_s < 100.0
     assert done.returncode == 0
     assert lines_of(done.stdout) == {rank: ["before", "after"] for rank in range(2)}
     for rank in range(2):
@@ -186,7 +186,7 @@ def test_rank_0_reads_stdin(tmp_path: Path) -> None:
         input="fed\n",
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         cwd=tmp_path,
         env=environment(None),
     )
@@ -219,13 +219,13 @@ def test_a_reader_that_goes_ends_no_training(tmp_path: Path) -> None:
         command,
         shell=True,
         capture_output=True,
-        timeout=30,
+        timeout=120,
         cwd=tmp_path,
         env=environment(None),
         stdin=subprocess.DEVNULL,
     )
     assert done.stdout in (b"[0] 1\n", b"[1] 1\n")
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 40
     while len(list(tmp_path.glob("done.*"))) < 2:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
@@ -243,7 +243,7 @@ def test_a_terminal_gets_colours_and_bars(tmp_path: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=subprocess.DEVNULL,
-            timeout=30,
+            timeout=120,
             cwd=tmp_path,
             env=environment({"TERM": "xterm", **extra}),
         )
@@ -264,12 +264,12 @@ def test_a_reader_that_stalls_delays_no_verdict(tmp_path: Path) -> None:
         cwd=tmp_path,
         env=environment(None),
     )
-    deadline_s = time.monotonic() + 15
+    deadline_s = time.monotonic() + 60
     pid = tmp_path / "pid"
     while not (pid.exists() and pid.read_text().strip() and not Path(f"/proc/{pid.read_text().strip()}").exists()):
         assert time.monotonic() < deadline_s, "the rank that writes was not ended"
         time.sleep(0.02)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=80)
     assert process.returncode == 137
     assert set(out.splitlines()) == {b"[0] y"}
     assert b"rank 1 on" in err

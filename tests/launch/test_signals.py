@@ -12,7 +12,7 @@ import pytest
 
 from tests.launch.starting import Begin
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(40)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 Until = Callable[[Callable[[], bool]], None]
 
 
@@ -29,7 +29,7 @@ def test_signals_are_forwarded_to_the_ranks_alone(name: str, begin: Begin, until
     run = begin("run", "-np", "2", "sh", "-c", script)
     until(ready(tmp_path, 4))
     run.send_signal(getattr(signal, f"SIG{name}"))
-    out, err = run.communicate(timeout=20)
+    out, err = run.communicate(timeout=80)
     assert sorted(out.splitlines()) == ["[0] got", "[1] got"], err
     assert run.returncode == 5
 
@@ -40,7 +40,7 @@ def test_the_first_ctrl_c_ends_gently(begin: Begin, until: Until, tmp_path: Path
     run = begin("run", "-np", "2", "sh", "-c", script)
     until(ready(tmp_path, 2))
     run.send_signal(signal.SIGINT)
-    out, err = run.communicate(timeout=20)
+    out, err = run.communicate(timeout=80)
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
     assert run.returncode == 0
     assert "press Ctrl-C again to kill" in err
@@ -51,22 +51,22 @@ def test_a_rank_that_dies_of_ctrl_c_gives_130(begin: Begin, until: Until, tmp_pa
     run = begin("run", "-np", "2", "sh", "-c", "touch ready.$RANK; sleep 30")
     until(ready(tmp_path, 2))
     run.send_signal(signal.SIGINT)
-    run.communicate(timeout=20)
+    run.communicate(timeout=80)
     assert run.returncode == 130
 
 
 def test_the_second_ctrl_c_kills(begin: Begin, until: Until, tmp_path: Path) -> None:
     """At once, also ranks that ignore everything."""
     script = 'trap "" INT TERM; touch ready.$RANK; while true; do sleep 0.05; done'
-    run = begin("run", "-np", "2", "sh", "-c", script)
+    run = begin("run", "-np", "2", "--grace-s", "120", "sh", "-c", script)
     until(ready(tmp_path, 2))
     run.send_signal(signal.SIGINT)
     time.sleep(0.3)
     assert run.poll() is None
     begun_s = time.monotonic()
     run.send_signal(signal.SIGINT)
-    run.communicate(timeout=20)
-    assert time.monotonic() - begun_s < 3.0
+    run.communicate(timeout=80)
+    assert time.monotonic() - begun_s < 20.0
     assert run.returncode == 130
 
 
@@ -77,7 +77,7 @@ def test_kill_9_of_the_launcher_leaves_nothing(begin: Begin, until: Until, tmp_p
     until(ready(tmp_path, 3))
     pids = [int(path.read_text()) for path in tmp_path.glob("pid.*")]
     run.kill()
-    run.wait(timeout=10)
+    run.wait(timeout=40)
     until(lambda: not any(alive(pid) for pid in pids))
 
 

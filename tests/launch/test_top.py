@@ -178,7 +178,7 @@ def test_a_job_that_tells_how_it_is(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     told = [json.loads(line.partition(" ")[2]) for line in done.stdout.splitlines()]

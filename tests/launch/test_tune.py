@@ -246,7 +246,7 @@ def test_a_search_that_is_given_up_ends_the_command(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, "tune", "-np", "2", "--tuner", "grid", "--out", str(tmp_path / "tuned.toml"),
          sys.executable, str(script), "300000"],
-        capture_output=True, text=True, timeout=30,
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "no step was measured: the tuner failed: RuntimeError: no idea" in done.stderr
@@ -393,7 +393,7 @@ def test_a_training_is_tuned_and_run_with_the_result(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ddlcore.launch", "tune", "-np", "2", *words, "--out", str(tmp_path / "tuned.toml"),
          "--runs", "9", sys.executable, str(script), "150"],
-        capture_output=True, text=True, timeout=55,
+        capture_output=True, text=True, timeout=220,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Running it again (2 of 9)" in done.stderr
@@ -405,7 +405,7 @@ def test_a_training_is_tuned_and_run_with_the_result(tmp_path: Path) -> None:
     again = subprocess.run(
         [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", "--config", str(tmp_path / "tuned.toml"),
          sys.executable, str(script), "20"],
-        capture_output=True, text=True, timeout=30,
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
 
@@ -416,7 +416,7 @@ def test_a_script_without_steps_is_told_so(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ddlcore.launch", "tune", "-np", "2", "--tuner", "grid", "--out",
          str(tmp_path / "tuned.toml"), "true"],
-        capture_output=True, text=True, timeout=30,
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 1
     assert "no step was measured: a search needs a loop whose steps repeat and allreduce" in done.stderr

@@ -23,7 +23,7 @@ from ddlcore.observe.scribe import Scribe
 from ddlcore.observe.timeline import Timeline, TraceFile, part_of
 from ddlcore.types import Kind
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 def test_a_ring_gives_what_was_put_in_order() -> None:
@@ -207,7 +207,7 @@ def test_a_coordinator_that_does_not_answer_holds_no_record_up(tmp_path: Path) -
     ring = Ring()
 
     def clock() -> tuple[int, int] | None:
-        answer.wait(30)
+        answer.wait(120)
         return None
 
     scribe = Scribe(0, 0, "h", lambda set_id, kind: "shm")

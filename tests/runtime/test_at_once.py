@@ -85,6 +85,6 @@ def test_a_call_that_is_not_launched_here_leaves_the_engine_free() -> None:
     assert launch is not None
     inbox.delivered(launch)
     entry.complete(0, None, -1)
-    waiting.join(5)
+    waiting.join(20)
     assert not waiting.is_alive()
     assert not broken

@@ -58,7 +58,7 @@ def test_a_call_is_made_when_an_operation_is_over() -> None:
                 called.set()
 
             handle.then(call)
-            assert called.wait(10.0)
+            assert called.wait(40.0)
             if fails:
                 with pytest.raises(DdlInternalError):
                     handle.wait()

@@ -38,7 +38,7 @@ from ddlcore.types import Device, DType, Value
 from tests.runtime.effort import examples
 from tests.runtime.rounding import Noting, Rounding
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(360)
 
 WAYS = pytest.mark.parametrize(
     "way",
@@ -367,7 +367,7 @@ def test_what_a_device_has_done_with_is_let_go(way: tuple[str, str]) -> None:
             tensor = filled(1)
             PRETEND.allreduce_async(tensor, output=tensor, name="x").wait()
         gone = weakref.ref(tensor)
-        assert current_stream().record().wait(10.0)
+        assert current_stream().record().wait(40.0)
         del tensor
         deadline = time.monotonic() + 10.0
         while gone() is not None and time.monotonic() < deadline:
@@ -447,7 +447,7 @@ def test_leaving_waits_for_devices_that_are_late() -> None:
             leaving.start()
             leaving.join(float(PATIENCE["leave_timeout_s"]) + 1.0)  # type: ignore[arg-type]  # a number
             assert leaving.is_alive()
-        leaving.join(20.0)
+        leaving.join(80.0)
         assert (tensor.numpy() == 3).all()
 
     with PretendWorld(2) as world:
@@ -538,7 +538,7 @@ def test_a_transport_that_fails_by_itself_ends_the_job(monkeypatch: pytest.Monke
         with current_stream().held():
             PRETEND.allreduce_async(filled(1), name="x").wait()
             broken.set()
-            assert job._verdict.wait(10.0), "nobody has looked"
+            assert job._verdict.wait(40.0), "nobody has looked"
         with pytest.raises(DdlInternalError) as caught:
             PRETEND.allreduce_async(filled(1), name="y").wait()
         return str(caught.value)

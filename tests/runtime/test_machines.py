@@ -15,7 +15,7 @@ from tests.runtime.effort import examples
 from tests.runtime.machines import Call, Do, Machines, Meet, Order, Wait
 from tests.runtime.programs import JOIN, Loop, Tensor, beside, one_shot, random_loop, random_tensors
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 BYTES = [0, 32, 1 << 20]
 

@@ -17,7 +17,7 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.testing import World
 from ddlcore.types import Kind
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(360)
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ def test_void_batches_and_divergences_are_counted() -> None:
             handles = [ddl.allreduce_async(np.ones(4), op=ddl.Average, name=name) for name in "ab"]
             launched.set()
         else:
-            assert launched.wait(20)
+            assert launched.wait(80)
             handles = [ddl.allreduce_async(np.ones(4), name="a")]
             assert handles[0].wait()[0] == 1, "b does not come: this rank leaves, and a is negotiated"
             handles.append(ddl.allreduce_async(np.ones(4), name="b"))
@@ -124,7 +124,7 @@ def test_bytes_are_those_of_the_users_tensors(replay: bool) -> None:
 
 def test_seconds_are_where_they_were_spent() -> None:
     """The rank that others wait for is idle while it sleeps; theirs stand in the transport, and in wait."""
-    pause_s = 0.3
+    pause_s = 1.0  # far more than the rest takes
 
     def program(rank: int, job: Job) -> tuple[Stats, Stats]:
         for _ in range(10):

@@ -17,7 +17,7 @@ class Waiting:
         self._meeting = meeting
 
     def abort(self) -> None:
-        self._meeting.wait(10.0)
+        self._meeting.wait(40.0)
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])

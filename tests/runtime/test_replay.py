@@ -24,7 +24,7 @@ from ddlcore.testing import World
 from ddlcore.types import DType, Kind
 from tests.runtime.effort import examples
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 REPLAY = {"replay": True}
 SPEC = encode(Spec(Kind.ALLREDUCE, DType.F32, (4,)))
@@ -210,7 +210,7 @@ def play(job: Job, rank: int, shape: dict[str, int], meeting: threading.Barrier)
         own.shuffle(order)
         _step(rank, order, step, own)
         if meet:
-            meeting.wait(20)  # a meeting outside ddl
+            meeting.wait(80)  # a meeting outside ddl
         if extra:
             assert ddl.allreduce(np.full(3, rank), op=ddl.Sum, name=f"metric{step % 3}")[0] == sum(range(size))
         if common.random() < 0.1:

@@ -16,7 +16,7 @@ from ddlcore.runtime.scaling import Scaling, scaling
 from ddlcore.testing import World
 from ddlcore.types import DType, Kind, ReduceOp
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 LARGE = 40000.0  # two of them are more than float16 holds
 
 

@@ -21,7 +21,7 @@ from ddlcore.testing import World
 from tests.runtime.rounding import Rounding
 
 BACKENDS = pytest.mark.parametrize("backend", ["threads", "shm"])
-PATIENCE_S = 10.0
+PATIENCE_S = 40.0
 COUNTS = (1000, 3, 1, 0, 7)
 
 

@@ -17,7 +17,7 @@ from tests.runtime.effort import examples
 from tests.runtime.machines import Machines, Order
 from tests.runtime.programs import JOIN, Loop, Tensor, one_shot, random_loop
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass(frozen=True)

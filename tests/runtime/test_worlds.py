@@ -19,7 +19,7 @@ from ddlcore.job import Job
 from ddlcore.testing import World
 from tests.runtime.effort import examples
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 Array = np.ndarray[Any, Any]
 OPS = [ddl.Sum, ddl.Average, ddl.Min, ddl.Max, ddl.Product]
@@ -47,11 +47,11 @@ def train(rank: int, job: Job, seed: int, size: int, meet: threading.Barrier) ->
         other = threading.Thread(target=loop, args=(1, parts[1], random.Random(own.random())))
         other.start()
         loop(0, parts[0], own)
-        other.join(30)
+        other.join(120)
         assert not other.is_alive()
     else:
         loop(0, parts[0], own)
-    meet.wait(20)
+    meet.wait(80)
     return rows[0] + rows[1]
 
 

@@ -55,7 +55,7 @@ def test_a_reason_is_told_once() -> None:
     assert [row[-1] for row in table(rows)] == ["holds?", "not measured (1)", "holds", "not measured (1)", "FAILED (2)"]
 
 
-def program(text: str, timeout_s: float = 30.0, title: str = "") -> Part:
+def program(text: str, timeout_s: float = 120.0, title: str = "") -> Part:
     return Part("part", [sys.executable, "-c", text], timeout_s, title=title)
 
 
@@ -102,7 +102,7 @@ def test_whoever_ends_the_check_ends_its_part() -> None:
             time.sleep(0.02)
         (part,) = (tasks / str(check_.pid) / "children").read_text().split()
         check_.terminate()
-        check_.communicate(timeout=30.0)
+        check_.communicate(timeout=120.0)
     assert check_.returncode == 143
     assert not Path("/proc", part).exists()  # it has been waited for
 

@@ -248,8 +248,8 @@ def test_abort_ends_open() -> None:
         if rank == 0:
             begun_s = time.monotonic()
             with pytest.raises(TransportError, match="aborted"):
-                transport.open(replace(group.context(0), timeout_s=3.0))
-            assert time.monotonic() - begun_s < 1.0
+                transport.open(replace(group.context(0), timeout_s=60.0))
+            assert time.monotonic() - begun_s < 20.0
             transport.close()
 
     group.run(play)
@@ -277,7 +277,7 @@ def test_a_closed_peer_is_noticed(name: str) -> None:
         }
         with pytest.raises(TransportError, match=r"^gloo: .* failed: .*") as told:
             call(lambda r, t: calls[name]() if name in calls else CALLS[name](t, whole, part))(rank, transport)
-        assert time.monotonic() - gone_s[0] < 1.0
+        assert time.monotonic() - gone_s[0] < 20.0
         assert "\n" not in str(told.value) and ".cc" not in str(told.value)
         with pytest.raises(TransportError):
             call(lambda r, t: t.barrier())(rank, transport)
@@ -302,5 +302,5 @@ def test_abort_in_mid_message(name: str) -> None:
     """Gloo waits without end for what was half sent or received when its connection was cut; neither the caller does,
     nor the process at its end."""
     program = str(Path(__file__).parent / "programs" / "midway.py")
-    done = subprocess.run([sys.executable, program, name], capture_output=True, text=True, timeout=55, check=False)
+    done = subprocess.run([sys.executable, program, name], capture_output=True, text=True, timeout=220, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["done"]), done.stderr

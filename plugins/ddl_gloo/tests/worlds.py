@@ -36,7 +36,7 @@ def open_group(
     hosts: Sequence[int] = (),
     settings: Mapping[str, str] | None = None,
     address: str = "",
-    timeout_s: float = 20.0,
+    timeout_s: float = 80.0,
 ) -> Iterator[Group]:
     """Opened with these, and closed whatever happens."""
     group = unopened(size, hosts, settings)

@@ -87,14 +87,14 @@ class Job:
         """kill -9."""
         os.kill(int((self._folder / f"{rank}.pid").read_text()), signal.SIGKILL)
 
-    def await_word(self, rank: int, word: str, timeout_s: float = 30.0) -> None:
+    def await_word(self, rank: int, word: str, timeout_s: float = 120.0) -> None:
         """Until ``rank`` has printed ``word``."""
         until_s = time.monotonic() + timeout_s
         while not (self._folder / f"{rank}.out").exists() or word not in self.output(rank):
             assert time.monotonic() < until_s, f"rank {rank} did not say {word!r}\n{self.told()}"
             time.sleep(0.01)
 
-    def await_end(self, rank: int, timeout_s: float = 40.0) -> int:
+    def await_end(self, rank: int, timeout_s: float = 160.0) -> int:
         """Its exit code, once it has ended."""
         assert self._ended[rank].wait(timeout_s), f"rank {rank} did not end within {timeout_s:g} s\n{self.told()}"
         return self.code(rank)
@@ -111,15 +111,15 @@ class Job:
         self._closed = True
         (self._folder / "over").touch()
         try:
-            self._process.wait(5)
+            self._process.wait(20)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait(5)
+            self._process.wait(20)
         for rank in range(self._size):
             with suppress(OSError, ValueError):
                 os.kill(int((self._folder / f"{rank}.pid").read_text()), signal.SIGKILL)
-        self._thread.join(5)
+        self._thread.join(20)
         self._server.close()
         self._output.close()
 

@@ -115,7 +115,7 @@ def test_a_command_that_fails_is_explained() -> None:
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", "--backend", "mpi", *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=55, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=220, stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.processes

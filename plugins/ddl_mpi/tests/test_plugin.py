@@ -20,7 +20,7 @@ def test_introducing_it_imports_nothing() -> None:
         "names = [p.name for p in plugin.ddl_transports() + plugin.ddl_communicators() + plugin.ddl_bench_peers()]; "
         "assert names == ['mpi'] * 3; assert 'mpi4py' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
@@ -47,7 +47,9 @@ def test_a_world_that_mpi_has_not_started() -> None:
 def test_the_benchmark_starts_ranks_as_its_peer_wants_them() -> None:
     """`ddl bench --against mpi` is all that is said."""
     words = ["bench", "-np", "2", "--against", "mpi", "--ops", "allreduce", "--sizes", "64", "--rounds", "1"]
-    shown = subprocess.run([sys.executable, "-m", "ddlcore.launch", *words], capture_output=True, text=True, timeout=50)
+    shown = subprocess.run(
+        [sys.executable, "-m", "ddlcore.launch", *words], capture_output=True, text=True, timeout=200
+    )
     assert shown.returncode == 0, shown.stderr
     assert "mpi/shm" in shown.stdout
 

@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 SOURCE = Path(__file__).parents[1] / "src"
 
 
-def launch(size: int, program: Path, *args: str, timeout_s: float = 100.0, check: bool = True, **env: str) -> str:
+def launch(size: int, program: Path, *args: str, timeout_s: float = 400.0, check: bool = True, **env: str) -> str:
     """What the ranks printed, with its prefixes; AssertionError with all of it where the exit code is not 0."""
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), sys.executable, str(program), *args]
     done = _run(command, timeout_s, {"PYTHONUNBUFFERED": "1", **env})
@@ -22,7 +22,7 @@ def launch(size: int, program: Path, *args: str, timeout_s: float = 100.0, check
     return done.stdout
 
 
-def run_python(code: str, *flags: str, timeout_s: float = 60.0, **env: str) -> tuple[int, str]:
+def run_python(code: str, *flags: str, timeout_s: float = 240.0, **env: str) -> tuple[int, str]:
     """The exit code of an interpreter that runs ``code``, and what it printed."""
     done = _run([sys.executable, *flags, "-c", code], timeout_s, env)
     return done.returncode, done.stdout

@@ -12,7 +12,7 @@ from mxnet import gluon
 
 from ddlcore.testing import run_world
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 def filled(parameter: Any, value: float) -> None:

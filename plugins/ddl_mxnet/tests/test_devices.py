@@ -15,7 +15,7 @@ from ddlcore.api import gpus
 from ddlcore.testing import World, run_world
 from plugins.ddl_mxnet.tests.training import STEPS, Part, agree
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize(

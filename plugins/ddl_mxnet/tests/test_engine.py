@@ -25,7 +25,7 @@ def held(*arrays: Any) -> tuple[Pushed, threading.Event]:
     begun = threading.Event()
     operation = Pushed((), arrays, begun.set)
     operation.push()
-    assert begun.wait(10.0)
+    assert begun.wait(40.0)
     return operation, begun
 
 
@@ -168,8 +168,9 @@ def test_named_calls_are_replayed() -> None:
         assert replayed >= 10
 
 
-def test_who_waits_in_mxnet_is_not_kept_waiting() -> None:
+def test_who_waits_in_mxnet_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that will not fill is left in milliseconds, though nobody waits for it in ddl."""
+    monkeypatch.setattr("ddlcore.runtime.link.IDLE_S", 60.0)  # so late would the control thread see to it by itself
 
     def play(rank: int, job: Any) -> float:
         arrays = [mx.nd.ones((4,)) for _ in range(4)]
@@ -184,7 +185,7 @@ def test_who_waits_in_mxnet_is_not_kept_waiting() -> None:
         arrays[0].wait_to_read()
         return time.monotonic() - begun_s
 
-    assert max(run_world(2, play)) < 0.8  # the control thread would see to it after a second
+    assert max(run_world(2, play)) < 20.0
 
 
 def test_errors_are_raised_by_who_waits() -> None:
@@ -329,7 +330,7 @@ def test_a_call_behind_one_of_its_name_is_handed_over_later() -> None:
         assert traffic._unsubmitted == 1
         assert thread.is_alive()
         traffic.quit(first)
-        thread.join(10.0)
+        thread.join(40.0)
         assert not thread.is_alive()
         traffic.quit(second)
 

@@ -14,7 +14,7 @@ import pytest
 
 from ddlcore.testing import run_world
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 ROWS, STEPS = 8, 10
 

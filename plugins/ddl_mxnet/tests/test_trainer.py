@@ -16,7 +16,7 @@ from mxnet import autograd, gluon
 from ddlcore.testing import run_world
 from plugins.ddl_mxnet.tests.training import STEPS, Network, Part, agree, values
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 STEP_S = 10.0  # nothing here takes nearly as long
 

@@ -10,7 +10,7 @@ import pytest
 
 from plugins.ddl_mxnet.tests.launching import PROGRAMS, launch
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def test_processes_agree_and_steady_steps_are_quiet() -> None:
@@ -36,4 +36,4 @@ def test_a_trainer_outlives_its_world_and_hears_of_a_death() -> None:
     assert len(re.findall(r"^\[\d\] alone True", shown, re.MULTILINE)) == 2, shown
     assert len(sums) == 2, shown
     assert len(set(sums)) == 1, shown
-    assert re.search(r"lost \(1,\) 0\.\d", shown), shown
+    assert re.search(r"lost \(1,\) 1?\d\.\d\b", shown), shown

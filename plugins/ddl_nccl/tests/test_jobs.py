@@ -97,7 +97,7 @@ def test_a_rank_that_dies() -> None:
         with pytest.raises(DdlInternalError) as told:
             go_on()
         assert isinstance(told.value, PeerLost) and told.value.ranks == (2,)
-        assert gone.is_set() and time.monotonic() - began[0] < 5.0
+        assert gone.is_set() and time.monotonic() - began[0] < 20.0
 
     with NcclWorld(SIZE) as world:
         with pytest.raises(MemoryError, match="planted"):

@@ -65,7 +65,7 @@ class LateGpu(gpu.Gpu):
     def wait(self, event: int) -> None:
         self.waited += 1
         self.own.stream.wait_for(event)
-        assert self.own.stream.record().wait(30.0)
+        assert self.own.stream.record().wait(120.0)
 
 
 @contextmanager

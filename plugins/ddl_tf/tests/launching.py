@@ -13,7 +13,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def launch(size: int, program: Path, *args: str, timeout_s: float = 100.0, check: bool = True) -> str:
+def launch(size: int, program: Path, *args: str, timeout_s: float = 400.0, check: bool = True) -> str:
     """What the ranks printed, with its prefixes; AssertionError with all of it where the exit code is not 0."""
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), sys.executable, str(program), *args]
     done = subprocess.run(

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from plugins.ddl_tf.tests.worlds import MODES, SIZE, evaluate, ranks
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(360)
 
 
 def gradient(mode: str, verb: Any, *tensors: Any) -> list[Any]:

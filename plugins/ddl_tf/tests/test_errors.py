@@ -13,7 +13,7 @@ from ddl_tf.errors import translated
 from ddlcore.errors import Closed, DeadlineExceeded, MismatchError, NotInitialized, PeerLost
 from plugins.ddl_tf.tests.worlds import evaluate, ranks
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(360)
 
 
 @pytest.mark.parametrize(

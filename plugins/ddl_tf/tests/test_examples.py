@@ -66,14 +66,14 @@ def ran(command: str, folder: Path) -> str:
     words = launcher + words[2:] if words[:2] == ["ddl", "run"] else words
     words[words.index("python")] = python
     threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=110, env=os.environ | threads)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=440, env=os.environ | threads)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", [0, 2, 4, 6], ids=["tf2", "keras", "slides", "session"])
 def test_an_example_learns_and_resumes(first: int, tmp_path: Path) -> None:
     """95 % of the test images and the same parameters on two ranks; from the checkpoint one rank goes on a little."""

@@ -26,7 +26,7 @@ from ddlcore.testing.pretend import KIND
 from ddlcore.types import Device, DType
 from plugins.ddl_tf.tests.late import CPU_0, LateGpu, late_gpu, on_ranks
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture

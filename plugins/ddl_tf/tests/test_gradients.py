@@ -31,7 +31,7 @@ def test_two_processes_reduce_as_one_would() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=480,
     )
     assert done.returncode == 0, done.stdout
     missing = [check for check in CHECKS if done.stdout.count(f"held {check}\n") != 2]

@@ -13,7 +13,7 @@ import pytest
 
 from plugins.ddl_tf.tests.launching import PROGRAMS
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROGRAM = PROGRAMS / "keras_checks.py"
 CHECKS = re.findall(r"^@check\((\w*)\)\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
@@ -30,7 +30,7 @@ def shown_by(keras: str) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=200,
+            timeout=480,
             env={**os.environ, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **KERAS[keras]},
         )
     return done.stdout
@@ -57,7 +57,7 @@ def test_other_backends_are_refused(backend: str) -> None:
     """In one line that says what to set, whether or not that framework is there."""
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     code = "import ddl_tf.keras"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400, env=environment)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: ")

@@ -13,7 +13,7 @@ from ddlcore.testing import oracle
 from ddlcore.types import DType
 from plugins.ddl_tf.tests.worlds import MODES, SIZE, evaluate, ranks
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(360)
 
 
 def own(rank: int, *shape: int) -> Any:

@@ -86,7 +86,7 @@ def test_versions_that_do_not(version: str) -> None:
 
 
 def shown(code: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=check)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=check)
 
 
 def test_introduction_imports_no_tensorflow() -> None:

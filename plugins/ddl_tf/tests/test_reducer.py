@@ -169,7 +169,7 @@ def test_tapes_of_one_loop_are_remembered_and_keep_the_structure_of_sources() ->
             loss = (1.0 + rank) * variables["a"] * variables["b"][0]
         gradients = tape.gradient(loss, variables, use_generic_names=True)
         messages = job.stats()["control_messages"] - before
-        measured.wait(20.0)
+        measured.wait(80.0)
         return float(gradients["b"][0]), messages
 
     assert run_world(2, play) == [(3.0, 0)] * 2

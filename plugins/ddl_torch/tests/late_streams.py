@@ -19,7 +19,7 @@ from ddlcore.types import Buffer, Device
 
 __all__ = ["LateStreams"]
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 GARBAGE = 0x7F  # bytes: of floats nearly the greatest, or NaN
 
 

@@ -18,7 +18,7 @@ def launch(
     size: int,
     program: Path,
     *args: str,
-    timeout_s: float = 100.0,
+    timeout_s: float = 400.0,
     check: bool = True,
     env: Mapping[str, str] | None = None,  # beside this process's own
 ) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from plugins.ddl_torch.tests.launching import EXAMPLES, launch
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 DIGITS = EXAMPLES / "torch_digits.py"
 PLAIN = EXAMPLES / "plain" / "torch_digits.py"
@@ -53,7 +53,7 @@ def test_the_plain_example_learns() -> None:
         [sys.executable, str(PLAIN)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=480,
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # the network is small: a second thread would only wait
     )

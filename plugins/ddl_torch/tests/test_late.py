@@ -17,7 +17,7 @@ from ddlcore.testing.pretend_world import PretendWorld
 from plugins.ddl_torch.tests.late_streams import LateStreams
 from plugins.ddl_torch.tests.training import STEPS, Part, backward, differences, parameters
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(270)
 
 
 @pytest.fixture

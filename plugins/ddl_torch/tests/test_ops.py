@@ -86,7 +86,7 @@ def test_handles_are_asynchronous() -> None:
 
     def play(rank: int) -> float:
         if rank == 2:
-            assert late.wait(10)
+            assert late.wait(40)
             return float(ddl.allreduce(own(rank), name="x")[0])
         handle = ddl.allreduce_async(own(rank), name="x")
         assert not ddl.poll(handle)

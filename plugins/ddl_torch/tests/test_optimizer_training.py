@@ -178,7 +178,7 @@ def test_autocast_bfloat16() -> None:
     agree(train, tolerance=1e-6, kind=torch.float32)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(540)
 def test_compiled_model() -> None:
     """``torch.compile(model)``: gradients come from compiled code."""
 

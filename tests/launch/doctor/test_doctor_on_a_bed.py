@@ -15,7 +15,7 @@ from tools.bed import Bed, Host
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(360),
     pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed"),
 ]
 

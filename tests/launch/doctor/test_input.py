@@ -44,7 +44,7 @@ def test_an_input_that_waits_50_ms(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=220,
     )
     assert done.returncode == 1, done.stderr
     (found,) = json.loads(done.stdout)["findings"]
@@ -64,7 +64,7 @@ def test_a_program_that_fails(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=220,
     )
     assert done.returncode == 1, done.stderr
     (found,) = json.loads(done.stdout)["findings"]

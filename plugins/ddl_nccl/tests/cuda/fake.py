@@ -55,7 +55,7 @@ class _Stream:
 
 
 def _when_all(before: Sequence[threading.Event], moment: threading.Event) -> None:
-    if all(reached.wait(30.0) for reached in before):
+    if all(reached.wait(120.0) for reached in before):
         moment.set()
 
 
@@ -124,7 +124,7 @@ class FakeDriver(Driver):
         with gone.changed:
             gone.closed = True
             gone.changed.notify()
-        gone.thread.join(5.0)
+        gone.thread.join(20.0)
 
     def create_event(self) -> int:
         self._note("create_event")
@@ -150,7 +150,7 @@ class FakeDriver(Driver):
         before = [threading.Event() for _ in self.streams]
         for one, reached in zip(list(self.streams.values()), before):
             one.put(reached.set)
-        assert all(reached.wait(30.0) for reached in before)
+        assert all(reached.wait(120.0) for reached in before)
 
     def wait_for(self, stream: int, event: int) -> None:
         self.streams[stream].put(partial(self.moments[event].wait, 30.0))

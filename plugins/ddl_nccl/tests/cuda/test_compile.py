@@ -24,12 +24,12 @@ from ddlcore.types import DType
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(540)
 def test_kernels_compile_and_access_sixteen_bytes() -> None:
     """In a process of its own: numba's simulator, where the environment asks for it, has no compiler."""
     command = [sys.executable, "-m", "ddl_nccl.cuda.compile_all", "--ptx-only", "--one-op", "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=480)
     if ended.returncode == compile_all.NO_COMPILER:
         assert "ddl-nccl[cu13]" in ended.stderr
         pytest.skip(f"no compiler for a GPU here: {ended.stderr.strip()}")

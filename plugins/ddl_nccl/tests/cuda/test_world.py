@@ -31,7 +31,7 @@ def driver() -> Iterator[FakeDriver]:
     sys.setswitchinterval(interval)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_a_training_loop_by_way_of_the_host(driver: FakeDriver) -> None:
     """Negotiated, then replayed, each step's averages are right, and kernels have packed them."""
 
@@ -53,7 +53,7 @@ def test_a_training_loop_by_way_of_the_host(driver: FakeDriver) -> None:
     assert not driver.streams and not driver.blocks and not driver.pinned_blocks, "the job has kept something"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(360)
 def test_operations_by_way_of_the_host(driver: FakeDriver) -> None:
     def play(rank: int, job: Job) -> None:
         try:
