@@ -193,6 +193,7 @@ class Busy(msgspec.Struct, frozen=True, array_like=True, tag="busy"):
     names: tuple[str, ...]  # of its tensors
     waits_s: float = 0.0
     over: bool = False
+    has_deadline: bool = False  # it ends by itself, however long it takes: no stall as long as all ranks answer
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):

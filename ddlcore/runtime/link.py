@@ -101,7 +101,7 @@ class Link:
         self._outbox: deque[ToCoordinator] = deque()
         self._stopping = False
         self._alarm = Alarm(patience)
-        self._engaged: deque[str] = deque()  # what the engine has been given beside batches, in order
+        self._engaged: deque[Busy] = deque()  # what the engine has been given beside batches, in order
         self._patience_s = self._alarm.interval_s
         self.session = ""
         self.adjust: Callable[[dict[str, str | int | float | bool]], None] = lambda values: (
@@ -121,12 +121,12 @@ class Link:
         self._outbox.append(message)
         self._channel.wake()
 
-    def engage(self, what: str, todo: Callable[[], None]) -> None:
+    def engage(self, what: str, todo: Callable[[], None], has_deadline: bool = False) -> None:
         """Has the engine do ``todo``, in which it may have to wait for other ranks. Any thread.
 
         Noted as soon as it stands in the queue: what the engine is in before that may wait for the same ranks.
         """
-        self._engaged.append(what)
+        self._engaged.append(Busy(what, -1, 0, (), has_deadline=has_deadline))
 
         def do() -> None:
             try:
@@ -278,7 +278,7 @@ class Link:
             self._inbox.flight.note("resume", epoch=item.epoch, schedule=item.schedule, start=item.start)
             return lambda: self._engine.resume(item, self._sets.all(), self._rank)
         if isinstance(item, Adjust):
-            self.engage("a change of settings", partial(self.adjust, dict(item.values)))
+            self.engage("a change of settings", partial(self.adjust, dict(item.values)), True)
             return None
         if isinstance(item, Failure):
             self._fail(item)
@@ -293,7 +293,7 @@ class Link:
             what = f"{batch.kind.name.lower()} {describe(batch.names, batch.set_id)}"
             return Busy(what, batch.index, batch.set_id, batch.names)
         with contextlib.suppress(IndexError):  # the engine has just come to its end
-            return Busy(self._engaged[0], -1, 0, ())
+            return self._engaged[0]
         standing = self._inbox.standing()
         if standing is None or not (standing.launched or len(standing.missing) < len(standing.names)):
             return None

@@ -129,6 +129,10 @@ class Busies:
             late = tuple(Late(name, first.set_id, tuple(sorted(said)), missing, 0.0) for name in first.names)
             return Details(missing, late, () if missing else (ALL_ENTERED,))
 
+        if first.has_deadline:
+            everyone = Details(tuple(members))
+            asked = f"to take part in {first.what}"
+            return Awaited(("busy", key), f"in {first.what}", asked, lambda: everyone, only_silent=True)
         waited_s = max(one.waits_s for one in said.values())
         return Awaited(("busy", key), f"in {first.what}", f"to take part in {first.what}", details, waited_s)
 
