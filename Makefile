@@ -50,8 +50,8 @@ demo: $(DEMO)/.made
 
 # Two at a time: most of what a test with processes takes is waiting. What measures times has the machine for itself.
 test: venv
-	$(BIN)/pytest -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest -m "not alone and not soak" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "alone and not soak"
 
 check: venv
 	$(BIN)/ruff check .
