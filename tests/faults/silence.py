@@ -97,10 +97,11 @@ class Case:
     warning_s: float = 2.0
     shutdown_s: float = 4.0
 
-    def __str__(self) -> str:
-        parts = [self.how, self.phase, "overlap" if self.overlap else "one by one", f"{self.hosts} hosts"]
-        parts.append(f"ranks {','.join(map(str, self.silent))} of {self.size}")
-        return ", ".join([*parts, *([f"wakes after {self.wakes_s:g} s"] if self.wakes_s else [])])
+    def name(self) -> str:
+        """As ``pytest -k`` can ask for it."""
+        ranks = "_".join(map(str, self.silent))
+        overlap = "overlap" if self.overlap else "one_by_one"
+        return f"{self.how}-{self.phase}-{overlap}-hosts_{self.hosts}-ranks_{ranks}_of_{self.size}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class Result:
 
     returncode: int
     report_s: float | None
-    end_s: float
+    raised_s: float | None  # the first rank's DeadlineExceeded
+    end_s: float  # of the launcher, and so of all
     told: str  # all that the launcher and the ranks wrote to stderr
     out: str
 
@@ -158,7 +160,11 @@ def play(case: Case, folder: Path, meanwhile: Callable[[int, Path], None] | None
     begun_at = min(begun, default=ended_at)
     reports = [at for at, line in lines if "stalled for more than" in line and line.startswith("ddl run:")]
     report_s = reports[0] - begun_at if reports else None
-    return Result(process.returncode, report_s, ended_at - begun_at, "".join(line for _, line in lines), "".join(out))
+    raised = [at for at, line in lines if "DeadlineExceeded: stalled" in line]
+    raised_s = raised[0] - begun_at if raised else None
+    return Result(
+        process.returncode, report_s, raised_s, ended_at - begun_at, "".join(line for _, line in lines), "".join(out)
+    )
 
 
 def _read(stream: object, take: Callable[[str], None]) -> None:
