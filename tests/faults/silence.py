@@ -111,7 +111,7 @@ class Result:
     returncode: int
     report_s: float | None
     raised_s: float | None  # the first rank's DeadlineExceeded
-    end_s: float  # of the launcher, and so of all
+    end_s: float  # of the last rank: the launcher tells it, or has ended itself
     told: str  # all that the launcher and the ranks wrote to stderr
     out: str
 
@@ -153,11 +153,12 @@ def play(case: Case, folder: Path, meanwhile: Callable[[int, Path], None] | None
         process.wait(DEADLINE_S)
     except subprocess.TimeoutExpired:
         process.kill()
-    ended_at = time.time()
+    over_at = time.time()
     for helper in helpers:
         helper.join()
     begun = [float(path.read_text()) for path in folder.glob("silent.[0-9]")] if case.phase != "pause" else []
-    begun_at = min(begun, default=ended_at)
+    ended_at = next((at for at, line in lines if "failed first:" in line), over_at)
+    begun_at = min(begun, default=over_at)
     reports = [at for at, line in lines if "stalled for more than" in line and line.startswith("ddl run:")]
     report_s = reports[0] - begun_at if reports else None
     raised = [at for at, line in lines if "DeadlineExceeded: stalled" in line]
