@@ -166,11 +166,11 @@ class Coordinator:
         for pending in self.table.all():
             if self.table.lacking(pending):  # what all have ready is held up by a freeze, or by the rest of its group
                 waits.append(_awaited(pending, self.table))
-        for ranks in (self.tuning.awaited(),) if not freezing else ():
-            if ranks:
-                where = f"at the end of a part of the search for settings (epoch {self.epoch})"
-                asked = f"to stop at its end (Resume of epoch {self.epoch})"
-                waits.append(Awaited(("paused", self.epoch), where, asked, lambda ranks=ranks: Details(ranks)))  # type: ignore[misc]  # the default binds it
+        paused = () if freezing else self.tuning.awaited()
+        if paused:
+            where = f"at the end of a part of the search for settings (epoch {self.epoch})"
+            asked = f"to stop at its end (Resume of epoch {self.epoch})"
+            waits.append(Awaited(("paused", self.epoch), where, asked, lambda: Details(paused)))
         if self.table.joined:
             key = ("join", tuple(self.table.joined), self._next_index)
             waits.append(Awaited(key, "in join()", "to take part in a collective, or to join", self._missing_in_join))
