@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -261,7 +262,7 @@ def test_a_join_waits_for_those_that_train_on() -> None:
 
 def test_the_end_of_a_leg_waits_for_those_that_have_not_come_to_it() -> None:
     """While settings are searched; nobody is waited for before the first has come there, nor behind the last."""
-    pilot: Any = object()  # is asked for nothing before a leg that is aligned
+    pilot: Any = SimpleNamespace(given={})  # is asked for nothing else before a leg that is aligned
     tuning = Tuning(pilot, {})
     tuning.begin(False, frozenset({0, 1, 2}))
     assert tuning.awaited() == ()
