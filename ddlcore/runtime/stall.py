@@ -110,7 +110,7 @@ class StallWatch:
         return texts + self._told(now_s), outgoing
 
     def _seek(self, wait: Awaited, now_s: float, late: dict[str, list[tuple[Awaited, Details, float]]]) -> Outgoing:
-        """Of a wait that is none as long as the ranks answer: its time counts from the first question without an answer."""
+        """Of a wait that is none as long as the ranks answer, and are asked all the time: it counts from the last answer."""
         warning_s, shutdown_s = self._patience.warning_s, self._patience.shutdown_s
         details = wait.details()
         outgoing: Outgoing = []
@@ -121,7 +121,8 @@ class StallWatch:
                     self._probed_s[rank] = now_s
                     outgoing.append((rank, Probe()))
         silent = tuple(self._silent(details.ranks, now_s))
-        silence_s = max((now_s - self._probed_s[rank] for rank in silent), default=0.0)
+        since_s = self._since_s[wait.key]
+        silence_s = max((now_s - max(self._heard_s.get(rank, since_s), since_s) for rank in silent), default=0.0)
         found = replace(details, ranks=silent)
         if 0 < warning_s <= silence_s and wait.key not in self._reported:
             self._reported.add(wait.key)

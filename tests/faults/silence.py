@@ -77,7 +77,15 @@ for step in range(60):
 if case["wakes_s"]:
     time.sleep(3)  # the launcher looks twice a second
 if case["phase"] == "shutdown":
-    fall_silent()
+    from ddlcore.runtime.engine import Engine
+
+    stop = Engine.stop
+
+    def stop_late(*arguments):  # behind the goodbye, before all is let go of
+        fall_silent()
+        return stop(*arguments)
+
+    Engine.stop = stop_late
 ddl.shutdown()
 print("done", flush=True)
 """
