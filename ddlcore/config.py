@@ -174,15 +174,16 @@ SETTINGS: tuple[Setting, ...] = (
         "stall_warning_s",
         float,
         60.0,
-        "after how long a tensor that some ranks lack is reported, in seconds; 0: never",
+        "after how long a wait for other ranks is reported, with tensors, ranks and whether these answer, in seconds; "
+        "0: never",
         minimum=0,
     ),
     Setting(
         "stall_shutdown_s",
         float,
         0.0,
-        "after how long a stall ends the job, with an error on every rank that names what waits for whom, "
-        "in seconds; 0: never",
+        "after how long a stall ends the job, with an error on every rank that names what waits for whom; ranks that do "
+        "not answer are killed; in seconds; 0: never",
         minimum=0,
     ),
     Setting("stall_stacks", bool, False, "a stall's report has the Python stacks of the ranks that are waited for"),

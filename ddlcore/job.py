@@ -313,7 +313,7 @@ class Job:
                 failure.append(error)
             opened.set()
 
-        self._engine.post(open_global)
+        self._link.engage("init(), opening the transport", open_global, has_deadline=True)
         while not opened.wait(0.1):
             timeout_s -= 0.1
             if timeout_s < -5.0:  # the transport has a deadline of its own, and should have kept it

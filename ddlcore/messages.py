@@ -15,11 +15,13 @@ from ddlcore.types import DType, Kind, ReduceOp
 __all__ = [
     "PROTOCOL",
     "Adjust",
+    "Alive",
     "Answer",
     "Arranged",
     "Arrive",
     "Ask",
     "Batch",
+    "Busy",
     "Bye",
     "Done",
     "Drain",
@@ -33,6 +35,7 @@ __all__ = [
     "Lost",
     "Paused",
     "Planned",
+    "Probe",
     "Profile",
     "Pulse",
     "Refused",
@@ -160,26 +163,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """The last word after Farewell: every batch that was promised has run; the end of the process is no loss."""
 
 
-class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """A rank that replays has met something that its schedule cannot serve.
-
-    ``slow``: it only suspects so, since nothing has moved for long; the schedule may well fit.
-    """
-
-    epoch: int
-    reason: str
-    slow: bool = False
-
-
-class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):
-    """The answer to Freeze: nothing is launched any more; for each process set the last place that was."""
-
-    epoch: int
-    launched: tuple[tuple[int, int], ...]  # (set id, place), -1 where none was
-
-
 class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
-    """Where a rank is in replay; no control message. An ``alarm`` says that it has been there for too long.
+    """Where a rank is in replay; no control message. An ``alarm`` says that it has been there for long, ``moved`` that it is no more.
 
     ``launched``: in the batch at ``place``, and waiting for the others; else that is the next one, of
     whose tensors ``missing`` have not been asked for.
@@ -192,7 +177,48 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
     names: tuple[str, ...]  # of the batch
     missing: tuple[str, ...] = ()
     alarm: bool = False
-    over: bool = False  # for as long as the job may: it is to end
+    moved: bool = False  # it has gone on from where it gave the alarm
+    waits_s: float = 0.0  # how long it has been there
+
+
+class Busy(msgspec.Struct, frozen=True, array_like=True, tag="busy"):
+    """A rank's engine has been in one thing that was decided for long; no control message. ``over``: it has come to its end.
+
+    The same thing has the same ``what`` and ``index`` on all ranks.
+    """
+
+    what: str  # in words: "allreduce 'x'", "leaving replay (Drain of epoch 3)"
+    index: int  # of a batch; -1 where it is something else
+    set_id: int  # whose members take part in it
+    names: tuple[str, ...]  # of its tensors
+    waits_s: float = 0.0
+    over: bool = False
+    has_deadline: bool = False  # it ends by itself, however long it takes: no stall as long as all ranks answer
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+    """The answer to Probe: what this rank has under way, in words; no control message."""
+
+    text: str
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
+    """A rank that replays has met something that its schedule cannot serve.
+
+    ``slow``: it only suspects so, since nothing has moved for long; the schedule may well fit.
+    """
+
+    epoch: int
+    reason: str
+    slow: bool = False
+    standing: Standing | None = None  # where it is, and since when
+
+
+class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):
+    """The answer to Freeze: nothing is launched any more; for each process set the last place that was."""
+
+    epoch: int
+    launched: tuple[tuple[int, int], ...]  # (set id, place), -1 where none was
 
 
 class Pulse(msgspec.Struct, frozen=True, array_like=True, tag="pulse"):
@@ -234,7 +260,9 @@ class Stack(msgspec.Struct, frozen=True, array_like=True, tag="stack"):
     text: str
 
 
-ToCoordinator = Pulse | Profile | Arrive | Standing | Stack | Leave | Frozen | Paused | Hello | Request | Bye | Done
+ToCoordinator = (
+    Pulse | Profile | Arrive | Standing | Busy | Alive | Stack | Leave | Frozen | Paused | Hello | Request | Bye | Done
+)
 
 
 # --- coordinator to rank
@@ -355,6 +383,10 @@ class Where(msgspec.Struct, frozen=True, array_like=True, tag="where"):
     epoch: int
 
 
+class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
+    """Answer with Alive: others wait for you, and nothing shows whether you are there."""
+
+
 class Show(msgspec.Struct, frozen=True, array_like=True, tag="show"):
     """Answer with your Stack: others wait for you."""
 
@@ -365,7 +397,7 @@ class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
     text: str
 
 
-FromCoordinator = Seats | Where | Show | Stalled | Freeze | Drain | Welcome | Refused | Answer | Lost | Farewell
+FromCoordinator = Seats | Where | Probe | Show | Stalled | Freeze | Drain | Welcome | Refused | Answer | Lost | Farewell
 
 
 # --- the store

@@ -27,4 +27,4 @@ class Brain(Protocol):
         """What ranks are to be told because of the time that ``overdue`` was given last."""
 
     def overdue(self, now_s: float) -> list[str]:
-        """Reports for the user about what waits too long. Asked about once a second; ``now_s`` is monotonic."""
+        """Reports for the user about what waits too long. Asked twice a second; ``now_s`` is monotonic."""

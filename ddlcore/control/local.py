@@ -17,7 +17,7 @@ from ddlcore.messages import FromCoordinator, Hello, StoreReply, StoreRequest, T
 
 __all__ = ["LocalChannel", "LocalNetwork", "LocalStore"]
 
-_TICK_S = 1.0  # how often the brain is asked what is overdue
+_TICK_S = 0.5  # how often the brain is asked what is overdue
 
 _SLICE_S = 0.05  # how late a get may notice its deadline
 

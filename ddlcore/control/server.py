@@ -34,7 +34,7 @@ from ddlcore.messages import Arrive, Hello, Refused, StoreReply, decode_store_re
 __all__ = ["OWN", "Agents", "Server", "agent_name"]
 
 OWN = b""  # where an agent's frames name a rank's connection: what follows is the agent's own word
-_TICK_S = 1.0  # how often the brain is asked what is overdue
+_TICK_S = 0.5  # how often the brain is asked what is overdue
 _NAME = re.compile(rb"([cs])(0|[1-9][0-9]{0,8})\.[0-9a-f]{8}")  # see Line: c to the coordinator, s to the store
 _AGENT = re.compile(rb"a(0|[1-9][0-9]{0,8})\.([0-9a-f]{8})\.(0|[1-9][0-9]{0,8})")
 _Route = tuple[bytes, ...]  # the name of a rank's connection, behind that of its agent if it has one

@@ -30,7 +30,7 @@ from ddlcore.launch.environment import (
 from ddlcore.launch.exchange import FUNCTION_PROGRAM, Outcome, Task, nameless_file, read_all, write_all
 from ddlcore.launch.hosts import Layout
 from ddlcore.launch.launcher import check_route
-from ddlcore.launch.network import open_network
+from ddlcore.launch.network import Witness, open_network
 from ddlcore.launch.output import Output
 from ddlcore.launch.placing import Placed, place
 from ddlcore.launch.process import RankProcess
@@ -128,7 +128,7 @@ def run_placed(
         if elsewhere is not None:
             elsewhere.crew.join(output)
         processes = _begin(environments, files, output)
-        ends = _supervised(processes, settings, server, output, elsewhere, environ)
+        ends = _supervised(processes, settings, server, witness, output, elsewhere, environ)
         outcomes = _outcomes(size, files, elsewhere)
     return _results(ends, outcomes, witness.raised, output)
 
@@ -174,6 +174,7 @@ def _supervised(
     processes: list[RankProcess],
     settings: Settings,
     server: Server,
+    witness: Witness,
     output: Output,
     elsewhere: Elsewhere | None,
     environ: Mapping[str, str],
@@ -185,6 +186,7 @@ def _supervised(
         ended=lambda end: server.rank_ended(end.rank, end.reason),
         say=lambda text: output.say(f"ddlcore.run: {text}"),
     )
+    witness.kill = supervisor.kill_silent
     try:
         output.start()
         if elsewhere is None:
@@ -317,7 +319,7 @@ def _failure(
         lines = [f"rank {first.rank} raised {outcome.text}"]
     else:
         how = "" if outcome is None else " after fn had returned"
-        lines = [f"rank {first.rank} {describe_exit(first.returncode)}{how}"]
+        lines = [f"rank {first.rank} {first.reason if first.silent else describe_exit(first.returncode)}{how}"]
         lines += ["  its last lines:", *(f"  | {line}" for line in last_lines)] if last_lines else []
     others: dict[str, list[int]] = {}
     for end in sorted(ends, key=lambda end: end.rank):

@@ -180,6 +180,7 @@ def run_job(launch: Launch) -> int:
         )
         if elsewhere is not None:
             elsewhere.crew.attach(supervisor)
+        witness.kill = supervisor.kill_silent
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
             launch.watch.begin(say, supervisor.abandon)

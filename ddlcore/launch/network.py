@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ddlcore.config import Settings
@@ -24,7 +24,11 @@ _SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because of wha
 class Witness:
     """A brain that notes, beside another that decides, who said that it leaves because of an exception."""
 
-    def __init__(self, brain: Brain) -> None:
+    def __init__(self, brain: Brain, dead: Callable[[], Mapping[int, str]] = dict) -> None:
+        """``dead``: ranks without which a stall has ended the job, since they do not answer, with what is known of each."""
+        self.kill: Callable[[int, str], None] | None = None  # once the ranks run
+        self._dead = dead
+        self._killed: set[int] = set()
         self.raised: list[int] = []  # in that order
         self.heard: Callable[[int, Pulse | Profile], None] = lambda rank, message: None
         self._brain = brain
@@ -47,7 +51,12 @@ class Witness:
         return self._brain.due()
 
     def overdue(self, now_s: float) -> list[str]:
-        return self._brain.overdue(now_s)
+        texts = self._brain.overdue(now_s)
+        for rank, why in self._dead().items():
+            if rank not in self._killed and self.kill is not None:
+                self._killed.add(rank)
+                self.kill(rank, why)
+        return texts
 
 
 def _is_cause(reason: str) -> bool:
@@ -72,7 +81,8 @@ def open_network(
     ``pilot`` looks for better settings meanwhile.
     Raises ValueError for a ``control_address`` that is none, DdlInternalError where it is in use.
     """
-    witness = Witness(build_sessions(size, settings, registry, pilot))
+    sessions = build_sessions(size, settings, registry, pilot)
+    witness = Witness(sessions, sessions.dead)
     if elsewhere is None:
         return Server(size, witness, settings.text("control_address"), report=say), witness
     address, silence_s = elsewhere.across.reach.bind, settings.number("silence_s")

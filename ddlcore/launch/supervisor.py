@@ -61,6 +61,8 @@ class Supervisor:
         self._watcher = Watcher()
         self._signals: deque[int] = deque()
         self._orders: deque[tuple[int, int, bool]] = deque()  # rank, signal, whether to its whole group
+        self._silent: deque[tuple[int, str]] = deque()  # rank, what is known of it
+        self._killed_silent: dict[int, str] = {}
         self._elsewhere: deque[tuple[int, int, str]] = deque()  # rank, return code, why it is lost
         self._abandoned = False
         self._finished = False
@@ -84,6 +86,15 @@ class Supervisor:
     def order(self, rank: int, number: int, group: bool) -> None:
         """A signal for one rank, or for all that it began too. Any thread."""
         self._orders.append((rank, number, group))
+        self._watcher.wake()
+
+    def kill_silent(self, rank: int, why: str) -> None:
+        """The job is over without the rank, which does not answer: it is killed, and named as the cause. Any thread.
+
+        By SIGKILL at once: nothing else ends a process that is stopped, and one that holds the interpreter lock runs
+        no handler. The other ranks leave by themselves.
+        """
+        self._silent.append((rank, why))
         self._watcher.wake()
 
     def ended_elsewhere(self, rank: int, returncode: int, lost: str = "") -> None:
@@ -111,6 +122,8 @@ class Supervisor:
                     rank, returncode, lost = self._elsewhere.popleft()
                     if rank in self._running:
                         self._note(rank, returncode, lost)
+                while self._silent:
+                    self._end_silent(*self._silent.popleft())
                 while self._orders:
                     self._follow(*self._orders.popleft())
                 while self._signals:
@@ -144,7 +157,8 @@ class Supervisor:
     def _note(self, rank: int, returncode: int, lost: str = "") -> None:
         now_s = time.monotonic()
         process = self._running.pop(rank)
-        end = End(rank, returncode, now_s, rank in self._stopped, lost)
+        silent = self._killed_silent.get(rank, "") if returncode == -signal.SIGKILL else ""
+        end = End(rank, returncode, now_s, rank in self._stopped, lost, silent)
         self._tell(end)
         self._ends.append(end)
         if end.failed and self._terminate_at_s is None:
@@ -165,6 +179,12 @@ class Supervisor:
             self.killed = True
             self._say("killing the ranks")
             self._kill()
+
+    def _end_silent(self, rank: int, why: str) -> None:
+        process = self._running.get(rank)
+        if process is not None and rank not in self._stopped:
+            self._killed_silent[rank] = why
+            process.signal_group(signal.SIGKILL)
 
     def _follow(self, rank: int, number: int, group: bool) -> None:
         process = self._running.get(rank)

@@ -30,6 +30,7 @@ class End:
     at_s: float  # monotonic
     stopped: bool = False  # we had told it to end: its code says nothing about the job
     lost: str = ""  # why nothing is known of its end but that it is gone
+    silent: str = ""  # it did not answer when a stall ended the job, and was killed for it: what is known of it
 
     @property
     def failed(self) -> bool:
@@ -38,6 +39,8 @@ class End:
     @property
     def reason(self) -> str:
         """In words: "exited with code 3"."""
+        if self.silent:
+            return f"{describe_exit(self.returncode)} by the launcher: {self.silent}"
         return self.lost or describe_exit(self.returncode)
 
 
@@ -48,6 +51,9 @@ def first_failure(ends: Sequence[End], raised: Sequence[int] = ()) -> End | None
     a rank may still be on its way out when another, which lost it, has already ended.
     """
     failed = {end.rank: end for end in ends if end.failed}
+    silent = [end for end in ends if end.failed and end.silent]
+    if silent:  # the others have left because of it
+        return silent[0]
     for rank in raised:
         if rank in failed:
             return failed[rank]
@@ -88,6 +94,8 @@ def summary(ends: Sequence[End], first: End, host: str, last_lines: Sequence[str
 def _described(end: End) -> str:
     if end.lost:
         return f"was lost: {end.lost}"
+    if end.silent:
+        return f"was {end.reason}"
     how = describe_exit(end.returncode)
     return f"was {how}" if how.startswith("killed") else how
 

@@ -19,6 +19,7 @@ from ddlcore.messages import (
     Arranged,
     Ask,
     Batch,
+    Busy,
     Bye,
     Drain,
     Failure,
@@ -35,10 +36,13 @@ from ddlcore.messages import (
     Standing,
     Where,
 )
+from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.checks import describe, flaw
+from ddlcore.runtime.freezes import Freezes
 from ddlcore.runtime.pending import Pending
 from ddlcore.runtime.rhythm import Known, Rhythm
-from ddlcore.runtime.standing import Standings
+from ddlcore.runtime.stall_table import Late
+from ddlcore.runtime.standing import Busies, Standings
 from ddlcore.runtime.table import Table
 from ddlcore.runtime.tuning import Pilot, Tuning, Value
 from ddlcore.types import Kind
@@ -85,25 +89,31 @@ class Coordinator:
         self.tuning = Tuning(pilot, {**sizes, "overlap": "on" if overlap else "off", "compression": compression})
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
-        self.standings = Standings()
         self._slow = False  # a rank suspects so
+        self._standings = Standings()
+        self._busies = Busies()
+        self._freezes = Freezes()
 
     # --- messages in, messages out
 
-    def handle(self, rank: int, message: Request | Bye | Leave | Frozen | Standing | Paused) -> Outgoing:
+    def handle(self, rank: int, message: Request | Bye | Leave | Frozen | Standing | Busy | Paused) -> Outgoing:
         """What all ranks are to be told because ``rank`` said ``message``."""
         if isinstance(message, Bye):
             return self._bye(rank, message)
+        if isinstance(message, Busy):
+            self._busies.hear(rank, message)
+            return []
         if message.epoch != self.epoch or rank in self._left:
             return []  # the rank resends what is pending when it enters the present epoch
         if isinstance(message, Standing):
-            asked = self.standings.hear(rank, message, self.sets.get(message.set_id, ()))
+            asked = self._standings.hear(rank, message, self.sets.get(message.set_id, ()))
             return [(other, Where(self.epoch)) for other in asked if other not in self._left]
         if isinstance(message, Paused):
             return self._next_leg(rank, message)
         if isinstance(message, Frozen):
             return self._drain() if self.rhythm.frozen(rank, message, self._present) else []
         if isinstance(message, Leave):
+            self._freezes.leave(rank, message, self.epoch)
             # Who says so while another freeze is under way will say it again, if it still has to.
             if self.rhythm.replaying is not None and not self.rhythm.freezing:
                 self._diverged = self._diverged or not message.slow
@@ -135,6 +145,51 @@ class Coordinator:
         self.tuning.stop()
         lost = Lost((rank,), reason)
         return [(other, lost) for other in self._present]
+
+    # --- what is waited for
+
+    def parted(self, rank: int) -> bool:
+        """Whether ``rank`` has left by itself, and has been told that nothing more comes."""
+        return rank in self._left
+
+    def awaited(self) -> list[Awaited]:
+        """All that does not go on before some ranks have answered. Called now and then, by who watches over it."""
+        waits: list[Awaited] = []
+        freezing = self.rhythm.freezing
+        if freezing:
+            where = f"while the ranks leave replay (epoch {self.epoch})"
+            asked = f"to stop launching (Freeze of epoch {self.epoch})"
+            waited_s = self._freezes.waited_s(self.epoch)
+            waits.append(Awaited(("freeze", self.epoch), where, asked, self._missing_in_freeze, waited_s))
+        else:
+            waits += self._standings.awaited(self.epoch, self._present)
+        for pending in self.table.all():
+            if self.table.lacking(pending):  # what all have ready is held up by a freeze, or by the rest of its group
+                waits.append(_awaited(pending, self.table))
+        paused = () if freezing else self.tuning.awaited()
+        if paused:
+            where = f"at the end of a part of the search for settings (epoch {self.epoch})"
+            asked = f"to stop at its end (Resume of epoch {self.epoch})"
+            waits.append(Awaited(("paused", self.epoch), where, asked, lambda: Details(paused)))
+        if self.table.joined:
+            key = ("join", tuple(self.table.joined), self._next_index)
+            waits.append(Awaited(key, "in join()", "to take part in a collective, or to join", self._missing_in_join))
+        return waits + self._busies.awaited(self.sets, self._present)
+
+    def _missing_in_freeze(self) -> Details:
+        known = self.rhythm.replaying
+        frozen = self.rhythm.answered
+        missing = tuple(rank for rank in self._present if rank not in frozen)
+        late = self._freezes.tensors(self.epoch, known.arranged.batches, frozen, self.sets) if known is not None else []
+        late += [
+            Late(pending.name, pending.set_id, tuple(pending.ranks()), (), 0.0) for pending in self.table.complete()
+        ]
+        notes = [f"rank {rank} leaves: {bye.reason}" for rank, bye in self._byes]
+        return Details(missing, tuple(late), tuple(notes))
+
+    def _missing_in_join(self) -> Details:
+        missing = tuple(rank for rank in self._present if rank not in self.table.joined)
+        return Details(missing, (Late("join", 0, tuple(sorted(self.table.joined)), missing, 0.0),))
 
     # --- asking
 
@@ -423,6 +478,16 @@ class Coordinator:
     def _take_index(self) -> int:
         self._next_index += 1
         return self._next_index - 1
+
+
+def _awaited(pending: Pending, table: Table) -> Awaited:
+    """Of a tensor that some members lack."""
+
+    def details() -> Details:
+        missing = tuple(table.missing(pending))
+        return Details(missing, (Late(pending.name, pending.set_id, tuple(pending.ranks()), missing, 0.0),))
+
+    return Awaited(pending, "in discovery", "for a sign of life", details)
 
 
 def _params(layout: Mapping[str, Value]) -> dict[str, float]:

@@ -75,6 +75,7 @@ class Engine:
         self.threads: set[int] = set()  # of ddl's own: none may wait for a batch
         self._stopped = False
         self._closing = False  # nothing is left but what devices do
+        self.batch: Batch | None = None  # the decided batch that runs, for whoever watches over it
         inbox.leave = self.leave
         completion.help = self.help
         completion.hurry = self._hurry
@@ -163,7 +164,9 @@ class Engine:
                 self._since_ns = now_ns()
                 continue
             else:
+                self.batch = todo[0]
                 self._run(*todo)
+                self.batch = None
             ended_ns = now_ns()
             meter.busy_ns += ended_ns - self._since_ns
             if (recorder := self.recorder) is not None:  # read once: another thread may end it at any moment

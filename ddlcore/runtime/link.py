@@ -5,6 +5,7 @@ It never runs a collective and never waits for one, so that it answers whatever 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from _thread import get_ident
@@ -18,15 +19,19 @@ import msgspec
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, MismatchError, PeerLost
 from ddlcore.messages import (
     Adjust,
+    Alive,
     Answer,
     Arranged,
     Batch,
+    Busy,
     Drain,
     Failure,
     Farewell,
     Freeze,
     FromCoordinator,
+    Leave,
     Lost,
+    Probe,
     Profile,
     Pulse,
     Refused,
@@ -40,6 +45,7 @@ from ddlcore.messages import (
     Where,
 )
 from ddlcore.observe.stacks import stack_of
+from ddlcore.runtime.alarm import Alarm
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.engine import Engine, Todo
 from ddlcore.runtime.inbox import Inbox
@@ -49,8 +55,6 @@ from ddlcore.runtime.stall import Patience
 from ddlcore.runtime.verdict import Verdict
 
 __all__ = ["Channel", "Link"]
-
-IDLE_S = 1.0
 
 
 class Channel(Protocol):
@@ -96,7 +100,8 @@ class Link:
         self._broken = broken
         self._outbox: deque[ToCoordinator] = deque()
         self._stopping = False
-        self._alarm = _Alarm(patience.warning_s, patience.shutdown_s)
+        self._alarm = Alarm(patience)
+        self._engaged: deque[Busy] = deque()  # what the engine has been given beside batches, in order
         self._patience_s = self._alarm.interval_s
         self.session = ""
         self.adjust: Callable[[dict[str, str | int | float | bool]], None] = lambda values: (
@@ -115,6 +120,21 @@ class Link:
         """Sends ``message`` as soon as may be; from any thread."""
         self._outbox.append(message)
         self._channel.wake()
+
+    def engage(self, what: str, todo: Callable[[], None], has_deadline: bool = False) -> None:
+        """Has the engine do ``todo``, in which it may have to wait for other ranks. Any thread.
+
+        Noted as soon as it stands in the queue: what the engine is in before that may wait for the same ranks.
+        """
+        self._engaged.append(Busy(what, -1, 0, (), has_deadline=has_deadline))
+
+        def do() -> None:
+            try:
+                todo()
+            finally:
+                self._engaged.popleft()
+
+        self._engine.post(do)
 
     def stop(self, timeout_s: float) -> None:
         """Sends what is left, then closes the channel."""
@@ -137,9 +157,9 @@ class Link:
                 stuck = self._inbox.stuck()
                 if stuck is not None:
                     self._engine.leave(stuck, slow=True)
-                alarm = self._alarm.look(self._inbox.standing, time.monotonic())
-                if alarm is not None:
-                    self._dump("stall", "this rank stands at one batch of its schedule")
+                for alarm in self._alarm.look(self._doing, time.monotonic()):
+                    if isinstance(alarm, Busy) or alarm.alarm:
+                        self._dump("stall", "this rank stands at one batch")
                     self._send(alarm)
                 request = self._inbox.take_request()
                 if request is not None:
@@ -168,7 +188,9 @@ class Link:
         self._broken(make)
 
     def _send(self, message: ToCoordinator) -> None:
-        if isinstance(message, Standing | Stack):
+        if isinstance(message, Leave):
+            message = msgspec.structs.replace(message, standing=self._alarm.since(self._inbox.standing()))
+        if isinstance(message, Standing | Busy | Alive | Stack):
             self._meter.stalls += 1
         elif isinstance(message, (Pulse, Profile)):
             self._meter.pulses += 1
@@ -182,6 +204,10 @@ class Link:
             standing = self._inbox.standing()
             if standing is not None:
                 self._send(standing)
+            return
+        if isinstance(message, Probe):
+            self._meter.stalls += 1
+            self._send(Alive(self._said()))
             return
         if isinstance(message, Show):
             self._meter.stalls += 1
@@ -206,7 +232,8 @@ class Link:
             for item in message.items:
                 self._note(item)
             after = [self._todo(item) for item in message.items]
-            self._engine.post(partial(self._engine.drain, message))
+            what = f"the end of a replay (Drain of epoch {message.epoch})"
+            self.engage(what, partial(self._engine.drain, message))
             for todo in after:
                 if todo is not None:
                     self._engine.post(todo)
@@ -251,12 +278,39 @@ class Link:
             self._inbox.flight.note("resume", epoch=item.epoch, schedule=item.schedule, start=item.start)
             return lambda: self._engine.resume(item, self._sets.all(), self._rank)
         if isinstance(item, Adjust):
-            return partial(self.adjust, dict(item.values))
+            self.engage("a change of settings", partial(self.adjust, dict(item.values)), True)
+            return None
         if isinstance(item, Failure):
             self._fail(item)
         else:
             self._inbox.learn(item)
         return None
+
+    def _doing(self) -> Standing | Busy | None:
+        """What this rank is in and others may hold up: a batch that was decided, a drain, a batch of its schedule."""
+        batch = self._engine.batch
+        if batch is not None:
+            what = f"{batch.kind.name.lower()} {describe(batch.names, batch.set_id)}"
+            return Busy(what, batch.index, batch.set_id, batch.names)
+        with contextlib.suppress(IndexError):  # the engine has just come to its end
+            return self._engaged[0]
+        standing = self._inbox.standing()
+        if standing is None or not (standing.launched or len(standing.missing) < len(standing.names)):
+            return None
+        return standing
+
+    def _said(self) -> str:
+        """What this rank has under way, in words."""
+        doing = self._doing()
+        if isinstance(doing, Busy):
+            return f"its engine is in {doing.what}"
+        if doing is not None:
+            where = "in" if doing.launched else "at"
+            return f"it is {where} {describe(doing.names, doing.set_id)} of its schedule (place {doing.place})"
+        pending = self._inbox.pending()
+        if pending:
+            return f"it waits for {describe(pending, 0)}"
+        return "it has asked for nothing that is not done; its own code is elsewhere"
 
     def _fail(self, failure: Failure) -> None:
         self._inbox.flight.note("failure", set_id=failure.set_id, names=failure.names, error=failure.error)
@@ -267,34 +321,3 @@ class Link:
         else:
             error = MismatchError(failure.text)
         self._engine.fail(entries, error)
-
-
-class _Alarm:
-    """Notices that this rank stands at one batch of its schedule, with tensors in it, for too long; 0: never."""
-
-    def __init__(self, warning_s: float, shutdown_s: float) -> None:
-        self._limits_s = (warning_s, shutdown_s)
-        least_s = min((limit_s for limit_s in self._limits_s if limit_s > 0), default=0.0)
-        self.interval_s = min(IDLE_S, least_s / 2) if least_s else IDLE_S
-        self._look_s = 0.0  # when to look again: the control thread comes by more often
-        self._at: tuple[int, int] | None = None  # (epoch, place), which never come again
-        self._since_s = 0.0
-        self._said = [False, False]
-
-    def look(self, standing: Callable[[], Standing | None], now_s: float) -> Standing | None:
-        """The alarm, once a batch for each of the limits."""
-        if max(self._limits_s) <= 0 or now_s < self._look_s:
-            return None
-        self._look_s = now_s + self.interval_s / 2
-        one = standing()
-        waits = one is not None and (one.launched or len(one.missing) < len(one.names))
-        at = (one.epoch, one.place) if one is not None and waits else None
-        if at != self._at:
-            self._at, self._since_s, self._said = at, now_s, [False, False]
-        if one is None or at is None:
-            return None
-        for over, limit_s in enumerate(self._limits_s):
-            if 0 < limit_s <= now_s - self._since_s and not self._said[over]:
-                self._said[over] = True
-                return msgspec.structs.replace(one, alarm=True, over=bool(over))
-        return None

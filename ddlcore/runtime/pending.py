@@ -15,11 +15,9 @@ class Pending:
     __slots__ = (
         "asked",
         "first",
-        "first_seen_s",
         "members",
         "name",
         "own",
-        "reported",
         "set_id",
         "spec",
         "stamp",
@@ -36,8 +34,6 @@ class Pending:
         self.own: dict[int, Ask] = {}  # of the ranks that asked for something else than the first, or with sizes
         self.uniform = True  # all asks carry the same spec bytes
         self.stamp = -1  # the newest of all asks
-        self.first_seen_s: float | None = None
-        self.reported = False  # as stalled
 
     def add(self, rank: int, bit: int, ask: Ask) -> None:
         self.asked |= bit

@@ -204,6 +204,11 @@ class Rhythm:
     def freezing(self) -> bool:
         return self._frozen is not None
 
+    @property
+    def answered(self) -> Mapping[int, Mapping[int, int]]:
+        """By rank, the last place launched in each process set; of those that have answered Freeze."""
+        return self._frozen or {}
+
     def freeze(self) -> None:
         """Freeze has been sent; see ``frozen``."""
         self._frozen = {}

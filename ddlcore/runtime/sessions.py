@@ -12,6 +12,8 @@ from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import (
     PROTOCOL,
+    Alive,
+    Busy,
     Bye,
     Done,
     Farewell,
@@ -30,8 +32,11 @@ from ddlcore.messages import (
     ToCoordinator,
     Welcome,
 )
+from ddlcore.runtime.awaited import Awaited, Details
+from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.coordinator import Coordinator
 from ddlcore.runtime.stall import Patience, StallWatch
+from ddlcore.runtime.stall_table import on_ranks
 from ddlcore.runtime.tuning import Pilot
 
 __all__ = ["Sessions"]
@@ -44,12 +49,32 @@ WorldKey = tuple[tuple[int, ...], int]  # the ranks, and the how-manieth world o
 class _World:
     key: WorldKey
     coordinator: Coordinator
-    watch: StallWatch
+    patience: Patience
     active: set[int]  # launched ranks that have not said Done
     leaving: set[int] = field(default_factory=set)  # those of them that have said Bye
 
     def __post_init__(self) -> None:
+        ranks = range(len(self.key[0]))
         self.inward = {launched: rank for rank, launched in enumerate(self.key[0])}  # from launched to own rank
+        self.watch = StallWatch(self._awaited, ranks, self.patience, ranks)
+
+    def _awaited(self) -> list[Awaited]:
+        """What its coordinator waits for, and whoever has not left it: nobody may wait for them but the launcher."""
+        waits = self.coordinator.awaited()
+        own = {rank: self.inward[rank] for rank in sorted(self.active)}
+        leaving = tuple(one for rank, one in own.items() if rank in self.leaving and self.coordinator.parted(one))
+        if leaving:
+            text = "in shutdown()"
+            asked = "to let go of everything (Farewell)"
+            waits.append(Awaited(("leaving", leaving), text, asked, lambda: Details(leaving), only_silent=True))
+        staying = tuple(one for rank, one in own.items() if rank not in self.leaving)
+        if staying and len(self.active) < len(self.key[0]):
+            text = "after other ranks have left"
+            rest = Awaited(
+                ("staying", staying), text, "for a sign of life", lambda: Details(staying), only_silent=True, ends=False
+            )
+            waits.append(rest)
+        return waits
 
     def outward(self, outgoing: Outgoing) -> Outgoing:
         """From the world's own rank numbers to those of the launch."""
@@ -84,6 +109,9 @@ class Sessions:
         self._ended: dict[int, str] = {}
         self._lost: dict[int, str] = {}
         self._made = 0
+        self._time = WatchedTime()
+        self._init_watches: dict[WorldKey, StallWatch] = {}
+        self._dead: dict[int, str] = {}
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
         """What the ranks are to be told because ``rank`` (as launched) said ``message``."""
@@ -94,16 +122,15 @@ class Sessions:
         world = self._worlds.get(rank)
         if world is None:
             return self._give_up(rank) if isinstance(message, Bye) else []
+        world.watch.spoke(world.inward[rank])
         if isinstance(message, Done):
             world.active.discard(rank)
             del self._worlds[rank]
             return []
-        if isinstance(message, Stack):
+        if isinstance(message, (Stack, Alive)):
             world.watch.hear(world.inward[rank], message)
             return []
-        if isinstance(message, Standing) and message.over:
-            return world.outward(world.watch.over(message))
-        if not isinstance(message, (Request, Bye, Leave, Frozen, Standing, Paused)):
+        if not isinstance(message, (Request, Bye, Leave, Frozen, Standing, Busy, Paused)):
             raise DdlInternalError(f"rank {rank} sent {type(message).__name__} in the middle of a job")
         if isinstance(message, Bye):
             world.leaving.add(rank)
@@ -133,12 +160,44 @@ class Sessions:
 
     def overdue(self, now_s: float) -> list[str]:
         """Reports, each once, of what has waited too long. ``now_s`` is of any steady clock."""
+        now_s = self._time.at(now_s)
         reports = []
         for world in {id(world): world for world in self._worlds.values()}.values():
             texts, outgoing = world.watch.look(now_s)
             reports += texts
             self._due += [(rank, told) for rank, told in world.outward(outgoing) if rank in world.active]
+            self._dead.update({world.key[0][rank]: text for rank, text in world.watch.dead.items()})
+        return reports + self._overdue_in_init(now_s)
+
+    def _overdue_in_init(self, now_s: float) -> list[str]:
+        """The same of worlds that cannot begin, since some of their ranks have not come."""
+        known, self._init_watches = self._init_watches, {}
+        reports = []
+        for key, present in list(self._gathering.items()):
+            watch = known.get(key) or self._watch_of_init(key)
+            texts, outgoing = watch.look(now_s)
+            reports += texts
+            self._init_watches[key] = watch
+            self._due += [(rank, told) for rank, told in outgoing if rank in present]
+            if watch.over:
+                self._dead.update(watch.dead)
+                del self._gathering[key]
         return reports
+
+    def _watch_of_init(self, key: WorldKey) -> StallWatch:
+        present = self._gathering[key]
+
+        def details() -> Details:
+            missing = tuple(rank for rank in key[0] if rank not in present)
+            return Details(missing, notes=(f"{on_ranks(sorted(present))} called init() and wait for the others",))
+
+        why = "it may be stopped, or busy with what comes before its init()"
+        wait = Awaited(("init", key), "in init()", "to call init()", details, why=why)
+        return StallWatch(lambda: [wait], key[0], self._patience, ())
+
+    def dead(self) -> dict[int, str]:
+        """The ranks that did not answer when a stall ended the job, and what is known of each: nothing but a kill ends them."""
+        return dict(self._dead)
 
     def due(self) -> Outgoing:
         """What ranks are to be told because of the time that ``overdue`` was given last."""
@@ -226,7 +285,7 @@ class Sessions:
             self._pilot if free else None,
             self._compression,
         )
-        world = _World(key, coordinator, StallWatch(coordinator, self._patience), set(key[0]))
+        world = _World(key, coordinator, self._patience, set(key[0]))
         if free:
             self._piloted = world
         for rank in key[0]:

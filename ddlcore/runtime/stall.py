@@ -1,21 +1,24 @@
-"""Watches one world for what waits too long: says so, asks the missing ranks what they are doing, ends the job at last.
+"""Watches what a world waits for: says so after a while, asks the missing ranks for a sign of life, ends the job at last.
 
-Sans-I/O, like the coordinator beside which it stands.
+Sans-I/O, like the coordinator beside which it stands: what is awaited comes from ``awaited.py``, the time from who asks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from ddlcore.messages import Show, Stack, Stalled, Standing
+from ddlcore.messages import Alive, FromCoordinator, Probe, Show, Stack, Stalled
+from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.checks import describe
-from ddlcore.runtime.coordinator import Coordinator, Outgoing
-from ddlcore.runtime.pending import Pending
-from ddlcore.runtime.stall_table import Late, on_ranks, stall_table
+from ddlcore.runtime.stall_table import on_ranks, stall_table
 
 __all__ = ["Patience", "StallWatch"]
 
+Outgoing = list[tuple[int, FromCoordinator]]
 ANSWER_S = 2.0  # a control thread answers at once; a process that was stopped does not
+LEAST_ANSWER_S = 0.5
+_WARNING, _SHUTDOWN = 0, 1
 
 
 @dataclass(frozen=True)
@@ -26,99 +29,230 @@ class Patience:
     shutdown_s: float = 0.0
     stacks: bool = False
 
+    @property
+    def answer_s(self) -> float:
+        """How long a rank may take for a sign of life before it counts as silent."""
+        least_s = min((limit_s for limit_s in (self.warning_s, self.shutdown_s) if limit_s > 0), default=0.0)
+        return min(ANSWER_S, max(LEAST_ANSWER_S, least_s / 2))
+
 
 class StallWatch:
-    """Of one world. Ranks are the world's own."""
+    """Over ``waits``, of the ``ranks`` that are told of the end. ``now_s`` is of any steady clock."""
 
-    def __init__(self, coordinator: Coordinator, patience: Patience) -> None:
-        self._coordinator = coordinator
+    def __init__(
+        self,
+        waits: Callable[[], Iterable[Awaited]],
+        ranks: Sequence[int],
+        patience: Patience,
+        present: Iterable[int] = (),
+    ) -> None:
+        """``present``: the ranks that have just been heard."""
+        self.dead: dict[int, str] = {}  # ranks that did not answer when the job ended, with what is known of each
+        self._waits = waits
+        self._ranks = ranks
         self._patience = patience
-        self._asked_s: dict[int, float] = {}  # by rank: when it was asked for its stack
+        self._since_s: dict[Hashable, float] = {}
+        self._reported: set[Hashable] = set()
+        self._asked_for: set[tuple[Hashable, int]] = set()  # the waits for which ranks were probed, once for each limit
+        self._spoke = set(present)  # since the last look
+        self._heard_s: dict[int, float] = {}
+        self._probed_s: dict[int, float] = {}  # when it was asked for a sign of life that has not come
+        self._states: dict[int, str] = {}  # what a rank has said of itself
+        self._told_silent: dict[int, float] = {}  # in a report; since when
+        self._shown_s: dict[int, float] = {}  # when it was asked for its stack
         self._stacks: dict[int, str] = {}
-        self._over = False
-        self._what = ""  # of the last report
+        self._sought_s = float("-inf")  # when ranks for which nobody waits were last asked for a sign of life
+        self.over = False  # the job is to end
 
-    def hear(self, rank: int, message: Stack) -> None:
+    # --- what ranks say
+
+    def spoke(self, rank: int) -> None:
+        """Anything came from ``rank``: it is alive."""
+        self._spoke.add(rank)
+
+    def hear(self, rank: int, message: Stack | Alive) -> None:
         """``rank`` says what it is doing."""
-        if rank in self._asked_s:
+        if isinstance(message, Alive):
+            self._states[rank] = message.text
+        elif rank in self._shown_s:
             self._stacks[rank] = message.text
 
-    def over(self, standing: Standing) -> Outgoing:
-        """A rank has stood at one batch of its schedule for as long as the job may."""
-        if standing.epoch != self._coordinator.epoch:
-            return []  # it has moved since
-        what = self._what or f"{describe(standing.names, standing.set_id)} waits (place {standing.place})"
-        return self._end(f"in replay: {what}")
+    # --- what follows
 
     def look(self, now_s: float) -> tuple[list[str], Outgoing]:
-        """What is to be reported, each thing once, and what ranks are to be told. ``now_s`` is of any steady clock."""
-        late = self._in_discovery(now_s)
-        missing = {rank for one in late for rank in one.missing}
-        texts = [self._wording(late)] if late else []
-        standings = self._coordinator.standings
-        for text in standings.report(self._coordinator.epoch, now_s, self._patience.warning_s):
-            texts.append(f"{text}\n{self._advice}")
-            missing |= set(standings.absent)
-            self._what = standings.what
-        texts += self._told(now_s)
+        """What is to be reported, each thing once, and what ranks are to be told."""
+        texts = self._heard(now_s)
+        if self.over or max(self._patience.warning_s, self._patience.shutdown_s) <= 0:
+            return texts, []
         outgoing: Outgoing = []
-        if self._patience.stacks:
-            for rank in sorted(missing - self._asked_s.keys()):
-                self._asked_s[rank] = now_s
-                outgoing.append((rank, Show()))
-        return texts, outgoing + self._expired(now_s)
+        waits = list(self._waits())
+        self._remember(waits, now_s)
+        late: dict[str, list[tuple[Awaited, Details, float]]] = {}
+        for wait in waits:
+            waits_s = now_s - self._since_s[wait.key]
+            if wait.only_silent:
+                outgoing += self._seek(wait, now_s, late)
+                continue
+            due = self._due(wait.key, waits_s)
+            if not due:
+                continue
+            details = wait.details()
+            self._probe(wait.key, due, details.ranks, now_s, outgoing)
+            if not self._is_known(details.ranks, now_s):
+                continue
+            if 0 < self._patience.warning_s <= waits_s and wait.key not in self._reported:
+                self._reported.add(wait.key)
+                late.setdefault(wait.where, []).append((wait, details, waits_s))
+            if 0 < self._patience.shutdown_s <= waits_s and wait.ends and not self.over:
+                outgoing += self._end(wait, details, now_s)
+        for where, found in late.items():
+            texts.append(self._report(where, found, now_s, outgoing))
+        return texts + self._told(now_s), outgoing
 
-    def _in_discovery(self, now_s: float) -> list[Late]:
-        """What has just passed the warning time."""
-        warning_s, table = self._patience.warning_s, self._coordinator.table
-        late = []
-        for pending in table.all():
-            if pending.first_seen_s is None:
-                pending.first_seen_s = now_s
-            elif 0 < warning_s <= now_s - pending.first_seen_s and not pending.reported:
-                late.append(self._late(pending, now_s - pending.first_seen_s))
-                pending.reported = True
-        return late
+    def _seek(self, wait: Awaited, now_s: float, late: dict[str, list[tuple[Awaited, Details, float]]]) -> Outgoing:
+        """Of a wait that is none as long as the ranks answer, and are asked all the time: it counts from the last answer."""
+        warning_s, shutdown_s = self._patience.warning_s, self._patience.shutdown_s
+        details = wait.details()
+        outgoing: Outgoing = []
+        if now_s - self._sought_s >= self._patience.answer_s:
+            self._sought_s = now_s
+            for rank in details.ranks:
+                if rank not in self._probed_s:
+                    self._probed_s[rank] = now_s
+                    outgoing.append((rank, Probe()))
+        silent = tuple(self._silent(details.ranks, now_s))
+        since_s = self._since_s[wait.key]
+        silence_s = max((now_s - max(self._heard_s.get(rank, since_s), since_s) for rank in silent), default=0.0)
+        found = replace(details, ranks=silent)
+        if 0 < warning_s <= silence_s and wait.key not in self._reported:
+            self._reported.add(wait.key)
+            late.setdefault(wait.where, []).append((wait, found, silence_s))
+        if 0 < shutdown_s <= silence_s and wait.ends and not self.over:
+            outgoing += self._end(wait, found, now_s)
+        return outgoing
 
-    def _late(self, pending: Pending, waits_s: float) -> Late:
-        missing = tuple(self._coordinator.table.missing(pending))
-        return Late(pending.name, pending.set_id, tuple(pending.ranks()), missing, waits_s)
+    def _remember(self, waits: Sequence[Awaited], now_s: float) -> None:
+        """A wait that has gone is forgotten; if it comes again, it is another one."""
+        known = self._since_s
+        self._since_s = {wait.key: min(known.get(wait.key, now_s), now_s - wait.waited_s) for wait in waits}
+        self._reported &= self._since_s.keys()
+        self._asked_for = {one for one in self._asked_for if one[0] in self._since_s}
 
-    def _expired(self, now_s: float) -> Outgoing:
-        shutdown_s, table = self._patience.shutdown_s, self._coordinator.table
-        if shutdown_s <= 0:
-            return []
-        over = [
-            pending
-            for pending in table.all()
-            if pending.first_seen_s is not None and now_s - pending.first_seen_s >= shutdown_s
+    def _due(self, key: Hashable, waits_s: float) -> list[int]:
+        """The limits of which the wait is so near that the ranks' signs of life must be asked for now."""
+        limits_s = (self._patience.warning_s, self._patience.shutdown_s)
+        near_s = waits_s + self._patience.answer_s
+        return [
+            limit
+            for limit, limit_s in enumerate(limits_s)
+            if 0 < limit_s <= near_s and not (limit == _WARNING and key in self._reported)
         ]
-        if not over:
-            return []
-        missing = table.missing(over[0])
-        alike = [one.name for one in over if table.missing(one) == missing and one.set_id == over[0].set_id]
-        there = on_ranks(over[0].ranks())
-        return self._end(f"{describe(alike, over[0].set_id)} is ready on {there}, but not on {on_ranks(missing)}")
 
-    def _end(self, what: str) -> Outgoing:
-        if self._over:
+    def _probe(self, key: Hashable, due: Sequence[int], ranks: Sequence[int], now_s: float, outgoing: Outgoing) -> None:
+        fresh = [limit for limit in due if (key, limit) not in self._asked_for]
+        self._asked_for.update((key, limit) for limit in fresh)
+        for rank in ranks:
+            if rank in self._probed_s or (not fresh and rank in self._states):
+                continue
+            self._probed_s[rank] = now_s
+            outgoing.append((rank, Probe()))
+
+    def _is_known(self, ranks: Sequence[int], now_s: float) -> bool:
+        """Of each whether it answers."""
+        answer_s = self._patience.answer_s
+        return all(now_s - self._probed_s[rank] >= answer_s for rank in ranks if rank in self._probed_s)
+
+    def _silent(self, ranks: Iterable[int], now_s: float) -> list[int]:
+        answer_s = self._patience.answer_s
+        return [rank for rank in ranks if rank in self._probed_s and now_s - self._probed_s[rank] >= answer_s]
+
+    def _heard(self, now_s: float) -> list[str]:
+        """Notes who has spoken since the last look; says so of who was reported as silent."""
+        spoke, self._spoke = self._spoke, set()
+        again: list[int] = []
+        longest_s = 0.0
+        for rank in spoke:
+            self._heard_s[rank] = now_s
+            self._probed_s.pop(rank, None)
+            since_s = self._told_silent.pop(rank, None)
+            if since_s is not None:
+                again.append(rank)
+                longest_s = max(longest_s, now_s - since_s)
+        if not again:
             return []
-        self._over = True
-        text = f"stalled for more than {self._patience.shutdown_s:g} s (DDL_STALL_SHUTDOWN_S), the job ends: {what}"
-        return [(rank, Stalled(text)) for rank in range(self._coordinator.size)]
+        verb = "answers" if len(again) == 1 else "answer"
+        return [f"{on_ranks(sorted(again))} {verb} again, after {longest_s:.1f} s of silence"]
+
+    def _report(
+        self, where: str, found: Sequence[tuple[Awaited, Details, float]], now_s: float, outgoing: Outgoing
+    ) -> str:
+        tensors = [replace(one, waits_s=waits_s) for _, details, waits_s in found for one in details.tensors]
+        lines = [f"stalled for more than {self._patience.warning_s:g} s {where}:"]
+        if tensors:
+            lines.append(stall_table(tensors))
+        lines += [f"  {note}" for note in dict.fromkeys(note for _, details, _ in found for note in details.notes)]
+        wait = found[0][0]
+        missing = sorted({rank for _, details, _ in found for rank in details.ranks})
+        silent = self._silent(missing, now_s)
+        for rank in silent:
+            self._told_silent[rank] = self._heard_s.get(rank, self._probed_s[rank])
+        lines += [f"  {line}" for line in self._lines(missing, wait, now_s)]
+        if self._patience.stacks:
+            for rank in missing:
+                if rank not in self._shown_s and rank not in silent:
+                    self._shown_s[rank] = now_s
+                    outgoing.append((rank, Show()))
+        if set(missing) != set(silent):
+            lines.append(self._advice)
+        return "\n".join(lines)
+
+    def _lines(self, missing: Sequence[int], wait: Awaited, now_s: float) -> list[str]:
+        """Of each rank that is waited for whether it answers, and what it said."""
+        silent = self._silent(missing, now_s)
+        lines = [self._silence(silent, wait, now_s)] if silent else []
+        said: dict[str, list[int]] = {}
+        for rank in missing:
+            if rank not in silent and rank in self._states:
+                said.setdefault(self._states[rank], []).append(rank)
+        return lines + [
+            f"{on_ranks(ranks)} answer{'s' if len(ranks) == 1 else ''}: {text}" for text, ranks in said.items()
+        ]
+
+    def _silence(self, silent: Sequence[int], wait: Awaited, now_s: float) -> str:
+        """What is known of ranks that do not answer."""
+        one = len(silent) == 1
+        whom, they, was = ("it", "it", "was") if one else ("them", "they", "were")
+        heard_s = [self._heard_s[rank] for rank in silent if rank in self._heard_s]
+        since = f"for {now_s - max(heard_s):.1f} s" if heard_s else "so far"
+        return (
+            f"{on_ranks(silent)} {'does' if one else 'do'} not answer at all: nothing was heard of {whom} {since}, and "
+            f"{they} {was} last asked {wait.asked}; {wait.why}"
+        )
+
+    def _end(self, wait: Awaited, details: Details, now_s: float) -> Outgoing:
+        self.over = True
+        what = [_summary(details)] if details.tensors else [wait.where.strip()]
+        what += [*details.notes, *self._lines(details.ranks, wait, now_s)]
+        for rank in self._silent(sorted(self._probed_s), now_s):
+            self.dead[rank] = self._silence([rank], wait, now_s)
+        text = (
+            f"stalled for more than {self._patience.shutdown_s:g} s (DDL_STALL_SHUTDOWN_S), the job ends: "
+            f"{wait.where}: {'; '.join(dict.fromkeys(what))}"
+        )
+        return [(rank, Stalled(text)) for rank in self._ranks]
 
     def _told(self, now_s: float) -> list[str]:
         """The stacks that have come, ranks that stand at the same place together, and who will not say."""
         found: dict[str, list[int]] = {}
         silent = []
-        for rank, asked_s in sorted(self._asked_s.items()):
+        for rank, asked_s in sorted(self._shown_s.items()):
             if rank in self._stacks:
                 found.setdefault(self._stacks.pop(rank).rstrip(), []).append(rank)
             elif now_s >= asked_s + ANSWER_S:
                 silent.append(rank)
             else:
                 continue
-            del self._asked_s[rank]
+            del self._shown_s[rank]
         texts = [f"{on_ranks(at)} {'is' if len(at) == 1 else 'are'} here:\n{text}" for text, at in found.items()]
         if silent:
             texts.append(
@@ -126,12 +260,15 @@ class StallWatch:
             )
         return texts
 
-    def _wording(self, late: list[Late]) -> str:
-        return (
-            f"stalled for more than {self._patience.warning_s:g} s in discovery:\n{stall_table(late)}\n{self._advice}"
-        )
-
     @property
     def _advice(self) -> str:
         stacks = "" if self._patience.stacks else "; --stall-stacks shows where those that are missing stand"
         return f"  the ranks may run different code, or one of them is slow{stacks}"
+
+
+def _summary(details: Details) -> str:
+    """The tensors of a wait in half a line, for an error."""
+    first = details.tensors[0]
+    alike = [one.name or "(a call without a name)" for one in details.tensors if one.missing == first.missing]
+    lacking = f"but not on {on_ranks(first.missing)}" if first.missing else "and under way"
+    return f"{describe(alike, first.set_id)} is ready on {on_ranks(first.ready)}, {lacking}"

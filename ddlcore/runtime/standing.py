@@ -1,20 +1,22 @@
-"""Puts a stall in replay into words: who waits in which batch, who has not come to it, and what is missing there.
+"""Puts a stall that only ranks can see into words: who waits in which batch, who has not come to it, what is missing there.
 
-Pure, and part of the coordinator's state machine. In replay the coordinator does not know what is ready;
-so a rank that stands at one batch for too long says so, and the other members are asked where they are.
+Pure, and part of the coordinator's state machine. In replay the coordinator does not know what is ready, and of what
+it has decided it does not know how far the ranks are. So a rank that stands at one batch for long says so, and the
+other members are asked where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ddlcore.messages import Standing
+from ddlcore.messages import Busy, Standing
+from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.checks import describe
-from ddlcore.runtime.stall_table import Late, on_ranks, stall_table
+from ddlcore.runtime.stall_table import Late, on_ranks
 
-__all__ = ["Standings"]
+__all__ = ["Busies", "Standings"]
 
-ANSWER_S = 2.0  # a control thread answers at once; a process that was stopped does not
+ALL_ENTERED = "every rank has entered it: the transport or the network holds it up"
 
 
 class Standings:
@@ -24,18 +26,18 @@ class Standings:
         self._alarm: Standing | None = None
         self._told: dict[int, Standing] = {}
         self._awaited: set[int] = set()
-        self._asked_s: float | None = None
-        self.absent: tuple[int, ...] = ()  # of the last report: the ranks that are waited for
-        self.what = ""  # of the last report, in a line
 
     def hear(self, rank: int, standing: Standing, members: Iterable[int]) -> list[int]:
         """``rank`` stands there. ``members``: of the batch's process set. The ranks that are to be asked where they are."""
         known = self._alarm
+        if standing.moved:
+            if known is not None and (known.epoch, known.place) == (standing.epoch, standing.place):
+                self._alarm = None
+            return []
         ask: list[int] = []
         if standing.alarm and (known is None or (known.epoch, known.place) != (standing.epoch, standing.place)):
             self._alarm = standing
             self._told = {}
-            self._asked_s = None
             ask = [member for member in members if member != rank]
             self._awaited = set(ask)
         if self._alarm is not None and standing.epoch == self._alarm.epoch:
@@ -43,36 +45,31 @@ class Standings:
             self._awaited.discard(rank)
         return ask
 
-    def report(self, epoch: int, now_s: float, warning_s: float) -> list[str]:
-        """The report, once, when all have answered or have had time to. ``epoch`` is the present one."""
+    def awaited(self, epoch: int, present: Collection[int]) -> list[Awaited]:
+        """The batch of the last alarm, unless the ranks have gone on. ``epoch`` is the present one."""
         alarm = self._alarm
-        if alarm is None or not self._told or warning_s <= 0:
+        if alarm is None or alarm.epoch != epoch:  # replay was left meanwhile: what waits is elsewhere
             return []
-        if alarm.epoch != epoch:  # replay was left meanwhile: what waits is in the coordinator's table
-            self._told = {}
-            return []
-        if self._asked_s is None:
-            self._asked_s = now_s
-        if self._awaited and now_s < self._asked_s + ANSWER_S:
-            return []
+        where = f"in replay (epoch {alarm.epoch}, place {alarm.place})"
+        asked = f"where it is in replay (Where of epoch {alarm.epoch})"
+        key = ("place", alarm.epoch, alarm.place)
+        return [Awaited(key, where, asked, lambda: self._details(alarm, present), alarm.waits_s)]
+
+    def _details(self, alarm: Standing, present: Collection[int]) -> Details:
         told = self._told
         there = {rank for rank, one in told.items() if _has_come(one, alarm)}
-        self.absent = tuple(sorted((told.keys() - there) | self._awaited))
-        late = self._late(alarm, there, warning_s + now_s - self._asked_s)
-        self.what = "; ".join([_waiting(late), *self._elsewhere(alarm, there)])
-        notes = "".join(f"\n  {note}" for note in self._elsewhere(alarm, there))
-        self._told = {}  # said
-        where = f"in replay (epoch {alarm.epoch}, place {alarm.place})"
-        return [f"stalled for more than {warning_s:g} s {where}:\n{stall_table(late)}{notes}"]
+        absent = (told.keys() - there) | self._awaited
+        absent -= absent - set(present)
+        return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._elsewhere(alarm, there)))
 
-    def _late(self, alarm: Standing, there: Collection[int], waits_s: float) -> list[Late]:
+    def _late(self, alarm: Standing, there: Collection[int]) -> list[Late]:
         """The tensors of the batch that some rank lacks; all of them where none does."""
         found = []
         everyone = sorted(self._told.keys() | self._awaited)
         for name in alarm.names:
             ready = tuple(rank for rank in everyone if rank in there or self._has(rank, name, alarm))
             missing = tuple(rank for rank in everyone if rank not in ready)
-            found.append(Late(name, alarm.set_id, ready, missing, waits_s))
+            found.append(Late(name, alarm.set_id, ready, missing, 0.0))
         return [one for one in found if one.missing] or found
 
     def _has(self, rank: int, name: str, alarm: Standing) -> bool:
@@ -85,25 +82,64 @@ class Standings:
         for rank, one in sorted(self._told.items()):
             if rank not in there and one.place != alarm.place:
                 said.setdefault(_place(one), []).append(rank)
-        if self._awaited:
-            said["not answering"] = sorted(self._awaited)
         notes = [f"{on_ranks(ranks)}: {what}" for what, ranks in said.items()]
-        if not notes and there == self._told.keys():
-            notes = ["every rank has entered it: the transport or the network holds it up"]
+        if not notes and not self._awaited and there == self._told.keys():
+            notes = [ALL_ENTERED]
         return notes
+
+
+class Busies:
+    """What the ranks' engines have been in for long, of all that was decided and runs outside a schedule."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[int, str], dict[int, Busy]] = {}  # by index and words; then by rank
+
+    def hear(self, rank: int, busy: Busy) -> None:
+        """``rank`` has been in it for long, or has come out of it: others may still be in it, as in a broadcast."""
+        key = (busy.index, busy.what)
+        said = self._said.get(key, {})
+        if not busy.over:
+            self._said.setdefault(key, said)[rank] = busy
+        elif rank in said:
+            said[rank] = busy
+            if all(one.over for one in said.values()):
+                del self._said[key]
+
+    def awaited(self, sets: Mapping[int, Sequence[int]], present: Collection[int]) -> list[Awaited]:
+        """Each of them, and who has not said that it is there. Of what is no more nobody is left to say so."""
+        self._said = {
+            key: said
+            for key, said in self._said.items()
+            if any(rank in present and not one.over for rank, one in said.items())
+        }
+        return [self._one(key, said, sets, present) for key, said in self._said.items()]
+
+    def _one(
+        self,
+        key: tuple[int, str],
+        said: Mapping[int, Busy],
+        sets: Mapping[int, Sequence[int]],
+        present: Collection[int],
+    ) -> Awaited:
+        first = next(iter(said.values()))
+        members = [rank for rank in sets.get(first.set_id, present) if rank in present]
+
+        def details() -> Details:
+            missing = tuple(rank for rank in members if rank not in said)
+            late = tuple(Late(name, first.set_id, tuple(sorted(said)), missing, 0.0) for name in first.names)
+            return Details(missing, late, () if missing else (ALL_ENTERED,))
+
+        if first.has_deadline:
+            everyone = Details(tuple(members))
+            asked = f"to take part in {first.what}"
+            return Awaited(("busy", key), f"in {first.what}", asked, lambda: everyone, only_silent=True)
+        waited_s = max(one.waits_s for one in said.values())
+        return Awaited(("busy", key), f"in {first.what}", f"to take part in {first.what}", details, waited_s)
 
 
 def _has_come(one: Standing, alarm: Standing) -> bool:
     """It has entered the batch, or gone on: the root of a broadcast need not wait for the others."""
     return one.place > alarm.place or (one.launched and one.place == alarm.place)
-
-
-def _waiting(late: Sequence[Late]) -> str:
-    """The same in half a line, for an error."""
-    first = late[0]
-    alike = [one.name for one in late if one.missing == first.missing]
-    lacking = f"but not on {on_ranks(first.missing)}" if first.missing else "and under way"
-    return f"{_called(alike, first.set_id)} is ready on {on_ranks(first.ready)}, {lacking}"
 
 
 def _place(one: Standing) -> str:

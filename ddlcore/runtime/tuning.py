@@ -109,6 +109,10 @@ class Tuning:
         self._measured = False
         return True
 
+    def awaited(self) -> tuple[int, ...]:
+        """The ranks that have not come to the end of the leg under way, where others wait there."""
+        return tuple(sorted(self._awaited - self._paused.keys())) if self._paused else ()
+
     def left(self) -> None:
         """Replay is left in the middle of whatever leg is under way."""
         self._paused = None

@@ -28,3 +28,16 @@ def test_a_cause_is_noted(reason: str, cause: bool) -> None:
         witness.handle(rank, Bye(reason))
     assert witness.raised == ([1, 0] if cause else [])
     assert len(brain.heard) == 3
+
+
+def test_a_rank_that_does_not_answer_is_killed_once_and_not_before_ranks_run() -> None:
+    """When a stall has ended the job without it, which shows where time passes."""
+    dead: dict[int, str] = {}
+    killed: list[tuple[int, str]] = []
+    witness = Witness(EchoBrain(), lambda: dead)
+    dead[3] = "rank 3 does not answer"
+    witness.overdue(0.0)
+    witness.kill = lambda rank, why: killed.append((rank, why))
+    for second in range(3):
+        witness.overdue(float(second))
+    assert killed == [(3, "rank 3 does not answer")]

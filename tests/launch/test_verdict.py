@@ -18,6 +18,9 @@ OK, LATE_OK = End(0, 0, 1.0), End(1, 0, 9.0)
         pytest.param([End(0, 1, 2.0), End(1, 7, 2.5)], [1], 1, 7, id="said first that it raised"),
         pytest.param([End(0, 1, 2.0), End(1, 0, 2.5)], [1], 0, 1, id="raised, and yet left with 0"),
         pytest.param([End(0, -15, 5.0, stopped=True), End(1, 4, 2.0)], [], 1, 4, id="stopped ones are no cause"),
+        pytest.param(
+            [End(0, 1, 2.0), End(1, -9, 2.5, silent="rank 1 is")], [0], 1, 137, id="silent: why others raised"
+        ),
         pytest.param([End(0, 0, 5.0, stopped=True), End(1, -11, 2.0)], [], 1, 139, id="segmentation fault"),
     ],
 )
@@ -45,6 +48,13 @@ def test_summary_names_rank_host_end_lines_and_the_others() -> None:
         "  ranks 0, 3-4: exited with code 1",
         "  rank 2: was ended by the launcher",
     ]
+
+
+def test_summary_says_of_a_silent_rank_why_it_was_killed() -> None:
+    """By whom, and what is known of it."""
+    silent = End(1, -9, 3.5, silent="rank 1 does not answer at all: …")
+    text = summary([silent, End(0, 1, 4.0)], silent, "node7", [], 2.5)
+    assert "it was killed by signal 9 (SIGKILL) by the launcher: rank 1 does not answer at all: …" in text
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ from ddlcore.messages import (
     Farewell,
     Hello,
     Lost,
+    Probe,
     Refused,
     Request,
     Spec,
+    Stalled,
     Welcome,
     encode,
 )
@@ -141,11 +143,62 @@ def test_a_stall_is_reported_once_with_names_and_ranks() -> None:
         one.handle(rank, hello(rank, (0, 1)))
     told = one.handle(0, Request(0, 1, (ask("late"),)))
     assert isinstance(told[0][1], Answer)
-    assert one.overdue(0.0) == []
-    assert one.overdue(9.0) == []
+    assert watched(one, 0, 10) == []
     (report,) = one.overdue(10.5)
     assert report.splitlines()[1:3] == [
         "  tensor  ready on  missing ranks  waits s",
         "  late    0         1                 10.5",
     ]
-    assert one.overdue(60.0) == []
+    assert watched(one, 11, 60) == []
+
+
+def watched(one: Sessions, begin_s: int, end_s: int) -> list[str]:
+    """What is reported in this time, looked at once a second."""
+    return [text for second in range(begin_s, end_s) for text in one.overdue(float(second))]
+
+
+def test_time_in_which_nobody_watched_does_not_count() -> None:
+    """The launcher was stopped, and the ranks may have been stopped with it: no report, and no end, when all go on."""
+    one = Sessions(2, ThresholdFusion(), Patience(warning_s=10.0, shutdown_s=20.0))
+    for rank in range(2):
+        one.handle(rank, hello(rank, (0, 1)))
+    one.handle(0, Request(0, 1, (ask("late"),)))
+    assert watched(one, 0, 5) == []
+    assert watched(one, 3600, 3605) == []
+    assert all(isinstance(told, Probe) for _, told in one.due())
+    assert len(watched(one, 3605, 3615)) == 1
+
+
+def test_ranks_that_have_not_come_to_init_are_reported_and_end_the_job() -> None:
+    """Who is there is told; who is not is named, as are the ranks that the launcher has to kill."""
+    one = Sessions(3, ThresholdFusion(), Patience(warning_s=10.0, shutdown_s=20.0))
+    one.handle(0, hello(0, (0, 1, 2)))
+    one.handle(2, hello(2, (0, 1, 2)))
+    (report,) = watched(one, 0, 15)
+    assert report.splitlines() == [
+        "stalled for more than 10 s in init():",
+        "  ranks 0,2 called init() and wait for the others",
+        "  rank 1 does not answer at all: nothing was heard of it so far, and it was last asked to call init(); it may be "
+        "stopped, or busy with what comes before its init()",
+    ]
+    assert watched(one, 15, 25) == []
+    ends = [(rank, told) for rank, told in one.due() if isinstance(told, Stalled)]
+    assert [rank for rank, _ in ends] == [0, 2]
+    assert list(one.dead()) == [1]
+    assert watched(one, 25, 60) == []
+
+
+def test_a_rank_that_is_silent_in_shutdown_is_reported_and_ends_the_job() -> None:
+    """It has said goodbye and has not let go of everything. One that has not said goodbye is reported alone."""
+    for goodbye in (True, False):
+        one = Sessions(2, ThresholdFusion(), Patience(warning_s=10.0, shutdown_s=20.0))
+        for rank in range(2):
+            one.handle(rank, hello(rank, (0, 1)))
+        one.handle(0, Bye("called shutdown()"))
+        one.handle(0, Done())
+        if goodbye:
+            one.handle(1, Bye("called shutdown()"))
+        (report,) = watched(one, 0, 15)
+        assert "rank 1 does not answer at all" in report
+        assert watched(one, 15, 60) == []
+        assert list(one.dead()) == ([1] if goodbye else [])

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,30 @@ import ddlcore as ddl
 from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.errors import DeadlineExceeded
 from ddlcore.job import Job
-from ddlcore.messages import Ask, Planned, Request, Show, Spec, Stack, Stalled, Standing, encode
+from ddlcore.messages import (
+    Alive,
+    Ask,
+    Busy,
+    Bye,
+    Frozen,
+    Leave,
+    Paused,
+    Planned,
+    Probe,
+    Request,
+    Show,
+    Spec,
+    Stack,
+    Stalled,
+    Standing,
+    encode,
+)
 from ddlcore.observe.flight import Flight
+from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.coordinator import Coordinator
-from ddlcore.runtime.stall import ANSWER_S, Patience, StallWatch
+from ddlcore.runtime.stall import Patience, StallWatch
+from ddlcore.runtime.stall_table import Late
+from ddlcore.runtime.tuning import Tuning
 from ddlcore.testing import World
 from ddlcore.types import Kind
 
@@ -35,79 +56,229 @@ class NoFusion(FusionPolicy):
         return [[i] for i in range(len(ready))]
 
 
-def watch(**patience: Any) -> tuple[Coordinator, StallWatch]:
-    """Three ranks, the first two of which have asked for one tensor."""
-    coordinator = Coordinator(3, NoFusion(), 0)
-    for rank in range(2):
+def watch(size: int = 3, asks: int = 2, **patience: Any) -> tuple[Coordinator, StallWatch]:
+    """A world in which the first ranks have asked for one tensor."""
+    coordinator = Coordinator(size, NoFusion(), 0)
+    for rank in range(asks):
         coordinator.handle(rank, Request(0, 1, (Ask(0, "allreduce.late", SPEC),)))
-    one = StallWatch(coordinator, Patience(**patience))
+    one = StallWatch(coordinator.awaited, range(size), Patience(**patience), range(size))
     assert one.look(0.0) == ([], [])
     return coordinator, one
 
 
-def test_the_missing_rank_is_asked_for_its_stack_once_and_only_if_wanted() -> None:
-    """When the stall is reported; what it says follows."""
-    _, plain = watch(warning_s=10.0)
-    assert plain.look(10.0)[1] == []
+def answer(one: StallWatch, *ranks: int, text: str = "its own code is elsewhere") -> None:
+    for rank in ranks:
+        one.spoke(rank)
+        one.hear(rank, Alive(text))
+
+
+def test_a_missing_rank_is_asked_for_a_sign_of_life_before_the_report_and_for_its_stack_behind() -> None:
+    """Who answers is said to, with what it has under way; the stack follows, once, and only if it is wanted."""
     _, one = watch(warning_s=10.0, stacks=True)
-    texts, told = one.look(10.0)
-    assert texts[0].splitlines()[:3] == [
+    assert one.look(7.0) == ([], [])
+    assert one.look(8.0) == ([], [(2, Probe())])
+    answer(one, 2)
+    assert one.look(9.0) == ([], [])
+    (text,), told = one.look(10.0)
+    assert text.splitlines() == [
         "stalled for more than 10 s in discovery:",
         "  tensor          ready on  missing ranks  waits s",
         "  allreduce.late  0-1       2                 10.0",
+        "  rank 2 answers: its own code is elsewhere",
+        "  the ranks may run different code, or one of them is slow",
     ]
     assert told == [(2, Show())]
     assert one.look(11.0) == ([], [])
     one.hear(2, Stack("  File train.py, line 3\n"))
     assert one.look(11.5) == (["rank 2 is here:\n  File train.py, line 3"], [])
     assert one.look(60.0) == ([], [])
+    _, plain = watch(warning_s=10.0)
+    plain.look(8.0)
+    answer(plain, 2)
+    assert plain.look(10.0)[1] == []
 
 
-def test_a_rank_that_does_not_answer_is_said_to_be_stopped() -> None:
-    """After a while; a stack that nobody asked for says nothing."""
+def test_a_rank_that_does_not_answer_at_all_is_said_to() -> None:
+    """Since when, what it was asked, and why that may be; its stack is not asked for. When it is back, that is told."""
     _, one = watch(warning_s=10.0, stacks=True)
     one.hear(2, Stack("unasked"))
-    one.look(10.0)
-    assert one.look(10.0 + ANSWER_S / 2) == ([], [])
-    (text,), _ = one.look(10.0 + ANSWER_S)
-    assert "no word from rank 2" in text
+    one.spoke(2)
+    one.look(5.0)
+    one.look(8.0)
+    (text,), told = one.look(10.0)
+    assert told == []
+    assert text.splitlines()[3:] == [
+        "  rank 2 does not answer at all: nothing was heard of it for 5.0 s, and it was last asked for a sign of life; "
+        "its process is stopped, or a call in native code holds the interpreter lock"
+    ]
+    one.look(11.0)
+    answer(one, 2)
+    assert one.look(12.0) == (["rank 2 answers again, after 7.0 s of silence"], [])
+    assert one.look(13.0) == ([], [])
 
 
-def test_ranks_that_stand_at_the_same_line_are_told_together() -> None:
+def test_a_report_waits_for_the_answers_but_not_for_ever() -> None:
+    """Where the first look comes after the warning time, whoever is asked then has its time to answer."""
+    _, one = watch(warning_s=10.0)
+    assert one.look(10.0) == ([], [(2, Probe())])
+    assert one.look(11.0) == ([], [])
+    (text,), _ = one.look(12.0)
+    assert "rank 2 does not answer at all" in text
+
+
+def test_ranks_of_which_the_same_is_known_are_told_together() -> None:
     """Of a thousand ranks the report stays short."""
-    coordinator = Coordinator(9, NoFusion(), 0)
-    coordinator.handle(0, Request(0, 1, (Ask(0, "allreduce.late", SPEC),)))
-    one = StallWatch(coordinator, Patience(warning_s=10.0, stacks=True))
-    one.look(0.0)
-    (table,), told = one.look(10.0)
-    assert "allreduce.late  0         1-8" in table
+    _, one = watch(9, 1, warning_s=10.0, stacks=True)
+    _, told = one.look(8.0)
     assert [rank for rank, _ in told] == list(range(1, 9))
-    for rank in range(1, 7):
+    answer(one, *range(1, 7))
+    (text,), told = one.look(10.0)
+    assert "allreduce.late  0         1-8" in text
+    assert "ranks 7-8 do not answer at all: nothing was heard of them" in text
+    assert "ranks 1-6 answer: its own code is elsewhere" in text
+    assert [rank for rank, _ in told] == list(range(1, 7))
+    for rank in range(1, 6):
         one.hear(rank, Stack("  here" if rank != 4 else "  there"))
-    assert one.look(11.0)[0] == ["ranks 1-3,5-6 are here:\n  here", "rank 4 is here:\n  there"]
-    (text,), _ = one.look(10.0 + ANSWER_S)
-    assert "no word from ranks 7-8" in text
+    assert one.look(11.0)[0] == ["ranks 1-3,5 are here:\n  here", "rank 4 is here:\n  there"]
+    (text,), _ = one.look(12.0)
+    assert "no word from rank 6 of where in the code" in text
 
 
-def test_a_stall_in_discovery_ends_the_job_after_its_time() -> None:
-    """Every rank is told, once, what waited for whom; also where stalls are not reported."""
-    _, one = watch(warning_s=0.0, shutdown_s=30.0)
-    assert one.look(29.0) == ([], [])
-    texts, told = one.look(30.0)
-    assert texts == []
+def test_a_stall_ends_the_job_after_its_time_and_names_who_is_silent() -> None:
+    """Every rank is told, once, what waited for whom; also where stalls are not reported. Who answers is not to be killed."""
+    for silent in (False, True):
+        _, one = watch(warning_s=0.0, shutdown_s=30.0)
+        assert one.look(27.0) == ([], [])
+        assert one.look(29.0) == ([], [(2, Probe())])
+        if not silent:
+            answer(one, 2)
+            assert one.look(29.5) == ([], [])
+        texts, told = one.look(31.0)
+        assert texts == []
+        assert [rank for rank, _ in told] == [0, 1, 2]
+        message = told[0][1]
+        assert isinstance(message, Stalled)
+        assert message.text.startswith("stalled for more than 30 s (DDL_STALL_SHUTDOWN_S)")
+        assert "'allreduce.late' is ready on ranks 0-1, but not on rank 2" in message.text
+        assert ("rank 2 does not answer at all" in message.text) is silent
+        assert list(one.dead) == ([2] if silent else [])
+        assert one.look(32.0) == ([], [])
+
+
+def test_without_limits_nobody_is_asked() -> None:
+    """0 s: never."""
+    _, one = watch(warning_s=0.0, shutdown_s=0.0)
+    assert one.look(1e6) == ([], [])
+
+
+def test_a_rank_that_wakes_up_in_time_ends_nothing() -> None:
+    """Between the warning and the end the missing tensor comes: a later wait begins at zero."""
+    coordinator, one = watch(warning_s=10.0, shutdown_s=20.0)
+    one.look(8.0)
+    assert len(one.look(10.0)[0]) == 1
+    coordinator.handle(2, Request(0, 1, (Ask(0, "allreduce.late", SPEC),)))
+    one.spoke(2)
+    assert one.look(15.0)[0] == ["rank 2 answers again, after 15.0 s of silence"]
+    coordinator.handle(0, Request(0, 2, (Ask(0, "allreduce.late", SPEC),)))
+    assert one.look(20.0) == ([], [])
+    assert one.look(27.0) == ([], [])
+
+
+def silent_wait(ranks: tuple[int, ...], ends: bool = True) -> Awaited:
+    return Awaited(("rest",), "in shutdown()", "to let go", lambda: Details(ranks), only_silent=True, ends=ends)
+
+
+def test_a_wait_without_hurry_counts_from_the_first_question_without_an_answer() -> None:
+    """As long as the ranks answer, an end may take its time; ``ends``: whether silence may end the job."""
+    for ends in (True, False):
+        one = StallWatch(lambda ends=ends: [silent_wait((1,), ends)], range(2), Patience(10.0, 20.0), range(2))  # type: ignore[misc]  # the default binds it
+        for second in range(100):
+            texts, told = one.look(float(second))
+            assert texts == []
+            if told:
+                answer(one, 1)
+        texts = [text for second in range(100, 140) for text in one.look(float(second))[0]]
+        assert len(texts) == 1 and "rank 1 does not answer at all" in texts[0]
+        assert one.over is ends
+        assert list(one.dead) == ([1] if ends else [])
+
+
+# --- what the coordinator waits for
+
+
+def replaying(size: int = 2) -> Coordinator:
+    """A world that replays one tensor."""
+    coordinator = Coordinator(size, NoFusion(), 0)
+    for step in range(1, 9):
+        for rank in range(size):
+            asks = (Ask(0, "x", SPEC, stamp=step - 2),)
+            coordinator.handle(rank, Request(coordinator.epoch, step, asks))
+        if coordinator.rhythm.replaying is not None:
+            return coordinator
+    raise AssertionError("it does not replay")
+
+
+def test_a_freeze_that_a_rank_does_not_answer_is_waited_for() -> None:
+    """The whole of it: tensors, who has them, who is missing, and that the wait began before the freeze."""
+    coordinator = replaying(3)
+    assert coordinator.awaited() == []
+    epoch = coordinator.epoch
+    standing = Standing(epoch, 0, True, 0, ("x",), waits_s=1.5)
+    told = coordinator.handle(0, Leave(epoch, "a batch waits", True, standing))
     assert [rank for rank, _ in told] == [0, 1, 2]
-    message = told[0][1]
-    assert isinstance(message, Stalled)
-    assert message.text.startswith("stalled for more than 30 s (DDL_STALL_SHUTDOWN_S)")
-    assert "'allreduce.late' is ready on ranks 0-1, but not on rank 2" in message.text
-    assert one.look(31.0) == ([], [])
+    (wait,) = coordinator.awaited()
+    assert wait.asked == f"to stop launching (Freeze of epoch {epoch})"
+    assert wait.waited_s == 1.5
+    assert wait.details() == Details((0, 1, 2), (Late("x", 0, (0,), (1, 2), 0.0),))
+    coordinator.handle(0, Frozen(epoch, ((0, 0),)))
+    coordinator.handle(2, Frozen(epoch, ((0, 0),)))
+    assert wait.details() == Details((1,), (Late("x", 0, (0, 2), (1,), 0.0),))
+    coordinator.handle(1, Frozen(epoch, ((0, -1),)))
+    assert coordinator.awaited() == []
 
 
-def test_a_stall_of_an_older_epoch_ends_nothing() -> None:
-    """The rank has moved since it said so."""
-    _, one = watch(shutdown_s=30.0)
-    assert one.over(Standing(7, 1, True, 0, ("a",), alarm=True, over=True)) == []
-    assert [rank for rank, _ in one.over(Standing(0, 1, True, 0, ("a",), alarm=True, over=True))] == [0, 1, 2]
+def test_a_goodbye_that_waits_for_a_freeze_says_so() -> None:
+    """A rank has called shutdown(), and another does not stop launching."""
+    coordinator = replaying()
+    coordinator.handle(0, Bye("called shutdown()"))
+    coordinator.handle(0, Frozen(coordinator.epoch, ((0, -1),)))
+    (wait,) = coordinator.awaited()
+    assert wait.details() == Details((1,), (), ("rank 0 leaves: called shutdown()",))
+
+
+def test_a_join_waits_for_those_that_train_on() -> None:
+    """It begins anew with each batch that is decided meanwhile."""
+    coordinator = Coordinator(2, NoFusion(), 0)
+    join = encode(Spec(Kind.JOIN))
+    coordinator.handle(0, Request(0, 1, (Ask(0, "join.0", join),)))
+    (wait,) = coordinator.awaited()
+    assert wait.where == "in join()" and wait.details().ranks == (1,)
+    coordinator.handle(1, Request(0, 1, (Ask(0, "x", SPEC),)))
+    (later,) = coordinator.awaited()
+    assert later.key != wait.key
+    coordinator.handle(1, Request(0, 2, (Ask(0, "join.1", join),)))
+    assert coordinator.awaited() == []
+
+
+def test_the_end_of_a_leg_waits_for_those_that_have_not_come_to_it() -> None:
+    """While settings are searched; nobody is waited for before the first has come there, nor behind the last."""
+    pilot: Any = SimpleNamespace(given={})  # is asked for nothing else before a leg that is aligned
+    tuning = Tuning(pilot, {})
+    tuning.begin(False, frozenset({0, 1, 2}))
+    assert tuning.awaited() == ()
+    assert not tuning.paused(1, Paused(0, ()))
+    assert tuning.awaited() == (0, 2)
+    assert not tuning.paused(0, Paused(0, ()))
+    assert tuning.paused(2, Paused(0, ()))
+    assert tuning.awaited() == ()
+
+
+def test_a_decided_batch_is_the_ranks_to_tell_of() -> None:
+    """The coordinator has done its part when it has decided; a rank that sits in it says so, in any epoch."""
+    coordinator = Coordinator(2, NoFusion(), 0)
+    coordinator.handle(0, Busy("allreduce 'x'", 4, 0, ("x",), 58.0))
+    (wait,) = coordinator.awaited()
+    assert wait.details().ranks == (1,)
 
 
 # --- worlds

@@ -1,0 +1,75 @@
+"""Notices that a rank is in one thing for long, which only the rank itself can see, and says when it is no more. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from ddlcore.messages import Busy, Standing
+from ddlcore.runtime.clock import WatchedTime
+from ddlcore.runtime.stall import Patience
+
+__all__ = ["Alarm"]
+
+IDLE_S = 1.0
+LEAST_S = 0.05
+
+
+class Alarm:
+    """A rank's. The alarm comes a little before the first limit, so that the coordinator can ask the others in time."""
+
+    def __init__(self, patience: Patience) -> None:
+        least_s = min((limit_s for limit_s in (patience.warning_s, patience.shutdown_s) if limit_s > 0), default=0.0)
+        self.interval_s = min(IDLE_S, max(LEAST_S, least_s / 8)) if least_s else IDLE_S  # how often to look
+        self._after_s = max(least_s - patience.answer_s, least_s / 2)
+        self._looks = least_s > 0
+        self._look_s = 0.0  # when to look again: the control thread comes by more often
+        self._time = WatchedTime()
+        self._at: tuple[int, int] | tuple[int, str] | None = None  # which never come again
+        self._since_s = 0.0
+        self._given: Standing | Busy | None = None
+
+    def look(self, doing: Callable[[], Standing | Busy | None], now_s: float) -> list[Standing | Busy]:
+        """The alarm, once; and that it is over, once, where one was given."""
+        if not self._looks or now_s < self._look_s:
+            return []
+        self._look_s = now_s + self.interval_s / 2
+        at_s = self._time.at(now_s)
+        one = doing()
+        at = _place(one)
+        said: list[Standing | Busy] = []
+        if at != self._at:
+            self._at, self._since_s = at, at_s
+            if self._given is not None:
+                said.append(_over(self._given))
+                self._given = None
+        waits_s = at_s - self._since_s
+        if one is not None and self._given is None and waits_s >= self._after_s:
+            self._given = one
+            said.append(_waiting(one, waits_s))
+        return said
+
+    def since(self, standing: Standing | None) -> Standing | None:
+        """``standing`` with how long it has lasted."""
+        if standing is None or _place(standing) != self._at:
+            return standing
+        return msgspec.structs.replace(standing, waits_s=self._time.seconds - self._since_s)
+
+
+def _place(one: Standing | Busy | None) -> tuple[int, int] | tuple[int, str] | None:
+    if one is None:
+        return None
+    return (one.index, one.what) if isinstance(one, Busy) else (one.epoch, one.place)
+
+
+def _waiting(one: Standing | Busy, waits_s: float) -> Standing | Busy:
+    if isinstance(one, Busy):
+        return msgspec.structs.replace(one, waits_s=waits_s)
+    return msgspec.structs.replace(one, alarm=True, waits_s=waits_s)
+
+
+def _over(one: Standing | Busy) -> Standing | Busy:
+    return (
+        msgspec.structs.replace(one, over=True) if isinstance(one, Busy) else msgspec.structs.replace(one, moved=True)
+    )

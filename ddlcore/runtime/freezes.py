@@ -1,0 +1,68 @@
+"""Remembers who asked to leave replay and what waited there, to put a freeze that does not end into words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddlcore.messages import Leave, Planned, Standing
+from ddlcore.runtime.stall_table import Late
+
+__all__ = ["Freezes"]
+
+
+class Freezes:
+    """Of the present epoch: what ranks said when they asked to leave."""
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._left: dict[int, Standing] = {}
+
+    def leave(self, rank: int, message: Leave, epoch: int) -> None:
+        """``rank`` asks to leave."""
+        if epoch != self._epoch:
+            self._epoch, self._left = epoch, {}
+        if message.standing is not None and message.standing.epoch == epoch:
+            self._left.setdefault(rank, message.standing)
+
+    def waited_s(self, epoch: int) -> float:
+        """How long a tensor had waited before anybody asked to leave."""
+        return max((one.waits_s for one in self._of(epoch).values()), default=0.0)
+
+    def tensors(
+        self,
+        epoch: int,
+        batches: Sequence[Planned],
+        frozen: Mapping[int, Mapping[int, int]],
+        sets: Mapping[int, Sequence[int]],
+    ) -> list[Late]:
+        """What waits in the schedule of these ``batches``. ``frozen``: by rank, for each process set the last place launched.
+
+        A rank that has not answered counts as missing: it has not come as far as anybody knows.
+        """
+        found: dict[tuple[int, str], Late] = {}
+        for set_id, members in sets.items():
+            launched = {rank: places.get(set_id, -1) for rank, places in frozen.items() if rank in members}
+            place = max(launched.values(), default=-1)
+            if place < 0 or batches[place % len(batches)].set_id != set_id:
+                continue
+            ready = tuple(rank for rank in members if launched.get(rank, -1) >= place)
+            missing = tuple(rank for rank in members if rank not in ready)
+            for name in batches[place % len(batches)].names if missing else ():
+                found[set_id, name] = Late(name, set_id, ready, missing, 0.0)
+        for one in self._of(epoch).values():
+            known = {rank: standing for rank, standing in self._of(epoch).items() if standing.place == one.place}
+            for name in one.names:
+                members = sets.get(one.set_id, ())
+                ready = tuple(
+                    rank
+                    for rank in members
+                    if (rank in known and name not in known[rank].missing)
+                    or frozen.get(rank, {}).get(one.set_id, -1) >= one.place
+                )
+                missing = tuple(rank for rank in members if rank not in ready)
+                if ready and missing:
+                    found.setdefault((one.set_id, name), Late(name, one.set_id, ready, missing, 0.0))
+        return list(found.values())
+
+    def _of(self, epoch: int) -> dict[int, Standing]:
+        return self._left if epoch == self._epoch else {}
