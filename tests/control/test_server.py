@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 import zmq
 
+from ddlcore.control import entrance
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect, connect_with
 from ddlcore.control.credentials import KeyPair, read_job_file
@@ -205,7 +205,12 @@ def test_close_ends_the_waits_of_ranks(served: Net) -> None:
 
 def test_without_abstract_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux the endpoint is a socket in a folder of this user's, which goes with the server."""
-    monkeypatch.setattr(sys, "platform", "darwin")
+
+    def none() -> None:
+        raise OSError("this system has no /proc")
+
+    monkeypatch.setattr(entrance, "OwnSocket", none)
+    monkeypatch.setattr(entrance, "_ABSTRACT", False)
     net = Net("ipc")
     path = Path(net.server.endpoint.removeprefix("ipc://"))
     try:
