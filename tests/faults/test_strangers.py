@@ -7,7 +7,6 @@ import os
 import resource
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from ddlcore.control.client import connect
-from ddlcore.control.credentials import read_job_file
-from ddlcore.control.proxy import TcpProxy
 from ddlcore.control.server import Server
 from ddlcore.messages import Answer, Welcome
 from tests.control.echo import PATIENCE_S, EchoBrain, greet, request
@@ -166,8 +163,3 @@ def test_ranks_get_in_during_a_flood(server: Server) -> None:
     assert sum(told.values()) > 0
     assert most - files < 200
     assert peak_bytes(os.getpid()) - before < MOST_GROWTH
-
-
-def test_a_port_forgets_who_shows_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TODO"""
-    assert read_job_file(server.job_file) and threading and TcpProxy
