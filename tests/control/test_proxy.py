@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -12,7 +13,8 @@ import msgspec
 import pytest
 
 from ddlcore.control import proxy
-from ddlcore.control.client import connect, connect_with
+from ddlcore.control.channel import Channel
+from ddlcore.control.client import connect_with
 from ddlcore.control.credentials import KeyPair, read_job_file
 from ddlcore.control.line import Refusals
 from ddlcore.control.listening import OwnSocket, tcp_listener, tcp_name
@@ -20,7 +22,7 @@ from ddlcore.control.peers import is_ours, local_tcp_uid, unix_uid
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Welcome
-from tests.control.echo import PATIENCE_S, EchoBrain, Net, greet, hello
+from tests.control.echo import PATIENCE_S, Net, greet, hello
 
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE".ljust(64, b"\0")
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel who is at the other end")
@@ -40,6 +42,11 @@ def knock(server: Server, *said: bytes) -> socket.socket:
     for data in said:
         made.sendall(data)
     return made
+
+
+def listen(channel: Channel) -> None:
+    for _ in range(100):
+        channel.receive(0.1)
 
 
 def ends(connection: socket.socket) -> bool:
@@ -72,11 +79,12 @@ def test_who_shows_no_key_is_ended(monkeypatch: pytest.MonkeyPatch, said: bytes)
 
 def test_a_handshake_that_is_too_long_is_cut(net: Net) -> None:
     """What is announced before a key was shown is not read: after two KiB it is over."""
-    with knock(net.server, GREETING) as stranger:
-        with pytest.raises(ConnectionError):
-            for _ in range(1000):
-                stranger.sendall(b"\x06" + (60 << 20).to_bytes(8, "big") + b"x" * (1 << 16))
-                time.sleep(0.001)
+    sent = 0
+    with knock(net.server, GREETING) as stranger, contextlib.suppress(ConnectionError):
+        for _ in range(1000):
+            sent += stranger.send(b"\x06" + (60 << 20).to_bytes(8, "big") + b"x" * (1 << 16))
+            time.sleep(0.01)
+    assert sent < 32 << 20  # what stands in the kernel's buffers, and no more
     assert net.join(0)
 
 
@@ -130,8 +138,7 @@ def test_a_refused_key_is_told_of_behind_the_port_too(net: Net) -> None:
     try:
         channel.send(hello(1))
         with pytest.raises(DdlInternalError, match="does not admit this rank"):
-            for _ in range(100):
-                channel.receive(0.1)
+            listen(channel)
     finally:
         channel.close()
         store.close()
@@ -174,9 +181,12 @@ def test_refusals_end() -> None:
 @LINUX
 def test_the_kernel_tells_who_connects() -> None:
     """On this host, by TCP over IPv4 and by a Unix socket: ourselves."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as client, server.accept()[0] as accepted:
-            assert local_tcp_uid(accepted) == local_tcp_uid(client) == os.geteuid()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as accepted,
+    ):
+        assert local_tcp_uid(accepted) == local_tcp_uid(client) == os.geteuid()
     one, other = socket.socketpair(socket.AF_UNIX)
     with one, other:
         assert unix_uid(one) == os.geteuid()
@@ -205,6 +215,5 @@ def test_a_socket_of_our_own_leaves_nothing(tmp_path: object, monkeypatch: pytes
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(own.path)
         own.close()
-        with socket.socket(socket.AF_UNIX) as client, pytest.raises(OSError, match="."):
+        with socket.socket(socket.AF_UNIX) as client, pytest.raises((FileNotFoundError, ConnectionRefusedError)):
             client.connect(own.path)
-    assert connect  # the way of all ranks, see test_client

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.launch.cli import main
 from ddlcore.config import Settings, load_settings
+from ddlcore.launch.cli import main
 from ddlcore.launch.timeline import Gathering
 from ddlcore.messages import Batch
 from ddlcore.observe.merge import merge, parts_in, read_trace
