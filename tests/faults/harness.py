@@ -149,8 +149,11 @@ def leftovers(before: Sequence[str] | None = None) -> list[str]:
         time.sleep(0.05)
         there = _entries()
         left = [one for one in left if one in there]
-    others = _held_by_others() if before is not None and left else set()
-    return [one for one in left if one not in others]
+    if before is None or not left:
+        return left
+    others = _held_by_others()
+    there = _entries()  # what another session has closed meanwhile is held by nobody
+    return [one for one in left if one not in others and one in there]
 
 
 def _entries() -> list[str]:
@@ -158,9 +161,9 @@ def _entries() -> list[str]:
 
 
 def _sockets() -> dict[str, str]:
-    """Names of abstract sockets of ours, by what a descriptor of one links to."""
+    """Names of Unix sockets of ours, abstract ones and those whose file is gone, by what a descriptor of one links to."""
     with open("/proc/net/unix") as table:
-        rows = [line.split() for line in table if "@ddl" in line]
+        rows = [line.split() for line in table if "@ddl" in line or "/ddl-" in line]
     return {f"socket:[{row[6]}]": row[7] for row in rows}
 
 
