@@ -6,7 +6,7 @@ Plain data, encoded by msgspec; a record that does not decode is an error that n
 from __future__ import annotations
 
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -62,6 +62,7 @@ __all__ = [
     "decode_store_reply",
     "decode_store_request",
     "decode_to_coordinator",
+    "encodable",
     "encode",
 ]
 
@@ -468,8 +469,31 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """The bytes of any record of this file."""
-    return _encoder.encode(record)
+    """The bytes of any record of this file.
+
+    What an error says may hold halves of surrogate pairs, as paths do that are no UTF-8: they become backslash escapes.
+    In a request they raise UnicodeEncodeError: names are compared, and must not change.
+    """
+    try:
+        return _encoder.encode(record)
+    except UnicodeEncodeError:
+        if isinstance(record, Request):
+            raise
+        return _encoder.encode(encodable(record))
+
+
+def encodable(value: Any) -> Any:
+    """``value``, a record or a part of one, with all its text as UTF-8 can have it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, msgspec.Struct):
+        fields = {name: encodable(getattr(value, name)) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(encodable, value))
+    if isinstance(value, dict):
+        return {encodable(name): encodable(one) for name, one in value.items()}
+    return value
 
 
 def decode_to_coordinator(data: bytes) -> ToCoordinator:

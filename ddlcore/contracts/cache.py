@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
+import secrets
 import stat
 import tempfile
 import time
@@ -34,24 +36,47 @@ def cache_directories(chosen: str = "", environ: Mapping[str, str] = os.environ)
     yield Path(tempfile.gettempdir()) / f"ddl-{os.getuid()}"
 
 
-def _usable(directory: Path) -> bool:
-    """Whether ``directory`` is ours alone to write: machine code is loaded from it."""
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    """A descriptor of ``directory``, which is made if need be and is ours alone to write: machine code is loaded from it.
+
+    What is checked is what is used: all files are opened below this descriptor, whatever stands under the name by
+    then. Raises OSError where the directory is a link, or where others may write.
+    """
+    for place in reversed([directory, *directory.parents]):
+        if not place.exists():
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(mode=0o700)
+    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = os.lstat(directory) if directory.is_symlink() else os.stat(directory)
-    except OSError:
-        return False
-    foreign = facts.st_uid not in (os.getuid(), 0) or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISDIR(facts.st_mode) and not foreign
+        _refuse_foreign(os.fstat(folder))
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _refuse_foreign(facts: os.stat_result) -> None:
+    if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EPERM, "others may write there")
+
+
+def _content(folder: int, name: str) -> bytes:
+    """Raises OSError where it is not there, is no file, or others could have written it."""
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    with open(file, "rb") as opened:
+        facts = os.fstat(file)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "no file")
+        _refuse_foreign(facts)
+        return opened.read()
 
 
 def find(name: str, directories: Iterator[Path]) -> bytes | None:
-    """What was kept under ``name``; None where it is nowhere, or not whole."""
+    """What was kept under ``name``; None where it is nowhere, not whole, or could be another user's work."""
     for directory in directories:
         try:
-            if not _usable(directory):
-                continue
-            content = (directory / name).read_bytes()
+            with _opened(directory) as folder:
+                content = _content(folder, name)
         except OSError:
             continue
         body, digest = content[:-32], content[-32:]
@@ -63,17 +88,26 @@ def find(name: str, directories: Iterator[Path]) -> bytes | None:
 def keep(name: str, body: bytes, directories: Iterator[Path]) -> Path | None:
     """Writes ``body`` to the first place that takes it, whole or not at all; None: nowhere."""
     for directory in directories:
-        if not _usable(directory):
-            continue
         try:
-            handle, temporary = tempfile.mkstemp(dir=directory, prefix=name)
-            with os.fdopen(handle, "wb") as file:
-                file.write(body + hashlib.sha256(body).digest())
-            os.replace(temporary, directory / name)
+            with _opened(directory) as folder:
+                _put(folder, name, body + hashlib.sha256(body).digest())
         except OSError:
             continue
         return directory
     return None
+
+
+def _put(folder: int, name: str, content: bytes) -> None:
+    new = f".{name}.{secrets.token_hex(8)}"
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        with open(file, "wb") as opened:
+            opened.write(content)
+        os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new, dir_fd=folder)
+        raise
 
 
 @contextlib.contextmanager
@@ -82,18 +116,29 @@ def alone(directories: Iterator[Path], timeout_s: float) -> Iterator[None]:
 
     Past ``timeout_s``, or where there is no cache, it goes on without: to compile twice does no harm.
     """
-    directory = next((each for each in directories if _usable(each)), None)
-    if directory is None:
-        yield
-        return
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            file = stack.enter_context(open(directory / "compiling.lock", "ab"))
-            deadline = time.monotonic() + timeout_s
-            while time.monotonic() < deadline:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(POLL_S)
+        file = _lock_file(stack, directories)
+        deadline = time.monotonic() + timeout_s
+        while file >= 0 and time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(POLL_S)
+            except OSError:  # a file system without locks
+                break
         yield
+
+
+def _lock_file(stack: contextlib.ExitStack, directories: Iterator[Path]) -> int:
+    """Open until ``stack`` ends; -1 where there is no place for it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    for directory in directories:
+        try:
+            with _opened(directory) as folder:
+                file = os.open("compiling.lock", flags, 0o600, dir_fd=folder)
+        except OSError:
+            continue
+        stack.callback(os.close, file)
+        return file
+    return -1

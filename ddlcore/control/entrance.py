@@ -7,6 +7,8 @@ import errno
 import os
 import secrets
 import shutil
+import socket
+import struct
 import sys
 import tempfile
 from collections import deque
@@ -17,18 +19,26 @@ from zmq.utils import z85
 
 from ddlcore.control.credentials import Access, KeyPair
 from ddlcore.control.line import FLUSHED, HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+from ddlcore.control.listening import OwnSocket, tcp_listener, tcp_name
+from ddlcore.control.proxy import TcpProxy
 from ddlcore.errors import DdlInternalError
 
 __all__ = ["Entrance"]
 
 _LINGER_MS = 1000  # for last words to those connected when it closes
-_LARGEST_BYTES = 64 << 20  # a stranger's announcement of more ends its connection; ours stay far below
+_LARGEST_BYTES = 64 << 20  # who announces more loses the connection; ours stay far below
+_ABSTRACT = sys.platform == "linux"  # Unix sockets may have a name without a file
+_IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID: whose connections a Unix socket keeps; pyzmq has no name for it
 
 
 class Entrance:
     """A ROUTER socket and the doorman before it. Built and bound by one thread, then used by one other.
 
-    Only ``admit`` may be called by any. ``parts``: tells of TCP connections that ended without a goodbye.
+    Only ``admit`` may be called by any. ``parts``: tells of connections that ended without a goodbye.
+
+    No other user's process reaches the ROUTER before it has shown a key: libzmq aborts when a flood of connections takes
+    its descriptors, and keeps what each of them announces. Unix sockets are this user's alone, and TCP connections
+    come through a ``TcpProxy``.
     """
 
     def __init__(self, *, parts: bool = False) -> None:
@@ -36,8 +46,10 @@ class Entrance:
         self._access = Access("ipc://nowhere", os.getpid(), keys.public, clients.public, clients.secret)
         self._admitted = {z85.decode(clients.public)}
         self._directory = ""
+        self._own: list[OwnSocket] = []
+        self._proxies: list[TcpProxy] = []
         self._parts = parts
-        self._names: dict[int, bytes] = {}  # by descriptor: whose TCP connection it is
+        self._names: dict[int, bytes] = {}  # by descriptor: whose connection it is
         self._parted: deque[bytes] = deque()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._doorman = self.context.socket(zmq.REP)
@@ -60,39 +72,80 @@ class Entrance:
         router.linger = _LINGER_MS
         router.setsockopt(zmq.BACKLOG, 4096)
         router.setsockopt(zmq.MAXMSGSIZE, _LARGEST_BYTES)
+        for uid in {os.geteuid(), 0}:
+            with contextlib.suppress(zmq.ZMQError):  # a libzmq built without it: directories keep others away, and keys
+                router.setsockopt(_IPC_FILTER_UID, *struct.unpack("=i", struct.pack("=I", uid)))
         return router
 
     # --- opening and closing
 
-    def bind_within(self) -> str:
-        """Listens to this host's processes, by an ipc socket that leaves no file; returns its endpoint."""
-        self._directory = "" if sys.platform == "linux" else tempfile.mkdtemp(prefix="ddl-")  # 0700
-        if self._directory:
-            return self._bind(f"ipc://{self._directory}/control")
-        return self._bind(f"ipc://@ddl-{secrets.token_hex(8)}")  # abstract: a name without a file, gone with us
+    def bind_within(self, *, by_name: bool = False) -> str:
+        """Listens to this host's processes, by an ipc socket that leaves no file; returns its endpoint.
 
-    def bind(self, address: str, *, beats: bool = True) -> str:
+        ``by_name``: also to those that do not see this process in their /proc, as in other containers. Other users may
+        connect to such a socket, and are cut off at once.
+        """
+        own = "" if by_name else self._bind_own()
+        if own:
+            return own
+        if _ABSTRACT:
+            return self._bind(f"ipc://@ddl-{secrets.token_hex(16)}")  # abstract: a name without a file, gone with us
+        self._directory = tempfile.mkdtemp(prefix="ddl-")  # 0700
+        return self._bind(f"ipc://{self._directory}/control")
+
+    def bind(self, address: str, *, beats: bool = True, connections: int = 0) -> str:
         """Listens at ``address``, and returns the endpoint (with the port that 0 stood for).
 
-        ``beats``: TCP connections bear ZeroMQ's own heartbeats. Raises ValueError for what is no address
-        of this host, DdlInternalError where it is in use.
+        ``beats``: TCP connections bear ZeroMQ's own heartbeats. ``connections``: how many of ours may come at the same
+        time. Raises ValueError for what is no address of this host, DdlInternalError where it is in use.
         """
         if not address.startswith(("tcp:", "ipc:")):
             raise ValueError(f"control network: {address!r} is neither tcp://IP:PORT nor an ipc address")
-        if address.startswith("tcp:"):
+        if address.startswith("ipc:"):
+            endpoint = self._bind(address)
+            if not endpoint.startswith("ipc://@"):
+                os.chmod(endpoint.removeprefix("ipc://"), 0o600)
+            return endpoint
+        try:
+            listener = tcp_listener(address)
+        except (OSError, ValueError) as error:
+            raise _no_listener(address, error) from None
+        try:
             self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS if beats else 0)
             self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-            self._router.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
-        return self._bind(address)
+            target = self.bind_within().removeprefix("ipc://")
+            endpoint = tcp_name(listener)
+            target = "\0" + target[1:] if target.startswith("@") else target
+            self._proxies.append(TcpProxy(listener, target, connections))
+        except BaseException:
+            listener.close()
+            raise
+        return endpoint
+
+    def _bind_own(self) -> str:
+        """ "" where the system has no such sockets."""
+        try:
+            own = OwnSocket()
+        except OSError:
+            return ""
+        self._own.append(own)
+        endpoint = f"ipc://{own.path}"
+        listening = socket.socket.detach(own.socket)  # libzmq's from now on
+        self._router.setsockopt(zmq.USE_FD, listening)
+        try:
+            self._router.bind(endpoint)
+        except zmq.ZMQError as error:
+            os.close(listening)
+            raise _no_listener(endpoint, error) from None
+        finally:
+            self._router.setsockopt(zmq.USE_FD, -1)
+        return endpoint
 
     def _bind(self, address: str) -> str:
         try:
             self._router.bind(address)
         except zmq.ZMQError as error:
-            if error.errno == errno.EADDRINUSE:
-                text = f"control network: {address} is in use; choose another port, or 0 for any free one"
-                raise DdlInternalError(text) from None
-            raise ValueError(f"control network: cannot listen at {address!r}: {error.strerror}") from None
+            raise _no_listener(address, error) from None
         bound = self._router.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
         return bound.rstrip(b"\0").decode()
@@ -109,11 +162,20 @@ class Entrance:
         """Lets go of everything, when the thread that used it has ended."""
         self.close_sockets()
         self.context.term()
+        for proxy in self._proxies:  # last words have come to it by now
+            proxy.close()
+        for own in self._own:
+            own.close()
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = ""
 
     # --- serving
+
+    @property
+    def refused(self) -> int:
+        """TCP connections that were ended because they had shown no key. Any thread."""
+        return sum(proxy.refused for proxy in self._proxies)
 
     def access(self, endpoint: str) -> Access:
         """What a client that reaches this at ``endpoint`` needs to be let in."""
@@ -172,3 +234,11 @@ class Entrance:
                 name = self._names.pop(int.from_bytes(head[2:6], sys.byteorder), None)
                 if name is not None:
                     self._parted.append(name)
+
+
+def _no_listener(address: str, error: Exception) -> Exception:
+    number = error.errno if isinstance(error, (OSError, zmq.ZMQError)) else 0
+    if number == errno.EADDRINUSE:
+        return DdlInternalError(f"control network: {address} is in use; choose another port, or 0 for any free one")
+    why = getattr(error, "strerror", None) or str(error)
+    return ValueError(f"control network: cannot listen at {address!r}: {why}")

@@ -9,22 +9,28 @@ from ddlcore.errors import DdlInternalError
 __all__ = ["allow_files"]
 
 _PER_RANK = 3  # its line, a line of its store, and one to spare
+_PER_RANK_TCP = 6  # its line and a line of its store: three for each, see TcpProxy
 _OWN = 128  # of the process itself
+_STRANGERS = 512  # of connections by TCP that have shown no key: fewer of them are kept where the hard limit is lower
 
 
-def allow_files(ranks: int) -> None:
+def allow_files(ranks: int, *, tcp: bool = False) -> None:
     """Raises this process's soft limit of open files as far as ``ranks`` connected ranks need; never lowers it.
 
-    Processes that are started later inherit it. Raises DdlInternalError where the hard limit forbids it.
+    ``tcp``: they may connect by TCP. Processes that are started later inherit the limit. Raises DdlInternalError where
+    the hard limit forbids it.
     """
-    needed = _PER_RANK * ranks + _OWN
+    needed = (_PER_RANK_TCP if tcp else _PER_RANK) * ranks + _OWN
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    wanted = needed + (_STRANGERS if tcp else 0)
+    if needed <= hard < wanted:
+        wanted = hard
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     try:
         if hard != resource.RLIM_INFINITY and hard < needed:
             raise ValueError("beyond the hard limit")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (ValueError, OSError):  # the latter: the system has a lower limit of its own
         limit = "unlimited" if hard == resource.RLIM_INFINITY else hard
         raise DdlInternalError(

@@ -17,7 +17,16 @@ from ddlcore.control.liveness import open_pidfd
 from ddlcore.control.wake import Wake
 from ddlcore.errors import Closed, DdlInternalError
 
-__all__ = ["BROKEN", "FLUSHED", "HEARTBEAT_MS", "HEARTBEAT_TIMEOUT_MS", "Connection", "Line", "open_dealer"]
+__all__ = [
+    "BROKEN",
+    "FLUSHED",
+    "HEARTBEAT_MS",
+    "HEARTBEAT_TIMEOUT_MS",
+    "Connection",
+    "Line",
+    "Refusals",
+    "open_dealer",
+]
 
 FLUSHED = b""  # sent as the last frame of a line and sent back by the server: all before it has arrived
 HEARTBEAT_MS = 1000  # tcp only: inside a host the kernel tells at once
@@ -30,6 +39,8 @@ BROKEN = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_TRANSIENT = (zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+_MOST_REFUSALS = 10
 
 
 class Connection:
@@ -96,6 +107,28 @@ def open_dealer(
     return socket
 
 
+class Refusals:
+    """Tells whether a TCP connection that ended is to be tried again, as ZeroMQ does by itself, or is broken for good.
+
+    A server that many strangers connect to at the same time may end a connection before that has shown its key. What
+    was sent on it is kept until one is let in.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._left = _MOST_REFUSALS if endpoint.startswith("tcp:") else 0
+
+    def heard(self) -> None:
+        """The server has let us in: the next end is the last."""
+        self._left = 0
+
+    def forgive(self, event: int) -> bool:
+        """Whether ``event`` of the socket's monitor means nothing yet."""
+        if event not in _TRANSIENT or self._left <= 0:
+            return False
+        self._left -= 1
+        return True
+
+
 class Line:
     """One DEALER socket. One thread at a time; not usable in forked children, whose calls raise or do nothing."""
 
@@ -108,7 +141,8 @@ class Line:
         # A name of its own for each connection: a router ignores a second one under a name still in use.
         name = f"{kind}{connection.rank}.{secrets.token_hex(4)}"
         self._socket = open_dealer(context, access, name.encode())
-        self._socket.monitor(f"inproc://{name}", BROKEN)
+        self._refusals = Refusals(access.endpoint)
+        self._socket.monitor(f"inproc://{name}", BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self._events.linger = 0
         self._events.connect(f"inproc://{name}")
@@ -133,18 +167,25 @@ class Line:
         Raises DdlInternalError when the launcher is gone and all it had sent was returned.
         """
         self._check()
-        if not self.broken:
-            for source, _ in self._poller.poll(math.ceil(timeout_s * 1000)):
-                if source is self._events:
-                    self._read_events()
-                elif source == self._connection.launcher:
-                    self.broken = "the launcher is gone: its process has ended"
-                elif source is not self._socket and self._wake is not None:
-                    self._wake.clear()
+        deadline_s = time.monotonic() + timeout_s
+        while not self.broken and not self._poll(deadline_s - time.monotonic()):
+            pass
         arrived = self._drain()
         if self.broken and not arrived:
             raise DdlInternalError(self.broken)
         return arrived
+
+    def _poll(self, timeout_s: float) -> bool:
+        """Whether there was more than events that mean nothing."""
+        sources = self._poller.poll(max(math.ceil(timeout_s * 1000), 0))
+        for source, _ in sources:
+            if source is self._events:
+                self._read_events()
+            elif source == self._connection.launcher:
+                self.broken = "the launcher is gone: its process has ended"
+            elif source is not self._socket and self._wake is not None:
+                self._wake.clear()
+        return [source for source, _ in sources] != [self._events]
 
     def close(self) -> None:
         """Waits up to 200 ms until what was sent has arrived. May be repeated; does nothing in a forked child."""
@@ -175,7 +216,11 @@ class Line:
     def _read_events(self) -> None:
         head, where = self._events.recv_multipart()
         event = int.from_bytes(head[:2], sys.byteorder)
-        if event == zmq.EVENT_DISCONNECTED:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._refusals.heard()
+        elif self._refusals.forgive(event):
+            return
+        elif event == zmq.EVENT_DISCONNECTED:
             self.broken = f"the launcher is gone: it has closed the control network at {where.decode()}"
         else:
             self.broken = f"the launcher at {where.decode()} does not admit this rank: its job has other keys"

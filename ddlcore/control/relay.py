@@ -20,7 +20,7 @@ import zmq
 from ddlcore.control.beats import Beats
 from ddlcore.control.credentials import Access, JobFile
 from ddlcore.control.entrance import Entrance
-from ddlcore.control.line import BROKEN, open_dealer
+from ddlcore.control.line import BROKEN, Refusals, open_dealer
 from ddlcore.control.server import OWN, agent_name
 from ddlcore.control.wake import Wake
 
@@ -98,7 +98,8 @@ class Relay:
         self._attempts += 1
         self._upstream = open_dealer(context, self._access, name, beats=False)
         self._upstream.linger = _LINGER_MS
-        self._upstream.monitor(events, BROKEN)
+        self._upstream.monitor(events, BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._refusals = Refusals(self._access.endpoint)
         self._events: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self._events.linger = 0
         self._events.connect(events)
@@ -156,10 +157,15 @@ class Relay:
                     self._heard(frames[-1])
         with contextlib.suppress(zmq.Again):
             head, where = self._events.recv_multipart(zmq.NOBLOCK)
+            event = int.from_bytes(head[:2], sys.byteorder)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._refusals.heard()
+                return
             if self._patient:
                 self._try_again()
                 return
-            event = int.from_bytes(head[:2], sys.byteorder)
+            if self._refusals.forgive(event):
+                return
             closed = event == zmq.EVENT_DISCONNECTED
             self._end(f"it {'closed the connection' if closed else 'does not admit this agent'} at {where.decode()}")
 

@@ -34,6 +34,8 @@ from ddlcore.messages import Arrive, Hello, Refused, StoreReply, decode_store_re
 __all__ = ["OWN", "Agents", "Server", "agent_name"]
 
 OWN = b""  # where an agent's frames name a rank's connection: what follows is the agent's own word
+_MANY_STRANGERS = 100  # refused connections: fewer are a port scan
+_LINES_A_RANK = 3  # that may be connecting at the same time
 _TICK_S = 0.5  # how often the brain is asked what is overdue
 _NAME = re.compile(rb"([cs])(0|[1-9][0-9]{0,8})\.[0-9a-f]{8}")  # see Line: c to the coordinator, s to the store
 _AGENT = re.compile(rb"a(0|[1-9][0-9]{0,8})\.([0-9a-f]{8})\.(0|[1-9][0-9]{0,8})")
@@ -81,8 +83,9 @@ class Server:
         silence_s: float = 3.0,
         by_line: bool = False,
     ) -> None:
-        allow_files(size)
+        allow_files(size, tcp=address.startswith("tcp:") and agents is None)
         self.size = size
+        self._strangers = _MANY_STRANGERS  # how many refused connections are worth the next line
         self.dropped = 0  # messages that made no sense or came from no rank
         self._brain = brain
         self._report = report
@@ -101,7 +104,10 @@ class Server:
         self._wake = Wake()
         try:
             within = agents is not None or not address
-            self.endpoint = self._entrance.bind_within() if within else self._entrance.bind(address)
+            if within:
+                self.endpoint = self._entrance.bind_within(by_name=by_line)
+            else:
+                self.endpoint = self._entrance.bind(address, connections=_LINES_A_RANK * size)
             self.agents_endpoint = self._bind_for_agents(address) if agents is not None else ""
         except Exception:
             self._entrance.release()
@@ -111,7 +117,9 @@ class Server:
         self.job_file = self._job_file.path
 
     def _bind_for_agents(self, address: str) -> str:
-        return self._entrance.bind(address, beats=False) if address else self.endpoint
+        if not address:
+            return self.endpoint
+        return self._entrance.bind(address, beats=False, connections=self.size)
 
     def agent_access(self, endpoint: str) -> Access:
         """What an agent that reaches this server at ``endpoint`` needs to be let in: to be kept secret."""
@@ -189,6 +197,7 @@ class Server:
             self._reply(self._shelf.expire(now_s))
             if now_s >= tick_s:
                 tick_s = now_s + _TICK_S
+                self._tell_of_strangers()
                 for text in self._brain.overdue(now_s):
                     self._report(text)
                 self._said += self._brain.due()
@@ -306,6 +315,16 @@ class Server:
 
     def _send(self, route: _Route, data: bytes) -> None:
         self._entrance.send([*route, data])
+
+    def _tell_of_strangers(self) -> None:
+        refused = self._entrance.refused
+        if refused >= self._strangers:
+            while self._strangers <= refused:
+                self._strangers *= 10  # so that a flood is a few lines
+            self._report(
+                f"control network: turned away {refused} TCP connections that showed no key of this job; the job goes on. "
+                "A firewall keeps them away, or DDL_CONTROL_ADDRESS another address"
+            )
 
     def _drop(self, what: str) -> None:
         self.dropped += 1

@@ -51,7 +51,8 @@ class Shelf(Generic[ClientT]):
     ) -> list[tuple[ClientT, StoreReply]]:
         serial = request.serial
         if isinstance(request, StoreGet):
-            return self._get(_Waiting(client, rank, serial, now_s + max(request.timeout_s, 0.0)), request.key, now_s)
+            patience_s = request.timeout_s if request.timeout_s > 0.0 else 0.0  # 0 also of what is no number
+            return self._get(_Waiting(client, rank, serial, now_s + patience_s), request.key, now_s)
         if isinstance(request, StoreDelete):
             for key in [key for key in self._values if key.startswith(request.prefix)]:
                 del self._values[key]

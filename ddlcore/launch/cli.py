@@ -77,6 +77,9 @@ def _ddl() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs ``ddl`` with ``arguments`` (None: those of this process) and returns its exit code."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)  # a notebook's stream has none
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")  # as stderr has it: a path may hold bytes that are no text
     try:
         code = _ddl.main(args=None if arguments is None else list(arguments), prog_name="ddl", standalone_mode=False)
         return code if isinstance(code, int) else 0

@@ -89,7 +89,7 @@ class Output:
         file = -1
         if self._directory is not None:
             path = rank_directory(self._directory, rank, self._size) / name
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         stream = _Stream(rank, name, self._out if name == _STREAMS[0] else self._err, fd, file)
         self._streams.append(stream)
         return stream
@@ -211,7 +211,9 @@ class Output:
 
     def _show_said(self) -> None:
         while self._said:
-            self._err.show(self, [(line.encode(), b"\n") for line in self._said.popleft().splitlines()])
+            self._err.show(
+                self, [(line.encode("utf-8", "backslashreplace"), b"\n") for line in self._said.popleft().splitlines()]
+            )
 
     def _close(self, stream: _Stream) -> None:
         self._show(stream, stream.lines.rest())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddlcore.config import Settings
 from ddlcore.observe.merge import merge, parts_in
+from ddlcore.observe.timeline import MADE_HERE, make_directory, remove_directory
 from ddlcore.runtime.recording import parts_beside
 
 __all__ = ["Gathering"]
@@ -23,9 +23,9 @@ class Gathering:
 
     @classmethod
     def of(cls, settings: Settings) -> Gathering | None:
-        """None where no timeline is asked for. What an earlier job has left in its place is taken away.
+        """None where no timeline is asked for. Parts that an earlier job has left in its place are taken away.
 
-        Raises ValueError in one line where the file could not be written.
+        Raises ValueError in one line where the file could not be written, or the place of its parts holds what is not ours.
         """
         wanted = settings.text("timeline")
         if not wanted or wanted.upper() == "DYNAMIC":
@@ -35,15 +35,20 @@ class Gathering:
             raise ValueError(f"--timeline {wanted} is a directory; name a file")
         directory = parts_beside(file)
         try:
-            shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir(parents=True)
+            remove_directory(directory)
+            make_directory(directory)
+            if directory.is_symlink() or any(path.name != MADE_HERE for path in directory.iterdir()):
+                raise ValueError(
+                    f"--timeline {wanted}: the ranks' parts would stand in {directory}, which holds what ddl did not write; "
+                    "move that away, or name another file"
+                )
         except OSError as error:
             raise ValueError(f"--timeline {wanted}: {error.strerror} ({error.filename})") from None
         return cls(file, directory)
 
     def drop(self) -> None:
         """No rank was started."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_directory(self.directory)
 
     def finish(self, say: Callable[[str], None], size: int) -> None:
         """All ranks have ended, well or not: makes the trace of what they have written."""

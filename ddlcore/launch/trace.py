@@ -65,6 +65,8 @@ def merge(file: Path, output: Path | None) -> None:
     try:
         for problem in merge_parts(parts, target):
             click.echo(f"ddl timeline: {problem}", err=True)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise click.ClickException(f"ddl timeline: {directory} holds what no rank wrote ({error})") from None
     except OSError as error:
         raise click.ClickException(f"ddl timeline: {error.filename}: {error.strerror}") from None
     click.echo(f"wrote {target} from {len(parts)} parts")
@@ -84,11 +86,12 @@ def _print(said: Sequence[str], shown: Sequence[tuple[str, list[str], list[list[
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     for title, head, rows in shown:
         table = Table(title=title, box=SIMPLE, title_justify="left")
         for i, name in enumerate(head):
             table.add_column(name, justify="right" if i else "left")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # a tensor may be called [/]
         Console().print(table)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from ddlcore.errors import DdlInternalError
+from ddlcore.messages import encodable
 
 __all__ = [
     "CHUNK_BYTES",
@@ -156,7 +157,12 @@ _from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAg
 
 def encode(record: ToAgent | FromAgent) -> bytes:
     """The bytes of any record of this file."""
-    return _encoder.encode(record)
+    try:
+        return _encoder.encode(record)
+    except UnicodeEncodeError:
+        if not isinstance(record, (Said, Begun)):  # commands and paths must not change
+            raise
+        return _encoder.encode(encodable(record))
 
 
 def decode_to_agent(data: bytes) -> ToAgent:

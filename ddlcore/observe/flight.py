@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from ddlcore.contracts.atomic import replacing
 from ddlcore.messages import Batch, Planned, decode_spec
 from ddlcore.observe.stacks import all_stacks
 
@@ -103,11 +104,10 @@ class Flight:
             "stacks": all_stacks(),
         }
         path = directory / f"rank{rank}.{reason}.json"
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(state, indent=1, default=str), encoding="utf-8")
-            os.replace(temporary, path)
+            with replacing(path) as new:
+                new.write_text(json.dumps(state, indent=1, default=str), encoding="utf-8")
         except OSError as error:
             log.warning("flight recorder: %s: %s", path, error.strerror)
             return None

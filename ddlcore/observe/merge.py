@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import zipfile
 from bisect import bisect
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from ddlcore.contracts.atomic import replacing
 
 __all__ = ["Part", "aligned", "merge", "parts_in", "read_part", "read_trace"]
 
@@ -56,8 +57,8 @@ def read_part(path: Path) -> Part:
     """What stands in it; also of one whose last write was cut short. Raises ValueError in one line for anything else."""
     data = path.read_bytes()
     try:
-        events: list[Event] = msgspec.json.decode(data)
-    except msgspec.DecodeError:
+        events: list[Event] = _decoded(data)
+    except ValueError:
         events = _mended(data.decode("utf-8", "replace"))
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ValueError(f"{path} is no list of events, as a rank's part of a timeline is")
@@ -71,11 +72,21 @@ def read_part(path: Path) -> Part:
     return Part(pid, events, facts, clocks)
 
 
+def _decoded(data: bytes) -> Any:
+    """JSON, also of names that are no Unicode: Python writes half of a surrogate pair as what it is. Raises ValueError."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(data)
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("lists within lists without end") from None
+
+
 def _mended(text: str) -> list[Event]:
     """The events of the whole lines."""
     events = []
     for line in text.split("\n"):  # the only end that a record has: others may stand within a name
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             event = json.loads(line.rstrip(",]"))  # a torn write may leave the list's end behind its comma
             if isinstance(event, dict):
                 events.append(event)
@@ -109,15 +120,11 @@ def merge(paths: Sequence[Path], target: Path) -> list[str]:
         for event in events:
             if "ts" in event:
                 event["ts"] = round(event["ts"] - begin_us, 3)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with replacing(target) as new:
         if target.suffix == ".zip":
-            _write_zip(temporary, parts, rows)
+            _write_zip(new, parts, rows)
         else:
-            _write_json(temporary, parts, rows)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+            _write_json(new, parts, rows)
     return problems
 
 
@@ -198,8 +205,8 @@ def read_trace(path: Path) -> tuple[Event, list[Event]]:
             return json.loads(manifest["attributes"]["ddl"]), events
     data = path.read_bytes()
     try:
-        found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = _decoded(data)
+    except ValueError as error:
         if data.startswith(b"[") and (part := read_part(path)).facts:  # its last write was cut short
             return _metadata([part]), part.events
         raise ValueError(f"{path} is no JSON ({error}); give a file that --timeline has written") from None

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ddlcore.observe.http import bounded_server
+
 __all__ = ["INSTALL", "Exporter", "Family", "families"]
 
 INSTALL = "pip install ddlcore[metrics]"
@@ -92,13 +94,13 @@ class Exporter:
     def open(self, address: str, port: int) -> int:
         """Listens; returns the port (what 0 stood for). Raises ValueError in one line where that cannot be."""
         try:
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError:
             raise ValueError(f"metrics need prometheus-client; {INSTALL}") from None
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         try:
-            self._server, self._thread = start_http_server(port, addr=address, registry=registry)
+            self._server = bounded_server(address, port, make_wsgi_app(registry))
         except OSError as error:
             raise ValueError(
                 f"metrics cannot be served at {address}:{port}: {error.strerror}; choose another --metrics-port"
@@ -107,6 +109,8 @@ class Exporter:
             raise ValueError(
                 f"metrics cannot be served at {address}:{port}: that is no port; up to 65535 are"
             ) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
         return int(self._server.server_port)
 
     def close(self) -> None:

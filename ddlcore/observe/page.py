@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ddlcore.observe.plain import plain
 from ddlcore.observe.summary import Run, Summary, runs_of
 
 __all__ = ["charts", "page", "sentences", "tables"]
@@ -83,7 +84,7 @@ def tables(summary: Summary) -> list[Table]:
             ["rank", "host", "steps", "step ms", "exposed", "communication", "overlap", "last to", "late ms"],
             [
                 [
-                    str(row.rank), row.host, str(row.steps), f"{row.step_ms:.2f}", f"{row.exposed:.1%}", f"{row.communication:.1%}",
+                    str(row.rank), plain(row.host), str(row.steps), f"{row.step_ms:.2f}", f"{row.exposed:.1%}", f"{row.communication:.1%}",
                     f"{row.overlap:.0%}", f"{row.last / whole:.0%}", f"{row.late_ms:.3f}",
                 ]
                 for row in summary.ranks
@@ -94,7 +95,7 @@ def tables(summary: Summary) -> list[Table]:
             ["batch", "operation", "count", "tensors", "size", "wire ms", "share"],
             [
                 [
-                    row.names, row.kind.lower(), str(row.count), str(row.tensors), _bytes(row.nbytes), f"{row.wire_ms:.3f}",
+                    plain(row.names), plain(row.kind.lower()), str(row.count), str(row.tensors), _bytes(row.nbytes), f"{row.wire_ms:.3f}",
                     f"{row.share:.1%}",
                 ]
                 for row in summary.batches
@@ -102,7 +103,7 @@ def tables(summary: Summary) -> list[Table]:
         ),
     ]  # fmt: skip
     if summary.tensors:
-        rows = [[row.name, str(row.count), f"{row.held_ms:.3f}"] for row in summary.tensors]
+        rows = [[plain(row.name), str(row.count), f"{row.held_ms:.3f}"] for row in summary.tensors]
         found.append(
             ("Tensors that their batch waited for", ["tensor", "times last", "ms behind the one before"], rows)
         )
@@ -111,6 +112,7 @@ def tables(summary: Summary) -> list[Table]:
 
 def page(name: str, summary: Summary, metadata: Mapping[str, Any], events: Sequence[Event]) -> str:
     """The page; ``name`` is the trace's."""
+    name = plain(name)
     parts = [f"<h1>Timeline {html.escape(name)}</h1>"]
     parts += [f"<p>{html.escape(text)}</p>" for text in sentences(summary)]
     for title, svg in charts(summary, events).items():
@@ -120,7 +122,7 @@ def page(name: str, summary: Summary, metadata: Mapping[str, Any], events: Seque
         body = "".join("<tr>" + "".join(f"<td>{html.escape(one)}</td>" for one in row) + "</tr>" for row in rows)
         parts.append(f"<h2>{html.escape(title)}</h2>\n<table><tr>{cells}</tr>{body}</table>")
     said: list[Event] = metadata.get("ranks", [])
-    version = html.escape(str(said[0].get("ddl", "")) if said else "")
+    version = html.escape(plain(str(said[0].get("ddl", ""))) if said else "")
     parts.append(f"<p><small>ddl {version}. The trace itself opens in ui.perfetto.dev.</small></p>")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title>'

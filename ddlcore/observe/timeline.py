@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -14,10 +16,21 @@ from typing import Any
 from ddlcore.observe.records import Code, Ring
 from ddlcore.observe.scribe import Scribe
 
-__all__ = ["PART", "Timeline", "TraceFile", "part_of"]
+__all__ = [
+    "MADE_HERE",
+    "PART",
+    "Timeline",
+    "TraceFile",
+    "make_directory",
+    "part_of",
+    "remove_directory",
+    "remove_if_empty",
+]
 
 log = logging.getLogger("ddl")
 PART = "rank*.json"  # names of such files
+MADE_HERE = ".ddl-timeline"  # the file that says so: what is not marked is never removed
+_PART_NAME = re.compile(r"rank\d+(\.\d+)?\.json")
 FLUSH_S = 0.2
 CHUNK = 32  # records worked on before other threads get a turn, which the write gives them
 CLOCK_S = 10.0  # from one look at the coordinator's clock to the next
@@ -36,12 +49,43 @@ def part_of(directory: Path, rank: int) -> Path:
         number += 1
 
 
+def make_directory(directory: Path) -> None:
+    """Makes a directory for parts, marked as made by ddl; one that is there already stays as it is. Raises OSError."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir()
+    except FileExistsError:
+        if not directory.is_dir():
+            raise
+    else:
+        os.close(os.open(directory / MADE_HERE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+
+
+def remove_directory(directory: Path) -> None:
+    """Removes the parts in ``directory``, and itself if nothing else is in it; one that ddl did not make stays as it is."""
+    if directory.is_symlink() or not (directory / MADE_HERE).is_file():
+        return
+    with contextlib.suppress(OSError):
+        for path in [*directory.iterdir()]:
+            if _PART_NAME.fullmatch(path.name):
+                path.unlink()
+    remove_if_empty(directory)
+
+
+def remove_if_empty(directory: Path) -> None:
+    """Removes ``directory`` where ddl made it and no part is left in it."""
+    with contextlib.suppress(OSError):
+        if [path.name for path in directory.iterdir()] == [MADE_HERE]:
+            (directory / MADE_HERE).unlink()
+            directory.rmdir()
+
+
 class TraceFile:
     """A list of events that grows at its end. Each write leaves a whole list, also for who reads in between."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError where the file cannot be made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._at = 0  # where the end of the list stands

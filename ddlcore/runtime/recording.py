@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from ddlcore.observe.merge import merge, parts_in
 from ddlcore.observe.recorder import Recorder
 from ddlcore.observe.records import Ring
 from ddlcore.observe.scribe import Scribe
-from ddlcore.observe.timeline import Timeline, part_of
+from ddlcore.observe.timeline import Timeline, part_of, remove_directory, remove_if_empty
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.inbox import Inbox
@@ -177,7 +176,7 @@ class Recording:
             if hosts[self._launched.rank] != hosts[first]:
                 with contextlib.suppress(OSError):
                     path.unlink()
-                    path.parent.rmdir()
+                remove_if_empty(path.parent)
             return
         missing = collect(self._store, prefix, self._ranks[1:], path.parent, patience_s)
         if missing:
@@ -187,6 +186,6 @@ class Recording:
             for problem in merge(parts_in(path.parent), file):
                 log.warning("timeline %s: %s", file, problem)
             if not missing:
-                shutil.rmtree(path.parent, ignore_errors=True)
+                remove_directory(path.parent)
         except OSError as error:
             log.warning("timeline %s: %s; the ranks' parts are in %s", file, error.strerror, path.parent)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from ddlcore.control import entrance
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect, connect_with
 from ddlcore.control.credentials import KeyPair, read_job_file
@@ -20,7 +23,32 @@ from ddlcore.control.line import FLUSHED, Connection, Line
 from ddlcore.control.reception import Reception
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
-from ddlcore.messages import Answer, Arrive, Refused, Seats, Welcome, encode
+from ddlcore.job import build_sessions
+from ddlcore.messages import (
+    PROTOCOL,
+    Answer,
+    Arrive,
+    Ask,
+    Bye,
+    Done,
+    Frozen,
+    Hello,
+    Leave,
+    Paused,
+    Pulse,
+    Refused,
+    Request,
+    Seats,
+    Stack,
+    Standing,
+    StoreAdd,
+    StoreGet,
+    StoreReply,
+    StoreSet,
+    Welcome,
+    encode,
+)
+from ddlcore.plug.settings import settings_of
 from tests.control.echo import PATIENCE_S, EchoBrain, Net, greet, hello, request
 
 
@@ -205,7 +233,12 @@ def test_close_ends_the_waits_of_ranks(served: Net) -> None:
 
 def test_without_abstract_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux the endpoint is a socket in a folder of this user's, which goes with the server."""
-    monkeypatch.setattr(sys, "platform", "darwin")
+
+    def none() -> None:
+        raise OSError("this system has no /proc")
+
+    monkeypatch.setattr(entrance, "OwnSocket", none)
+    monkeypatch.setattr(entrance, "_ABSTRACT", False)
     net = Net("ipc")
     path = Path(net.server.endpoint.removeprefix("ipc://"))
     try:
@@ -293,3 +326,74 @@ def test_who_is_refused_does_not_take_a_ranks_line() -> None:
             channel.close()
             store.close()
         server.close()
+
+
+HUGE = 2**63 - 1
+RECORDS = [
+    encode(record)
+    for record in (
+        Hello(0, (0, 1), 1, PROTOCOL, "0", 0),
+        Hello(7, (7, -1, HUGE), -1, PROTOCOL, "0", HUGE),
+        Hello(1, (), 0, 99, "", -1),
+        Arrive("token", (HUGE, -1), "h", "k", -1),
+        Request(0, 1, (Ask(0, "x", b"\xc1"),)),
+        Request(HUGE, -HUGE, (Ask(-5, "", b"", (-1, HUGE), HUGE, b"x"),) * 3),
+        Leave(HUGE, "why", True),
+        Frozen(-1, ((HUGE, -HUGE), (0, 0))),
+        Standing(-1, HUGE, True, -7, ("x",), ("y",), True, True),
+        Paused(HUGE, (-1,)),
+        Pulse(float("nan"), -1, float("inf"), 0.0, -1),
+        Stack("\0" * 100),
+        Bye("why", True),
+        Done(),
+        StoreGet(1, "nothing", float("nan")),
+        StoreGet(2, "nothing", float("inf")),
+        StoreGet(3, "nothing", -1e308),
+        StoreAdd(4, "count", HUGE),
+        StoreSet(5, "count", b"9" * 5000),
+        StoreSet(HUGE, "", b""),
+        Welcome("wrong way"),
+    )
+]
+HOSTILE_FRAMES = st.lists(
+    st.one_of(
+        st.binary(max_size=200),
+        st.builds(lambda size: b"\xdd" + size.to_bytes(4, "big"), st.integers(0, 2**32 - 1)),  # a list of so many
+        st.builds(lambda size: b"\xc6" + size.to_bytes(4, "big") + b"x", st.integers(0, 2**32 - 1)),  # so many bytes
+        st.builds(lambda depth: b"\x91" * depth, st.integers(1, 5000)),  # lists within lists
+        st.builds(lambda data, cut: data[:cut], st.sampled_from(RECORDS), st.integers(0, 40)),  # cut short
+        st.sampled_from(RECORDS),  # whole, again and again, and out of place
+    ),
+    max_size=20,
+)
+
+
+@pytest.fixture(scope="module")
+def long_lived() -> Iterator[Server]:
+    """One server for all examples: what one of them leaves behind is there for the next."""
+    server = Server(2, build_sessions(2, *settings_of({})), report=lambda text: None)
+    server.start()
+    yield server
+    server.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kind=st.sampled_from("cs"), rank=st.integers(0, 3), frames=HOSTILE_FRAMES)
+def test_nothing_that_arrives_ends_the_server(long_lived: Server, kind: str, rank: int, frames: list[bytes]) -> None:
+    """Any bytes and any records out of place, of one who has the key: the coordinator that decides goes on, and answers others."""
+    line = Line(Connection(read_job_file(long_lived.job_file), rank), kind)
+    other = Line(Connection(read_job_file(long_lived.job_file), 0), "s")
+    try:
+        for data in frames:
+            line.send(data)
+        if rank < 2:
+            line.send(FLUSHED)
+            deadline_s = time.monotonic() + PATIENCE_S
+            while FLUSHED not in line.receive(PATIENCE_S):
+                assert time.monotonic() < deadline_s
+        other.send(encode(StoreSet(7, "key", b"value")))
+        assert other.receive(PATIENCE_S) == [encode(StoreReply(7, b""))]
+    finally:
+        line.broken = line.broken or "the test is over"  # closing it does not wait
+        line.close()
+        other.close()

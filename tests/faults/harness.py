@@ -160,9 +160,9 @@ def _entries() -> list[str]:
 
 
 def _sockets() -> dict[str, str]:
-    """Names of abstract sockets of ours, by what a descriptor of one links to."""
+    """Names of Unix sockets of ours, abstract ones and those whose file is gone, by what a descriptor of one links to."""
     with open("/proc/net/unix") as table:
-        rows = [line.split() for line in table if "@ddl" in line]
+        rows = [line.split() for line in table if "@ddl" in line or "/ddl-" in line]
     return {f"socket:[{row[6]}]": row[7] for row in rows}
 
 

@@ -88,6 +88,71 @@ def test_what_others_can_write_is_not_trusted(tmp_path: Path) -> None:
     assert cache.find("k.o", iter([tmp_path])) == b"machine code"
 
 
+def test_a_file_that_others_could_have_written_is_not_loaded(tmp_path: Path) -> None:
+    """By its mode, as a link, as a pipe that nobody writes to: none is read, and none is waited for."""
+    cache.keep("k.o", b"machine code", iter([tmp_path]))
+    (tmp_path / "k.o").chmod(0o666)
+    assert cache.find("k.o", iter([tmp_path])) is None
+    (tmp_path / "k.o").chmod(0o600)
+    (tmp_path / "link.o").symlink_to(tmp_path / "k.o")
+    os.mkfifo(tmp_path / "pipe.o", 0o600)
+    assert cache.find("link.o", iter([tmp_path])) is None
+    assert cache.find("pipe.o", iter([tmp_path])) is None
+    assert cache.find("k.o", iter([tmp_path])) == b"machine code"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user")
+@pytest.mark.parametrize("whose", ["file", "directory"])
+def test_another_users_work_is_not_loaded(tmp_path: Path, whose: str) -> None:
+    """Whatever its mode, and whatever stands in it."""
+    place = tmp_path / "cache"
+    cache.keep("k.o", b"machine code", iter([place]))
+    os.chown(place / "k.o" if whose == "file" else place, 65534, 65534)
+    assert cache.find("k.o", iter([place])) is None
+
+
+def test_what_was_checked_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another directory that takes the name after the check changes nothing: no window is left."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    cache.keep("k.o", b"ours", iter([ours]))
+    cache.keep("k.o", b"theirs", iter([theirs]))
+    theirs.chmod(0o777)
+    check = cache._refuse_foreign
+
+    def swap(facts: os.stat_result) -> None:
+        check(facts)
+        if theirs.exists():
+            ours.rename(tmp_path / "aside")
+            theirs.rename(ours)
+
+    monkeypatch.setattr(cache, "_refuse_foreign", swap)
+    assert cache.find("k.o", iter([ours])) == b"ours"
+
+
+def test_a_link_is_no_cache(tmp_path: Path) -> None:
+    """Neither as the directory nor as what is written to it."""
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "cache").symlink_to(tmp_path / "real")
+    assert cache.keep("k.o", b"abc", iter([tmp_path / "cache"])) is None
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "real" / "k.o").symlink_to(tmp_path / "victim")
+    assert cache.keep("k.o", b"abc", iter([tmp_path / "real"])) == tmp_path / "real"
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert cache.find("k.o", iter([tmp_path / "real"])) == b"abc"
+
+
+def test_directories_on_the_way_are_ours_alone(tmp_path: Path) -> None:
+    """With any umask: who may write above the cache may replace it."""
+    before = os.umask(0)
+    try:
+        cache.keep("k.o", b"abc", iter([tmp_path / "deep" / "cache"]))
+    finally:
+        os.umask(before)
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "deep", tmp_path / "deep" / "cache")]
+    assert modes == [0o700, 0o700]
+    assert (tmp_path / "deep" / "cache" / "k.o").stat().st_mode & 0o777 == 0o600
+
+
 def test_compiled_once_with_one_line(tmp_path: Path, fake: list[int]) -> None:
     """The first compile_all says so in one line and takes time; the second does and says nothing."""
     said: list[str] = []

@@ -240,6 +240,7 @@ def test_a_stopped_launcher_is_a_lost_one(begin: Begin, until: Until, ssh: dict[
     """Silence of about 3 s: the agents kill their ranks."""
     process = begin("run", "-H", "h1:1,h2:1", "sh", "-c", f"touch up.$RANK; sleep {LONG_S} & wait", env=ssh)
     until(lambda: len(list(tmp_path.glob("up.*"))) == 2)
+    until(lambda: len(processes_of(f"sleep\0{LONG_S}")) == 2)  # each begins a moment after its file
     process.send_signal(signal.SIGSTOP)
     begun_s = time.monotonic()
     until(lambda: processes_of(f"sleep\0{LONG_S}") == [])

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections import defaultdict
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from ddlcore.config import Settings, load_settings
 from ddlcore.launch.cli import main
-from ddlcore.observe.merge import read_trace
+from ddlcore.launch.timeline import Gathering
+from ddlcore.messages import Batch
+from ddlcore.observe.merge import merge, parts_in, read_trace
+from ddlcore.observe.plain import plain
+from ddlcore.observe.records import Code, Ring
+from ddlcore.observe.scribe import Scribe
 from ddlcore.observe.summary import runs_of
+from ddlcore.observe.timeline import TraceFile, make_directory
+from ddlcore.types import Kind
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 from tests.launch.starting import Ddl
 from tests.observe.agreement import ends_apart
@@ -270,3 +279,123 @@ def test_parts_that_were_left_are_merged_by_hand(tmp_path: Path, capsys: pytest.
     assert main(["timeline", "merge", str(tmp_path / "t.json")]) == 0
     assert "from 1 parts" in capsys.readouterr().out
     assert [event["ts"] for event in read_trace(tmp_path / "t.json")[1]] == [0.0]
+
+
+HOSTILE = ["w[/]", "[bold red]w", "w[link=x]", "\x1b]0;title\x07\x1b[2J", "half \ud800", "a\nb", "<script>", "\\[/]"]
+
+
+def hostile_trace(path: Path) -> None:
+    """Two ranks that reduce tensors of such names, on hosts of such names."""
+    parts = path.with_name("parts")
+    parts.mkdir()
+    for rank in range(2):
+        scribe = Scribe(rank, rank, HOSTILE[rank], lambda set_id, kind: "shm")
+        file = TraceFile(parts / f"rank{rank}.json")
+        file.add(scribe.begin({"rank": rank, "size": 2, "host": HOSTILE[rank], "world": 0, "ddl": HOSTILE[3]}, 0))
+        ring = Ring(64)
+        for i, name in enumerate(HOSTILE):
+            begin = 1_000_000 * (i + 1)
+            ring.put(Code.BATCH, begin, begin + 500_000, 100, 100, -1, Batch(i, 0, Kind.ALLREDUCE, (name,)), 400)
+        file.add(scribe.write(list(ring.take())))
+        file.close()
+    assert merge(parts_in(parts), path) == []
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_any_name_can_be_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, on_terminal: bool
+) -> None:
+    """As it is, not as markup; what would move a cursor, or is no text, as a backslash escape. On the page and as JSON, too."""
+    trace, target = tmp_path / "t.json", tmp_path / "t.html"
+    hostile_trace(trace)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: on_terminal)
+    assert main(["timeline", "summary", str(trace), "--html", str(target)]) == 0
+    shown = capsys.readouterr().out
+    for name in HOSTILE:
+        assert plain(name) in shown, name
+    assert "\x1b]0" not in shown
+    page = target.read_text(encoding="utf-8")
+    assert "half \\ud800" in page and "<script>" not in page
+    assert main(["timeline", "summary", str(trace), "--json"]) == 0
+    names = {row["names"] for row in json.loads(capsys.readouterr().out)["batches"]}
+    assert set(HOSTILE) <= names
+
+
+def test_what_is_plain_stays() -> None:
+    """Letters of any language, spaces; only what no terminal shows is escaped."""
+    assert plain("weight über 重み [0]") == "weight über 重み [0]"
+    assert plain("a\x1b[2J\ud800\n") == "a\\x1b[2J\\ud800\\n"
+
+
+def test_a_report_of_the_doctor_shows_any_name() -> None:
+    """Hosts and checks are text, not markup."""
+    import io
+
+    from rich.console import Console
+
+    from ddlcore.contracts.check import Matrix
+    from ddlcore.launch.doctor.drawn import print_report
+    from ddlcore.launch.doctor.report import Report
+
+    report = Report(title="[/]")
+    report.matrices.append(Matrix("t[/]", "us", ("h[/]", "[red]h"), ((None, 1.0), (1.0, None))))
+    sink = io.StringIO()
+    print_report(report, Console(file=sink, width=200))
+    assert "h[/]" in sink.getvalue() and "[red]h" in sink.getvalue()
+
+
+# --- whose directory it is
+
+
+def settings(file: Path) -> Settings:
+    """With --timeline FILE."""
+    return load_settings({}, flags={"timeline": str(file)})
+
+
+def test_a_directory_that_ddl_did_not_make_stays(tmp_path: Path) -> None:
+    """Where the parts would stand is somebody's directory: the job does not begin, and every file of it is there."""
+    theirs = tmp_path / "t.json.ranks"
+    theirs.mkdir()
+    (theirs / "rank0.json").write_text("precious")
+    with pytest.raises(ValueError, match=r"t\.json\.ranks, which holds what ddl did not write; move that away"):
+        Gathering.of(settings(tmp_path / "t.json"))
+    assert (theirs / "rank0.json").read_text() == "precious"
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """To a directory that ddl did make elsewhere: nothing in it is removed."""
+    make_directory(tmp_path / "real")
+    (tmp_path / "real" / "rank0.json").write_text("precious")
+    (tmp_path / "t.json.ranks").symlink_to(tmp_path / "real")
+    with pytest.raises(ValueError, match="which holds what ddl did not write"):
+        Gathering.of(settings(tmp_path / "t.json"))
+    assert (tmp_path / "real" / "rank0.json").read_text() == "precious"
+
+
+def test_what_is_put_among_the_parts_stays(tmp_path: Path) -> None:
+    """The parts go, a file of somebody's does not, nor the directory that it is in."""
+    gathering = Gathering.of(settings(tmp_path / "t.json"))
+    assert gathering is not None
+    for name in ("rank0.json", "rank1.2.json", "notes.txt", "rank_of_mine.json"):
+        (gathering.directory / name).write_text("[]")
+    gathering.drop()
+    assert {path.name for path in gathering.directory.iterdir()} >= {"notes.txt", "rank_of_mine.json"}
+    assert not (gathering.directory / "rank0.json").exists()
+
+
+def test_what_an_earlier_job_has_left_is_taken_away(tmp_path: Path) -> None:
+    """Its parts are ours; an empty directory that was there stays."""
+    first = Gathering.of(settings(tmp_path / "t.json"))
+    assert first is not None
+    (first.directory / "rank0.json").write_text("[]")
+    again = Gathering.of(settings(tmp_path / "t.json"))
+    assert again is not None and parts_in(again.directory) == []
+    again.drop()
+    assert not again.directory.exists()
+    again.directory.mkdir()
+    third = Gathering.of(settings(tmp_path / "t.json"))
+    assert third is not None
+    third.drop()
+    assert third.directory.is_dir()

@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ import ddlcore as ddl
 from ddlcore.control.ports import free_ports
 from ddlcore.job import Job
 from ddlcore.launch.cli import main
+from ddlcore.observe.http import MOST_AT_ONCE
 from ddlcore.observe.metrics import Exporter, Family
 from ddlcore.observe.pulse import Pace
 from ddlcore.testing.world import World
@@ -149,3 +151,25 @@ def test_the_pace_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for at, steps, expected in ((101.0, 0, 0.0), (103.0, 4, 0.5), (104.0, 4, 0.5), (105.0, 8, 0.5)):
         now[0] = at
         assert pace.step_s(steps) == expected
+
+
+def test_a_flood_of_connections_is_bounded() -> None:
+    """Whoever opens many and says nothing does not fill a training's process with threads, nor keep others from an answer."""
+    exporter = Exporter(lambda: [Family("ddl_x", "gauge", "A number.", "", (("", 1.0),))], {})
+    port = exporter.open("127.0.0.1", 0)
+    before = threading.active_count()
+    idle = []
+    try:
+        for i in range(200):
+            idle.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+            if i % 50 == 49:
+                assert scrape(port)["ddl_x"]
+        most = before + 2 * MOST_AT_ONCE  # those sent away are ending
+        deadline = time.monotonic() + 20
+        while threading.active_count() > most and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert threading.active_count() <= most
+    finally:
+        for one in idle:
+            one.close()
+        exporter.close()

@@ -24,6 +24,8 @@ __all__ = ["Segment", "make", "receive"]
 
 KEY = "segment"
 TOKEN_BYTES = 32
+BACKLOG = 1024  # other users may connect too, until they are seen for what they are: they must not keep ranks out
+RETRY_S = 0.01
 STRANGER_S = 2.0  # how long a connection may take to show its token
 SLICE_S = 0.1  # how soon a wait notices that it is to stop
 ANSWER = b"memory"
@@ -89,7 +91,7 @@ def _serve(descriptor: int, nbytes: int, peers: int, store: Store, patience: _Pa
     name = f"ddl-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind("\0" + name)
-        server.listen(max(peers, 1))
+        server.listen(max(peers, BACKLOG))
         store.set(KEY, token + struct.pack("<q", nbytes) + name.encode())
         served: set[int] = set()
         while len(served) < peers:
@@ -128,7 +130,7 @@ def receive(rank: int, store: Store, timeout_s: float, stop: Callable[[], bool])
     (nbytes,) = struct.unpack("<q", card[TOKEN_BYTES : TOKEN_BYTES + 8])
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         try:
-            client.connect("\0" + name)
+            _connect(client, name, patience)
             if _peer_uid(client) != os.getuid():
                 raise TransportError(f"shm: the socket of rank 0 belongs to user {_peer_uid(client)}, not to us")
             client.sendall(token + rank.to_bytes(4, "little"))
@@ -144,6 +146,17 @@ def receive(rank: int, store: Store, timeout_s: float, stop: Callable[[], bool])
         return Segment(descriptors[0], nbytes)
     finally:
         os.close(descriptors[0])
+
+
+def _connect(client: socket.socket, name: str, patience: _Patience) -> None:
+    """Strangers may stand in the queue before us."""
+    while True:
+        client.settimeout(patience.slice("too many connect to rank 0 at the same time"))
+        try:
+            client.connect("\0" + name)
+            return
+        except (BlockingIOError, TimeoutError):  # the queue is full
+            time.sleep(RETRY_S)
 
 
 def _await_descriptor(client: socket.socket, patience: _Patience) -> tuple[bytes, list[int]]:

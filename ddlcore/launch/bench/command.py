@@ -186,7 +186,12 @@ class Show:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description:<24}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         # Drawn when something has happened only: a thread that draws by itself would be measured too.
         console = Console(stderr=not self._on_screen)  # rows and progress share a screen: one console writes both
         self._progress = Progress(*columns, console=console, transient=True, auto_refresh=False)

@@ -144,6 +144,7 @@ def _telling(on_terminal: bool) -> Iterator[Callable[[str], object]]:
         yield lambda text: None
         return
     from rich.console import Console
+    from rich.text import Text
 
     with Console(stderr=True).status("ddl doctor") as status:
-        yield lambda text: status.update(f"ddl doctor: {text}")
+        yield lambda text: status.update(Text(f"ddl doctor: {text}"))

@@ -26,7 +26,7 @@ def print_report(report: Report, console: Any = None) -> None:
     console.print(Text(report.title, "bold"))
     lines = Table(box=None, pad_edge=True, show_header=False)
     for line in report.lines:
-        lines.add_row(line.check, Text(line.state, _STYLES[line.state]), Text(line.words))
+        lines.add_row(Text(line.check), Text(line.state, _STYLES[line.state]), Text(line.words))
     console.print(lines)
     for matrix in report.matrices:
         unit = "µs" if matrix.unit == "us" else matrix.unit
@@ -54,9 +54,9 @@ def _table(matrix: Matrix) -> Table:
     drawn = Table(box=SIMPLE_HEAD, pad_edge=True)
     drawn.add_column("")
     for name in matrix.names:
-        drawn.add_column(name, justify="right")
+        drawn.add_column(Text(name), justify="right")
     for name, row in zip(matrix.names, matrix.values):
-        drawn.add_row(name, *(Text(_word(value, matrix.unit), _shade(value, matrix)) for value in row))
+        drawn.add_row(Text(name), *(Text(_word(value, matrix.unit), _shade(value, matrix)) for value in row))
     return drawn
 
 

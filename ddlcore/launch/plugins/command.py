@@ -68,11 +68,12 @@ def _progress(count: int) -> Iterator[Any]:
         yield lambda row: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("probing", total=count)
-        yield lambda row: bar.update(task, advance=1, description=f"{row.door} {row.name}")
+        yield lambda row: bar.update(task, advance=1, description=escape(f"{row.door} {row.name}"))
 
 
 @plugins.command()

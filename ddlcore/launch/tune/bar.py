@@ -105,10 +105,10 @@ def _drawn(session: Session) -> str:
     width = shutil.get_terminal_size().columns
     console: Any = Console(file=sink, force_terminal=True, width=width - 1)
     bar = Progress(
-        TextColumn("tune [bold]{task.description}"),
+        TextColumn("tune {task.description}", style="bold", markup=False),
         BarColumn(bar_width=max(8, min(24, width // 5))),
         MofNCompleteColumn(),
-        TextColumn("samples · {task.fields[gain]}"),
+        TextColumn("samples · {task.fields[gain]}", markup=False),
         console=console,
     )
     bar.add_task(session.phase.value, total=total, completed=done, gain=gain_text(session))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddlcore.contracts.atomic import replacing
 from ddlcore.contracts.tuner import Value
 from ddlcore.launch.tune.talk import outcome
 from ddlcore.tune.session import Phase, Session
@@ -73,15 +73,11 @@ def write_config(path: Path, session: Session | None, about: str, base: Mapping[
 
 def write_whole(path: Path, data: bytes) -> None:
     """In place of what stands there, all of it or nothing. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        if path.exists() and not path.is_file():  # /dev/stdout, a pipe
-            path.write_bytes(data)
-            return
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    if path.exists() and not path.is_file():  # /dev/stdout, a pipe
+        path.write_bytes(data)
+        return
+    with replacing(path) as new:
+        new.write_bytes(data)
 
 
 def kept_beside(out: Path, report: Path) -> tuple[Path, Path]:

@@ -81,6 +81,7 @@ def _progress(title: str) -> Iterator[Any]:
         return
     from rich.console import Console
     from rich.status import Status
+    from rich.text import Text
 
-    with Status(title, console=Console(stderr=True)) as status:
-        yield lambda done, all_, name: status.update(f"{title}: {done} of {all_}, {name}")
+    with Status(Text(title), console=Console(stderr=True)) as status:
+        yield lambda done, all_, name: status.update(Text(f"{title}: {done} of {all_}, {name}"))

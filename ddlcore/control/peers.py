@@ -1,0 +1,61 @@
+"""Says which user is at the other end of a socket, where that end is on this host."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+
+__all__ = ["is_ours", "local_tcp_uid", "unix_uid"]
+
+_SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
+_BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
+_REQUEST = 1  # NLM_F_REQUEST: one socket, found by its addresses, not a list of all
+_ANY_STATE, _NO_COOKIE = 0xFFFFFFFF, 0xFFFFFFFF
+_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
+_QUESTION = struct.Struct("=BBBBI")  # struct inet_diag_req_v2, up to its socket id
+_UID_AT = 64  # in struct inet_diag_msg
+
+
+def is_ours(uid: int) -> bool:
+    """Whether ``uid`` may do what this process may: the same user, or root."""
+    return uid in (os.geteuid(), 0)
+
+
+def unix_uid(connection: socket.socket) -> int:
+    """The user who connected a Unix socket, or listens at its other end; -1 where the system does not say."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return -1
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])
+
+
+def local_tcp_uid(connection: socket.socket) -> int:
+    """The user who owns the other end of a TCP connection; -1 where that is on another host, or the system does not say."""
+    if not hasattr(socket, "AF_NETLINK"):
+        return -1
+    try:
+        ours, theirs = connection.getsockname(), connection.getpeername()
+        source, target = _packed(theirs[0]), _packed(ours[0])
+        family = socket.AF_INET if len(source) == 4 else socket.AF_INET6
+        body = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 0, _ANY_STATE)
+        body += struct.pack(">HH", theirs[1], ours[1]) + source.ljust(16, b"\0") + target.ljust(16, b"\0")
+        body += struct.pack("=III", 0, _NO_COOKIE, _NO_COOKIE)
+        head = _HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST, 1, 0)
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
+            kernel.settimeout(0.1)
+            kernel.sendto(head + body, (0, 0))
+            answer = kernel.recv(4096)
+    except (OSError, ValueError):
+        return -1
+    at = _HEADER.size + _UID_AT
+    if len(answer) < at + 4 or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:  # an error: there is no such socket here
+        return -1
+    return int(struct.unpack_from("=I", answer, at)[0])
+
+
+def _packed(address: str) -> bytes:
+    known = ipaddress.ip_address(address.partition("%")[0])
+    mapped = known.ipv4_mapped if isinstance(known, ipaddress.IPv6Address) else None
+    return (mapped or known).packed

@@ -1,0 +1,72 @@
+"""An HTTP server for a rank's own numbers that strangers can neither fill with connections nor keep busy."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+__all__ = ["bounded_server"]
+
+MOST_AT_ONCE = 16  # scrapes; a further one takes the place of the oldest
+REQUEST_S = 5.0  # for each piece of a request to come
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: whoever asks does not write into a training's output."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, place: tuple[Any, ...]) -> None:
+        self._served: dict[socket.socket, float] = {}
+        self._turn = threading.Lock()
+        super().__init__(place, _Handler)
+
+    def server_bind(self) -> None:
+        """Without the look-up of the host's name, which may take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own, of which there are so many at most."""
+        with self._turn:
+            while len(self._served) >= MOST_AT_ONCE:
+                oldest = min(self._served, key=self._served.__getitem__)
+                del self._served[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread sees an end
+            self._served[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._turn:
+            self._served.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: it went away, or was sent away."""
+
+
+def bounded_server(address: str, port: int, app: Callable[..., Iterable[bytes]]) -> WSGIServer:
+    """Listens, and answers with ``app`` once ``serve_forever`` runs. Raises OSError, OverflowError for what is no port."""
+    found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE) if port <= 65535 else []
+    if not found:
+        raise OverflowError("port must be 0-65535")
+    family, place = found[0][0], found[0][4]
+    server: WSGIServer = type("_Server", (_Server,), {"address_family": family})(place)
+    server.set_app(app)
+    return server

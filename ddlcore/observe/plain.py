@@ -1,0 +1,16 @@
+"""Makes any text fit for a terminal, a page and a file: names and paths are the user's, and may hold anything."""
+
+from __future__ import annotations
+
+__all__ = ["plain"]
+
+
+def plain(text: str) -> str:
+    """Return ``text`` with control characters and lone surrogates as backslash escapes; all else is as it was."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one == " " else _escaped(one) for one in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
