@@ -29,7 +29,7 @@ from ddlcore.contracts.transport import Context, Transport
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.control.store import JobStore
-from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, NotInitialized
+from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, InvalidArgument, NotInitialized
 from ddlcore.kernels.late import LateKernels
 from ddlcore.messages import PROTOCOL, Bye, Done, Hello, Profile, Pulse
 from ddlcore.observe.flight import Flight
@@ -421,7 +421,7 @@ class Job:
     def _compressor(self, name: str, kernels: Kernels) -> Compressor:
         provider = self.registry.compressors.get(name)
         if provider is None:
-            raise ValueError(
+            raise InvalidArgument(
                 f"no compressor is called {name!r}; there are {', '.join(sorted(self.registry.compressors))}"
             )
         compressor: Compressor = self.registry.load(provider)(kernels)

@@ -10,6 +10,7 @@ import torch
 
 from ddl_torch.autograd import OPERATIONS
 from ddlcore.api import ProcessSet, Waitable, current_job, global_process_set, resolve_op
+from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, ReduceOp, Sum
 
 __all__ = ["SparseHandle", "sparse_allreduce_async", "start_sparse"]
@@ -72,9 +73,13 @@ def start_sparse(
 ) -> SparseHandle:
     """As ``sparse_allreduce_async``, in the world of ``job``; ``by_host``: gathered in the host's memory."""
     if tensor.layout is not torch.sparse_coo:
-        raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not {tensor.layout}; use allreduce_async")
+        raise InvalidArgument(
+            f"sparse_allreduce_async takes a sparse COO tensor, not {tensor.layout}; use allreduce_async"
+        )
     if op not in (Average, Sum):
-        raise ValueError(f"op={op.name} has no meaning for sparse tensors; use Average or Sum, or tensor.to_dense()")
+        raise InvalidArgument(
+            f"op={op.name} has no meaning for sparse tensors; use Average or Sum, or tensor.to_dense()"
+        )
     members = process_set.resolve(job)[1]
     tensor = tensor.detach()
     indices = tensor._indices().t().contiguous()  # not .indices(): that would make us coalesce, which sorts
