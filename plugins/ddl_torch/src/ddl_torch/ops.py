@@ -82,8 +82,9 @@ def _hold_memory(tensors: Sequence[torch.Tensor]) -> None:
     The operation holds the storage, so that ``set_`` and ``tensor.data = ...`` free nothing. ``resize_`` would: it
     gives the same storage other memory. No look at the address helps, since the tensor may grow while the machine
     code runs. So the storage is made one that cannot be resized, as ``tensor.numpy()`` makes it: torch then raises
-    RuntimeError. There is no way back, so that such a tensor cannot be resized later either; verbs that wait for
-    their result do not need this, and do without it.
+    RuntimeError (and, a fault of its own, leaves the tensor object with the new shape). There is no way back, so
+    that such a tensor cannot be resized later either; verbs that wait for their result do not need this, and do
+    without it. Not covered: memory of a device.
     """
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.layout is torch.strided:
