@@ -104,7 +104,7 @@ def test_the_setting_is_for_gradients_that_nobody_spoke_of(options: dict[str, An
 
     def play(rank: int, job: Any) -> None:
         weight = torch.nn.Parameter(torch.zeros(50))
-        optimizer = ddl.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=ddl.Sum, **options)
+        optimizer: Any = ddl.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=ddl.Sum, **options)
         for step in range(8):
             for _ in range(options.get("backward_passes_per_step", 1)):
                 (weight * (1 / 3)).sum().backward()
