@@ -87,6 +87,10 @@ class InvalidArgument(ValueError, RuntimeError):
     as wrong again, so that what restarts a job after such an error must not meet it.
     """
 
+    # Frameworks that trace the user's code raise an error of it anew, with its place there, and keep its class where
+    # its constructor is Exception's own.
+    __init__ = Exception.__init__
+
 
 class NotInitialized(ValueError):
     """A verb was called before ``init()`` or after ``shutdown()``."""
