@@ -185,7 +185,7 @@ def test_a_bad_argument_is_a_value_and_a_runtime_error(call: Callable[[Any], Any
             with pytest.raises(ddl.InvalidArgument) as told:
                 call(x)
             assert isinstance(told.value, ValueError) and isinstance(told.value, RuntimeError)
-            assert not isinstance(told.value, DdlInternalError)
+            assert DdlInternalError not in type(told.value).__mro__
         if any(one is call for name, one in BAD if name == "in flight"):
             assert rank == 0 or (ddl.allreduce(x, name="f") == 1).all()
         assert (ddl.allreduce(x, name="after", op=ddl.Sum) == 2).all()
