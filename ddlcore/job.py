@@ -31,7 +31,7 @@ from ddlcore.control.local import LocalNetwork
 from ddlcore.control.store import JobStore
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, InvalidArgument, NotInitialized
 from ddlcore.kernels.late import LateKernels
-from ddlcore.messages import PROTOCOL, Bye, Done, Hello, Profile, Pulse
+from ddlcore.messages import BY_SETTING, PROTOCOL, Bye, Done, Hello, Profile, Pulse
 from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
 from ddlcore.onlookers import Observer, observers
@@ -412,7 +412,13 @@ class Job:
             )
 
     def compressor(self, name: str) -> Compressor:
-        """This job's compressor of that name. Raises ValueError for a name that no plugin offers."""
+        """This job's compressor of that name. Raises InvalidArgument for a name that no plugin offers.
+
+        Of what leaves it to the setting: the one that the setting names here. What a batch travels as the coordinator
+        says, see ``Spec.compressor_by``.
+        """
+        if name == BY_SETTING:
+            name = self.settings.text("compression")
         compressor = self._compressors.get(name)
         if compressor is None:
             compressor = self._compressors[name] = self._compressor(name, self._kernels)

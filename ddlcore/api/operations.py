@@ -14,7 +14,7 @@ from ddlcore.api.world import ProcessSet, current_job, global_process_set
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.errors import InvalidArgument
 from ddlcore.job import Job
-from ddlcore.messages import BY_SETTING, Spec, encode
+from ddlcore.messages import Spec, encode
 from ddlcore.runtime.executor import reducescatter_rows
 from ddlcore.runtime.fenced import FencedHandle, FencedRecurring
 from ddlcore.runtime.handle import Handle
@@ -104,7 +104,7 @@ class Operations:
         """As ``allreduce_async`` for several tensors that go together: none starts before all are ready everywhere."""
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
-        _check_compression(job, compression)
+        job.compressor(compression)
         sources = [self.adapter.buffer(tensor, elementwise=True) for tensor in tensors]
         device = _device(job, sources, "allreduce", by_host)
         if outputs is None:
@@ -148,7 +148,7 @@ class Operations:
         """
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
-        _check_compression(job, compression)
+        job.compressor(compression)
         buffer = self.adapter.buffer(tensor, elementwise=True)
         (target,) = self._targets([tensor if output is None else output], [buffer], [tensor])
         op = _reduce_op(op, buffer.dtype)
@@ -549,12 +549,6 @@ def _require_apart(sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None
             end, last = until, i
         if is_written and until > written_end:
             written_end, last_written = until, i
-
-
-def _check_compression(job: Job, name: str) -> None:
-    """InvalidArgument for a compressor that nobody offers."""
-    if name != BY_SETTING:
-        job.compressor(name)
 
 
 def _reduce_op(op: ReduceOp, dtype: DType) -> ReduceOp:

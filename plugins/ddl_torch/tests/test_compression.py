@@ -113,6 +113,7 @@ def test_the_setting_is_for_gradients_that_nobody_spoke_of(options: dict[str, An
             single = torch.tensor(1 / 3) * options.get("backward_passes_per_step", 1)
             expected = 2 * (single.half().float() if compressed else single)
             assert (weight.grad == expected).all(), step
+            optimizer.step()
             optimizer.zero_grad()
             metric = ddl.allreduce(torch.tensor([7e4]), name="loss", op=ddl.Sum)
             assert metric.item() == 1.4e5, step

@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import ddl_torch as ddl
 import torch
@@ -44,7 +45,7 @@ def train(steps: int, seed: int, interrupts: bool) -> list[torch.Tensor]:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).double()
     table = nn.Embedding(7, 2, sparse=True, dtype=torch.float64)
     parameters = [*model.parameters(), *table.parameters()]
-    optimizer = ddl.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.05))
+    optimizer: Any = ddl.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.05))
     for step in range(steps):
         optimizer.zero_grad()
         data = torch.Generator().manual_seed(1000 * step + ddl.rank())
