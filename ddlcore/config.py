@@ -157,7 +157,7 @@ SETTINGS: tuple[Setting, ...] = (
         "compression",
         str,
         "none",
-        "in replay, what float32 sums and averages travel as where the script names no compression: none, fp16, bf16",
+        "what float32 gradients travel as where the script names no compression: none, fp16, bf16, or a plugin's",
     ),
     Setting("autotune", bool, False, "1: look for better settings while training, and go on with the best"),
     Setting("autotune_log", str, "", "CSV file that gets a line for each sample of the search; empty: none"),

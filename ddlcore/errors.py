@@ -1,7 +1,7 @@
 """Every error that ddl raises by name: we closed it, they are gone, we disagree, it took too long.
 
-Wrong arguments are plain ``ValueError`` at the call; what happens to a running job derives from
-``DdlInternalError``, which Horovod's scripts know as ``HorovodInternalError``.
+Wrong arguments are ``InvalidArgument`` at the call, a ``ValueError`` that is a ``RuntimeError`` too; what happens to a
+running job derives from ``DdlInternalError``, which Horovod's scripts know as ``HorovodInternalError``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ __all__ = [
     "DeviceError",
     "HorovodInternalError",
     "IncompleteGradients",
+    "InvalidArgument",
     "MismatchError",
     "NotInitialized",
     "ObjectDigestError",
@@ -82,6 +83,18 @@ class DeviceError(DdlInternalError):
 
 class ObjectDigestError(DdlInternalError):
     """The bytes of an object are not those that its owner announced; they were not unpickled."""
+
+
+class InvalidArgument(ValueError, RuntimeError):
+    """An argument of a collective is wrong, on this rank: nothing was sent, and the job goes on.
+
+    A RuntimeError too, which scripts that were written for Horovod catch. No DdlInternalError: the call would be
+    as wrong again, so that what restarts a job after such an error must not meet it.
+    """
+
+    # Frameworks that trace the user's code raise an error of it anew, with its place there, and keep its class where
+    # its constructor is Exception's own.
+    __init__ = Exception.__init__
 
 
 class NotInitialized(ValueError):

@@ -29,9 +29,9 @@ from ddlcore.contracts.transport import Context, Transport
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.control.store import JobStore
-from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, NotInitialized
+from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, InvalidArgument, NotInitialized
 from ddlcore.kernels.late import LateKernels
-from ddlcore.messages import PROTOCOL, Bye, Done, Hello, Profile, Pulse
+from ddlcore.messages import BY_SETTING, PROTOCOL, Bye, Done, Hello, Profile, Pulse
 from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
 from ddlcore.onlookers import Observer, observers
@@ -409,7 +409,13 @@ class Job:
             )
 
     def compressor(self, name: str) -> Compressor:
-        """This job's compressor of that name. Raises ValueError for a name that no plugin offers."""
+        """This job's compressor of that name. Raises InvalidArgument for a name that no plugin offers.
+
+        Of what leaves it to the setting: the one that the setting names here. What a batch travels as the coordinator
+        says, see ``Spec.compressor_by``.
+        """
+        if name == BY_SETTING:
+            name = self.settings.text("compression")
         compressor = self._compressors.get(name)
         if compressor is None:
             compressor = self._compressors[name] = self._compressor(name, self._kernels)
@@ -418,7 +424,7 @@ class Job:
     def _compressor(self, name: str, kernels: Kernels) -> Compressor:
         provider = self.registry.compressors.get(name)
         if provider is None:
-            raise ValueError(
+            raise InvalidArgument(
                 f"no compressor is called {name!r}; there are {', '.join(sorted(self.registry.compressors))}"
             )
         compressor: Compressor = self.registry.load(provider)(kernels)

@@ -13,6 +13,7 @@ import msgspec
 from ddlcore.types import DType, Kind, ReduceOp
 
 __all__ = [
+    "BY_SETTING",
     "PROTOCOL",
     "Adjust",
     "Alive",
@@ -66,7 +67,8 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 1  # ranks and coordinator must agree on it
+PROTOCOL = 2  # ranks and coordinator must agree on it
+BY_SETTING = "setting"  # a Spec's compressor: the job's setting says what the tensor travels as
 
 
 class Spec(msgspec.Struct, frozen=True, array_like=True):
@@ -81,7 +83,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     postscale: float = 1.0
     device: str = "cpu"
     strides: tuple[int, ...] | None = None
-    compressor: str = "none"
+    compressor: str = "none"  # BY_SETTING: see ``compressor_by``
     group: int = 0  # size of the grouped call it belongs to, whose name is its own up to the last "["
     ranks: tuple[int, ...] | None = None  # of ADD_SET: the members; of REMOVE_SET: (set id,)
     part_of: str = ""  # what the caller says that it belongs to, in words; the ranks must say the same
@@ -89,6 +91,17 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     def nbytes(self, rows: tuple[int, ...] = ()) -> int:
         """Of the tensor; of ragged kinds, which it alone does not tell, with these ``rows``."""
         return prod(self.shape) * self.dtype.itemsize * (sum(rows) if self.kind.is_ragged else 1)
+
+    def compressor_by(self, setting: str) -> str:
+        """Return the compressor that the tensor travels by, where the job's setting is ``setting``.
+
+        The setting applies to what leaves it to the setting, which gradients do unless the user has named a
+        compressor, and of that to sums and averages of float32.
+        """
+        if self.compressor != BY_SETTING:
+            return self.compressor
+        sums = self.kind is Kind.ALLREDUCE and self.op in (ReduceOp.Sum, ReduceOp.Average)
+        return setting if sums and self.dtype is DType.F32 else "none"
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -292,6 +305,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     digests: tuple[tuple[bytes, ...], ...] = ()  # objects: [name][member]
     specs: tuple[bytes, ...] = ()  # only where a member has joined: it must know what it takes part in
     result: int = -1  # ADD_SET: the new set's id; JOIN: the last rank that joined
+    compressor: str = ""  # that it travels by, where its specs leave that to the setting
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
@@ -312,7 +326,7 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     names: tuple[str, ...]  # "" for anonymous calls, which are known by their specs
     specs: tuple[bytes, ...]
     hole: bool = False
-    compressor: str = ""  # that it travels by, where that is another than its specs say
+    compressor: str = ""  # that it travels by, where its specs leave that to the setting
     commit: bool = False  # the last of a set on devices that somebody may wait for: behind it the hosts tell each other
 
 

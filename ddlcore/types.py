@@ -59,6 +59,10 @@ class DType(IntEnum):
     def is_float(self) -> bool:
         return DType.F16 <= self <= DType.F64
 
+    @property
+    def is_integer(self) -> bool:
+        return self <= DType.I64
+
     @classmethod
     def of(cls, label: str) -> DType:
         """The type that is called ``label`` (``float32``, ``bfloat16``, …).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlcore.api.arguments import UserCompressor, resolve_op, wire_compression
+from ddlcore.api.arguments import UserCompressor, gradient_compression, resolve_op, wire_compression
 from ddlcore.api.gpus import Gpus, installed_gpus, local_device, local_gpu, log_once, visible_gpus
 from ddlcore.api.handles import Mapped, Waitable, poll, synchronize
 from ddlcore.api.objects import allgather_object, barrier, broadcast_object, join
@@ -57,6 +57,7 @@ __all__ = [
     "current_job",
     "enabled",
     "global_process_set",
+    "gradient_compression",
     "init",
     "installed_gpus",
     "is_homogeneous",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any, Protocol
 
+from ddlcore.errors import InvalidArgument
+from ddlcore.messages import BY_SETTING
 from ddlcore.types import Adasum, Average, ReduceOp, Sum
 
-__all__ = ["UserCompressor", "resolve_op", "wire_compression"]
+__all__ = ["UserCompressor", "gradient_compression", "resolve_op", "wire_compression"]
 
 
 class UserCompressor(Protocol):
@@ -37,10 +39,10 @@ def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3)
         )
         return Average if average else Sum
     if average is not None:
-        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        raise InvalidArgument("The op parameter supersedes average. Please provide only one of them.")
     resolved = ReduceOp(op)
     if resolved is Adasum:
-        raise ValueError("op=Adasum is not supported yet; use op=Average or op=Sum")
+        raise InvalidArgument("op=Adasum is not supported yet; use op=Average or op=Sum")
     return resolved
 
 
@@ -58,7 +60,16 @@ def wire_compression(compression: Any) -> tuple[str, UserCompressor | None]:
         return wire, None
     if callable(getattr(compression, "compress", None)) and callable(getattr(compression, "decompress", None)):
         return "none", compression
-    raise ValueError(
+    raise InvalidArgument(
         f"compression={compression!r}: use Compression.none, .fp16 or .bf16, the name of a compressor, "
         "or a class with static methods compress(tensor) and decompress(tensor, ctx)"
     )
+
+
+def gradient_compression(compression: Any) -> tuple[str, UserCompressor | None]:
+    """Resolve the compression of gradients: as ``wire_compression``, and None leaves it to the job's setting.
+
+    Optimizers, tapes and trainers describe their gradients by this, and nothing else does: what a user reduces
+    by a verb is compressed only where the call says so. The setting is resolved by the coordinator, for all ranks.
+    """
+    return (BY_SETTING, None) if compression is None else wire_compression(compression)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+from ddlcore.errors import InvalidArgument
+
 __all__ = ["Mapped", "Waitable", "poll", "synchronize"]
 
 
@@ -58,5 +60,5 @@ def synchronize(handle: Waitable) -> Any:
 
 def _checked(handle: Waitable) -> Waitable:
     if not isinstance(handle, Waitable):
-        raise ValueError(f"{handle!r} is no handle; pass what an ..._async function returned")
+        raise InvalidArgument(f"{handle!r} is no handle; pass what an ..._async function returned")
     return handle

@@ -9,21 +9,41 @@ from typing import Any
 
 from ddlcore.api.world import ProcessSet, current_job, global_process_set
 from ddlcore.contracts.transport import Memory, view
-from ddlcore.errors import ObjectDigestError
+from ddlcore.errors import InvalidArgument, ObjectDigestError
 from ddlcore.job import Job
 from ddlcore.messages import Spec, encode
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.request import ANONYMOUS, Entry, Outcome
 from ddlcore.types import Buffer, DType, Kind
 
-__all__ = ["allgather_object", "barrier", "broadcast_object", "check_root", "join"]
+__all__ = ["allgather_object", "barrier", "broadcast_object", "check_root", "checked_name", "join"]
+
+MOST_NAME_BYTES = 4096
 
 
 def check_root(root_rank: int, ranks: Sequence[int], set_id: int) -> None:
-    """ValueError where ``root_rank`` is not one of ``ranks``."""
+    """InvalidArgument where ``root_rank`` is not one of ``ranks``."""
     if root_rank not in ranks:
         where = "the world" if set_id == 0 else f"process set {set_id}"
-        raise ValueError(f"root_rank={root_rank} is not in {where} (ranks {list(ranks)})")
+        raise InvalidArgument(f"root_rank={root_rank} is not in {where} (ranks {list(ranks)})")
+
+
+def checked_name(name: str) -> str:
+    """``name``, if it can travel. Raises InvalidArgument for what is no text, no Unicode, empty or too long."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a tensor's name is a string, not {type(name).__name__}: {name!r}")
+    try:
+        nbytes = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgument(
+            f"the tensor name {name!r} is no valid Unicode text (it has a lone surrogate), so that no other rank can "
+            "be told of it; give another name"
+        ) from None
+    if not 0 < nbytes <= MOST_NAME_BYTES:
+        raise InvalidArgument(
+            f"the tensor name {name[:40]!r}... has {nbytes} bytes; names have 1 to {MOST_NAME_BYTES}, in UTF-8"
+        )
+    return name
 
 
 def barrier(process_set: ProcessSet = global_process_set, job: Job | None = None) -> None:
@@ -102,7 +122,7 @@ def _exchange(
         view(memory.address, len(payload))[:] = payload
     source = Buffer(memory.address, len(payload), DType.U8, (len(payload),), owner=memory)
     handle = Handle(job.completion, 1, lambda outcomes: outcomes[0])
-    wire_name = ANONYMOUS if name is None else f"object.{name}"
+    wire_name = f"object.{checked_name(name)}" if name else ANONYMOUS
     digest = hashlib.blake2b(payload, digest_size=32).digest()
     rows = (len(payload),)
     entry = Entry(handle, 0, set_id, wire_name, spec, encode(spec), source, None, rows, digest)

@@ -1,6 +1,6 @@
 """The verbs, written once over adapters: a framework's tensors in, handles out.
 
-Each checks its arguments at the call (ValueError), describes the operation in a Spec that all ranks
+Each checks its arguments at the call (InvalidArgument, a ValueError), describes the operation in a Spec that all ranks
 must share, and submits. Framework packages wrap these in their own signatures.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddlcore.api.objects import allgather_object, broadcast_object, check_root
+from ddlcore.api.objects import allgather_object, broadcast_object, check_root, checked_name
 from ddlcore.api.world import ProcessSet, current_job, global_process_set
 from ddlcore.contracts.adapter import Adapter
+from ddlcore.errors import InvalidArgument
 from ddlcore.job import Job
 from ddlcore.messages import Spec, encode
 from ddlcore.runtime.executor import reducescatter_rows
@@ -33,6 +34,11 @@ class Operations:
     their order within the process set); ``job`` is the world, by default the caller's current one.
     ``by_host``: tensors on a device go by way of the host's memory, whatever else could serve them; ``sparse``:
     they are of a sparse gradient, see the setting ``device_sparse``. All ranks must say the same.
+    ``compression``: the name of a compressor; "setting" leaves that to the setting ``compression``, as gradients do.
+
+    Integers: an average is exact and truncated toward zero; a sum wraps around, as in C. ``prescale_factor`` and
+    ``postscale_factor`` of integers are applied in float64: each value times the first is truncated toward zero, the
+    exact sum times the second (divided by the ranks, for an average) likewise.
 
     Of tensors on devices, handles and results come when the work is queued: ``wait`` makes the current stream
     wait for it, not the host.
@@ -103,7 +109,9 @@ class Operations:
         device = _device(job, sources, "allreduce", by_host)
         if outputs is None:
             outputs = [self.adapter.allocate(tensor) for tensor in tensors]
-        targets = [self._target(o, s, t) for o, s, t in zip(outputs, sources, tensors)]
+            targets = [self.adapter.buffer(output, elementwise=True) for output in outputs]
+        else:
+            targets = self._targets(outputs, sources, tensors)
         ops = [_reduce_op(op, source.dtype) for source in sources]
         names, group = self._names(Kind.ALLREDUCE, name, len(tensors), _single)
         specs = [
@@ -142,11 +150,11 @@ class Operations:
         set_id, _ = process_set.resolve(job)
         job.compressor(compression)
         buffer = self.adapter.buffer(tensor, elementwise=True)
-        target = buffer if output is None else self._target(output, buffer, tensor)
+        (target,) = self._targets([tensor if output is None else output], [buffer], [tensor])
         op = _reduce_op(op, buffer.dtype)
         device = _device(job, [buffer], "allreduce", by_host)
         spec = _allreduce_spec(buffer, op, prescale_factor, postscale_factor, compression, 0, device, part_of)
-        what = (job.completion, set_id, f"allreduce.{name}", spec, self._encoded(spec), buffer, target)
+        what = (job.completion, set_id, f"allreduce.{checked_name(name)}", spec, self._encoded(spec), buffer, target)
         return Recurring(*what) if device == CPU.kind else FencedRecurring(*what, self.adapter.after)
 
     def allreduce_in_place(
@@ -173,7 +181,7 @@ class Operations:
         if recurring is None or address is None:
             factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
             kinds: Any = {**factors, "op": op, "process_set": process_set, "compression": compression, "job": job}
-            if name is None:
+            if not name:
                 self.allreduce_async(tensor, output=tensor, waits=True, **kinds).wait()
                 return
             if len(job.recurring) >= RECURRING_LIMIT:
@@ -266,7 +274,7 @@ class Operations:
         source = self.adapter.buffer(tensor, elementwise=True)
         if output is None:
             output = self.adapter.allocate(tensor)
-        target = self._target(output, source, tensor)
+        (target,) = self._targets([output], [source], [tensor])
         device = _device(job, [source], "broadcast", by_host)
         names, _ = self._names(Kind.BROADCAST, name, 1, True)
         spec = Spec(
@@ -363,7 +371,9 @@ class Operations:
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)
         if not job.compressor(compression).summable:
-            raise ValueError(f"compression {compression!r} is not summable, which reducescatter needs; use another one")
+            raise InvalidArgument(
+                f"compression {compression!r} is not summable, which reducescatter needs; use another one"
+            )
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "reducescatter") for tensor in tensors]
         device = _device(job, sources, "reducescatter", by_host)
         ops = [_reduce_op(op, source.dtype) for source in sources]
@@ -440,20 +450,33 @@ class Operations:
         An anonymous call gets its number when it is submitted: counted on one rank alone, it would never be answered.
         """
         if count == 0:
-            raise ValueError(f"grouped {kind.name.lower()}: the list of tensors is empty")
-        base = ANONYMOUS if name is None else f"{kind.name.lower()}.{name}"
+            raise InvalidArgument(f"grouped {kind.name.lower()}: the list of tensors is empty")
+        # As in Horovod, an empty name is none.
+        base = f"{kind.name.lower()}.{checked_name(name)}" if name else ANONYMOUS
         if single:
             return [base], 0
         return [f"{base}[{i}]" for i in range(count)], count
 
+    def _targets(self, outputs: Sequence[Any], sources: Sequence[Buffer], tensors: Sequence[Any]) -> list[Buffer]:
+        """Where the results go; all that is written is writable, and shares memory with nothing but its own source."""
+        if len(outputs) != len(tensors):
+            raise InvalidArgument(f"{len(outputs)} outputs are given for {len(tensors)} tensors; give one for each")
+        targets = [self._target(*given) for given in zip(outputs, sources, tensors)]
+        if len(targets) != 1 or targets[0] is not sources[0]:
+            _require_apart(sources, targets)
+        return targets
+
     def _target(self, output: Any, source: Buffer, tensor: Any) -> Buffer:
+        self.adapter.require_writable(output)
         if output is tensor:
             return source
         target = self.adapter.buffer(output, elementwise=True)
         if target.device is not source.device and target.device != source.device:
-            raise ValueError(f"output lies on {target.device}, the tensor on {source.device}; both go on one device")
+            raise InvalidArgument(
+                f"output lies on {target.device}, the tensor on {source.device}; both go on one device"
+            )
         if (target.shape, target.dtype, target.strides) != (source.shape, source.dtype, source.strides):
-            raise ValueError(
+            raise InvalidArgument(
                 f"output has shape {target.shape}, type {target.dtype.label} and strides {target.strides}, the tensor "
                 f"{source.shape}, {source.dtype.label} and {source.strides}; give an output made like the tensor"
             )
@@ -500,15 +523,43 @@ class Operations:
         return data
 
 
+def _require_apart(sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
+    """Raise InvalidArgument where memory that is written overlaps with other memory of the call.
+
+    A source and its own target may be one memory. Sources may overlap: they are only read. Tensors whose place is
+    not known yet (address 0) are left out.
+    """
+    written = [(b.address, b.address + b.nbytes, i, True) for i, b in enumerate(targets) if b.address and b.count]
+    read = [
+        (b.address, b.address + b.nbytes, i, False)
+        for i, b in enumerate(sources)
+        if b.address and b.count and b.address != targets[i].address
+    ]
+    end, last = 0, -1  # of what reaches furthest, among what begins before
+    written_end, last_written = 0, -1
+    for begin, until, i, is_written in sorted(written + read):
+        if (is_written and begin < end) or begin < written_end:
+            other = last if is_written and begin < end else last_written
+            where = f"tensors {other} and {i} of the call" if i != other else "output and tensor"
+            raise InvalidArgument(
+                f"{where} overlap in memory, and one of them is written; pass each tensor once, and make "
+                "views of one memory tensors of their own (a copy)"
+            )
+        if until > end:
+            end, last = until, i
+        if is_written and until > written_end:
+            written_end, last_written = until, i
+
+
 def _reduce_op(op: ReduceOp, dtype: DType) -> ReduceOp:
     if op == Adasum:
-        raise ValueError("op=Adasum is not available yet; use Average or Sum")
+        raise InvalidArgument("op=Adasum is not available yet; use Average or Sum")
     try:
         op = ReduceOp(op)
     except ValueError:
-        raise ValueError(f"op={op!r} is none of {', '.join(o.name for o in ReduceOp)}") from None
+        raise InvalidArgument(f"op={op!r} is none of {', '.join(o.name for o in ReduceOp)}") from None
     if dtype is DType.BOOL and op is Average:
-        raise ValueError("the average of bool is not defined; use Min (all), Max (any), or cast the tensor first")
+        raise InvalidArgument("the average of bool is not defined; use Min (all), Max (any), or cast the tensor first")
     return op
 
 
@@ -543,26 +594,26 @@ def _device(job: Job, buffers: Sequence[Buffer], verb: str, by_host: bool, spars
     device = buffers[0].device if buffers else CPU
     if any(other.device is not device and other.device != device for other in buffers):
         where = " and ".join(map(str, dict.fromkeys(buffer.device for buffer in buffers)))
-        raise ValueError(f"grouped {verb}: its tensors lie on {where}; make one call for those of each device")
+        raise InvalidArgument(f"grouped {verb}: its tensors lie on {where}; make one call for those of each device")
     return CPU.kind if device.kind == CPU.kind else job.device_label(device, sparse, by_host)
 
 
 def _with_rows(buffer: Buffer, verb: str) -> Buffer:
     if not buffer.shape:
-        raise ValueError(f"{verb} needs a tensor with at least one dimension; reshape the scalar to (1,)")
+        raise InvalidArgument(f"{verb} needs a tensor with at least one dimension; reshape the scalar to (1,)")
     return buffer
 
 
 def _splits(splits: Sequence[int] | None, rows: int, size: int) -> tuple[int, ...]:
     if splits is None:
         if rows % size:
-            raise ValueError(
+            raise InvalidArgument(
                 f"alltoall: the first dimension ({rows}) is not divisible by the {size} ranks; give splits"
             )
         return (rows // size,) * size
     sent = tuple(int(split) for split in splits)
     if len(sent) != size:
-        raise ValueError(f"alltoall: splits has {len(sent)} entries for {size} ranks; give one for each")
+        raise InvalidArgument(f"alltoall: splits has {len(sent)} entries for {size} ranks; give one for each")
     if any(split < 0 for split in sent) or sum(sent) != rows:
-        raise ValueError(f"alltoall: splits {list(sent)} do not add up to the first dimension ({rows})")
+        raise InvalidArgument(f"alltoall: splits {list(sent)} do not add up to the first dimension ({rows})")
     return sent

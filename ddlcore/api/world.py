@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddlcore.adoption import recognise
 from ddlcore.api.threads import before_threads_are_joined, others_are_alive
 from ddlcore.config import Environment
-from ddlcore.errors import DdlInternalError, NotInitialized
+from ddlcore.errors import DdlInternalError, InvalidArgument, NotInitialized
 from ddlcore.job import Job, launched_job, lone_job
 from ddlcore.messages import Spec, encode
 from ddlcore.plug.aliases import ALIASES
@@ -100,9 +100,9 @@ class ProcessSet:
         try:
             given = [int(rank) for rank in ranks]
         except TypeError:
-            raise ValueError(f"ProcessSet takes a sequence of ranks, not {type(ranks).__name__}") from None
+            raise InvalidArgument(f"ProcessSet takes a sequence of ranks, not {type(ranks).__name__}") from None
         if len(set(given)) != len(given):
-            raise ValueError(f"process set with duplicate rank in {given}")
+            raise InvalidArgument(f"process set with duplicate rank in {given}")
         self.ranks = sorted(given)
         self.process_set_id = None
 
@@ -111,9 +111,9 @@ class ProcessSet:
         set_id = self.process_set_id
         members = None if set_id is None else job.sets.members(set_id)
         if set_id is None or members is None:
-            raise ValueError(f"{self} is not registered in this job; pass it to init() or add_process_set() first")
+            raise InvalidArgument(f"{self} is not registered in this job; pass it to init() or add_process_set() first")
         if job.rank not in members:
-            raise ValueError(f"rank {job.rank} is not a member of {self}; only members may call")
+            raise InvalidArgument(f"rank {job.rank} is not a member of {self}; only members may call")
         return set_id, members
 
     def size(self) -> int | None:
@@ -206,12 +206,12 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet | Sequence[int]] | str | 
 def _register(process_sets: Sequence[ProcessSet | Sequence[int]] | str) -> None:
     try:
         if isinstance(process_sets, str):
-            raise ValueError(f"process_sets={process_sets!r} is neither a list of ProcessSet nor 'dynamic'")
+            raise InvalidArgument(f"process_sets={process_sets!r} is neither a list of ProcessSet nor 'dynamic'")
         known = {tuple(global_process_set.ranks)}
         for number, given in enumerate(process_sets):
             one = given if isinstance(given, ProcessSet) else ProcessSet(given)
             if tuple(one.ranks) in known:
-                raise ValueError(
+                raise InvalidArgument(
                     f"ddl could not be initialized: process_sets entry number {number} is a duplicate: {one}"
                 )
             known.add(tuple(one.ranks))
@@ -245,7 +245,7 @@ def _make_job(comm: Any) -> Job:
     if environment is None and guest is None:
         return lone_job(registry)
     if ranks is not None and launched.rank not in ranks:
-        raise ValueError(
+        raise InvalidArgument(
             f"init: rank {launched.rank} is not in comm={list(ranks)}; call init(comm=…) only on its ranks"
         )
     ordinal = _process.ordinals.get(ranks, 0) + 1
@@ -265,7 +265,7 @@ def _ranks_of(comm: Any, launched: Placement | Seat) -> tuple[int, ...] | None:
     if not ranks:
         return None  # as in Horovod: an empty list means everybody
     if len(set(ranks)) != len(ranks) or any(not 0 <= rank < launched.size for rank in ranks):
-        raise ValueError(f"init: comm={list(ranks)} must name different ranks between 0 and {launched.size - 1}")
+        raise InvalidArgument(f"init: comm={list(ranks)} must name different ranks between 0 and {launched.size - 1}")
     return None if ranks == tuple(range(launched.size)) else ranks
 
 
@@ -275,7 +275,7 @@ def _ranks_of_communicator(comm: Any, launched: Placement | Seat) -> Sequence[in
     if provider is None:
         library = type(comm).__module__.partition(".")[0]
         line = ALIASES["library of communicators"].get(library)
-        raise ValueError(
+        raise InvalidArgument(
             f"init: comm is of type {type(comm).__name__}; expected a list of ranks, or a communicator of another "
             + (f"library; for {library}'s: {line}" if line else "library, for which that library's plugin is needed")
         )
@@ -407,14 +407,14 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     job = current_job()
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if one.process_set_id is not None and job.sets.members(one.process_set_id) is not None:
-        raise ValueError(f"{one} is registered already")
+        raise InvalidArgument(f"{one} is registered already")
     wrong = [member for member in one.ranks if not 0 <= member < job.size]
     if wrong or not one.ranks:
-        raise ValueError(
+        raise InvalidArgument(
             f"process set with invalid rank: {wrong or 'it is empty'}; the world has ranks 0 to {job.size - 1}"
         )
     if one.ranks in job.sets.ids_and_ranks().values():
-        raise ValueError(f"a process set with ranks {one.ranks} exists already; use that one")
+        raise InvalidArgument(f"a process set with ranks {one.ranks} exists already; use that one")
     spec = Spec(Kind.ADD_SET, ranks=tuple(one.ranks))
     one.process_set_id = _change_sets(job, spec)
     return one

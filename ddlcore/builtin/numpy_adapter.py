@@ -10,6 +10,7 @@ import numpy as np
 
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
+from ddlcore.errors import InvalidArgument
 from ddlcore.types import BF16_NAME, Buffer, DType
 
 __all__ = ["NumpyAdapter"]
@@ -26,26 +27,38 @@ class NumpyAdapter(Adapter):
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         if not isinstance(tensor, np.ndarray) or isinstance(tensor, np.ma.MaskedArray):
-            raise ValueError(
+            raise InvalidArgument(
                 f"a numpy array is needed, not {type(tensor).__name__}; make one of it with np.asarray(...)"
             )
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
             dtype = _other_dtype(tensor.dtype)
         if not tensor.flags.aligned:
-            raise ValueError(
+            raise InvalidArgument(
                 f"an array of shape {tensor.shape} begins in the middle of an element; pass a copy of it (.copy())"
             )
         strides = None
         if not tensor.flags.c_contiguous:
             strides = _dense_strides(tensor)
             if strides is None or not elementwise:
-                raise ValueError(
+                raise InvalidArgument(
                     f"an array of shape {tensor.shape} with strides {tensor.strides} is not contiguous; "
                     "pass np.ascontiguousarray(array)"
                 )
         address: int = tensor.__array_interface__["data"][0]
         return Buffer(address, tensor.size, dtype, tensor.shape, strides, owner=tensor)
+
+    def address(self, tensor: Any, like: Buffer) -> int | None:
+        if isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
+            return None  # it may lie where a writable one lay; what is asked then refuses it
+        return super().address(tensor, like)
+
+    def require_writable(self, tensor: Any) -> None:
+        if not tensor.flags.writeable:
+            raise InvalidArgument(
+                f"an array of shape {tensor.shape} is read-only, and this call writes to it; pass a copy of it "
+                "(.copy()), or use the verb that returns a new array (without the underscore, without output=)"
+            )
 
     def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
         if shape is None:
@@ -79,10 +92,13 @@ class _Held:
 def _other_dtype(dtype: Any) -> DType:
     """Of what numpy itself does not have: bfloat16, or an error that says what to do."""
     if not dtype.isnative:
-        raise ValueError(f"array type {dtype.str} has foreign byte order; pass array.astype({dtype.name!r})")
+        raise InvalidArgument(f"array type {dtype.str} has foreign byte order; pass array.astype({dtype.name!r})")
     if dtype.name == BF16_NAME:
         return DType.BF16
-    return DType.of(dtype.name)
+    try:
+        return DType.of(dtype.name)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
 
 
 def _numpy_dtype(dtype: DType, like: Any) -> Any:
@@ -93,7 +109,7 @@ def _numpy_dtype(dtype: DType, like: Any) -> Any:
     try:
         return np.dtype(import_module("ml_dtypes").bfloat16)
     except ImportError as error:
-        raise ValueError("numpy has no bfloat16 of its own; pip install ml_dtypes") from error
+        raise InvalidArgument("numpy has no bfloat16 of its own; pip install ml_dtypes") from error
 
 
 def _dense_strides(array: Any) -> tuple[int, ...] | None:

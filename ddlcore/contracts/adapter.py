@@ -31,8 +31,15 @@ class Adapter(ABC):
         dense (``.contiguous()``), has a type ddl does not carry, or lies where no transport reaches.
         """
 
+    def require_writable(self, tensor: Any) -> None:
+        """Raise ValueError, saying what to do, for a tensor that must not be written.
+
+        Asked of each tensor that an operation writes to, after ``buffer``. A framework whose tensors are always
+        writable, or do not tell, leaves this as it is.
+        """
+
     def address(self, tensor: Any, like: Buffer) -> int | None:
-        """Where ``tensor`` lies, if ``buffer`` would describe it as ``like`` but for its place; else None.
+        """Where ``tensor`` lies, if ``buffer`` would describe it as ``like`` but for its place and it is writable; else None.
 
         It is asked once for each call of a loop: a faster one is worth writing.
         """

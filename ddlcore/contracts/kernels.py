@@ -48,3 +48,18 @@ class Kernels(ABC):
     @abstractmethod
     def fill_identity(self, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
         """Fills memory with the value that changes nothing under ``op``: what a rank that has joined contributes."""
+
+    def widen(self, source: int, count: int, dtype: DType, target: int, scale: float = 1.0) -> None:
+        """Write integers as int64 (int64 as two: high half, low half), each times ``scale``, so that 2^31 can be added.
+
+        Only of host memory.
+        """
+        raise NotImplementedError(f"{type(self).__name__} makes no exact sums")
+
+    def mean(self, source: int, count: int, dtype: DType, target: int, divisor: int, scale: float = 1.0) -> None:
+        """Write the sums of what ``widen`` wrote as integers: times ``scale``, over ``divisor``, truncated toward zero.
+
+        Exact where ``scale`` is 1, else computed in float64; what the type does not hold wraps around. Only of
+        host memory.
+        """
+        raise NotImplementedError(f"{type(self).__name__} makes no exact sums")

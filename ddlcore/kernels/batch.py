@@ -10,7 +10,7 @@ from ddlcore.kernels.intrinsics import compiled, copy, outside, read, stack
 from ddlcore.kernels.loops import WIDE_LEFT, WIDE_OUT
 from ddlcore.types import DType
 
-__all__ = ["ITEMSIZE", "ddl_convert", "ddl_reduce"]
+__all__ = ["BLOCK", "BLOCK_BYTES", "I64", "ITEMSIZE", "ddl_convert", "ddl_reduce"]
 
 _cast, _combine = outside("ddl_cast"), outside("ddl_combine")
 

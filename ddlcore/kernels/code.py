@@ -25,7 +25,9 @@ FUNCTIONS = {
     "ddl_cast": "qqqqqd",
     "ddl_combine": "qqqqqqqddd",
     "ddl_convert": "qqqqqqdq",
+    "ddl_mean": "qqqqqd",
     "ddl_reduce": "qqqqqqdd",
+    "ddl_widen": "qqqqd",
 }
 LINUX_FUNCTIONS = {
     "ddl_cast": "qqqqqd",
@@ -52,6 +54,7 @@ SOURCES = (
     "lanes.py",
     "loops.py",
     "ring.py",
+    "whole.py",
 )
 COMPILE_S = 120.0  # how long to wait for another who compiles
 _COMPILING: Final = threading.Lock()

@@ -36,6 +36,8 @@ class CpuKernels(Kernels):
         code = load(cache_dir)
         self._convert = code.function("ddl_convert")
         self._reduce = code.function("ddl_reduce")
+        self._widen = code.function("ddl_widen")
+        self._mean = code.function("ddl_mean")
 
     def pack(
         self, sources: Sequence[int], counts: Sequence[int], dtype: DType, target: int, wire: DType, scale: float = 1.0
@@ -74,6 +76,12 @@ class CpuKernels(Kernels):
             more = min(have, total - have)
             ctypes.memmove(target + have, target, more)
             have += more
+
+    def widen(self, source: int, count: int, dtype: DType, target: int, scale: float = 1.0) -> None:
+        self._widen(source, target, count, dtype, scale)
+
+    def mean(self, source: int, count: int, dtype: DType, target: int, divisor: int, scale: float = 1.0) -> None:
+        self._mean(source, target, count, dtype, divisor, scale)
 
 
 def _identity(dtype: DType, op: ReduceOp) -> bytes:

@@ -48,3 +48,9 @@ class LateKernels(Kernels):
 
     def fill_identity(self, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
         self._load().fill_identity(target, count, dtype, op)
+
+    def widen(self, source: int, count: int, dtype: DType, target: int, scale: float = 1.0) -> None:
+        self._load().widen(source, count, dtype, target, scale)
+
+    def mean(self, source: int, count: int, dtype: DType, target: int, divisor: int, scale: float = 1.0) -> None:
+        self._load().mean(source, count, dtype, target, divisor, scale)

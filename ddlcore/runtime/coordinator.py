@@ -14,6 +14,7 @@ from msgspec import DecodeError
 
 from ddlcore.contracts.fusion import FusionPolicy
 from ddlcore.messages import (
+    BY_SETTING,
     Adjust,
     Answer,
     Arranged,
@@ -67,7 +68,7 @@ class Coordinator:
         pilot: Pilot | None = None,
         compression: str = "none",
     ) -> None:
-        """``compression``: what float32 allreduces of a schedule travel as, where they name none themselves.
+        """``compression``: what float32 allreduces travel as that leave it to the setting, see ``Spec.compressor_by``.
 
         ``pilot`` looks for better settings meanwhile.
         """
@@ -400,7 +401,7 @@ class Coordinator:
         fusable = [i for i, p in enumerate(runnable) if self.table.spec_of(p).kind is Kind.ALLREDUCE]
         batches = [[i] for i in sorted(set(range(len(runnable))).difference(fusable))]
         if fusable:
-            described = [self.table.describe(runnable[i]) for i in fusable]
+            described = [self.table.describe(runnable[i], self.rhythm.compression) for i in fusable]
             for positions in self._policy.arrange(described, self.params):
                 batches.append([fusable[p] for p in positions])
         batches.sort(key=lambda batch: batch[0])
@@ -418,6 +419,8 @@ class Coordinator:
             return members, Batch(self._take_index(), 0, spec.kind, (batch[0].name,), result=spec.ranks[0])
         short = any(pending.asked != pending.members for pending in batch)
         ragged = spec.kind.is_ragged
+        # As in a schedule: the coordinator resolves the setting, which a search may change, for all ranks.
+        by_setting = any(self.table.spec_of(pending).compressor == BY_SETTING for pending in batch)
         return members, Batch(
             self._take_index(),
             batch[0].set_id,
@@ -426,6 +429,7 @@ class Coordinator:
             rows=tuple(self.table.rows(pending, members) for pending in batch) if ragged else (),
             digests=tuple(self.table.digests(pending, members) for pending in batch) if ragged else (),
             specs=tuple(pending.spec for pending in batch) if short else (),
+            compressor=spec.compressor_by(self.rhythm.compression) if by_setting else "",
         )
 
     def _add_set(self, pending: Pending, spec: Spec) -> tuple[Iterable[int], Item]:

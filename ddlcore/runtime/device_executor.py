@@ -13,6 +13,7 @@ from ddlcore.messages import Batch, Planned, Spec
 from ddlcore.runtime.device_routes import DeviceRoutes, OnDevice
 from ddlcore.runtime.devices import Lane
 from ddlcore.runtime.executor import Deliver, Later, Run, same, void
+from ddlcore.runtime.integers import is_exact
 from ddlcore.runtime.on_queue import Queued, queued
 from ddlcore.runtime.request import Entry, Outcome
 from ddlcore.runtime.scaling import reduction
@@ -114,6 +115,8 @@ class DeviceExecutor:
         if not compressor.summable:  # shards are decoded and added on the host, where such a compressor runs
             self._tell(route, spec.compressor)
             return False
+        if is_exact(spec, len(route.host.ranks)) and compressor.wire_dtype(spec.dtype) is spec.dtype:
+            return False  # integers are added exactly by the kernels of the host
         capabilities = route.transport.capabilities_for(kind)
         wire = compressor.wire_dtype(spec.dtype)
         return wire in capabilities.dtypes and reduction(spec, 1)[0] in capabilities.ops

@@ -16,11 +16,12 @@ import msgspec
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.device import Event
 from ddlcore.contracts.kernels import Kernels
-from ddlcore.contracts.transport import Memory, Plan, Prepared, Work
+from ddlcore.contracts.transport import Capabilities, Memory, Plan, Prepared, Work
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Batch, Planned, Spec, decode_spec
 from ddlcore.runtime.encoding import encode, encode_once, settle
 from ddlcore.runtime.handle import Waited
+from ddlcore.runtime.integers import Exact, is_exact
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
 from ddlcore.runtime.request import Entry, Outcome
@@ -136,6 +137,8 @@ class Executor:
             _finish(self._sets.communicator(batch.set_id).transport.barrier())
             return [None]
         specs = [e.spec if e is not None else decode_spec(batch.specs[i]) for i, e in enumerate(entries)]
+        if batch.compressor:
+            specs = [msgspec.structs.replace(spec, compressor=batch.compressor) for spec in specs]
         if specs[0].device != CPU.kind:
             assert self._devices is not None
             return self._devices.execute(batch, entries, specs)
@@ -224,7 +227,8 @@ class Executor:
         counts = tuple(prod(one.shape) for one in specs)
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
         scaled = spec.prescale != 1.0 or postscale != 1.0
-        plain = self._compressor(spec.compressor).wire_dtype(spec.dtype) is spec.dtype
+        compressor = self._traveling(spec, len(communicator.ranks))
+        plain = compressor.wire_dtype(spec.dtype) is spec.dtype and not isinstance(compressor, Exact)
         if not (capabilities.entry and plain and any(counts) and (capabilities.scales or not scaled)):
             return None
         _require(communicator, Kind.ALLREDUCE, spec.dtype, op)
@@ -239,14 +243,14 @@ class Executor:
         use: str,
     ) -> Deliver:
         op, _ = reduction(specs[0], len(communicator.ranks))
-        compressor = self._compressor(specs[0].compressor)
+        compressor = self._traveling(specs[0], len(communicator.ranks))
         wire = compressor.wire_dtype(specs[0].dtype)
         if not compressor.summable and wire is not specs[0].dtype:
             return self._sharded(communicator, names, entries, specs, use)
         _require(communicator, Kind.ALLREDUCE, wire, op)
         pairs = [self._pair(entry, spec, op) for entry, spec in zip(entries, specs)]
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
-        scales = scaling(capabilities, specs[0], wire, len(communicator.ranks))
+        scales = _scaling(compressor, capabilities, specs[0], len(communicator.ranks))
         parts = self._reduce_packed(communicator, compressor, entries, pairs, scales, op, use)
 
         def deliver() -> list[Outcome | None]:
@@ -308,26 +312,34 @@ class Executor:
 
     # --- allreduce
 
+    def _traveling(self, spec: Spec, size: int) -> Compressor:
+        """What encodes the values of the ``size`` ranks and decodes their sum."""
+        compressor = self._compressor(spec.compressor)
+        if is_exact(spec, size) and compressor.wire_dtype(spec.dtype) is spec.dtype:
+            return Exact(self._kernels, spec, size)
+        return compressor
+
     def _allreduce(
         self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
         spec = specs[0]
         op, postscale = reduction(spec, len(communicator.ranks))
-        compressor = self._compressor(spec.compressor)
+        compressor = self._traveling(spec, len(communicator.ranks))
         wire = compressor.wire_dtype(spec.dtype)
         if not compressor.summable and wire is not spec.dtype:
             return self._sharded(communicator, batch.names, entries, specs, "fusion")()
         _require(communicator, Kind.ALLREDUCE, wire, op)
         pairs = [self._pair(entry, s, op) for entry, s in zip(entries, specs)]
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
-        plain = spec.prescale == 1.0 and postscale == 1.0
+        unscaled = spec.prescale == 1.0 and postscale == 1.0
+        plain = wire is spec.dtype and not isinstance(compressor, Exact)
         # A rank that has joined brings the identity, which a prescale would spoil: packed, it is put in after scaling.
-        if capabilities.vectored and wire is spec.dtype and (plain or (capabilities.scales and not batch.specs)):
+        if capabilities.vectored and plain and (unscaled or (capabilities.scales and not batch.specs)):
             plan = Plan(tuple(source.count for source, _ in pairs), wire, op, spec.prescale, postscale)
             prepared = self._prepare(communicator, plan)
             _finish(prepared.start([s.address for s, _ in pairs], [t.address for _, t in pairs]))
         else:
-            scales = scaling(capabilities, spec, wire, len(communicator.ranks), joined=True)
+            scales = _scaling(compressor, capabilities, spec, len(communicator.ranks), joined=True)
             self._allreduce_packed(communicator, compressor, entries, pairs, scales, op)
         return [None] * len(entries)
 
@@ -379,8 +391,10 @@ class Executor:
         """Encodes the sources into one buffer and reduces that in place; the parts of it, one for each tensor."""
         begun_ns = now_ns()
         wire = compressor.wire_dtype(pairs[0][0].dtype)
-        fused = communicator.buffers.get(use, sum(source.count for source, _ in pairs), wire)
-        parts = _parts(fused, [source.count for source, _ in pairs])
+        words = compressor.words if isinstance(compressor, Exact) else 1
+        counts = [source.count * words for source, _ in pairs]
+        fused = communicator.buffers.get(use, sum(counts), wire)
+        parts = _parts(fused, counts)
         for entry, (source, _), part in zip(entries, pairs, parts):
             if entry is None:
                 self._kernels.fill_identity(part.address, part.count, wire, op)
@@ -442,23 +456,26 @@ class Executor:
         outcomes: list[Outcome | None] = []
         for entry, spec in zip(entries, specs):
             op, _ = reduction(spec, len(communicator.ranks))
-            compressor = self._compressor(spec.compressor)
+            compressor = self._traveling(spec, len(communicator.ranks))
             wire = compressor.wire_dtype(spec.dtype)
-            scales = scaling(None, spec, wire, len(communicator.ranks))
+            scales = _scaling(compressor, None, spec, len(communicator.ranks))
             _require(communicator, Kind.REDUCESCATTER, wire, op)
-            row = prod(spec.shape[1:])
+            words = compressor.words if isinstance(compressor, Exact) else 1
+            plain = wire is spec.dtype and not isinstance(compressor, Exact)
+            row = prod(spec.shape[1:]) * words
             counts = [rows * row for rows in reducescatter_rows(spec.shape[0], len(communicator.ranks))]
             source, _ = self._pair(entry, spec, op) if entry is None else (entry.source, None)
             assert source is not None
-            if entry is not None and (scales.encode != 1.0 or wire is not spec.dtype):
-                scaled = communicator.buffers.get("scatter", source.count, wire)
+            if entry is not None and (scales.encode != 1.0 or not plain):
+                scaled = communicator.buffers.get("scatter", source.count * words, wire)
                 encode_once(compressor, source, scaled, scales.encode)
                 source = scaled
-            elif wire is not spec.dtype:
-                source = communicator.buffers.get("scatter", source.count, wire)
+            elif not plain:
+                source = communicator.buffers.get("scatter", source.count * words, wire)
                 self._kernels.fill_identity(source.address, source.count, wire, op)
-            target = _memory(counts[communicator.rank], spec.dtype)
-            part = target if wire is spec.dtype else communicator.buffers.get("part", target.count, wire)
+            mine = counts[communicator.rank]
+            target = _memory(mine // words, spec.dtype)
+            part = target if plain else communicator.buffers.get("part", mine, wire)
             _finish(communicator.transport.reducescatterv(source, part, counts, op))
             if entry is not None and (part is not target or scales.decode != 1.0):
                 compressor.decode(entry.name, part, target, scales.decode)
@@ -468,6 +485,15 @@ class Executor:
     def _copy(self, source: Buffer | None, target: Buffer) -> None:
         if source is not None and source.address != target.address and source.count:
             self._kernels.pack([source.address], [source.count], source.dtype, target.address, source.dtype)
+
+
+def _scaling(
+    compressor: Compressor, capabilities: Capabilities | None, spec: Spec, size: int, joined: bool = False
+) -> Scaling:
+    """As ``scaling``; an exact sum is scaled and divided where it is decoded, in one rounding."""
+    if isinstance(compressor, Exact):
+        return Scaling(spec.prescale, spec.postscale)
+    return scaling(capabilities, spec, compressor.wire_dtype(spec.dtype), size, joined)
 
 
 def _require(communicator: Communicator, kind: Kind, dtype: DType, op: ReduceOp) -> None:

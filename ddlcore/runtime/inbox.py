@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from ddlcore.errors import InvalidArgument
 from ddlcore.messages import Arranged, Batch, Frozen, Paused, Planned, Request, Resume, Standing
 from ddlcore.observe.flight import Flight
 from ddlcore.runtime.handle import Completion
@@ -336,7 +337,7 @@ class Inbox:
         key = (entry.set_id, entry.name)
         other = self._recurring.get(key)
         if key in self._flying or (other is not None and other.state != IDLE):
-            raise ValueError(
+            raise InvalidArgument(
                 f"{entry.name!r} is already in flight on this rank; wait for its handle first, "
                 "or give each call a name of its own"
             )

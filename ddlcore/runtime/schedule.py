@@ -16,10 +16,10 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from ddlcore.contracts.fusion import FusionPolicy, Ready
-from ddlcore.messages import Arranged, Batch, Planned, Spec, encode
+from ddlcore.messages import BY_SETTING, Arranged, Batch, Planned, Spec, encode
 from ddlcore.runtime.devices import BY_HOST
 from ddlcore.runtime.periods import Occurrence, segments
-from ddlcore.types import CPU, DType, Kind, ReduceOp
+from ddlcore.types import CPU, Kind
 
 __all__ = ["MOST_KNOWN", "Launch", "Offer", "Position", "Replay", "Schedule", "arrange"]
 
@@ -45,7 +45,7 @@ def arrange(
 ) -> Arranged | None:
     """The schedule of ``period``, which is in ready order; None for a period that cannot be replayed.
 
-    ``compression``: the compressor of sums and averages of float32 whose caller has named none.
+    ``compression``: the compressor of what leaves that to the setting, see ``Spec.compressor_by``.
 
     Tensors that depend on each other never share a batch: y comes after x, in another batch, where
     some rank had seen x end before it asked for y.
@@ -55,7 +55,7 @@ def arrange(
     planned = tuple(
         _compressed(batch, spec_of, compression)
         for segment in segments(period)
-        for batch in _committed(_lay_out(segment, spec_of, policy, params), spec_of)
+        for batch in _committed(_lay_out(segment, spec_of, policy, params, compression), spec_of)
     )
     digest = hashlib.blake2b(encode(Arranged(number, b"", planned)), digest_size=16).digest()
     return Arranged(number, digest, planned)
@@ -66,6 +66,7 @@ def _lay_out(
     spec_of: Callable[[bytes], Spec],
     policy: FusionPolicy,
     params: Mapping[str, float],
+    compression: str,
 ) -> list[Planned]:
     """Batches of tensors that do not depend on each other, by their first tensor's place in ready order."""
     specs = [spec_of(one.key.spec) for one in segment]
@@ -74,7 +75,7 @@ def _lay_out(
     late = [i for i in fusable if specs[i].device == CPU.kind] if not params.get("overlap", 1.0) else []
     early = [i for i in fusable if i not in set(late)]
     for chosen, given in ((early, params), (late, _undivided(params))):
-        ready = [_ready(segment[i], specs[i]) for i in chosen]
+        ready = [_ready(segment[i], specs[i], compression) for i in chosen]
         groups += [[chosen[p] for p in positions] for positions in policy.arrange(ready, given)]
     groups.sort(key=max)  # a batch cannot start before its last tensor is ready
     return [
@@ -103,11 +104,9 @@ def _committed(batches: list[Planned], spec_of: Callable[[bytes], Spec]) -> list
 
 
 def _compressed(planned: Planned, spec_of: Callable[[bytes], Spec], compression: str) -> Planned:
-    spec = spec_of(planned.specs[0])
-    sums = spec.kind is Kind.ALLREDUCE and spec.op in (ReduceOp.Sum, ReduceOp.Average)
-    if compression == "none" or not sums or spec.dtype is not DType.F32 or spec.compressor != "none":
+    if not any(spec_of(spec).compressor == BY_SETTING for spec in planned.specs):
         return planned
-    return msgspec.structs.replace(planned, compressor=compression)
+    return msgspec.structs.replace(planned, compressor=spec_of(planned.specs[0]).compressor_by(compression))
 
 
 def _undivided(params: Mapping[str, float]) -> dict[str, float]:
@@ -116,8 +115,9 @@ def _undivided(params: Mapping[str, float]) -> dict[str, float]:
     return {**params, "fusion_bytes": fusion_bytes and max(fusion_bytes, UNDIVIDED_BYTES), "first_batch_bytes": 0.0}
 
 
-def _ready(one: Occurrence, spec: Spec) -> Ready:
-    key = (one.key.set_id, spec.dtype, spec.op, spec.prescale, spec.postscale, spec.device, spec.compressor)
+def _ready(one: Occurrence, spec: Spec, compression: str) -> Ready:
+    compressor = spec.compressor_by(compression)
+    key = (one.key.set_id, spec.dtype, spec.op, spec.prescale, spec.postscale, spec.device, compressor)
     group = f"{one.key.set_id}.{one.key.name.rpartition('[')[0]}" if spec.group and one.key.name else None
     return Ready(one.key.name, key, prod(spec.shape) * spec.dtype.itemsize, group=group)
 

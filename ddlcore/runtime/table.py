@@ -116,10 +116,11 @@ class Table:
         """What it is called in a schedule."""
         return tensor_key(pending.set_id, pending.name, pending.spec)
 
-    def describe(self, pending: Pending) -> Ready:
-        """What the fusion policy needs to know of it."""
+    def describe(self, pending: Pending, compression: str) -> Ready:
+        """What the fusion policy needs to know of it; ``compression`` is the job's setting."""
         spec = self.spec_of(pending)
-        key = (pending.set_id, spec.dtype, spec.op, spec.prescale, spec.postscale, spec.device, spec.compressor)
+        compressor = spec.compressor_by(compression)
+        key = (pending.set_id, spec.dtype, spec.op, spec.prescale, spec.postscale, spec.device, compressor)
         group = f"{pending.set_id}.{_call(pending.name)}" if spec.group else None
         return Ready(pending.name, key, prod(spec.shape) * spec.dtype.itemsize, group=group)
 

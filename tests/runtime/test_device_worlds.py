@@ -261,7 +261,7 @@ def test_what_cannot_be_added_as_it_travels_goes_by_way_of_the_host(
     """A compressor that is not summable: right sums in discovery and replay, beside others that stay on the device."""
     registry = pretend_registry()
     registry.offer(CompressorProvider("rounding", "tests.runtime.rounding:Rounding"), Distribution("test", "1"))
-    by_call: dict[str, Any] = {"compression": "rounding"} if asked == "by the call" else {}
+    by_call: dict[str, Any] = {"compression": "rounding" if asked == "by the call" else "setting"}
     caplog.set_level("INFO", "ddl")
 
     def play(rank: int, job: Job) -> tuple[int, int]:
@@ -286,7 +286,8 @@ def test_what_cannot_be_added_as_it_travels_goes_by_way_of_the_host(
         stats = job.stats()
         return stats["batches_replayed"], stats["encoded_bytes"]
 
-    settings = {"device_dense": way[1], "compression": "none" if by_call else "rounding", "log_level": "INFO"}
+    setting = "none" if asked == "by the call" else "rounding"
+    settings = {"device_dense": way[1], "compression": setting, "log_level": "INFO"}
     with World(2, backend=way[0], registry=registry, settings=settings) as world:
         for replayed, encoded in world.run(play):
             assert replayed > 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ddlcore as ddl
+from ddlcore.builtin.compressors import Fp16Compression
 from ddlcore.builtin.tuners.grid import GridTuner
 from ddlcore.config import load_settings
 from ddlcore.contracts.tuner import Knob, Tuner
@@ -65,7 +67,10 @@ def train(rank: int, job: Job, pilot: Pilot, most: int) -> tuple[int, int]:
     for step in range(most):
         if rank == 0:
             Clock.now_ns += COMPUTE_NS
-        handles = [ddl.allreduce_async(one * (step % 40), name=f"t{i}", op=ddl.Sum) for i, one in enumerate(tensors)]
+        handles = [
+            ddl.allreduce_async(one * (step % 40), name=f"t{i}", op=ddl.Sum, compression="setting")
+            for i, one in enumerate(tensors)
+        ]
         for handle in handles:
             assert (ddl.synchronize(handle) == 3.0 * (step % 40)).all()
         done = pilot.session is not None and pilot.session.phase is Phase.DONE
@@ -133,10 +138,19 @@ def test_what_only_a_new_communicator_takes_up() -> None:
     assert pilot.session.result == {"knock_bytes": 1}  # it changes nothing, so it is not written
 
 
-def test_compression_is_a_way_of_a_batch() -> None:
+def test_compression_is_a_way_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allowed, it is tried, on all ranks alike: small whole numbers come out the same."""
+    encoded: set[str] = set()
+
+    def encode(self: Any, name: str, *how: Any) -> None:
+        encoded.add(name)
+        original(self, name, *how)
+
+    original = Fp16Compression.encode
+    monkeypatch.setattr(Fp16Compression, "encode", encode)
     plan = Plan((CORE[0], COMPRESSION), DEFAULT, lambda knobs: GridTuner(knobs, 1), trials=9, steps=3, warmup=1)
     pilot = Pilot(plan, (), at_once)
     search(pilot)
     assert pilot.session is not None
     assert {sample.values["compression"] for sample in pilot.session.samples} == {"none", "fp16", "bf16"}
+    assert encoded == {f"allreduce.t{i}" for i in range(TENSORS)}

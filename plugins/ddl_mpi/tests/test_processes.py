@@ -32,6 +32,11 @@ def test_a_steady_step_is_silent(tmp_path: Path, own_calls: str) -> None:
         assert int(said.split()[3]) > 0
 
 
+def test_integers_are_averaged_exactly(tmp_path: Path) -> None:
+    """At the ends of every type, negotiated and replayed."""
+    assert run(tmp_path, 3, PROGRAMS / "integers.py") == ["exact\n"] * 3
+
+
 @pytest.mark.parametrize("backend", ["mpi", "auto"])
 def test_example_of_mixed_calls(tmp_path: Path, backend: str) -> None:
     """ddl and MPI agree about the ranks, whatever transport moves the gradients."""

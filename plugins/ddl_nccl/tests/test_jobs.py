@@ -15,6 +15,7 @@ from ddlcore.testing.pretend_tensors import PretendTensor
 from ddlcore.testing.pretend_world import PRETEND
 from ddlcore.types import Average, Max, Sum
 from plugins.ddl_nccl.tests.worlds import NcclWorld, PretendNccl
+from tests.runtime.integers import TYPES, average, values
 
 SIZE = 3
 
@@ -68,6 +69,34 @@ def test_steps_are_replayed(backend: str) -> None:
         stats = job.stats()
         assert stats["batches_replayed"] > 0
         assert "over-the-stand-in" in stats["routes"][0]
+
+    with NcclWorld(SIZE, backend=backend) as world:
+        world.on_streams(program)
+        standin = PretendNccl.standin
+    assert standin.faults == [] and standin.alive() == []
+
+
+@pytest.mark.parametrize("backend", ["shm", "threads"])
+def test_integers_are_averaged_exactly(backend: str) -> None:
+    """At the ends of every type, negotiated and replayed, in place and scattered: they go by way of the host."""
+
+    def program(rank: int, job: Job) -> None:
+        for dtype in TYPES:
+            array, label = values(rank, dtype), np.dtype(dtype).name
+            wanted = average([values(r, dtype) for r in range(SIZE)])
+            rows = [len(part) for part in np.array_split(wanted, SIZE)]
+            for _ in range(5):
+                mine = tensor(array, label)
+                handles = [
+                    PRETEND.allreduce_async(tensor(array, label), name=label, op=Average),
+                    PRETEND.allreduce_async(mine, output=mine, name=f"in place {label}", op=Average),
+                    PRETEND.reducescatter_async(tensor(array, label), name=f"part {label}", op=Average),
+                ]
+                whole, in_place, part = (handle.wait().numpy() for handle in handles)
+                assert np.array_equal(whole, wanted) and np.array_equal(in_place, wanted)
+                begin = sum(rows[:rank])
+                assert np.array_equal(part, wanted[begin : begin + rows[rank]])
+        assert job.stats()["batches_replayed"] > 0
 
     with NcclWorld(SIZE, backend=backend) as world:
         world.on_streams(program)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ddlcore.api import wire_compression
-from ddlcore.testing import run_world
+from ddlcore.testing import World, run_world
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,38 @@ def test_ours_in_verbs(verb: str) -> None:
         return out[0].item(), out.dtype
 
     assert run_world(2, play) == [(2048.0, torch.float32)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "compressed"),
+    [
+        ({}, True),
+        ({"groups": 1}, True),
+        ({"backward_passes_per_step": 2}, True),
+        ({"compression": ddl.Compression.none}, False),
+        ({"compression": "none", "groups": 1}, False),
+    ],
+    ids=["by the setting", "groups", "two passes", "none", "none in groups"],
+)
+def test_the_setting_is_for_gradients_that_nobody_spoke_of(options: dict[str, Any], compressed: bool) -> None:
+    """Gradients, in every step; a metric that is reduced beside them never is."""
+
+    def play(rank: int, job: Any) -> None:
+        weight = torch.nn.Parameter(torch.zeros(50))
+        optimizer: Any = ddl.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=ddl.Sum, **options)
+        for step in range(8):
+            for _ in range(options.get("backward_passes_per_step", 1)):
+                (weight * (1 / 3)).sum().backward()
+            optimizer.synchronize()
+            assert weight.grad is not None
+            single = torch.tensor(1 / 3) * options.get("backward_passes_per_step", 1)
+            expected = 2 * (single.half().float() if compressed else single)
+            assert (weight.grad == expected).all(), step
+            optimizer.step()
+            optimizer.zero_grad()
+            metric = ddl.allreduce(torch.tensor([7e4]), name="loss", op=ddl.Sum)
+            assert metric.item() == 1.4e5, step
+        assert job.stats()["batches_replayed"] > 0
+
+    with World(2, settings={"compression": "fp16"}) as world:
+        world.run(play)

@@ -110,3 +110,21 @@ def test_a_table_that_is_dense_on_another_rank_is_an_error() -> None:
         del optimizer  # its hooks went with it
 
     run_world(2, play)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+def test_an_average_of_integers_is_exact(dtype: torch.dtype) -> None:
+    """At the ends of the type, where indices repeat, and truncated toward zero after the sum."""
+    info = torch.iinfo(dtype)
+    own = [[info.max, info.min, 1, info.min + 1], [info.max, info.min, 1, 0], [info.max, info.min, 0, 0]]
+
+    def play(rank: int) -> list[int]:
+        indices, values = torch.tensor([[0, 1, 2, 3]]), torch.tensor(own[rank], dtype=dtype)
+        mean = ddl.sparse_allreduce_async(torch.sparse_coo_tensor(indices, values, (4,)), "x", ddl.Average)()
+        assert mean.dtype is dtype
+        found: list[int] = mean.to_dense().tolist()
+        return found
+
+    sums = [sum(each) for each in zip(*own, strict=True)]
+    expected = [abs(one) // 3 * (1 if one >= 0 else -1) for one in sums]
+    assert run_world(3, lambda rank, job: play(rank)) == [expected] * 3

@@ -15,6 +15,7 @@ from ddl_mxnet.devices import is_on_gpu
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.dlpack import lend
 from ddlcore.contracts.transport import Memory
+from ddlcore.errors import InvalidArgument
 from ddlcore.types import CPU, Buffer, DType
 
 __all__ = ["BFLOAT16", "MxnetAdapter", "address_of", "apart", "count_of", "dtype_of"]
@@ -73,26 +74,26 @@ def dtype_of(tensor: Any, *, anywhere: bool = False) -> DType:
         way = "make one: mx.nd.array(...)"
         if isinstance(tensor, mx.sym.Symbol):
             way = "a block that calls ddl cannot be hybridized: leave hybridize() out for it"
-        raise ValueError(f"an MXNet NDArray is needed, not {type(tensor).__name__}; {way}")
+        raise InvalidArgument(f"an MXNet NDArray is needed, not {type(tensor).__name__}; {way}")
     handle = tensor.handle
     value = ctypes.c_int()
     check_call(_LIB.MXNDArrayGetStorageType(handle, ctypes.byref(value)))
     if value.value != _DENSE:
-        raise ValueError(
+        raise InvalidArgument(
             f"Tensor type {tensor.stype} is not supported; ddl carries dense arrays of {_KNOWN}: "
             "pass tensor.tostype('default'), and let layers make dense gradients (sparse_grad=False)"
         )
     device, index = ctypes.c_int(), ctypes.c_int()
     check_call(_LIB.MXNDArrayGetContext(handle, ctypes.byref(device), ctypes.byref(index)))
     if device.value not in _REACHED and not anywhere:
-        raise ValueError(
+        raise InvalidArgument(
             f"an array of shape {tuple(tensor.shape)} lies on {tensor.ctx}, which no installed transport reaches; "
             "pass tensor.as_in_context(mx.cpu())"
         )
     check_call(_LIB.MXNDArrayGetDType(handle, ctypes.byref(value)))
     dtype = _DTYPES.get(value.value)
     if dtype is None:
-        raise ValueError(
+        raise InvalidArgument(
             f"Tensor type {tensor.dtype} is not supported; ddl carries {_KNOWN}: pass tensor.astype(...) one of them"
         )
     return dtype

@@ -11,6 +11,7 @@ from mxnet.gluon.parameter import Parameter, ParameterDict
 
 from ddl_mxnet.reducer import OPERATIONS
 from ddlcore.api import current_job
+from ddlcore.errors import InvalidArgument
 
 __all__ = ["broadcast_parameters"]
 
@@ -29,18 +30,20 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     ValueError on every rank for other types, for names and shapes that differ, and for a parameter that only others than the root have.
     """
     if not isinstance(params, Mapping | ParameterDict):
-        raise ValueError(
+        raise InvalidArgument(
             f"invalid params of type: {type(params)}; pass net.collect_params(), or a dict of names and NDArrays"
         )
     if prefix is not None and not isinstance(prefix, str):
-        raise ValueError(f"prefix must be a string, not {type(prefix).__name__}")
+        raise InvalidArgument(f"prefix must be a string, not {type(prefix).__name__}")
     named = sorted(params.items())
     wrong = [str(name) for name, value in named if not isinstance(value, Parameter | mx.nd.NDArray)]
     if wrong:
-        raise ValueError(f"invalid params: {', '.join(wrong)} is no parameter and no NDArray; use broadcast_object")
+        raise InvalidArgument(
+            f"invalid params: {', '.join(wrong)} is no parameter and no NDArray; use broadcast_object"
+        )
     job = current_job()
     if not 0 <= root_rank < job.size:
-        raise ValueError(f"root_rank={root_rank} is no rank of this world of {job.size}")
+        raise InvalidArgument(f"root_rank={root_rank} is no rank of this world of {job.size}")
     if job.size == 1:
         return
     mine = [(str(name), *_state(value)) for name, value in named]
@@ -78,20 +81,22 @@ def _check(everyone: list[list[tuple[str, str, Any]]], root_rank: int) -> None:
         names, expected = {name for name, *_ in theirs}, {name for name, *_ in root}
         if names != expected:
             differ = ", ".join(sorted(names ^ expected))
-            raise ValueError(f"broadcast_parameters: rank {rank} and rank {root_rank} have different names: {differ}")
+            raise InvalidArgument(
+                f"broadcast_parameters: rank {rank} and rank {root_rank} have different names: {differ}"
+            )
         for (name, state, shape), (_, wanted, right) in zip(theirs, root):
             if BARE in (state, wanted):
                 where = rank if state == BARE else root_rank
-                raise ValueError(
+                raise InvalidArgument(
                     f"broadcast_parameters: {name} is not initialized on rank {where}; call initialize() first"
                 )
             if state == READY and wanted == DEFERRED:
-                raise ValueError(
+                raise InvalidArgument(
                     f"broadcast_parameters: {name} has values on rank {rank} and none on rank {root_rank}, the root; "
                     "run one forward pass there, or give its input size (in_units, in_channels)"
                 )
             if state == wanted == READY and shape != right:
-                raise ValueError(
+                raise InvalidArgument(
                     f"broadcast_parameters: {name} has shape {shape} on rank {rank} and {right} on rank {root_rank}"
                 )
 

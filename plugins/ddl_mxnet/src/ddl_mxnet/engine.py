@@ -24,7 +24,7 @@ from ddl_mxnet.adapter import MxnetAdapter, address_of, apart, count_of, dtype_o
 from ddl_mxnet.devices import is_on_gpu, on_host
 from ddl_mxnet.traffic import Traffic
 from ddlcore.api import Operations, is_initialized
-from ddlcore.errors import NotInitialized
+from ddlcore.errors import InvalidArgument, NotInitialized
 from ddlcore.types import CPU, Buffer, DType
 
 __all__ = ["EngineOperations", "Pushed", "is_naive"]
@@ -266,7 +266,7 @@ class EngineOperations(Operations):
             raise NotInitialized("ddl has been shut down; call init() again first")
         places = [entry.target.owner for entry in entries if entry.target is not None]
         if len({id(array) for array in places}) < len(places):
-            raise ValueError("an array stands twice in one call that writes in place; pass each array once")
+            raise InvalidArgument("an array stands twice in one call that writes in place; pass each array once")
         job.inbox.name(entries)  # now, for what is submitted later comes in another order
         landing = [place for entry in entries for place in _brought_to_host(entry)]
         sources = [entry.source.owner for entry in entries]
@@ -320,7 +320,7 @@ def _brought_to_host(entry: Any) -> list[tuple[Any, Any]]:
     if not is_on_gpu(source.owner):
         return []
     if is_naive():
-        raise ValueError(
+        raise InvalidArgument(
             "MXNET_ENGINE_TYPE=NaiveEngine serves arrays of the CPU only; pass array.as_in_context(mx.cpu())"
         )
     entry.source = replace(source, owner=on_host(source.owner))
@@ -349,7 +349,7 @@ def _located(array: Any) -> int:
     """Where the array is, on a thread of the engine."""
     address = address_of(array.handle)
     if address is None:
-        raise ValueError(
+        raise InvalidArgument(
             f"an array of shape {tuple(array.shape)} is in a layout of oneDNN's own; call array.wait_to_read() before "
             "this call, or set MXNET_MKLDNN_ENABLED=0"
         )

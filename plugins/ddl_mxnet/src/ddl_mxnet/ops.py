@@ -29,6 +29,7 @@ from ddlcore.api import (
     resolve_op,
     wire_compression,
 )
+from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, ReduceOp
 
 __all__ = [
@@ -354,7 +355,7 @@ def _splits(splits: Any) -> list[int] | None:
         return splits if splits is None else list(splits)
     values = splits.asnumpy()
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise ValueError(
+        raise InvalidArgument(
             "alltoall: splits must be a one-dimensional array of integers, one a rank, "
             f"not {values.ndim}-dimensional {values.dtype.name}; pass dtype='int32' where you make it"
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import mxnet as mx
 
 from ddl_mxnet.reducer import Plan, Reducer, Reduction
-from ddlcore.api import ProcessSet, global_process_set, process_sets
+from ddlcore.api import ProcessSet, global_process_set, gradient_compression, process_sets
 
 __all__ = ["DistributedOptimizer", "undistributed"]
 
@@ -46,7 +46,8 @@ def DistributedOptimizer(
         )
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
-    reduction = Reduction(float(gradient_predivide_factor), "none", None, num_groups, process_set)
+    wire, user = gradient_compression(None)  # as the setting says: this function has no argument for it
+    reduction = Reduction(float(gradient_predivide_factor), wire, user, num_groups, process_set)
     return cast("O", _wrap(optimizer, Reducer(reduction)))
 
 

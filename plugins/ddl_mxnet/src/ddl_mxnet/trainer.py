@@ -12,10 +12,9 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from ddl_mxnet.compression import Compression
 from ddl_mxnet.optimizer import undistributed
 from ddl_mxnet.reducer import OPERATIONS, Plan, Reducer, Reduction
-from ddlcore.api import ProcessSet, global_process_set, wire_compression
+from ddlcore.api import ProcessSet, global_process_set, gradient_compression
 
 __all__ = ["DistributedTrainer"]
 
@@ -31,7 +30,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
     if any rank had one. Ranks outside ``process_set`` train by themselves.
 
     * ``params``, ``optimizer``, ``optimizer_params``: as for Gluon's Trainer. ``optimizer`` may not be a KVStore's.
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own; without it,
+      the setting ``compression`` decides.
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and multiplied by f / size after it.
     * ``prefix``: goes before the parameters' names on the wire.
     * ``num_groups``: how many groups of gradients go off together; 0: each by itself, fused as it comes.
@@ -45,7 +45,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         params: Any,
         optimizer: Any,
         optimizer_params: Mapping[str, Any] | None = None,
-        compression: Any = Compression.none,
+        compression: Any = None,
         gradient_predivide_factor: float = 1.0,
         prefix: str | None = None,
         num_groups: int = 0,
@@ -53,7 +53,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
     ) -> None:
         if prefix is not None and not isinstance(prefix, str):
             raise ValueError(f"prefix must be a string, not {type(prefix).__name__}")
-        wire, user = wire_compression(compression)
+        wire, user = gradient_compression(compression)
         reduction = Reduction(float(gradient_predivide_factor), wire, user, num_groups, process_set)
         bare = undistributed(optimizer)
         if bare is not optimizer:

@@ -19,7 +19,7 @@ from ddl_tf.devices import HOST
 from ddl_tf.gpu import Gpu
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
-from ddlcore.errors import DeviceError, PluginError
+from ddlcore.errors import DeviceError, InvalidArgument, PluginError
 from ddlcore.types import CPU, Buffer, Device, DType
 
 __all__ = ["TfAdapter", "brought", "on_host"]
@@ -63,7 +63,7 @@ class TfAdapter(Adapter):
         if isinstance(tensor, tf.Tensor) and not tf.is_symbolic_tensor(tensor):
             dtype, place = _DTYPES.get(tensor.dtype), self.gpu.place(tensor)
         if dtype is None or place is None:
-            raise ValueError(_objection(tensor))
+            raise InvalidArgument(_objection(tensor))
         shape = tuple(tensor.shape)
         count = 1
         for extent in shape:
@@ -112,7 +112,7 @@ class TfAdapter(Adapter):
     def copy(self, source: Any, target: Any) -> None:
         there, here = (self.buffer(tensor, elementwise=True) for tensor in (target, source))
         if (there.shape, there.dtype) != (here.shape, here.dtype):
-            raise ValueError(
+            raise InvalidArgument(
                 f"copy of {here.dtype.label}{list(here.shape)} into {there.dtype.label}{list(there.shape)}"
             )
         if here.count:
@@ -169,7 +169,9 @@ def _is_eager(tensor: Any) -> bool:
 def _of_array(array: Any) -> Buffer:
     dtype = _ARRAY_DTYPES.get(array.dtype)
     if dtype is None or not array.flags.c_contiguous:
-        raise ValueError(f"an array of {array.dtype} or its layout is not supported; pass tf.convert_to_tensor(array)")
+        raise InvalidArgument(
+            f"an array of {array.dtype} or its layout is not supported; pass tf.convert_to_tensor(array)"
+        )
     return Buffer(array.__array_interface__["data"][0], array.size, dtype, array.shape, None, CPU, array)
 
 

@@ -28,6 +28,7 @@ from ddl_tf.devices import tell_of_graphs
 from ddl_tf.errors import translating
 from ddl_tf.graph import asynchronous, wire_name
 from ddlcore.api import Operations, ProcessSet, current_job
+from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, ReduceOp, Sum
 
 __all__ = [
@@ -239,7 +240,7 @@ def _carried_out(
 def _any_rows(tensor: Any) -> Any:
     """The tensor's static shape but for the first dimension. ValueError for a scalar."""
     if tensor.shape.rank == 0:
-        raise ValueError("a tensor with at least one dimension is needed; reshape the scalar to (1,)")
+        raise InvalidArgument("a tensor with at least one dimension is needed; reshape the scalar to (1,)")
     return tensor.shape if tensor.shape.rank is None else tf.TensorShape([None]).concatenate(tensor.shape[1:])
 
 

@@ -14,7 +14,7 @@ from ddl_tf.errors import translating
 from ddl_tf.graph import asynchronous
 from ddl_tf.reducer import verbatim
 from ddlcore.api import ProcessSet, current_job, global_process_set
-from ddlcore.errors import MismatchError
+from ddlcore.errors import InvalidArgument, MismatchError
 
 __all__ = ["BroadcastGlobalVariablesHook", "broadcast_", "broadcast_global_variables", "broadcast_variables"]
 
@@ -99,7 +99,7 @@ def _broadcast(name: str, variables: list[Any], root_rank: int, process_set: Pro
     job = current_job()
     members = process_set.resolve(job)[1]
     if root_rank not in members:
-        raise ValueError(f"broadcast: root_rank={root_rank} is not a member of {process_set}")
+        raise InvalidArgument(f"broadcast: root_rank={root_rank} is not a member of {process_set}")
     inner = [_inner(variable, i) for i, variable in enumerate(variables)]
     eager = tf.executing_eagerly()
     if len(members) == 1:
@@ -134,10 +134,12 @@ def _inner(variable: Any, index: int) -> Any:
     """TensorFlow's variable; Keras wraps one of its own around it."""
     if hasattr(variable, "_value") and hasattr(variable, "path"):
         if variable._value is None:
-            raise ValueError(f"variable {index} ({variable.path!r}) is not built yet; call the model on a batch first")
+            raise InvalidArgument(
+                f"variable {index} ({variable.path!r}) is not built yet; call the model on a batch first"
+            )
         return variable._value
     if not hasattr(variable, "assign"):
-        raise ValueError(f"variable {index} is a {type(variable).__name__}; pass tf.Variable objects")
+        raise InvalidArgument(f"variable {index} is a {type(variable).__name__}; pass tf.Variable objects")
     return variable
 
 

@@ -8,6 +8,7 @@ import re
 import tensorflow as tf
 
 from ddlcore.api import local_gpu, log_once
+from ddlcore.errors import InvalidArgument
 
 __all__ = ["HOST", "check_device", "is_host", "local_device", "tell_of_graphs"]
 
@@ -18,7 +19,7 @@ _HOST = re.compile(r"|(/job:[^/:]+)?(/replica:\d+)?(/task:\d+)?/?(device:)?cpu(:
 def check_device(device: str, argument: str) -> None:
     """ValueError unless ``device`` means this host: '', 'cpu', '/cpu:0', '/device:CPU:0' and their like."""
     if not isinstance(device, str) or not _HOST.fullmatch(device):
-        raise ValueError(
+        raise InvalidArgument(
             f"{argument}={device!r}: use '' (a tensor is reduced where it is, if a transport serves that) or '/cpu:0' "
             "(TensorFlow brings it there and back)"
         )

@@ -22,6 +22,7 @@ from tensorflow.python.framework.auto_control_deps_utils import COLLECTIVE_MANAG
 from tensorflow.python.ops import control_flow_util
 
 from ddl_tf.devices import HOST
+from ddlcore.errors import InvalidArgument
 
 __all__ = ["asynchronous", "keep", "ordered", "refuse_xla", "wire_name"]
 
@@ -119,7 +120,7 @@ def ordered(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], la
 def refuse_xla(label: str) -> None:
     """Raises ValueError where the present graph is to be compiled as one, which cannot talk to other ranks."""
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise ValueError(
+        raise InvalidArgument(
             f"{label} cannot be compiled: no communication inside a function with jit_compile=True; "
             "leave jit_compile away there, or set it on the parts that do not communicate"
         )
@@ -136,7 +137,7 @@ def _built(
 
     def run(*arrays: Any) -> list[Any]:
         if not free.acquire(blocking=False):  # which of the two comes first may differ between ranks
-            raise ValueError(
+            raise InvalidArgument(
                 f"{label} has begun again before it ended; give its tf.while_loop parallel_iterations=1, "
                 "and let one thread at a time run the graph"
             )

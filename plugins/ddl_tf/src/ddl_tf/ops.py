@@ -33,6 +33,7 @@ from ddlcore.api import (
     resolve_op,
     wire_compression,
 )
+from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, Sum
 
 __all__ = [
@@ -181,7 +182,7 @@ def broadcast(
     """A new tensor with the root's values."""
     call = Call(current_job(), process_set, name)
     if root_rank not in call.members():
-        raise ValueError(f"broadcast: root_rank={root_rank} is not a member of {process_set}")
+        raise InvalidArgument(f"broadcast: root_rank={root_rank} is not a member of {process_set}")
     return autograd.broadcast(call, _tensors([tensor])[0], root_rank)
 
 
@@ -203,7 +204,7 @@ def alltoall(
     if splits is not None:
         splits = tf.convert_to_tensor(np.asarray(splits) if isinstance(splits, (list, tuple)) else splits)
         if splits.shape.rank not in (1, None) or not splits.dtype.is_integer:
-            raise ValueError(
+            raise InvalidArgument(
                 "alltoall: splits must be a one-dimensional tensor of integers, one a rank, "
                 f"not {splits.dtype.name} of shape {splits.shape}"
             )
@@ -307,7 +308,9 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 def _members(job: Any, process_set_id: int) -> Any:
     members = job.sets.members(process_set_id)
     if members is None:
-        raise ValueError(f"process set {process_set_id} is not registered in this job; call add_process_set() first")
+        raise InvalidArgument(
+            f"process set {process_set_id} is not registered in this job; call add_process_set() first"
+        )
     return members
 
 
@@ -343,13 +346,13 @@ def _tensors(values: Sequence[Any]) -> list[Any]:
 def _listed(tensors: Any) -> list[Any]:
     """The tensors of a group. ValueError for none at all, and for None among them."""
     if isinstance(tensors, tf.Tensor):
-        raise ValueError("a grouped operation takes a list of tensors, not one tensor")
+        raise InvalidArgument("a grouped operation takes a list of tensors, not one tensor")
     listed = list(tensors)
     if not listed:
-        raise ValueError("a grouped operation takes a list of tensors; this one is empty")
+        raise InvalidArgument("a grouped operation takes a list of tensors; this one is empty")
     missing = [i for i, tensor in enumerate(listed) if tensor is None]
     if missing:
-        raise ValueError(f"entry {missing[0]} of the list of tensors is None; leave it out on every rank")
+        raise InvalidArgument(f"entry {missing[0]} of the list of tensors is None; leave it out on every rank")
     return listed
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl_tf.compression import Compression
 from ddl_tf.errors import translating
 from ddl_tf.local import LocalVariables
 from ddl_tf.reducer import Groups, Reducer, Reduction, verbatim
@@ -30,7 +29,7 @@ def DistributedOptimizer(
     use_locking: bool = False,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: Any = None,
     sparse_as_dense: bool = False,
     backward_passes_per_step: int = 1,
     op: int = Average,

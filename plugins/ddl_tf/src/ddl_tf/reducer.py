@@ -27,7 +27,7 @@ from ddl_tf.flight import Flight, Pools
 from ddl_tf.graph import keep, refuse_xla
 from ddl_tf.parcels import Look, cut, pack
 from ddl_tf.placing import apart, places
-from ddlcore.api import ProcessSet, current_job, global_process_set, resolve_op, wire_compression
+from ddlcore.api import ProcessSet, current_job, global_process_set, gradient_compression, resolve_op
 from ddlcore.types import CPU, Average, DType, ReduceOp, Sum
 
 __all__ = ["Groups", "Reducer", "Reduction", "verbatim"]
@@ -47,7 +47,8 @@ class Reduction:
     """How every gradient is reduced. Raises ValueError for what does not fit.
 
     * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
-    * ``compression``: a class of ``Compression``, a compressor's name, or a class with both methods; None: none.
+    * ``compression``: a class of ``Compression``, a compressor's name, or a class with both methods; None: as the
+      setting ``compression`` says.
     * ``groups``: how many groups of gradients go off together, or a list of lists of variables.
     * ``device_dense``, ``device_sparse``: where gradients are reduced: '' where they are, or this host.
     """
@@ -68,7 +69,7 @@ class Reduction:
             raise ValueError(f"gradient_predivide_factor={factor} needs op=Average; it is {op.name}")
         if factor <= 0:
             raise ValueError(f"gradient_predivide_factor must be greater than 0, not {factor}")
-        wire_compression(self.wire)
+        gradient_compression(self.compression)
         check_device(self.device_dense, "device_dense")
         check_device(self.device_sparse, "device_sparse")
         if isinstance(self.groups, int) and not isinstance(self.groups, bool):
@@ -76,11 +77,6 @@ class Reduction:
                 raise ValueError(f"groups must be 0 or more, not {self.groups}")
         elif self.groups is not None and not isinstance(self.groups, (list, tuple)):
             raise ValueError("groups should be a positive integer or a list of lists of tf.Variable")
-
-    @property
-    def wire(self) -> Any:
-        """The compression, where one is given."""
-        return "none" if self.compression is None else self.compression
 
 
 class Reducer:
@@ -124,7 +120,7 @@ class Reducer:
             return given
         if not tf.executing_eagerly():
             refuse_xla("the reduction of gradients")
-        compressor = wire_compression(self.reduction.wire)[1]
+        compressor = gradient_compression(self.reduction.compression)[1]
         contexts: dict[int, Any] = {}
         if compressor is not None:
             for i, gradient in enumerate(given):
@@ -268,7 +264,7 @@ class Reducer:
             "op": self.reduction.op,
             "prescale_factor": 1.0 / factor,
             "postscale_factor": factor,
-            "compression": wire_compression(self.reduction.wire)[0],
+            "compression": gradient_compression(self.reduction.compression)[0],
             "process_set": self.reduction.process_set,
         }
         return Flight(OPERATIONS, self.job, name, count, kinds, part_of, pools)

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl_tf.compression import Compression
 from ddl_tf.errors import translating
 from ddl_tf.local import LocalVariables
 from ddl_tf.reducer import Groups, Reducer, Reduction, verbatim
@@ -28,7 +27,8 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
     Every rank wraps its tape, with the same arguments, after ``init()``; it may be wrapped before or after it has
     recorded. All else is as the tape does it.
 
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own; without it,
+      the setting ``compression`` decides.
     * ``sparse_as_dense``: IndexedSlices are made dense; else they are gathered.
     * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
     * ``groups`` (``num_groups``): how many groups of gradients go off together, or a list of lists of variables.
@@ -42,7 +42,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
         gradtape: Any,
         device_dense: str = "",
         device_sparse: str = "",
-        compression: Any = Compression.none,
+        compression: Any = None,
         sparse_as_dense: bool = False,
         op: int = Average,
         gradient_predivide_factor: float = 1.0,
@@ -160,7 +160,7 @@ def PartialDistributedGradientTape(
     gradtape: Any,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: Any = None,
     sparse_as_dense: bool = False,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,

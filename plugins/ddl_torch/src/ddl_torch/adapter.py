@@ -14,6 +14,7 @@ from torch.profiler import record_function
 from ddl_torch.streams import CudaStreams, Streams
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.transport import Memory
+from ddlcore.errors import InvalidArgument
 from ddlcore.types import CPU, Buffer, Device, DType
 
 __all__ = ["TorchAdapter", "dense_strides"]
@@ -44,20 +45,24 @@ class TorchAdapter(Adapter):
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"a torch tensor is needed, not {type(tensor).__name__}; make one: torch.as_tensor(...)")
+            raise InvalidArgument(
+                f"a torch tensor is needed, not {type(tensor).__name__}; make one: torch.as_tensor(...)"
+            )
         dtype = _DTYPES.get(tensor.dtype)
         place = self.streams.place(tensor)
         if dtype is None or place is None or tensor.layout is not torch.strided or tensor.is_neg():
-            raise ValueError(_objection(tensor, place))
+            raise InvalidArgument(_objection(tensor, place))
         strides = None
         if not tensor.is_contiguous():
             strides = dense_strides(tensor)
             if strides is None or not elementwise:
-                raise ValueError(
+                raise InvalidArgument(
                     f"Tensor is required to be contiguous: shape {tuple(tensor.shape)} has strides {tensor.stride()}; "
                     "pass tensor.contiguous()"
                 )
-        buffer = Buffer(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), strides, place, tensor)
+        # The storage, not the tensor: ``set_`` and ``tensor.data = ...`` may give that another one meanwhile.
+        owner = tensor.untyped_storage() if place is CPU else tensor
+        buffer = Buffer(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), strides, place, owner)
         if place is not CPU:
             self.streams.hold(buffer)
         return buffer

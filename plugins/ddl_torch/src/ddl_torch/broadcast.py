@@ -10,8 +10,9 @@ import torch
 
 from ddl_torch.adapter import dense_strides
 from ddl_torch.autograd import OPERATIONS
-from ddl_torch.ops import broadcast_async_
+from ddl_torch.ops import start_broadcast
 from ddlcore.api import ProcessSet, global_process_set, rank
+from ddlcore.errors import InvalidArgument
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -29,7 +30,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         if not dense.is_contiguous() and dense_strides(dense) is None:
             dense = dense.contiguous()
             copies.append((tensor, dense))
-        handles.append(broadcast_async_(dense, root_rank, f"parameter.{name}"))
+        handles.append(start_broadcast(dense, root_rank, f"parameter.{name}"))
     for handle in handles:
         handle.wait()
     for tensor, dense in copies:
@@ -42,12 +43,16 @@ def _named_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
     elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
         pairs = list(params)
     else:
-        raise ValueError(f"invalid params of type: {type(params)}; pass model.state_dict() or model.named_parameters()")
+        raise InvalidArgument(
+            f"invalid params of type: {type(params)}; pass model.state_dict() or model.named_parameters()"
+        )
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-        raise ValueError("invalid params: an iterable must give tuples (name, tensor); pass model.named_parameters()")
+        raise InvalidArgument(
+            "invalid params: an iterable must give tuples (name, tensor); pass model.named_parameters()"
+        )
     wrong = [str(name) for name, value in pairs if not isinstance(value, torch.Tensor)]
     if wrong:
-        raise ValueError(f"invalid params: {', '.join(wrong)} is no tensor; send it with broadcast_object")
+        raise InvalidArgument(f"invalid params: {', '.join(wrong)} is no tensor; send it with broadcast_object")
     return pairs
 
 
@@ -68,7 +73,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     state has no fixed form, and where the ranks' optimizers have different parameters.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("cannot broadcast torch.optim.LBFGS state; broadcast the parameters and begin it anew")
+        raise InvalidArgument("cannot broadcast torch.optim.LBFGS state; broadcast the parameters and begin it anew")
     is_root = rank() == root_rank
     tensors: dict[str, torch.Tensor] = {}
     state = _taken_out(optimizer.state_dict(), "optimizer", tensors) if is_root else None

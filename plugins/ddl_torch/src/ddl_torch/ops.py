@@ -26,7 +26,8 @@ from ddlcore.api import (
     resolve_op,
     wire_compression,
 )
-from ddlcore.types import Average
+from ddlcore.errors import DdlInternalError, InvalidArgument
+from ddlcore.types import Average, ReduceOp
 
 __all__ = [
     "allgather",
@@ -51,13 +52,45 @@ __all__ = [
     "grouped_reducescatter_async",
     "reducescatter",
     "reducescatter_async",
+    "start_broadcast",
 ]
 
 
 def _touched(*tensors: torch.Tensor) -> None:
-    """Tells autograd that these are written, so that it does not use saved values that are no more."""
+    """Tell autograd that these are written, so that it does not use saved values that are no more."""
     for tensor in tensors:
         increment_version(tensor)
+
+
+def _written(handle: Waitable, *tensors: torch.Tensor) -> Waitable:
+    """``handle`` of an operation that writes to ``tensors`` between now and the end of its wait.
+
+    Both moments count: what autograd saved before the call is no more, and so is what it saved in between.
+    """
+    _touched(*tensors)
+
+    def over(result: Any) -> Any:
+        _touched(*tensors)
+        return result
+
+    return Mapped(handle, over)
+
+
+def _hold_memory(tensors: Sequence[torch.Tensor]) -> None:
+    """Keep the memory of host tensors where it is while an asynchronous operation writes to it.
+
+    The operation holds the storage, so that ``set_`` and ``tensor.data = ...`` free nothing. ``resize_`` would: it
+    gives the same storage other memory. No look at the address helps, since the tensor may grow while the machine
+    code runs. So the storage is made one that cannot be resized, as ``tensor.numpy()`` makes it: torch then raises
+    RuntimeError (and, a fault of its own, leaves the tensor object with the new shape). There is no way back, so
+    that such a tensor cannot be resized later either; verbs that wait for their result do not need this, and do
+    without it. Not covered: memory of a device.
+    """
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            if storage.resizable():
+                torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
 
 # --- allreduce
@@ -115,14 +148,18 @@ def allreduce_(
 ) -> torch.Tensor:
     """``tensor`` itself, reduced in place."""
     reduce_op = resolve_op(op, average)
-    OPERATIONS.allreduce_in_place(
-        tensor,
-        name=name,
-        op=reduce_op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        process_set=process_set,
-    )
+    try:
+        OPERATIONS.allreduce_in_place(
+            tensor,
+            name=name,
+            op=reduce_op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+        )
+    except DdlInternalError:
+        _touched(tensor)  # some of it may be written
+        raise
     _touched(tensor)
     return tensor
 
@@ -136,7 +173,11 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """A handle whose result is ``tensor`` itself, reduced in place; nobody else may touch it until then."""
+    """A handle whose result is ``tensor`` itself, reduced in place; nobody else may touch it until then.
+
+    Its memory cannot be resized any more, as after ``tensor.numpy()``.
+    """
+    _hold_memory([tensor])
     handle = OPERATIONS.allreduce_async(
         tensor,
         output=tensor,
@@ -146,8 +187,7 @@ def allreduce_async_(
         postscale_factor=postscale_factor,
         process_set=process_set,
     )
-    _touched(tensor)
-    return handle
+    return _written(handle, tensor)
 
 
 def grouped_allreduce(
@@ -202,7 +242,7 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """The tensors themselves, reduced in place."""
     reduce_op = resolve_op(op, average)
-    handle = grouped_allreduce_async_(tensors, None, name, reduce_op, prescale_factor, postscale_factor, process_set)
+    handle = _grouped_in_place(tensors, name, reduce_op, prescale_factor, postscale_factor, process_set)
     result: list[torch.Tensor] = handle.wait()
     return result
 
@@ -216,18 +256,30 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """A handle whose result is the list of the tensors themselves, reduced in place."""
+    """A handle whose result is the list of the tensors themselves, reduced in place; none may be resized any more."""
+    reduce_op = resolve_op(op, average)
+    _hold_memory(tensors)
+    return _grouped_in_place(tensors, name, reduce_op, prescale_factor, postscale_factor, process_set)
+
+
+def _grouped_in_place(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: ReduceOp,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> Waitable:
     handle = OPERATIONS.grouped_allreduce_async(
         tensors,
         outputs=tensors,
         name=name,
-        op=resolve_op(op, average),
+        op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
         process_set=process_set,
     )
-    _touched(*tensors)
-    return handle
+    return _written(handle, *tensors)
 
 
 # --- allgather
@@ -282,17 +334,24 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """``tensor`` itself, with the root's values."""
-    result: torch.Tensor = broadcast_async_(tensor, root_rank, name, process_set).wait()
+    result: torch.Tensor = start_broadcast(tensor, root_rank, name, process_set).wait()
     return result
 
 
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """A handle whose result is ``tensor`` itself, with the root's values."""
+    """A handle whose result is ``tensor`` itself, with the root's values; it cannot be resized any more."""
+    _hold_memory([tensor])
+    return start_broadcast(tensor, root_rank, name, process_set)
+
+
+def start_broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Waitable:
+    """As ``broadcast_async_``, for a caller that waits before anybody could resize the tensor."""
     handle = OPERATIONS.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
-    _touched(tensor)
-    return handle
+    return _written(handle, tensor)
 
 
 # --- alltoall
@@ -336,7 +395,7 @@ def _splits(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
     if not isinstance(splits, torch.Tensor):
         return splits if splits is None else list(splits)
     if splits.dim() != 1 or splits.is_floating_point() or splits.is_complex() or splits.dtype is torch.bool:
-        raise ValueError(
+        raise InvalidArgument(
             f"alltoall: splits must be a one-dimensional tensor of integers, one a rank, "
             f"not {splits.dim()}-dimensional {splits.dtype}"
         )

@@ -20,10 +20,9 @@ import torch
 
 from ddl_torch import autograd
 from ddl_torch.autograd import OPERATIONS, Call
-from ddl_torch.compression import Compression
 from ddl_torch.reducer import Reducer
 from ddl_torch.slots import Reduction, Slot
-from ddlcore.api import ProcessSet, global_process_set, resolve_op, wire_compression
+from ddlcore.api import ProcessSet, global_process_set, gradient_compression, resolve_op
 from ddlcore.types import Average
 
 __all__ = ["DistributedOptimizer"]
@@ -45,7 +44,7 @@ SYNCHRONIZED_BEFORE = (
 def DistributedOptimizer(
     optimizer: O,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Any = Compression.none,
+    compression: Any = None,
     backward_passes_per_step: int = 1,
     op: int = Average,
     gradient_predivide_factor: float = 1.0,
@@ -68,7 +67,8 @@ def DistributedOptimizer(
     reduced by this one from now on.
 
     * ``named_parameters``: names that pair parameters of different ranks; without them, by position.
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own; without it,
+      the setting ``compression`` decides.
     * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
     * ``groups``: how many groups of parameters go off together, or a list of lists of parameters.
     * ``sparse_as_dense``: sparse gradients are made dense; else they are gathered.
@@ -287,7 +287,7 @@ def _reduction(
         raise ValueError(f"gradient_predivide_factor={predivide} needs op=Average; it is {reduce_op.name}")
     if predivide <= 0:
         raise ValueError(f"gradient_predivide_factor must be greater than 0, not {predivide}")
-    wire, user = wire_compression(compression)
+    wire, user = gradient_compression(compression)
     return Reduction(reduce_op, 1.0 / predivide, predivide, wire, user, sparse_as_dense, process_set)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ddl_torch.autograd import OPERATIONS
 from ddlcore.api import ProcessSet, Waitable, current_job, global_process_set, resolve_op
+from ddlcore.errors import InvalidArgument
 from ddlcore.types import Average, ReduceOp, Sum
 
 __all__ = ["SparseHandle", "sparse_allreduce_async", "start_sparse"]
@@ -37,12 +38,14 @@ class SparseHandle:
         return self._indices.poll() and self._values.poll()
 
     def wait(self) -> torch.Tensor:
-        """The reduced tensor, not coalesced; raises what the operation raises."""
+        """The reduced tensor, not coalesced (but for an average of integers); raises what the operation raises."""
         values: torch.Tensor = (
             self._values.wait()
         )  # (entries, *dense dimensions); first: where ranks disagree, this fails
         indices: torch.Tensor = self._indices.wait()  # (entries, sparse dimensions)
         if self._divisor != 1:
+            if not values.is_floating_point():
+                return _mean_of_integers(indices.t(), values, self._shape, self._divisor)
             values = values / self._divisor
         return torch.sparse_coo_tensor(indices.t(), values, self._shape, check_invariants=False)
 
@@ -54,6 +57,26 @@ class SparseHandle:
         The indices are still under way, since that rank has not asked for them.
         """
         self._values = self._gather_values()
+
+
+def _mean_of_integers(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, divisor: int) -> torch.Tensor:
+    """The exact mean, truncated toward zero, coalesced: entries of one index are added before they are divided.
+
+    As halves of 32 bits, no sum of which overflows, and by long division.
+    """
+    wide = values.to(torch.int64)
+    halves = [
+        torch.sparse_coo_tensor(indices, half, shape, check_invariants=False).coalesce()
+        for half in (wide >> 32, wide & 0xFFFFFFFF)
+    ]
+    high, low = (half.values() for half in halves)
+    high, low = high + (low >> 32), low & 0xFFFFFFFF
+    upper = torch.div(high, divisor, rounding_mode="floor")
+    rest = ((high - upper * divisor) << 32) + low
+    lower = torch.div(rest, divisor, rounding_mode="floor")
+    mean = (upper << 32) + lower
+    mean += (high < 0) & (rest != lower * divisor)
+    return torch.sparse_coo_tensor(halves[0].indices(), mean.to(values.dtype), shape, is_coalesced=True)
 
 
 def sparse_allreduce_async(
@@ -81,9 +104,13 @@ def start_sparse(
     ``submitted``: the handles of what an interrupted call with the same arguments has submitted, in order.
     """
     if tensor.layout is not torch.sparse_coo:
-        raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not {tensor.layout}; use allreduce_async")
+        raise InvalidArgument(
+            f"sparse_allreduce_async takes a sparse COO tensor, not {tensor.layout}; use allreduce_async"
+        )
     if op not in (Average, Sum):
-        raise ValueError(f"op={op.name} has no meaning for sparse tensors; use Average or Sum, or tensor.to_dense()")
+        raise InvalidArgument(
+            f"op={op.name} has no meaning for sparse tensors; use Average or Sum, or tensor.to_dense()"
+        )
     members = process_set.resolve(job)[1]
     tensor = tensor.detach()
     indices = tensor._indices().t().contiguous()  # not .indices(): that would make us coalesce, which sorts

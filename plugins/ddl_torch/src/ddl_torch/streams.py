@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ddlcore.errors import DeviceError
+from ddlcore.errors import DeviceError, InvalidArgument
 from ddlcore.types import CPU, Buffer, Device
 
 __all__ = ["CudaStreams", "Mark", "Streams"]
@@ -134,7 +134,7 @@ class _Held:
 def _refuse_capture() -> None:
     """An event of a capture is none of the device's: who waited for it would become part of the graph."""
     if torch.cuda.is_current_stream_capturing():
-        raise ValueError(CAPTURING)
+        raise InvalidArgument(CAPTURING)
 
 
 # --- the driver

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ddl_tf.compression import Compression
 from ddl_tf.keras import seams
 from ddl_tf.keras.families import Family, family_of, the_keras
 from ddl_tf.keras.optimizer import DistributedOptimizer
@@ -17,7 +16,7 @@ def load_model(
     filepath: Any,
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
-    compression: Any = Compression.none,
+    compression: Any = None,
     legacy_opts: bool = False,
 ) -> Any:
     """The model that Keras finds in ``filepath``, its optimizer, with the state that was saved, made distributed.

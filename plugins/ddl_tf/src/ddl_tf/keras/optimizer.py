@@ -17,7 +17,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from ddl_tf.compression import Compression
 from ddl_tf.keras import seams
 from ddl_tf.keras.families import Family, family_of
 from ddl_tf.keras.step import Step
@@ -37,7 +36,7 @@ def DistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: Any = None,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,
@@ -56,7 +55,8 @@ def DistributedOptimizer(
 
     * ``name``: what its gradients are called on the wire; by default, its class and number.
     * ``device_dense``, ``device_sparse``: where gradients are reduced: '/cpu:0', 'cpu' or ''.
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own; without it,
+      the setting ``compression`` decides.
     * ``sparse_as_dense``: sparse gradients (``tf.IndexedSlices``) are made dense; else they are gathered.
     * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
     * ``op``: Average or Sum.
@@ -99,7 +99,7 @@ def PartialDistributedOptimizer(
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
-    compression: Any = Compression.none,
+    compression: Any = None,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
     op: int = Average,

@@ -1,0 +1,12 @@
+"""Averages of integers at the ends of their types, of which MPI adds what can be added."""
+
+from __future__ import annotations
+
+import ddlcore as ddl
+from tests.runtime.integers import check_averages
+
+ddl.init()
+check_averages(ddl.rank(), ddl.size(), 5)
+replayed = ddl.stats()["batches_replayed"] > 0
+ddl.shutdown()
+print("exact" if replayed else "never replayed")
