@@ -8,6 +8,7 @@ can make two ranks wait for each other. See docs/design/tensorflow.md.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import threading
 import weakref
@@ -21,6 +22,7 @@ import tensorflow as tf
 
 from ddl_tf.adapter import brought
 from ddl_tf.autograd import ADAPTER, OPERATIONS
+from ddl_tf.averages import average_of_slices
 from ddl_tf.crossing import arrive, depart, join, lift, look, split
 from ddl_tf.devices import HOST, check_device, is_host
 from ddl_tf.flight import Flight, Pools
@@ -83,21 +85,39 @@ class Reduction:
         return "none" if self.compression is None else self.compression
 
 
+# The names of the optimizers that each job has had. They differ, and are the same on every rank.
+_names: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_names_lock = threading.Lock()
+
+
+def _unique(job: Any, name: str) -> str:
+    """``name``, with a number from the second optimizer of that name on; all ranks ask in the same order."""
+    with _names_lock:
+        taken = _names.setdefault(job, set())
+        found = next(one for n in itertools.count() if (one := f"{name}_{n}" if n else name) not in taken)
+        taken.add(found)
+    return found
+
+
 class Reducer:
     """The gradients of one optimizer or tape, which go by ``name`` on the wire, the same on every rank.
 
     It holds the job that was current when it was made; after ``shutdown()`` and another ``init()`` it, and the
-    graphs that it is part of, go over to the new one.
+    graphs that it is part of, go over to the new one. ``unique``: no other of the job has its name; where several
+    ask for one, the later ones get numbers.
     """
 
-    def __init__(self, reduction: Reduction, name: str) -> None:
+    def __init__(self, reduction: Reduction, name: str, unique: bool = False) -> None:
         self.reduction = reduction
-        self.name = name
+        self.name = self._asked = name
+        self._unique = unique
         self._flights: OrderedDict[Any, Flight] = OrderedDict()
         self._bind()
 
     def _bind(self) -> None:
         self.job = current_job()
+        if self._unique:
+            self.name = _unique(self.job, self._asked)
         process_set = self.reduction.process_set
         if process_set.process_set_id is None:
             raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
@@ -114,8 +134,9 @@ class Reducer:
 
         Every member calls it, with gradients of the same types and shapes; where they differ, or one member has
         None and another has not, all raise MismatchError, which shows what each had. IndexedSlices come back as
-        the members' slices one behind the other (divided by how many members there are for an average), or dense
-        with ``sparse_as_dense``. Ranks outside the process set, and a world of one, get their own gradients back.
+        the members' slices one behind the other (divided by how many members there are for an average; of integers,
+        with each index once), or dense with ``sparse_as_dense``. Ranks outside the process set, and a world of one,
+        get their own gradients back.
         """
         if self.job.closed:
             self._bind()
@@ -296,7 +317,7 @@ class Reducer:
         for at, i in enumerate(sparse):
             values, indices = arrived[2 * at : 2 * at + 2]
             if self.reduction.op is Average:
-                values = values / tf.cast(len(self.ranks), values.dtype)
+                values, indices = average_of_slices(values, indices, len(self.ranks))
             results[i] = tf.IndexedSlices(values, indices, given[i].dense_shape)
 
 

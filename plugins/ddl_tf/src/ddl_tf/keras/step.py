@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddl_tf.averages import divided
 from ddl_tf.local import LocalVariables, identity
 from ddl_tf.reducer import Reducer
 
@@ -46,7 +47,7 @@ class Step:
         Every member of the process set calls it with as many. Raises ValueError within a function that XLA
         compiles, and what the reducer raises.
         """
-        return self.local.reduce(self.reducer, list(gradients), list(variables))
+        return self.local.reduce(lambda _: self.reducer, list(gradients), list(variables))
 
     # --- several passes a step
 
@@ -67,7 +68,7 @@ class Step:
         count = self._count.assign_add(1)
 
         def last() -> None:
-            apply([None if total is None else total.read_value() / self._divisor for total in sums])
+            apply([None if total is None else divided(total.read_value(), self._divisor) for total in sums])
             for total in sums:
                 if total is not None:
                     total.assign(tf.zeros_like(total))
