@@ -189,8 +189,8 @@ class Reducer:
             raise DdlInternalError(text)
 
     @contextmanager
-    def in_one(self, *harmless: type[Exception]) -> Iterator[None]:
-        """What is done within is done whole, or has torn the step: but for errors of the job's own, and ``harmless`` ones."""
+    def in_one(self, harmless: type[Exception] = DdlInternalError) -> Iterator[None]:
+        """What is done within is done whole, or has torn the step: but for errors of the job's own, and of the ``harmless`` kind."""
         if not self.active:
             yield
             return
@@ -198,7 +198,7 @@ class Reducer:
         self.torn = True
         try:
             yield
-        except (DdlInternalError, *harmless):
+        except (DdlInternalError, harmless):
             self.torn = False
             raise
         self.torn = False

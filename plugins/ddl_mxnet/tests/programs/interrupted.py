@@ -7,6 +7,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,12 @@ class Training:
         self.weight.initialize(mx.init.Zero())
         if kind == "trainer":
             self.trainer: Any = ddl.DistributedTrainer([self.weight], "sgd", {"learning_rate": 1.0})
-            self.reducer, self.step = self.trainer._ddl, lambda: self.trainer.step(1)
+            self.reducer = self.trainer._ddl
+            self.step: Callable[[], Any] = partial(self.trainer.step, 1)
         else:
             optimizer: Any = ddl.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=1.0))
             self.reducer = optimizer._ddl
-            self.step = lambda: optimizer.update([0], [self.weight.data()], [self.weight.grad()], [None])
+            self.step = partial(optimizer.update, [0], [self.weight.data()], [self.weight.grad()], [None])
 
     def backward(self, factor: float) -> None:
         with autograd.record():

@@ -164,8 +164,8 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
         there = [i for i, total in enumerate(sums) if total is not None]
 
         def reduced() -> list[Any]:
-            divided = [None if total is None else divided(total, self._divisor) for total in sums]
-            results = self._reduced(divided, variables)
+            means = [None if total is None else divided(total, self._divisor) for total in sums]
+            results = self._reduced(means, variables)
             return [tf.ensure_shape(results[i], variables[i].shape) for i in there]
 
         given = tf.cond(self._last, reduced, lambda: [tf.identity(sums[i]) for i in there])

@@ -25,7 +25,7 @@ from ddl_tf.autograd import ADAPTER, OPERATIONS
 from ddl_tf.averages import average_of_slices
 from ddl_tf.crossing import arrive, depart, join, lift, look, split
 from ddl_tf.devices import HOST, check_device, is_host
-from ddl_tf.flight import Flight, Pools
+from ddl_tf.flight import Flight, Pools, give_up
 from ddl_tf.graph import keep, refuse_xla
 from ddl_tf.parcels import Look, cut, pack
 from ddl_tf.placing import apart, places
@@ -112,6 +112,9 @@ class Reducer:
         self.name = self._asked = name
         self._unique = unique
         self._flights: OrderedDict[Any, Flight] = OrderedDict()
+        self._going: Flight | None = None  # the last eager one
+        self._sent = False  # whether all of it has gone off
+        self.launches = 0  # of eager reductions, so far
         self._bind()
 
     def _bind(self) -> None:
@@ -124,6 +127,12 @@ class Reducer:
         self.ranks: tuple[int, ...] = tuple(process_set.resolve(self.job)[1]) if self._is_member(process_set) else ()
         self.active = len(self.ranks) > 1
         self._flights.clear()
+        self._going = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether an eager reduction has begun that has not come to its end."""
+        return self._going is not None and self._going.begun
 
     def _is_member(self, process_set: ProcessSet) -> bool:
         return process_set is global_process_set or self.job.rank in process_set.ranks
@@ -137,6 +146,9 @@ class Reducer:
         the members' slices one behind the other (divided by how many members there are for an average; of integers,
         with each index once), or dense with ``sparse_as_dense``. Ranks outside the process set, and a world of one,
         get their own gradients back.
+
+        Eagerly, a signal's handler may interrupt it. The next call then brings that reduction to its end and returns
+        its results, which are what the peers got, whatever gradients it is given; where it cannot, it ends the job.
         """
         if self.job.closed:
             self._bind()
@@ -186,11 +198,20 @@ class Reducer:
         if flight is None:
             part_of = self._describe(given, variables)
             flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, None))
-        by_host = is_host(self.reduction.device_dense)
-        flight.send(0, *([self._brought(given[i], by_host) for i in reversed(dense)] or [_nothing()]))
-        parts = [part for i in sparse for part in (given[i].values, given[i].indices)]
-        by_host = is_host(self.reduction.device_sparse)
-        flight.gather(max(len(dense), 1), *(self._brought(part, by_host) for part in parts))
+        going = self._going
+        if going is not None and going.begun and (going is not flight or not self._sent):
+            give_up(self.job)
+        # Where the call before this one was interrupted after all had been sent, this one brings that step to its end.
+        if going is None or not going.begun:
+            self._going, self._sent = flight, False
+            self.launches += 1
+            by_host = is_host(self.reduction.device_dense)
+            leaving = [self._brought(given[i], by_host) for i in reversed(dense)] or [_nothing()]
+            by_host = is_host(self.reduction.device_sparse)
+            parts = [self._brought(part, by_host) for i in sparse for part in (given[i].values, given[i].indices)]
+            flight.send(0, *leaving)
+            flight.gather(max(len(dense), 1), *parts)
+            self._sent = True
         arrived = flight.take()
         results: list[Any] = [None] * len(given)
         for i, tensor in zip(reversed(dense), arrived[: len(dense)], strict=True):

@@ -184,7 +184,8 @@ def _meet_keras3(optimizer: Any, step: Step) -> None:
             return bare(gradients)  # which says what is missing
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
         if step.passes == 1:
-            return bare(step.reduce(gradients, variables), variables)
+            with step.whole():
+                return bare(step.reduce(gradients, variables), variables)
         if not optimizer.built:
             optimizer.build(variables)  # no variable can be made within a condition
         return step.accumulate(gradients, variables, lambda sums: bare(step.reduce(sums, variables), variables))
