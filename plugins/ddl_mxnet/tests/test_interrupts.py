@@ -72,7 +72,7 @@ def test_an_exception_before_anything_was_sent_costs_nothing(monkeypatch: pytest
         trainer.step(1)
         np.testing.assert_array_equal(weight.data().asnumpy(), np.full(4, -3.0))
 
-    run_world(2, play, backend="threads")
+    run_world(2, play, backend="threads", deadline_s=90.0)
 
 
 @pytest.mark.parametrize("where", ["names", "reduction", "update"])
@@ -119,7 +119,7 @@ def test_an_exception_after_something_was_sent_is_told_to_all(where: str, monkey
         interrupted.append(owner)
         setattr(owner, inner, method)
 
-    run_world(2, play, backend="threads")
+    run_world(2, play, backend="threads", deadline_s=90.0)
     assert len(interrupted) == 1
 
 

@@ -50,7 +50,7 @@ def test_aliases_are_reduced_once_each(way: str, mode: str) -> None:
             for one in (own, *aliases):
                 np.testing.assert_array_equal(one, np.full(one.shape, rank + 1.0))
 
-    run_world(2, play)
+    run_world(2, play, deadline_s=90.0)
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "function"])
@@ -74,7 +74,7 @@ def test_a_gradient_that_is_a_variable_or_a_constant(graph: bool) -> None:
         for one in (a, b, c, d, constant):
             np.testing.assert_array_equal(one, np.full((300, 100), rank + 1.0))
 
-    run_world(2, play)
+    run_world(2, play, deadline_s=90.0)
 
 
 def test_results_live_as_long_as_something_may_write_them() -> None:
@@ -102,4 +102,4 @@ def test_results_live_as_long_as_something_may_write_them() -> None:
         gc.collect()
         assert kept[0]() is None
 
-    run_world(2, play)
+    run_world(2, play, deadline_s=90.0)

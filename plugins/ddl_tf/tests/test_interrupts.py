@@ -28,7 +28,7 @@ def test_signals_in_every_way_to_train(tmp_path: Path) -> None:
 
     Torn between reduction and update, a Keras optimizer ends the job with a named error on both ranks.
     """
-    shown = launch(2, PROGRAMS / "interrupted.py", str(tmp_path))
+    shown = launch(2, PROGRAMS / "interrupted.py", str(tmp_path), timeout_s=130.0)
     for way in ("tape", "tape, sparse", "keras", "function", "session"):
         assert len(re.findall(rf"(?m)\[\d\] held {way}$", shown)) == 2, shown
     assert sorted(re.findall(r"\[(\d)\] told: .*a step of rank 0 was interrupted", shown)) == ["0", "1"], shown
@@ -57,7 +57,7 @@ def test_an_interrupt_while_sending_is_told_to_all(monkeypatch: pytest.MonkeyPat
         with pytest.raises(DdlInternalError, match="a step of rank 0 was interrupted"):
             reducer.reduce([tf.ones(3), slices], variables)
 
-    run_world(2, play)
+    run_world(2, play, deadline_s=90.0)
 
 
 def test_an_interrupt_before_sending_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_an_interrupt_before_sending_costs_nothing(monkeypatch: pytest.MonkeyPat
                 reducer.reduce([tf.fill((3,), 77.0)], [variable])
         return [float(reducer.reduce([tf.fill((3,), step + rank)], [variable])[0][0]) for step in (1.0, 2.0)]
 
-    assert run_world(2, play) == [[1.5, 2.5]] * 2
+    assert run_world(2, play, deadline_s=90.0) == [[1.5, 2.5]] * 2
 
 
 def test_a_run_of_a_function_that_failed_after_it_had_sent_is_told_to_all() -> None:
@@ -112,4 +112,4 @@ def test_a_run_of_a_function_that_failed_after_it_had_sent_is_told_to_all() -> N
         else:
             assert [float(one[5, 5]) for one in results] == [1.0, 1.0]
 
-    run_world(2, play)
+    run_world(2, play, deadline_s=90.0)

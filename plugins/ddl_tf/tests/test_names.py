@@ -61,7 +61,7 @@ def test_a_tape_with_other_local_variables_on_each_rank(kind: str, graph: bool) 
             mean, *own = run([shared, *local])
             check_shared_and_local(mean.numpy(), own, rank)
 
-    run_world(2, play)
+    run_world(2, play, deadline_s=90.0)
 
 
 @LOCALS
@@ -78,7 +78,7 @@ def test_a_keras_optimizer_with_other_local_layers_on_each_rank(kind: str) -> No
             shared, *local = ((1.0 - one.numpy()) / number for one in variables)
             check_shared_and_local(shared, local, rank)
 
-    run_world(2, play)
+    run_world(2, play, deadline_s=90.0)
 
 
 class _Weight(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
@@ -109,7 +109,7 @@ def test_a_session_with_other_local_variables_on_each_rank(kind: str) -> None:
                 shared, *local = ((1.0 - value) / number for value in session.run(variables))
                 check_shared_and_local(shared, local, rank)
 
-    run_world(2, play)
+    run_world(2, play, deadline_s=90.0)
 
 
 def test_shared_variables_that_differ_are_an_error_on_every_rank() -> None:
@@ -122,7 +122,7 @@ def test_shared_variables_that_differ_are_an_error_on_every_rank() -> None:
         with pytest.raises(MismatchError):
             tape.gradient(loss, [variable])
 
-    run_world(2, play)
+    run_world(2, play, deadline_s=90.0)
 
 
 def test_tapes_over_two_models_of_equal_shapes_do_not_meet() -> None:
@@ -150,7 +150,7 @@ def test_tapes_over_two_models_of_equal_shapes_do_not_meet() -> None:
         step([tf.Variable(tf.ones((3,))) for _ in range(2)])
         return names, len(gradient_names(job) - before)
 
-    one, other = run_world(2, play)
+    one, other = run_world(2, play, deadline_s=90.0)
     assert one == other
     assert len(one[0]) == 4 and one[1] == 2
 
@@ -176,7 +176,7 @@ def test_optimizers_of_one_name_do_not_meet() -> None:
         reducers = [vars(one)["_ddl"].reducer for one in made] + [one._reducer for one in sessions]
         return [reducer.name for reducer in reducers]
 
-    one, other = run_world(2, play)
+    one, other = run_world(2, play, deadline_s=90.0)
     assert one == other
     assert len(set(one)) == len(one)
 
@@ -211,7 +211,7 @@ def test_several_broadcasts_in_one_function() -> None:
                 for which, variable in enumerate(variables):
                     np.testing.assert_array_equal(variable, np.full((4, 3), 10.0 * which + root))
 
-    run_world(2, play)
+    run_world(2, play, deadline_s=90.0)
 
 
 def test_a_reducer_keeps_its_name_apart_in_the_next_job() -> None:
@@ -231,7 +231,7 @@ def test_a_reducer_keeps_its_name_apart_in_the_next_job() -> None:
         finally:
             ddl.shutdown()
 
-    (names,) = run_world(1, play)
+    (names,) = run_world(1, play, deadline_s=90.0)
     assert len(set(names)) == 3
 
 
