@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
 PROGRAM = Path(__file__).parent / "programs" / "gradients.py"
 CHECKS = (
     "tape_eager",
@@ -31,7 +35,7 @@ def test_two_processes_reduce_as_one_would() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout
     missing = [check for check in CHECKS if done.stdout.count(f"held {check}\n") != 2]
