@@ -232,3 +232,22 @@ def test_half_precision_with_a_float32_copy_of_the_weights(name: str) -> None:
     for values in run_world(2, play):
         for own, other in zip(values, expected, strict=True):
             np.testing.assert_array_equal(own, other)
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+def test_gradients_that_share_memory_are_summed_once(groups: int) -> None:
+    """One array for two parameters, a view of it in another shape, a part of it; beside one with memory of its own."""
+
+    def play(rank: int, job: Any) -> list[list[float]]:
+        optimizer = ddl.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=1.0), num_groups=groups)
+        gradient = mx.nd.zeros((4,))
+        gradients = [gradient, gradient, gradient.reshape((2, 2)), gradient[1:3], mx.nd.zeros((3,))]
+        weights = [mx.nd.zeros(one.shape) for one in gradients]
+        for _ in range(3):
+            for one in (gradient, gradients[-1]):
+                one[:] = rank + 1.0
+            optimizer.update(list(range(5)), weights, gradients, [None] * 5)
+        return [weight.asnumpy().ravel().tolist() for weight in weights]
+
+    for weights in run_world(2, play):
+        assert weights == [[-4.5] * 4, [-4.5] * 4, [-4.5] * 4, [-4.5] * 2, [-4.5] * 3]

@@ -233,6 +233,72 @@ def test_two_trainers_are_replayed_together() -> None:
     assert min(run_world(2, play)) >= 40
 
 
+def test_trainers_whose_parameters_are_called_alike_do_not_meet() -> None:
+    """As of a generator and its critic of one prefix, or of two parameters in a list; the first keeps the plain names."""
+
+    def play(rank: int, job: Any) -> list[str]:
+        trainers = []
+        for _ in range(2):
+            parameters = [gluon.Parameter("weight", shape=(3,)) for _ in range(2)]
+            for parameter in parameters:
+                parameter.initialize(mx.init.Constant(1.0))
+            trainers.append((parameters, ddl.DistributedTrainer(parameters, "sgd", {"learning_rate": 0.1})))
+        for _ in range(10):
+            for parameters, trainer in trainers:
+                with autograd.record():
+                    loss = (parameters[0].data() + 2 * parameters[1].data()).sum() * (rank + 1.0)
+                loss.backward()
+                trainer.step(1)
+        for parameters, _ in trainers:
+            for factor, parameter in enumerate(parameters, 1):
+                np.testing.assert_allclose(parameter.data().asnumpy(), 1.0 - 10 * 0.1 * 1.5 * factor, rtol=1e-4)
+        return [name for _, trainer in trainers for name in trainer._names]
+
+    one, other = run_world(2, play)
+    assert one == other
+    assert sorted(one) == ["gradient.weight", "gradient.weight#2", "gradient[1].weight", "gradient[1].weight#2"]
+
+
+@pytest.mark.parametrize("request_of", ["write", "add"])
+def test_one_parameter_of_two_layers_and_gradients_that_share_memory(request_of: str) -> None:
+    """Layers with the same weight sum its gradient here and then over the ranks; so do parameters whose gradients are views."""
+
+    def play(rank: int, job: Any) -> list[Any]:
+        first = gluon.nn.Dense(3, in_units=3, use_bias=False)
+        second = gluon.nn.Dense(3, in_units=3, use_bias=False, params=first.params)
+        lone = gluon.Parameter("lone", shape=(9,))
+        first.initialize(mx.init.Zero())
+        lone.initialize(mx.init.Zero())
+        trained = [*first.collect_params().values(), *second.collect_params().values(), lone]
+        for parameter in trained:
+            parameter.grad_req = request_of
+        trainer = ddl.DistributedTrainer(trained[1:], "sgd", {"learning_rate": 1.0})
+        ones = mx.nd.ones((1, 3))
+
+        def backward() -> None:
+            with autograd.record():
+                loss = (first(ones) + second(ones)).sum() * (rank + 1.0) + lone.data().sum() * (rank + 1.0)
+            loss.backward()
+
+        for _ in range(3):
+            for parameter in trained:
+                parameter.zero_grad()
+            backward()
+            trainer.step(1)
+        tied = first.weight.data().asnumpy().ravel().tolist()
+        backward()
+        flat = first.weight.grad().reshape((9,))
+        lone._grad = [flat]  # one memory for the gradients of two parameters
+        flat[:] = rank + 1.0
+        trainer.allreduce_grads()
+        return [tied, lone.data().asnumpy().tolist(), flat.asnumpy().tolist()]
+
+    for tied, lone, flat in run_world(2, play):
+        assert tied == [-9.0] * 9
+        assert lone == [-4.5] * 9
+        assert flat == [3.0] * 9  # a sum, as it stands between reduction and update
+
+
 def test_states_are_saved_and_loaded(tmp_path: Path) -> None:
     """Momentum goes on where it was."""
 

@@ -289,6 +289,7 @@ def test_ranks_that_have_it_elsewhere(late: LateGpu, names: tuple[str, str]) -> 
             assert f"{len(name.split())} gradients, {name.count('gpu')} on a GPU" in text
 
 
+@pytest.mark.timeout(140)
 def test_one_thread_and_orders_of_their_own() -> None:
     """Ranks that run independent reductions in different orders never wait for each other; see the program."""
     done = subprocess.run(

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
 PROGRAM = Path(__file__).parent / "programs" / "gradients.py"
 CHECKS = (
     "tape_eager",

@@ -18,7 +18,7 @@ MODES = pytest.mark.parametrize("mode", ["eager", "function", "session"])
 
 def ranks(function: Callable[[int], Any], size: int = SIZE) -> list[Any]:
     """``function(rank)`` on every rank of a new world; the results, by rank."""
-    return run_world(size, lambda rank, job: function(rank))
+    return run_world(size, lambda rank, job: function(rank), deadline_s=90.0)
 
 
 def evaluate(mode: str, build: Callable[..., Any], *tensors: Any, times: int = 2) -> Any:

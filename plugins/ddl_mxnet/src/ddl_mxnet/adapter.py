@@ -18,7 +18,7 @@ from ddlcore.contracts.transport import Memory
 from ddlcore.errors import InvalidArgument
 from ddlcore.types import CPU, Buffer, DType
 
-__all__ = ["BFLOAT16", "MxnetAdapter", "address_of", "apart", "count_of", "dtype_of"]
+__all__ = ["BFLOAT16", "MxnetAdapter", "address_of", "apart", "count_of", "dtype_of", "overlapping"]
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet takes for one
 _CODES = {  # MXNet's own, of mshadow
@@ -125,6 +125,29 @@ def apart(arrays: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
             known.add(memory)
             chosen.append(array)
     return chosen
+
+
+def overlapping(arrays: Sequence[Any]) -> set[int]:
+    """The places of those dense arrays on the host of which another one among them has some memory, too.
+
+    Waits for all of them. Arrays of one memory need not be views of each other: numpy's memory may stand in several.
+    """
+    spans = []
+    for place, array in enumerate(arrays):
+        nbytes = count_of(array.shape) * np.dtype(array.dtype).itemsize
+        if nbytes:
+            check_call(_LIB.MXNDArrayWaitToWrite(array.handle))  # before the first look, see docs/design/mxnet.md
+            begin = _waited_address(array)
+            spans.append((begin, begin + nbytes, place))
+    spans.sort()
+    found: set[int] = set()
+    reached, last = 0, -1  # where the memory seen so far ends, and whose end that is
+    for begin, end, place in spans:
+        if begin < reached:
+            found |= {last, place}
+        if end > reached:
+            reached, last = end, place
+    return found
 
 
 def _memory_of(array: Any) -> int | None:

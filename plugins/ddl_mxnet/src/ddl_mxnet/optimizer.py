@@ -115,6 +115,10 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
             return
         several = isinstance(index, (list, tuple))
         self._reduce(list(index) if several else [index], list(grad) if several else [grad])
+        self._apply(update, several, index, weight, grad, state)
+        self._ddl.torn = False
+
+    def _apply(self, update: Any, several: bool, index: Any, weight: Any, grad: Any, state: Any) -> None:
         self._inside = True
         try:
             if not several:

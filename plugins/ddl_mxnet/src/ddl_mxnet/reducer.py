@@ -8,7 +8,9 @@ place; at last it waits for all. So the engine computes, and batches travel, whi
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count, islice
@@ -19,10 +21,12 @@ import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, check_call
 
-from ddl_mxnet.adapter import MxnetAdapter, apart
+from ddl_mxnet.adapter import MxnetAdapter, apart, overlapping
 from ddl_mxnet.devices import is_on_gpu, on_host
+from ddl_mxnet.engine import Pushed, is_naive
 from ddlcore.api import Operations, ProcessSet, UserCompressor, Waitable, current_job, global_process_set
 from ddlcore.api.arrays import allgather_async
+from ddlcore.errors import DdlInternalError
 from ddlcore.types import Sum
 
 __all__ = ["Fence", "Plan", "Reducer", "Reduction", "Slot"]
@@ -98,20 +102,27 @@ class Plan:
         strange = [f"{name} ({array.stype})" for name, array in self.sparse if array.stype != "row_sparse"]
         if strange:
             raise ValueError(f"gradients are dense or row_sparse; not so {', '.join(strange)}")
-        self.staged: list[tuple[Any, Any]] = []  # (on a GPU, in host memory) of what goes that way
+        self.staged: list[tuple[Any, Any]] = []  # (an array, what is reduced in place of it) of what goes that way
         self.exact = [Slot(name, array, True) for name, array in exact]
-        self.dense = [Slot(name, self._reached(array), False) for name, array in gradients if array.stype == "default"]
+        dense = [(name, array) for name, array in gradients if array.stype == "default"]
+        here = [place for place, (_, array) in enumerate(dense) if not is_on_gpu(array)]
+        # What two gradients share would be summed twice, in place: the sums of sums. Each of them has memory of its own.
+        shared = {here[i] for i in overlapping([dense[place][1] for place in here])}
+        self.dense = [Slot(name, self._reached(array, i in shared), False) for i, (name, array) in enumerate(dense)]
         self.fences = [Fence(slots) for slots in _shares([*self.exact, *self.dense])]
 
-    def _reached(self, array: Any) -> Any:
-        """The array, or what stands for one of a GPU."""
-        if not is_on_gpu(array):
+    def _reached(self, array: Any, shared: bool) -> Any:
+        """The array, or what stands for one of a GPU, or for one that shares memory with another."""
+        if is_on_gpu(array):
+            self.staged.append((array, on_host(array)))
+        elif shared:
+            self.staged.append((array, array.copy()))
+        else:
             return array
-        self.staged.append((array, on_host(array)))
         return self.staged[-1][1]
 
 
-# By job and process set, how many optimizers have begun to reduce gradients that only their indices tell apart.
+# By job and process set, how many optimizers have begun to reduce gradients.
 _begun: WeakKeyDictionary[Any, dict[int | None, Iterator[int]]] = WeakKeyDictionary()
 
 
@@ -124,6 +135,9 @@ class Reducer:
 
     def __init__(self, reduction: Reduction) -> None:
         self.reduction = reduction
+        # Whether a step has begun that is not over. Found so by the next one, it was torn by an exception in its midst:
+        # a signal's handler, or an operator of MXNet's that failed. Then nobody knows what the peers have of it.
+        self.torn = False
         self._aloft: list[Any] = []  # recurring allreduces under way
         self.bind()
 
@@ -141,47 +155,86 @@ class Reducer:
         """Goes over to the job that is current now, where the one it had is over; whether it did."""
         if not self.job.closed:
             return False
-        self._aloft = []
+        self._aloft, self.torn = [], False
         self.__dict__.pop("label", None)
         self.bind()
         return True
 
     @cached_property
     def label(self) -> str:
-        """What gradients' names begin with where each optimizer counts its own: two of them must not share names.
+        """What gradients' names begin with: two optimizers must not share names, though they may call them alike.
 
         It is first asked for in the first reduction, whose order is the same on all members; that in which
         optimizers were made need not be.
         """
         before = next(_begun.setdefault(self.job, {}).setdefault(self.reduction.process_set.process_set_id, count()))
-        return f"gradient.{before}." if before else "gradient."
+        return f"gradient[{before}]." if before else "gradient."  # no name in the first one's begins so
 
     @property
     def scale(self) -> float:
         """What the optimizer multiplies a sum by, to have the mean of the members. 1 where nothing is summed."""
         return self.reduction.predivide / self.members if self.active else 1.0
 
+    def require_whole(self) -> None:
+        """Ends the job where the step before was torn, so that no rank goes on with other values than its peers.
+
+        Raises DdlInternalError here; the peers, which wait or will wait for this rank, raise PeerLost with the same text.
+        """
+        if self.torn:
+            text = (
+                f"an exception has interrupted a step on rank {self.job.rank} after it had sent gradients off, so that "
+                "it cannot be made again; let the handler end the process, or call init() again and load a checkpoint"
+            )
+            self.job.shutdown(text)
+            raise DdlInternalError(text)
+
+    @contextmanager
+    def in_one(self, harmless: type[Exception] = DdlInternalError) -> Iterator[None]:
+        """What is done within is done whole, or has torn the step: but for errors of the job's own, and of the ``harmless`` kind."""
+        if not self.active:
+            yield
+            return
+        self.require_whole()
+        self.torn = True
+        try:
+            yield
+        except (DdlInternalError, harmless):
+            self.torn = False
+            raise
+        self.torn = False
+
     def reduce(self, plan: Plan) -> None:
         """Every gradient becomes the sum over the members. All of them call it, once a step.
 
-        Raises the first error of any, when all are over: PeerLost, MismatchError and their kin.
+        Raises the first error of any, when all are over: PeerLost, MismatchError and their kin. If it is interrupted
+        before it has sent anything, it may be called again; if after that, the next call ends the job. The step is
+        ``torn`` till the caller, who knows what else belongs to it, says otherwise.
         """
-        if self._aloft:  # Ctrl-C came in between
-            self._land()
+        self.require_whole()
         for there, here in plan.staged:
             there.copyto(here)
         for fence in plan.fences:
             fence.push()
-        if self.reduction.num_groups or self.reduction.user_compressor is not None:
-            self._reduce_otherwise(plan)
-        else:
-            self._reduce_in_place(plan)
-        for there, here in plan.staged:
-            here.copyto(there)
-        if plan.sparse:
-            self._reduce_sparse(plan)
+        try:
+            if self.reduction.num_groups or self.reduction.user_compressor is not None:
+                failure = self._reduce_otherwise(plan)
+            else:
+                failure = self._reduce_in_place(plan)
+            if failure is None:
+                for there, here in plan.staged:
+                    here.copyto(there)
+                failure = self._reduce_sparse(plan) if plan.sparse else None
+        except DdlInternalError:  # what has become of the job, which takes nothing any more
+            self.torn, self._aloft = False, []
+            raise
+        except BaseException:
+            self._shelter(plan)
+            raise
+        if failure is not None:
+            self.torn = False
+            raise failure
 
-    def _reduce_in_place(self, plan: Plan) -> None:
+    def _reduce_in_place(self, plan: Plan) -> Exception | None:
         """Runs once a step, for hundreds of gradients: each costs one call of MXNet and a line of ddl's.
 
         Where nothing travels while the step computes, all go off together, and this thread runs their batch itself.
@@ -190,24 +243,23 @@ class Reducer:
         address, data_of = ctypes.c_void_p(), _LIB.MXNDArrayGetData
         into = ctypes.byref(address)
         overlaps = self.job.overlaps
-        try:
-            for fence in plan.fences:
-                fence.wait()
-                for slot in fence.slots:
-                    recurring = slot.recurring
-                    if recurring is None:
-                        recurring = slot.recurring = self._describe(slot)
-                    if data_of(slot.handle, into) != 0:  # it makes the layout MXNet's usual one, too
-                        check_call(-1)
-                    started.append((recurring, address.value or 0, slot.array))
-                if overlaps:
-                    self._start(started, False)
-                    started = []
-            self._start(started, True)
-        finally:
-            self._land()
+        for fence in plan.fences:
+            fence.wait()
+            for slot in fence.slots:
+                recurring = slot.recurring
+                if recurring is None:
+                    recurring = slot.recurring = self._describe(slot)
+                if data_of(slot.handle, into) != 0:  # it makes the layout MXNet's usual one, too
+                    check_call(-1)
+                started.append((recurring, address.value or 0, slot.array))
+            if overlaps:
+                self._start(started, False)
+                started = []
+        self._start(started, True)
+        return self._land()
 
     def _start(self, started: Sequence[tuple[Any, int, Any]], waits: bool) -> None:
+        self.torn = True
         self._aloft += [recurring for recurring, _, _ in started]
         if started:
             self.job.again_together(started, waits)
@@ -225,25 +277,49 @@ class Reducer:
         recurring.source.wait = None  # a fence sees to it
         return recurring
 
-    def _land(self) -> None:
-        """Waits for all that is under way, the last first: by then most of the others are over."""
+    def _land(self) -> Exception | None:
+        """Waits for all that is under way, the last first: by then most of the others are over. The first error."""
         failure: Exception | None = None
         aloft = self._aloft
         while aloft:
             try:
                 aloft[-1].wait()
-            except Exception as error:
+            except DdlInternalError as error:
                 failure = failure or error
             aloft.pop()
-        if failure is not None:
-            raise failure
+        return failure
 
-    def _reduce_otherwise(self, plan: Plan) -> None:
+    def _shelter(self, plan: Plan) -> None:
+        """Keeps MXNet from writing gradients that are under way still, which peers read: until that is over.
+
+        The exception goes on to the user meanwhile, who may compute others.
+        """
+        aloft, self._aloft = self._aloft, []
+        if not any(recurring.pending for recurring in aloft):
+            return
+        if is_naive():
+            _wait_for(aloft)
+            return
+
+        def begin() -> None:
+            threading.Thread(target=end, name="ddl-mxnet-shelter", daemon=True).start()
+
+        def end() -> None:
+            _wait_for(aloft)
+            guard.end()
+
+        guard = Pushed((), [slot.array for fence in plan.fences for slot in fence.slots], begin)
+        guard.push()
+
+    def _reduce_otherwise(self, plan: Plan) -> Exception | None:
         """In groups, or by a compressor of the user's own."""
+        self.torn = True
         reduce: Callable[..., Waitable] = partial(
             OPERATIONS.grouped_allreduce_async, op=Sum, process_set=self.reduction.process_set, job=self.job
         )
-        handles = [reduce([slot.array], outputs=[slot.array], name=slot.name) for slot in plan.exact]
+        handles = self._aloft
+        for slot in plan.exact:
+            handles.append(reduce([slot.array], outputs=[slot.array], name=slot.name))
         landing: list[Callable[[Any], None]] = [_leave] * len(handles)
         compressor = self.reduction.user_compressor
         for group in _split(plan.dense, self.reduction.num_groups or len(plan.dense)):
@@ -259,17 +335,24 @@ class Reducer:
             )
             handles.append(handle)
             landing.append(partial(_unpack, compressor, [ctx for _, ctx in packed], arrays))
-        for result, land in zip(_results(handles), landing, strict=True):
-            land(result)
+        results, failure = _results(handles)
+        self._aloft = []
+        if failure is None:
+            for result, land in zip(results, landing, strict=True):
+                land(result)
+        return failure
 
-    def _reduce_sparse(self, plan: Plan) -> None:
+    def _reduce_sparse(self, plan: Plan) -> Exception | None:
         """Rows and their values are gathered; every rank adds them up, in rank order."""
+        self.torn = True
         gather = partial(allgather_async, process_set=self.reduction.process_set)
         handles = []
         for name, array in plan.sparse:
             handles.append(gather(array.indices.asnumpy(), name=f"{name}.rows"))
             handles.append(gather(array.data.asnumpy(), name=f"{name}.values"))
-        results = _results(handles)
+        results, failure = _results(handles)
+        if failure is not None:
+            return failure
         for (_, array), rows, values in zip(plan.sparse, results[::2], results[1::2], strict=True):
             unique, places = np.unique(rows, return_inverse=True)
             summed = np.zeros((len(unique), *array.shape[1:]), np.promote_types(values.dtype, np.float32))
@@ -278,6 +361,7 @@ class Reducer:
             if len(unique):
                 made = mx.nd.sparse.row_sparse_array((summed, unique), shape=array.shape, dtype=array.dtype)
             made.copyto(array)
+        return None
 
 
 def _shares(slots: Sequence[Slot]) -> list[list[Slot]]:
@@ -312,15 +396,20 @@ def _unpack(compressor: UserCompressor | None, contexts: Sequence[Any], arrays: 
             compressor.decompress(total, ctx).copyto(array)
 
 
-def _results(handles: Sequence[Waitable]) -> list[Any]:
-    """Of all, when all are over; raises the first error."""
+def _results(handles: Sequence[Waitable]) -> tuple[list[Any], Exception | None]:
+    """Of all, when all are over, and the first error."""
     failure: Exception | None = None
     results = []
     for handle in handles:
         try:
             results.append(handle.wait())
-        except Exception as error:
+        except DdlInternalError as error:
             failure = failure or error
-    if failure is not None:
-        raise failure
-    return results
+    return results, failure
+
+
+def _wait_for(aloft: Sequence[Any]) -> None:
+    """Until all are over, one way or the other."""
+    for recurring in aloft:
+        with suppress(Exception):
+            recurring.wait()

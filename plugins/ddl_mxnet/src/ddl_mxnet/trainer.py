@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from mxnet.base import _LIB, check_call
 from ddl_mxnet.optimizer import undistributed
 from ddl_mxnet.reducer import OPERATIONS, Plan, Reducer, Reduction
 from ddlcore.api import ProcessSet, global_process_set, gradient_compression
+from ddlcore.errors import DdlInternalError
 
 __all__ = ["DistributedTrainer"]
 
@@ -76,6 +78,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         ] = []  # parameters that have one, with their arrays, and places in ``_fresh``
         self._fresh: Any = np.zeros(0, np.float32)  # how many ranks have a new gradient there
         self._reduced = False  # since the last update, so that ``_fresh`` tells
+        self._stepping = False  # a ``step`` has begun that has not come to its end
         self._applied = self._ddl.scale
         self._scale *= self._applied
 
@@ -90,6 +93,18 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
                 "make them with stype='default' (their gradients may be row_sparse)"
             )
 
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """As Gluon's. Where an exception has torn it after its reduction, the next call ends the job on all ranks."""
+        if self._stepping and self._reduced:  # between reduction and update: its sums would be summed again
+            self._ddl.torn = self._ddl.active
+        self._stepping = True
+        try:
+            super().step(batch_size, ignore_stale_grad)
+        except (UserWarning, DdlInternalError):  # on all ranks, and nothing is left half done
+            self._stepping = False
+            raise
+        self._stepping = False
+
     # --- what Gluon's Trainer calls
 
     def _allreduce_grads(self) -> None:
@@ -101,20 +116,23 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
             self._names, self._arranged = [], []
         if not self._ddl.active:
             return
+        self._ddl.require_whole()  # before anything is written that may be under way
         gradients = [param._grad for param in self._backwards]
         if len(gradients) != len(self._arranged) or not all(map(operator.is_, gradients, self._arranged)):
             self._arrange(gradients)
         self._tell_fresh()
         self._ddl.reduce(self._plan)
         self._reduced = True
+        self._ddl.torn = False
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         if self._reduced:
-            self._reduced = False
             stale = np.flatnonzero(self._fresh < self._ddl.members)
             if len(stale):
                 self._judge(stale, ignore_stale_grad)
-        super()._update(ignore_stale_grad)
+        with self._ddl.in_one(UserWarning):  # Gluon's own, before it updates anything
+            self._reduced = False
+            super()._update(ignore_stale_grad)
 
     # --- parameters
 
@@ -128,8 +146,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         named = [(name, param.list_grad()[0]) for name, param in trained]
         counts = mx.nd.zeros((max(1, len(named)),), dtype="float32")
         counts.wait_to_read()
-        label = self._names[0] if self._names else f"gradient.{self._prefix}"  # another trainer has one, too
-        self._plan = Plan(named, [(f"{label}.fresh", counts)])
+        self._plan = Plan(named, [(f"{self._ddl.label}{self._prefix}.fresh", counts)])
         address = ctypes.c_void_p()
         check_call(_LIB.MXNDArrayGetData(counts.handle, ctypes.byref(address)))
         memory: Any = (ctypes.c_float * len(named)).from_address(address.value or 0)
@@ -142,7 +159,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         """Those that the first member has: Gluon numbers blocks as they are made, which may differ between ranks."""
         process_set, job = self._ddl.reduction.process_set, self._ddl.job
         mine = [(param.name, (param.shape, str(param.dtype), param.grad_req)) for param in self._backwards]
-        everyone = OPERATIONS.allgather_object(mine, process_set=process_set, job=job)
+        with self._ddl.in_one():
+            everyone = OPERATIONS.allgather_object(mine, process_set=process_set, job=job)
         first, ranks = everyone[0], process_set.ranks
         for rank, theirs in zip(ranks, everyone):
             differ = [
@@ -151,7 +169,13 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
             if differ or len(theirs) != len(first):
                 what = "; ".join(differ) or f"{len(theirs)} parameters, not {len(first)}"
                 raise ValueError(f"rank {rank} does not train the parameters of rank {ranks[0]}, but {what}")
-        return [f"gradient.{self._prefix}{name}" for name, _ in first]
+        met: Counter[str] = Counter()
+        names = []
+        for name, _ in first:
+            met[name] += 1  # two parameters in a list may be called alike
+            again = f"#{met[name]}" if met[name] > 1 else ""
+            names.append(f"{self._ddl.label}{self._prefix}{name}{again}")
+        return names
 
     # --- gradients that backward has not renewed
 

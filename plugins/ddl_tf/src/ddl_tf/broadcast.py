@@ -11,7 +11,7 @@ from ddl_tf.adapter import brought
 from ddl_tf.autograd import ADAPTER, OPERATIONS, running
 from ddl_tf.devices import check_device, tell_of_graphs
 from ddl_tf.errors import translating
-from ddl_tf.graph import asynchronous
+from ddl_tf.graph import asynchronous, wire_name
 from ddl_tf.reducer import verbatim
 from ddlcore.api import ProcessSet, current_job, global_process_set
 from ddlcore.errors import InvalidArgument, MismatchError
@@ -46,7 +46,7 @@ def broadcast_variables(
     MismatchError (eagerly), and no variable has changed. Variables of TensorFlow and of Keras. ``inplace`` is
     accepted for Horovod's sake: there is one way to do it. Raises ValueError for a variable that is not built yet.
     """
-    return _broadcast("variables", list(variables), root_rank, process_set)
+    return _broadcast("Variables", None, list(variables), root_rank, process_set)
 
 
 @verbatim
@@ -56,7 +56,7 @@ def broadcast_(
 ) -> list[Any]:
     """The variables themselves, with the root's values (in a graph: their values, after that)."""
     variables = list(variables)
-    assigned = _broadcast(name or "in_place", variables, root_rank, process_set)
+    assigned = _broadcast("InPlace", name, variables, root_rank, process_set)
     if tf.executing_eagerly() or assigned is None:
         return variables
     with tf.control_dependencies([assigned]):
@@ -95,7 +95,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self.bcast_op)
 
 
-def _broadcast(name: str, variables: list[Any], root_rank: int, process_set: ProcessSet) -> Any:
+def _broadcast(verb: str, name: str | None, variables: list[Any], root_rank: int, process_set: ProcessSet) -> Any:
     job = current_job()
     members = process_set.resolve(job)[1]
     if root_rank not in members:
@@ -104,16 +104,18 @@ def _broadcast(name: str, variables: list[Any], root_rank: int, process_set: Pro
     eager = tf.executing_eagerly()
     if len(members) == 1:
         return None if eager else tf.group()
+    # Several calls in one graph run at once, so that each has a name of its own; eager calls run one after another.
+    label = (name or verb) if eager else wire_name(verb, name)
     values = [_carried(tf.convert_to_tensor(variable)) for variable in inner]
     signs = [(value.dtype.name, str(value.shape)) for value in values]
 
     def run(*tensors: Any) -> list[Any]:
         world = running(job)
-        everyones = OPERATIONS.allgather_object(signs, f"{name}.signs", process_set, world)
+        everyones = OPERATIONS.allgather_object(signs, f"variable.{label}.signs", process_set, world)
         _check_alike(everyones, members)
         handles = [
             OPERATIONS.broadcast_async(
-                tensor, root_rank, name=f"variable.{name}.{i}", process_set=process_set, job=world
+                tensor, root_rank, name=f"variable.{label}.{i}", process_set=process_set, job=world
             )
             for i, tensor in enumerate(tensors[: len(signs)])
         ]

@@ -116,5 +116,6 @@ def look(gradient: Any) -> Look:
     """What is known of it while the graph is traced."""
     if gradient is None or isinstance(gradient, tf.IndexedSlices):
         return Look("", 0, None)
-    shape = tuple(gradient.shape) if gradient.shape.is_fully_defined() else None
+    # as_list(): under disable_v2_behavior() a shape iterates over Dimension objects, which cannot be hashed.
+    shape = tuple(gradient.shape.as_list()) if gradient.shape.is_fully_defined() else None
     return Look(gradient.dtype.name, gradient.dtype.size, shape)

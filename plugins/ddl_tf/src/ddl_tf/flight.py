@@ -7,20 +7,34 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from ddl_tf.adapter import TfAdapter, brought
 from ddlcore.api import Job, Operations, current_job
 from ddlcore.contracts.transport import Memory
-from ddlcore.types import CPU
+from ddlcore.errors import DdlInternalError
 
-__all__ = ["Flight", "Pools"]
+__all__ = ["Flight", "Pools", "give_up"]
 
 TOKEN = np.int32(0)
+
+
+def give_up(job: Job) -> NoReturn:
+    """Ends the job: the peers may have what this rank has sent in a step that it did not finish.
+
+    To go on would leave this rank with other values than theirs. Raises DdlInternalError; the peers, which wait or
+    will wait for this rank, raise PeerLost with the same text.
+    """
+    text = (
+        f"a step of rank {job.rank} was interrupted, or begun again, after it had sent gradients off and before it "
+        "came to its end: by a signal's handler, by another operation's error, or by a loop that runs several steps "
+        "at once (give it parallel_iterations=1); call init() again on all ranks, and load a checkpoint"
+    )
+    job.shutdown(text)
+    raise DdlInternalError(text)
 
 
 class Pools(dict[int, list[Any]]):
@@ -54,6 +68,9 @@ class Flight:
         self._outputs: list[Any] = [None] * count
         self._pools = (lambda: None) if pools is None else weakref.ref(pools)
         self._handles: dict[int, Any] = {}  # of what is gathered
+        self._begun: set[int] = set()  # what has been sent off since the last ``take`` came to its end, by first number
+        self._failure: DdlInternalError | None = None  # of one of these
+        self._unsure = False  # whether an exception has struck where nobody can say what had been done
 
     # --- off
 
@@ -63,7 +80,12 @@ class Flight:
         if tensors:  # the others are there, too, when the first is
             cast("TfAdapter", self._operations.adapter).settle(tensors[0])
         started = [self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)]
-        self.job.again_together(started, waits=False)  # who waits is another thread, and may come late
+        self._begin(first)
+        try:
+            self.job.again_together(started, waits=False)  # who waits is another thread, and may come late
+        except DdlInternalError:  # the job is over
+            self._over()
+            raise
         return TOKEN
 
     def lift(self, first: int, *tensors: Any) -> None:
@@ -74,27 +96,46 @@ class Flight:
     def gather(self, first: int, *tensors: Any) -> Any:
         """The same for tensors whose rows are gathered from all members."""
         self._bind()
+        if tensors:
+            self._begin(first)
         for number, tensor in enumerate(tensors, first):
             self._handles[number] = self._operations.allgather_async(
                 tensor, name=f"{self._name}.{number}", process_set=self._kinds["process_set"], job=self.job
             )
         return TOKEN
 
+    @property
+    def begun(self) -> bool:
+        """Whether something has been sent off that has not been taken."""
+        return bool(self._begun)
+
+    def _begin(self, first: int) -> None:
+        """Notes that this part goes off now; if it has already, the run before this one has not come to its end."""
+        if first in self._begun:
+            give_up(self.job)
+        self._begun.add(first)
+
     def _bind(self) -> None:
         """A graph may outlive the job that it was built in: then it goes over to the present one."""
         if self.job.closed:
             self.job = current_job()
             self._entries = [None] * len(self._entries)
-            self._handles.clear()
+            self._over()
+
+    def _over(self) -> None:
+        """Nothing is under way."""
+        self._unsure = True  # if an exception strikes in here
+        self._handles, self._outputs, self._failure = {}, [None] * len(self._entries), None
+        self._begun.clear()
+        self._unsure = False
 
     def _made_ready(self, number: int, tensor: Any) -> tuple[Any, int, Any]:
         """What starts it: its entry, where it lies, and what keeps it there."""
         entry = self._entries[number]
         address = None
         if entry is not None:
-            if entry.pending:  # a run before this one went wrong after it had sent something off
-                with suppress(Exception):
-                    entry.wait()
+            if entry.pending:  # its tensor and its result are those of a run that is not over
+                give_up(self.job)
             address = self._operations.adapter.address(tensor, entry.source)
         output = self._output(number, tensor)
         if address is None:
@@ -102,8 +143,7 @@ class Flight:
             address = entry.source.address
         else:
             entry.target.address = self._address(output, entry)
-        if not isinstance(output, np.ndarray):
-            entry.target.owner = output  # kept by what is queued on its device, and by nobody behind ``take``
+        entry.target.owner = output  # kept as long as somebody may write it, and by nobody behind ``take``
         self._outputs[number] = output
         return entry, address, tensor
 
@@ -148,24 +188,30 @@ class Flight:
     def take(self) -> list[Any]:
         """Waits, and returns the results by number. Raises the error of the first that has one, when all are over.
 
-        What is ready is run by this thread meanwhile.
+        What is ready is run by this thread meanwhile. Interrupted, it may be called again.
         """
-        outputs, self._outputs = self._outputs, [None] * len(self._entries)
-        handles, self._handles = self._handles, {}
-        failure: BaseException | None = None
+        if self._unsure:
+            give_up(self.job)
         for entry in self._entries:
             try:
                 entry.wait()
-                if entry.target.device is not CPU:
-                    entry.target.owner = None
-            except Exception as error:
+            except DdlInternalError as error:
+                self._failure = self._failure or error
                 if entry is self._entries[0] and self._part_of:  # the ranks disagree: the others may never come
                     self._entries = [None] * len(self._entries)
-                    raise
-                failure = failure or error
-        results: Sequence[Any] = outputs
-        if handles:
-            results = [*outputs, *(handles[number].wait() for number in sorted(handles))]
+                    break
+            except BaseException:  # of a signal's handler, for one: who calls again, waits on
+                self._unsure = not entry.pending
+                raise
+            entry.target.owner = None
+        gathered = []
+        for number in sorted(self._handles) if self._failure is None else ():
+            try:
+                gathered.append(self._handles[number].wait())
+            except DdlInternalError as error:
+                self._failure = self._failure or error
+        results, failure = [*self._outputs, *gathered], self._failure
+        self._over()
         if failure is not None:
             raise failure
-        return list(results)
+        return results

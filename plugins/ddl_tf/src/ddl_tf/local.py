@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ddl_tf.averages import divided
 from ddl_tf.reducer import Reducer
 
-__all__ = ["LocalVariables", "identity"]
+__all__ = ["LocalVariables", "identity", "variable_of"]
 
 
 class LocalVariables:
@@ -47,16 +48,22 @@ class LocalVariables:
         variables = [variable for layer in self._layers for variable in layer.trainable_weights]
         return {identity(variable) for variable in (*variables, *self._variables)}
 
-    def reduce(self, reducer: Reducer, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients, in the same places: reduced, but for the local ones."""
+    def reduce(
+        self, chosen: Callable[[Sequence[Any]], Reducer], gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """The gradients, in the same places: reduced, but for the local ones.
+
+        ``chosen`` tells who reduces, by the variables that are no local ones: ranks need not have the others alike.
+        """
         local = self._all()
         if not local:
-            return list(reducer.reduce(gradients, variables))
+            return list(chosen(variables).reduce(gradients, variables))
         shared = [i for i, variable in enumerate(variables) if identity(variable) not in local]
+        others = [variables[i] for i in shared]
+        reducer = chosen(others)
         results = [self._scaled(gradient, len(reducer.ranks)) for gradient in gradients]
         if shared:
-            reduced = reducer.reduce([gradients[i] for i in shared], [variables[i] for i in shared])
-            for i, gradient in zip(shared, reduced, strict=True):
+            for i, gradient in zip(shared, reducer.reduce([gradients[i] for i in shared], others), strict=True):
                 results[i] = gradient
         return results
 
@@ -64,11 +71,19 @@ class LocalVariables:
         if gradient is None or not self._scale or ranks <= 1:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(gradient.values / ranks, gradient.indices, gradient.dense_shape)
-        return gradient / ranks
+            return tf.IndexedSlices(divided(gradient.values, ranks), gradient.indices, gradient.dense_shape)
+        return divided(gradient, ranks)
+
+
+def variable_of(source: Any) -> Any:
+    """TensorFlow's own variable, where Keras' is wrapped around it, too; None for what is no variable."""
+    if isinstance(source, tf.Variable):
+        return source
+    inner = getattr(source, "_value", None)  # of Keras 3; ``value`` may be a copy in another type
+    return inner if isinstance(inner, tf.Variable) else None
 
 
 def identity(variable: Any) -> int:
-    """What tells variables apart: TensorFlow's own, where Keras' is wrapped around it."""
-    inner = getattr(variable, "value", None)
-    return id(variable if inner is None or callable(inner) else inner)
+    """What tells variables apart."""
+    inner = variable_of(variable)
+    return id(variable if inner is None else inner)

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from ddl_tf import autograd
 from ddl_tf.autograd import Call, running
+from ddl_tf.averages import average_of_slices
 from ddl_tf.compression import Compression
 from ddl_tf.devices import check_device, is_host
 from ddl_tf.errors import translating
@@ -82,6 +83,7 @@ def allreduce(
     """A new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``.
 
     tf.IndexedSlices stay such: all members' rows and indices, one behind another; only Average and Sum, unscaled.
+    An average of integers is truncated toward zero, in their type; of IndexedSlices, each index then comes once.
     """
     wire, user = _understood(compression, device_dense, device_sparse)
     scales = (prescale_factor, postscale_factor)
@@ -138,8 +140,7 @@ def _sparse(call: Call, tensor: Any) -> Any:
         )
     values, indices = autograd.allgather(call, [tensor.values, tensor.indices], grouped=True)
     if call.op is Average:
-        count = tf.cast(len(call.members()), values.dtype)
-        values = values / count if values.dtype.is_floating else values // count
+        values, indices = average_of_slices(values, indices, len(call.members()))
     return tf.IndexedSlices(values, indices, dense_shape=tensor.dense_shape)
 
 

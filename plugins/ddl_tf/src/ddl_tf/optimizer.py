@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
 import tensorflow as tf
 
+from ddl_tf.averages import divided
 from ddl_tf.errors import translating
 from ddl_tf.local import LocalVariables
 from ddl_tf.reducer import Groups, Reducer, Reduction, verbatim
-from ddlcore.api import Job, ProcessSet, current_job, global_process_set, resolve_op
+from ddlcore.api import ProcessSet, global_process_set, resolve_op
 from ddlcore.types import Average
 
 __all__ = ["DistributedOptimizer"]
-
-# How many optimizers each job has had: their gradients' names must differ, and be the same on every rank.
-_ordinals: weakref.WeakKeyDictionary[Job, Any] = weakref.WeakKeyDictionary()
 
 
 @translating
@@ -80,8 +76,7 @@ def DistributedOptimizer(
         raise ValueError(f"backward_passes_per_step must be 1 or more, not {backward_passes_per_step}")
     reduction = Reduction(**{**common, "op": resolve_op(op)})
     name = name or f"Distributed{type(optimizer).__name__}"
-    ordinal = next(_ordinals.setdefault(current_job(), itertools.count()))
-    reducer = Reducer(reduction, f"{name}_{ordinal}" if ordinal else name)
+    reducer = Reducer(reduction, name, unique=True)
     local = LocalVariables(scale_local_gradients)
     divisor = backward_passes_per_step if average_aggregated_gradients else 1
     return _Distributed(optimizer, name, use_locking, reducer, local, backward_passes_per_step, divisor)
@@ -147,7 +142,7 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
         return None if tf.executing_eagerly() else done.op
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        return self._local.reduce(self._reducer, gradients, variables)
+        return self._local.reduce(lambda _: self._reducer, gradients, variables)
 
     def _accumulated(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The sums of this step's passes; on the last of them divided, and reduced. Sparse ones become dense."""
@@ -168,8 +163,8 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
         there = [i for i, total in enumerate(sums) if total is not None]
 
         def reduced() -> list[Any]:
-            divided = [None if total is None else total / self._divisor for total in sums]
-            results = self._reduced(divided, variables)
+            means = [None if total is None else divided(total, self._divisor) for total in sums]
+            results = self._reduced(means, variables)
             return [tf.ensure_shape(results[i], variables[i].shape) for i in there]
 
         given = tf.cond(self._last, reduced, lambda: [tf.identity(sums[i]) for i in there])

@@ -8,6 +8,7 @@ can make two ranks wait for each other. See docs/design/tensorflow.md.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import threading
 import weakref
@@ -21,9 +22,10 @@ import tensorflow as tf
 
 from ddl_tf.adapter import brought
 from ddl_tf.autograd import ADAPTER, OPERATIONS
+from ddl_tf.averages import average_of_slices
 from ddl_tf.crossing import arrive, depart, join, lift, look, split
 from ddl_tf.devices import HOST, check_device, is_host
-from ddl_tf.flight import Flight, Pools
+from ddl_tf.flight import Flight, Pools, give_up
 from ddl_tf.graph import keep, refuse_xla
 from ddl_tf.parcels import Look, cut, pack
 from ddl_tf.placing import apart, places
@@ -79,27 +81,54 @@ class Reduction:
             raise ValueError("groups should be a positive integer or a list of lists of tf.Variable")
 
 
+# The names of the optimizers that each job has had. They differ, and are the same on every rank.
+_names: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_names_lock = threading.Lock()
+
+
+def _unique(job: Any, name: str) -> str:
+    """``name``, with a number from the second optimizer of that name on; all ranks ask in the same order."""
+    with _names_lock:
+        taken = _names.setdefault(job, set())
+        found = next(one for n in itertools.count() if (one := f"{name}_{n}" if n else name) not in taken)
+        taken.add(found)
+    return found
+
+
 class Reducer:
     """The gradients of one optimizer or tape, which go by ``name`` on the wire, the same on every rank.
 
     It holds the job that was current when it was made; after ``shutdown()`` and another ``init()`` it, and the
-    graphs that it is part of, go over to the new one.
+    graphs that it is part of, go over to the new one. ``unique``: no other of the job has its name; where several
+    ask for one, the later ones get numbers.
     """
 
-    def __init__(self, reduction: Reduction, name: str) -> None:
+    def __init__(self, reduction: Reduction, name: str, unique: bool = False) -> None:
         self.reduction = reduction
-        self.name = name
+        self.name = self._asked = name
+        self._unique = unique
         self._flights: OrderedDict[Any, Flight] = OrderedDict()
+        self._going: Flight | None = None  # the last eager one
+        self._sent = False  # whether all of it has gone off
+        self.launches = 0  # of eager reductions, so far
         self._bind()
 
     def _bind(self) -> None:
         self.job = current_job()
+        if self._unique:
+            self.name = _unique(self.job, self._asked)
         process_set = self.reduction.process_set
         if process_set.process_set_id is None:
             raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
         self.ranks: tuple[int, ...] = tuple(process_set.resolve(self.job)[1]) if self._is_member(process_set) else ()
         self.active = len(self.ranks) > 1
         self._flights.clear()
+        self._going = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether an eager reduction has begun that has not come to its end."""
+        return self._going is not None and self._going.begun
 
     def _is_member(self, process_set: ProcessSet) -> bool:
         return process_set is global_process_set or self.job.rank in process_set.ranks
@@ -110,8 +139,12 @@ class Reducer:
 
         Every member calls it, with gradients of the same types and shapes; where they differ, or one member has
         None and another has not, all raise MismatchError, which shows what each had. IndexedSlices come back as
-        the members' slices one behind the other (divided by how many members there are for an average), or dense
-        with ``sparse_as_dense``. Ranks outside the process set, and a world of one, get their own gradients back.
+        the members' slices one behind the other (divided by how many members there are for an average; of integers,
+        with each index once), or dense with ``sparse_as_dense``. Ranks outside the process set, and a world of one,
+        get their own gradients back.
+
+        Eagerly, a signal's handler may interrupt it. The next call then brings that reduction to its end and returns
+        its results, which are what the peers got, whatever gradients it is given; where it cannot, it ends the job.
         """
         if self.job.closed:
             self._bind()
@@ -161,11 +194,20 @@ class Reducer:
         if flight is None:
             part_of = self._describe(given, variables)
             flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, None))
-        by_host = is_host(self.reduction.device_dense)
-        flight.send(0, *([self._brought(given[i], by_host) for i in reversed(dense)] or [_nothing()]))
-        parts = [part for i in sparse for part in (given[i].values, given[i].indices)]
-        by_host = is_host(self.reduction.device_sparse)
-        flight.gather(max(len(dense), 1), *(self._brought(part, by_host) for part in parts))
+        going = self._going
+        if going is not None and going.begun and (going is not flight or not self._sent):
+            give_up(self.job)
+        # Where the call before this one was interrupted after all had been sent, this one brings that step to its end.
+        if going is None or not going.begun:
+            self._going, self._sent = flight, False
+            self.launches += 1
+            by_host = is_host(self.reduction.device_dense)
+            leaving = [self._brought(given[i], by_host) for i in reversed(dense)] or [_nothing()]
+            by_host = is_host(self.reduction.device_sparse)
+            parts = [self._brought(part, by_host) for i in sparse for part in (given[i].values, given[i].indices)]
+            flight.send(0, *leaving)
+            flight.gather(max(len(dense), 1), *parts)
+            self._sent = True
         arrived = flight.take()
         results: list[Any] = [None] * len(given)
         for i, tensor in zip(reversed(dense), arrived[: len(dense)], strict=True):
@@ -292,7 +334,7 @@ class Reducer:
         for at, i in enumerate(sparse):
             values, indices = arrived[2 * at : 2 * at + 2]
             if self.reduction.op is Average:
-                values = values / tf.cast(len(self.ranks), values.dtype)
+                values, indices = average_of_slices(values, indices, len(self.ranks))
             results[i] = tf.IndexedSlices(values, indices, given[i].dense_shape)
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from ddl_tf.errors import translating
-from ddl_tf.local import LocalVariables
+from ddl_tf.local import LocalVariables, identity, variable_of
 from ddl_tf.reducer import Groups, Reducer, Reduction, verbatim
 from ddlcore.api import Job, ProcessSet, current_job, global_process_set, resolve_op
 from ddlcore.types import Average
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
-REDUCERS_LIMIT = 64  # of one job that are remembered: a tape lives for a step, what it has learned longer
-
-_reducers: dict[Any, Reducer] = {}
+REDUCERS_LIMIT = 64  # over the same sources that are remembered: a tape lives for a step, what it has learned longer
 
 
 class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorFlow has no types
@@ -153,7 +153,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
         return flat, gradients
 
     def _reduced(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        return self._local.reduce(_reducer(self._reduction, sources), gradients, sources)
+        return self._local.reduce(partial(_reducer, self._reduction), gradients, sources)
 
 
 def PartialDistributedGradientTape(
@@ -194,18 +194,75 @@ def _listed(layers: Any) -> Iterable[Any]:
     return list(layers) if isinstance(layers, (list, tuple, set, frozenset)) else [layers]
 
 
+class _Named:
+    """What the tapes over one list of sources have in common in one job: their name on the wire, and reducers by option."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reducers: dict[Any, Reducer] = {}
+        self.held: list[Any] = []  # weak references to the variables, which take this out of its table
+
+
+class _Table:
+    """What each job has learned of its tapes, by process set and sources. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[Any, int] = {}  # lists of sources so far, by process set
+        self._named: dict[Any, _Named] = {}
+
+    def find(self, set_id: Any, sources: Sequence[Any]) -> _Named:
+        """That of these sources; made, with the next number of the process set, where there is none."""
+        # Variables are told apart by themselves: those of two models may have equal shapes. Tensors that a tape
+        # watches are others in each step, so that only their places count.
+        tracked = [variable_of(source) for source in sources]
+        key = (set_id, *(None if one is None else id(one) for one in tracked))
+        found = self._named.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._named.get(key)
+            if found is None:
+                ordinal = self._counts[set_id] = self._counts.get(set_id, -1) + 1
+                found = _Named(f"tape.{ordinal}")
+                forget = partial(self._forget, weakref.ref(self), key)
+                found.held = [weakref.ref(one, forget) for one in tracked if one is not None]
+                self._named[key] = found
+        return found
+
+    @staticmethod
+    def _forget(table: weakref.ref[_Table], key: Any, _: Any) -> None:
+        """A variable is gone, and another may take its identity over. Takes no lock: it runs wherever memory is let go."""
+        there = table()
+        if there is not None:
+            there._named.pop(key, None)
+
+
+_tables: weakref.WeakKeyDictionary[Job, _Table] = weakref.WeakKeyDictionary()
+
+
 def _reducer(reduction: Reduction, sources: Sequence[Any]) -> Reducer:
-    """The one that an earlier tape over variables like these has used, if there is any."""
+    """The one that an earlier tape over these sources has used, if there is any. ``sources``: those that are reduced.
+
+    Its name is the ordinal of their first reduction in the process set, which comes in the same order on all
+    members. So it depends on nothing that may differ between ranks, such as a rank's own local variables.
+    """
     job: Job = current_job()
-    alike = repr([(str(source.dtype), str(source.shape)) for source in sources])
-    groups = reduction.groups if isinstance(reduction.groups, (int, type(None))) else id(reduction.groups)
+    table = _tables.get(job)
+    if table is None:
+        table = _tables.setdefault(job, _Table())
+    process_set = reduction.process_set
+    if not sources or (process_set is not global_process_set and job.rank not in process_set.ranks):
+        return Reducer(reduction, "tape")  # which reduces nothing, and so has no number
+    named = table.find(process_set.process_set_id, sources)
+    groups: Any = reduction.groups
+    if isinstance(groups, (list, tuple)):
+        groups = tuple(tuple(identity(variable) for variable in group) for group in groups)
     facts = (reduction.op, reduction.gradient_predivide_factor, reduction.sparse_as_dense)
-    where = (reduction.device_dense, reduction.device_sparse)
-    key = (id(job), *facts, *where, reduction.compression, groups, reduction.process_set.process_set_id, alike)
-    found = _reducers.get(key)
-    if found is None or found.job is not job:
-        while len(_reducers) >= REDUCERS_LIMIT:
-            _reducers.pop(next(iter(_reducers)))
-        name = "tape." + hashlib.blake2b(alike.encode(), digest_size=3).hexdigest()
-        found = _reducers[key] = Reducer(reduction, name)
+    key = (*facts, reduction.device_dense, reduction.device_sparse, reduction.compression, groups)
+    found = named.reducers.get(key)
+    if found is None:
+        while len(named.reducers) >= REDUCERS_LIMIT:
+            named.reducers.pop(next(iter(named.reducers)))
+        found = named.reducers[key] = Reducer(reduction, named.name)
     return found

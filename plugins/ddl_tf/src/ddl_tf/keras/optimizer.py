@@ -8,11 +8,9 @@ tf_keras, ``gradient_aggregator`` in its older optimizers; each comes before cli
 from __future__ import annotations
 
 import functools
-import itertools
 import types
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -22,13 +20,10 @@ from ddl_tf.keras.families import Family, family_of
 from ddl_tf.keras.step import Step
 from ddl_tf.local import LocalVariables
 from ddl_tf.reducer import Groups, Reducer, Reduction
-from ddlcore.api import Job, ProcessSet, current_job, global_process_set, resolve_op
+from ddlcore.api import ProcessSet, global_process_set, resolve_op
 from ddlcore.types import Average, ReduceOp, Sum
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
-
-# How many optimizers each job has had: their gradients' names must differ, and be the same on every rank.
-_ordinals: weakref.WeakKeyDictionary[Job, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 def DistributedOptimizer(
@@ -85,7 +80,7 @@ def DistributedOptimizer(
         groups=groups,
         process_set=process_set,
     )
-    reducer = Reducer(reduction, name or _name(optimizer))
+    reducer = Reducer(reduction, name or f"Distributed{type(optimizer).__name__}", unique=True)
     local = LocalVariables(scale_local_gradients)
     step = Step(optimizer, reducer, local, backward_passes_per_step, average_aggregated_gradients)
     vars(optimizer)["_ddl"] = step  # past __setattr__, which would have Keras track, and save, what it is not to know
@@ -189,7 +184,8 @@ def _meet_keras3(optimizer: Any, step: Step) -> None:
             return bare(gradients)  # which says what is missing
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
         if step.passes == 1:
-            return bare(step.reduce(gradients, variables), variables)
+            with step.whole():
+                return bare(step.reduce(gradients, variables), variables)
         if not optimizer.built:
             optimizer.build(variables)  # no variable can be made within a condition
         return step.accumulate(gradients, variables, lambda sums: bare(step.reduce(sums, variables), variables))
@@ -284,10 +280,3 @@ def _reduce_op(op: int) -> ReduceOp:
     if resolved not in (Average, Sum):
         raise ValueError(f"op currently only supports Average and Sum; it is {resolved.name}")
     return resolved
-
-
-def _name(optimizer: Any) -> str:
-    """The same on every rank, whatever else was made there: by class, and by order among those that are distributed."""
-    ordinal = next(_ordinals.setdefault(current_job(), itertools.count()))
-    name = f"Distributed{type(optimizer).__name__}"
-    return f"{name}_{ordinal}" if ordinal else name

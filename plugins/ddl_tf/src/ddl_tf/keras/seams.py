@@ -103,7 +103,8 @@ def _apply_scaled(bare: Callable[..., Any], scaler: Any, grads: Any, trainable_v
             step.reduced = False
 
     if step.passes == 1:
-        apply(list(grads))
+        with step.whole():
+            apply(list(grads))
     else:
         step.accumulate(grads, variables, apply)
     return None

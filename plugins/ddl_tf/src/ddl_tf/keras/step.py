@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
+from ddl_tf.averages import divided
+from ddl_tf.flight import give_up
 from ddl_tf.local import LocalVariables, identity
 from ddl_tf.reducer import Reducer
+from ddlcore.errors import DdlInternalError
 
 __all__ = ["Step"]
 
@@ -28,6 +32,7 @@ class Step:
         self._divisor = passes if average_passes else 1
         self._sums: dict[int, Any] = {}  # by variable; of the passes since the last step
         self._count: Any = None  # of those passes
+        self._torn = False  # an exception has come between a reduction and its update
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Step:
@@ -46,7 +51,28 @@ class Step:
         Every member of the process set calls it with as many. Raises ValueError within a function that XLA
         compiles, and what the reducer raises.
         """
-        return self.local.reduce(self.reducer, list(gradients), list(variables))
+        return self.local.reduce(lambda _: self.reducer, list(gradients), list(variables))
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Reduction and update together. Where the last ones were torn apart, the job ends: the peers have that update.
+
+        That is, by an exception that is no ordinary one of an optimizer's, such as a signal's handler raises.
+        """
+        if not tf.executing_eagerly() or not self.reducer.active:
+            yield
+            return
+        if self._torn:
+            self._torn = False
+            give_up(self.reducer.job)
+        before = self.reducer.launches
+        try:
+            yield
+        except (ValueError, TypeError, tf.errors.OpError, DdlInternalError):
+            raise
+        except BaseException:  # what is unfinished, the reducer goes on with
+            self._torn = self.reducer.launches != before and not self.reducer.unfinished
+            raise
 
     # --- several passes a step
 
@@ -67,7 +93,7 @@ class Step:
         count = self._count.assign_add(1)
 
         def last() -> None:
-            apply([None if total is None else total.read_value() / self._divisor for total in sums])
+            apply([None if total is None else divided(total.read_value(), self._divisor) for total in sums])
             for total in sums:
                 if total is not None:
                     total.assign(tf.zeros_like(total))

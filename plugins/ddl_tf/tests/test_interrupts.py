@@ -1,0 +1,115 @@
+"""A signal's handler raises in the midst of a step: all ranks come to what they would have come to, or all are told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from ddl_tf.flight import Flight
+from ddl_tf.reducer import Reducer, Reduction
+
+from ddlcore.errors import DdlInternalError
+from ddlcore.testing import run_world
+from plugins.ddl_tf.tests.launching import PROGRAMS, launch
+
+pytestmark = pytest.mark.timeout(150)
+
+
+class Interrupted(Exception):
+    """As from a signal's handler."""
+
+
+@pytest.mark.processes
+def test_signals_in_every_way_to_train(tmp_path: Path) -> None:
+    """By a tape, by Keras, in a function and in a session values are those of a run without signals.
+
+    Torn between reduction and update, a Keras optimizer ends the job with a named error on both ranks.
+    """
+    shown = launch(2, PROGRAMS / "interrupted.py", str(tmp_path), timeout_s=130.0)
+    for way in ("tape", "tape, sparse", "keras", "function", "session"):
+        assert len(re.findall(rf"(?m)\[\d\] held {way}$", shown)) == 2, shown
+    assert sorted(re.findall(r"\[(\d)\] told: .*a step of rank 0 was interrupted", shown)) == ["0", "1"], shown
+
+
+def test_an_interrupt_while_sending_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can say how much has gone off: the next call raises on this rank, and the peer, which waits, is told."""
+    gather = Flight.gather
+    interrupts: list[int] = []
+
+    def gathering(flight: Flight, first: int, *tensors: Any) -> Any:
+        if flight.job.rank == 0 and not interrupts:
+            interrupts.append(first)
+            raise Interrupted
+        return gather(flight, first, *tensors)
+
+    monkeypatch.setattr(Flight, "gather", gathering)
+
+    def play(rank: int, job: Any) -> None:
+        reducer = Reducer(Reduction(), "sending")
+        variables = [tf.Variable(tf.zeros(3)), tf.Variable(tf.zeros((4, 2)))]
+        slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([rank]), tf.constant([4, 2]))
+        if rank == 0:
+            with pytest.raises(Interrupted):
+                reducer.reduce([tf.ones(3), slices], variables)
+        with pytest.raises(DdlInternalError, match="a step of rank 0 was interrupted"):
+            reducer.reduce([tf.ones(3), slices], variables)
+
+    run_world(2, play, deadline_s=90.0)
+
+
+def test_an_interrupt_before_sending_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call is the first of that step."""
+    made_ready = Flight._made_ready
+    interrupts: list[int] = []
+
+    def making_ready(flight: Flight, number: int, tensor: Any) -> Any:
+        if flight.job.rank == 0 and not interrupts:
+            interrupts.append(number)
+            raise Interrupted
+        return made_ready(flight, number, tensor)
+
+    monkeypatch.setattr(Flight, "_made_ready", making_ready)
+
+    def play(rank: int, job: Any) -> list[float]:
+        reducer = Reducer(Reduction(), "before")
+        variable = tf.Variable(tf.zeros(3))
+        if rank == 0:
+            with pytest.raises(Interrupted):
+                reducer.reduce([tf.fill((3,), 77.0)], [variable])
+        return [float(reducer.reduce([tf.fill((3,), step + rank)], [variable])[0][0]) for step in (1.0, 2.0)]
+
+    assert run_world(2, play, deadline_s=90.0) == [[1.5, 2.5]] * 2
+
+
+def test_a_run_of_a_function_that_failed_after_it_had_sent_is_told_to_all() -> None:
+    """An operation's error on one rank, between two parts of a step: the next run ends the job, with a named error on both."""
+
+    def play(rank: int, job: Any) -> None:
+        reducer = Reducer(Reduction(groups=2), "parts")
+        variables = [tf.Variable(tf.zeros((300, 100))) for _ in range(2)]
+        broken = tf.Variable(rank == 0)
+
+        @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def step() -> Any:
+            late = tf.ones((300, 100))
+            for _ in range(60):
+                late = tf.transpose(tf.transpose(late) + 0.0)
+            with tf.control_dependencies([tf.debugging.assert_equal(broken, False) if rank == 0 else tf.no_op()]):
+                late = tf.identity(late)
+            return reducer.reduce([late, tf.ones((300, 100))], variables)
+
+        if rank == 0:
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                step()
+            broken.assign(False)
+        try:
+            results = step()
+        except (tf.errors.OpError, DdlInternalError) as error:
+            assert "a step of rank 0 was interrupted" in str(error)  # noqa: PT017 - or else it was exact
+        else:
+            assert [float(one[5, 5]) for one in results] == [1.0, 1.0]
+
+    run_world(2, play, deadline_s=90.0)
