@@ -15,12 +15,13 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; 
 NEED_PYTHON = @test -n "$(PYTHON)" || { \
 	echo "no Python >= 3.10 with venv found; on Debian: apt-get install python3-venv; or: make PYTHON=/path/to/python"; exit 1; }
 
-.PHONY: help venv demo test check bench release-check clean
+.PHONY: help venv demo test soak check bench release-check clean
 
 help:
 	@echo "make venv          creates $(VENV): core and plugins editable, everything tests and examples need"
 	@echo "make demo          trains on two ranks; installs only what that needs"
 	@echo "make test          all tests, quick ones first"
+	@echo "make soak          long runs: thousands of generated programs, floods, stalls; not part of CI"
 	@echo "make check         ruff, mypy --strict, architecture tests"
 	@echo "make bench         speed on this host against its targets: fails where one is missed (minutes; leave the machine alone)"
 	@echo "make release-check builds every wheel, and uses them in fresh environments as the documentation says"
@@ -50,8 +51,12 @@ demo: $(DEMO)/.made
 
 # Two at a time: most of what a test with processes takes is waiting. What measures times has the machine for itself.
 test: venv
-	$(BIN)/pytest -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest -m "not alone and not soak" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "alone and not soak"
+
+# One test after the other: each loads the machine as much as it can. Pytest ends with 5 where no test has the mark.
+soak: venv
+	$(BIN)/pytest -m soak
 
 check: venv
 	$(BIN)/ruff check .
