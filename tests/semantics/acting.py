@@ -49,7 +49,7 @@ def optimizer(part: Part, params: Sequence[nn.Parameter]) -> torch.optim.Optimiz
         return torch.optim.Adam(params, lr=0.01)
     if part.optimizer == "sparse adam":
         return torch.optim.SparseAdam(params, lr=0.01)
-    return torch.optim.SGD(params, lr=0.05, momentum=0.9 if part.optimizer == "momentum" else 0.0)
+    return torch.optim.SGD(params, lr=0.01, momentum=0.9 if part.optimizer == "momentum" else 0.0)
 
 
 def losses(program: Program, made: Sequence[Model], one: Pass, rank: int) -> list[torch.Tensor]:

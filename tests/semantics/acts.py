@@ -86,13 +86,10 @@ class _Actor:
             ddl.broadcast_parameters(model.state_dict(), 0)
 
     def run(self) -> list[Entry]:
-        try:
-            for i, step in enumerate(self.program.steps):
-                self._step(i, step)
-        finally:
-            for one in self.sets:
-                with contextlib.suppress(Exception):  # the error that ended the program is the one to see
-                    ddl.remove_process_set(one)
+        for i, step in enumerate(self.program.steps):
+            self._step(i, step)
+        for one in self.sets:
+            ddl.remove_process_set(one)
         return self.trace
 
     def _step(self, i: int, step: Step) -> None:

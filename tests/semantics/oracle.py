@@ -105,14 +105,15 @@ class _Oracle:
                 self._note(f"{label}, loss {k}, part {p}", p, "pending" if withheld else "reduced")
 
     def _backward(self, one: Pass, loss: torch.Tensor, rank: int, retain: bool) -> None:
-        """Adds what this backward computes to what is pending."""
+        """Adds what this backward computes to what is pending; where nothing will be reduced, plain torch is all."""
         before = [[param.grad for param in replica.params] for replica in self.replicas[rank]]
-        for replica in self.replicas[rank]:
-            for param in replica.params:
+        active = [self._is_active(p, rank) for p in range(len(before))]
+        for replica, is_active in zip(self.replicas[rank], active):
+            for param in replica.params if is_active else ():
                 param.grad = None
         backward(loss, one.way, retain)
-        for replica, grads in zip(self.replicas[rank], before):
-            for k, (param, grad) in enumerate(zip(replica.params, grads)):
+        for replica, grads, is_active in zip(self.replicas[rank], before, active):
+            for k, (param, grad) in enumerate(zip(replica.params, grads)) if is_active else ():
                 if param.grad is not None:
                     replica.pending[k] = _added(replica.pending[k], param.grad.clone())
                 param.grad = grad
@@ -124,25 +125,27 @@ class _Oracle:
     def _reduce(self, p: int) -> None:
         part = self.program.parts[p]
         self.counts[p] = 0
-        members = part.members or tuple(self.ranks)
-        active = len(members) > 1
+        members = [rank for rank in self.ranks if self._is_active(p, rank)]
         for k in range(len(self.replicas[0][p].params)):
             total: torch.Tensor | None = None
-            for rank in members if active else ():
+            for rank in members:
                 total = _added(total, self.replicas[rank][p].pending[k])
             if total is not None and part.op == "average":
                 total = total / len(members)
-            for rank in self.ranks:
+            for rank in members:
                 replica = self.replicas[rank][p]
-                param, mine = replica.params[k], replica.pending[k]
+                param = replica.params[k]
                 replica.pending[k] = None
                 if not param.requires_grad:
                     continue
-                reduced = total if active and rank in members else mine
-                if reduced is None and param.grad is None and active and rank in members:
-                    reduced = torch.zeros_like(param)
-                if reduced is not None:
-                    param.grad = _added(param.grad, reduced.detach().clone())
+                if total is not None:
+                    param.grad = _added(param.grad, total.detach().clone())
+                elif param.grad is None:
+                    param.grad = torch.zeros_like(param)
+
+    def _is_active(self, p: int, rank: int) -> bool:
+        members = self.program.parts[p].members or tuple(self.ranks)
+        return rank in members and len(members) > 1
 
     def _between(self, between: Between, label: str) -> None:
         if between.what == "metric":

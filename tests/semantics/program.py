@@ -15,6 +15,10 @@ __all__ = ["Between", "Failure", "Part", "Pass", "Program", "Step", "Surrounding
 ZEROS = ("optimizer, none", "optimizer, zeros", "model, none", "model, zeros")
 STEPS_OF_A_STEADY_PROGRAM = 9
 
+# Of these blocks, torch may leave the gradients of two parameters in the same memory, and a second backward then adds
+# to it twice. Without a reduction in between that is as wrong in one process, so that there is nothing to compare with.
+SHARING = ("views", "broadcast", "flipped")
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -187,7 +191,10 @@ def _rows(maker: _Maker) -> tuple[int, ...]:
 
 def _part(maker: _Maker, parts: int, names: str) -> Part:
     choices, where = maker.choices, maker.where
+    passes = choices.pick((1, 1, 1, 2, 3)) if parts == 1 else 1
     kinds = ["dense"] + [choices.pick(tuple(KINDS)) for _ in range(choices.whole(0, 4))]
+    if passes > 1:
+        kinds = ["gain" if kind in SHARING else kind for kind in kinds]
     blocks: list[BlockSpec] = []
     for i, kind in enumerate(kinds):
         spec = BlockSpec(kind)
@@ -211,7 +218,7 @@ def _part(maker: _Maker, parts: int, names: str) -> Part:
         tuple(blocks),
         optimizer="sgd" if is_sparse else choices.pick(("sgd", "momentum", "adam")),
         op=op,
-        passes=choices.pick((1, 1, 1, 2, 3)) if parts == 1 else 1,
+        passes=passes,
         groups=choices.pick((0, 0, 0, 1, 2)),
         predivide=choices.pick((1.0, 1.0, 2.0)) if op == "average" else 1.0,
         names=names,
@@ -275,7 +282,8 @@ def _step(maker: _Maker, steady: bool) -> Step:
         pending: set[int] = set()
         for i in range(count):
             one = _pass(maker, everything)
-            if choices.chance(30) and (i < count - 1 or choices.chance(30)):
+            shares = any(spec.kind in SHARING for p in one.touched for spec in maker.parts[p].blocks)
+            if choices.chance(30) and not shares and (i < count - 1 or choices.chance(30)):
                 withheld = one.touched if choices.chance(70) else one.touched[:1]
                 one = replace(one, no_sync=withheld)
             pending = (pending - set(one.touched)) | set(one.no_sync)
@@ -306,7 +314,7 @@ def _pass(maker: _Maker, parts: tuple[int, ...], detached: bool = False, plain: 
     if not reentrant and not one.twice and choices.chance(8):
         one = replace(one, penalty=True)
     if choices.chance(10):
-        one = replace(one, scale=64.0)
+        one = replace(one, scale=4.0)
     return replace(one, way=choices.pick(("method", "method", "function", "list")))
 
 

@@ -18,9 +18,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import ddl_torch as ddl
@@ -40,7 +40,7 @@ from tests.semantics.choices import Seeded
 from tests.semantics.oracle import expected
 from tests.semantics.program import Program, Surroundings, make
 
-__all__ = ["Spec", "check", "main", "program_of", "run_in_threads"]
+__all__ = ["Spec", "check", "main", "program_of", "run_function", "run_in_threads"]
 
 PROGRAM_S = 60.0  # of one program, however busy the machine is
 OTHERS_S = 15.0  # for the other ranks to say what they saw of one that failed
@@ -110,15 +110,16 @@ def _in_thread(program: Program, rank: int, job: Any) -> list[Entry]:
 class _Processes:
     """The ranks of one world, and the server they meet at. Made by a process that has no threads yet."""
 
-    def __init__(self, spec: Spec, seeds: Sequence[int]) -> None:
+    def __init__(self, spec: Spec, play: Callable[[int, Connection], None]) -> None:
+        """Each rank calls ``play(rank, pipe)`` when it has been told where to meet."""
         self.ranks: list[tuple[Any, Connection]] = []
         size = len(spec.hosts)
-        pipes = [_context.Pipe() for _ in range(size)]
+        pipes = [_context.Pipe() for _ in range(size)]  # (the rank's end, ours)
         for rank in range(size):
-            process = _context.Process(target=_play, args=(spec, seeds, rank, pipes))
+            process = _context.Process(target=_begin, args=(play, rank, pipes))
             process.start()
-            self.ranks.append((process, pipes[rank][0]))
-        for _, theirs in pipes:
+            self.ranks.append((process, pipes[rank][1]))
+        for theirs, _ in pipes:
             theirs.close()
         os.environ.update(_variables(spec))
         settings, registry = settings_of(os.environ)
@@ -128,19 +129,27 @@ class _Processes:
             environment = Environment(Placement(rank, spec.hosts), self.server.job_file)
             mine.send({**_variables(spec), **environment.variables()})
 
-    def receive(self, rank: int, seed: int, until_s: float) -> tuple[str, Any]:
-        """What ``rank`` says of this seed: ("trace", entries), ("error", text, is named), or ("hangs", ...)."""
-        process, mine = self.ranks[rank]
-        try:
-            if not mine.poll(max(0.0, until_s - time.monotonic())):
-                return "hangs", "said nothing"
-            word, about, said = mine.recv()
-        except (EOFError, OSError):
-            process.join(5.0)
-            self.server.rank_ended(rank, describe_exit(process.exitcode if process.exitcode is not None else 1))
-            return "error", (f"ended with {process.exitcode}", False)
-        assert about == seed, f"rank {rank} told of {about}, not of {seed}"
-        return word, said
+    def hear(self, seed: int | None) -> list[tuple[str, Any]]:
+        """What each rank says of this seed: ("trace", entries), ("error", (text, is named)), or ("hangs", "")."""
+        said: dict[int, tuple[str, Any]] = {}
+        by_pipe = {mine: rank for rank, (_, mine) in enumerate(self.ranks)}
+        until_s = time.monotonic() + PROGRAM_S
+        while by_pipe and (ready := wait(list(by_pipe), max(0.0, until_s - time.monotonic()))):
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = by_pipe.pop(pipe)
+                try:
+                    word, about, what = pipe.recv()
+                except (EOFError, OSError):
+                    process = self.ranks[rank][0]
+                    process.join(5.0)
+                    self.server.rank_ended(rank, describe_exit(process.exitcode or 0))
+                    word, about, what = "error", seed, (f"ended with {process.exitcode}", False)
+                assert about == seed, f"rank {rank} told of {about}, not of {seed}"
+                said[rank] = word, what
+                if word == "error":
+                    until_s = min(until_s, time.monotonic() + OTHERS_S)
+        return [said.get(rank, ("hangs", "")) for rank in range(len(self.ranks))]
 
     def close(self, kill: bool) -> str:
         """Ends all; which ranks did not end by themselves, where they should have."""
@@ -178,16 +187,22 @@ def _variables(spec: Spec) -> dict[str, str]:
     }
 
 
-def _play(spec: Spec, seeds: Sequence[int], rank: int, pipes: Sequence[tuple[Connection, Connection]]) -> None:
-    """One rank: all programs in one life of ddl. One that fails ends it, for who knows what the others wait for."""
+def _begin(
+    play: Callable[[int, Connection], None], rank: int, pipes: Sequence[tuple[Connection, Connection]]
+) -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=True)
-    for other, (mine, theirs) in enumerate(pipes):
-        mine.close()
+    for other, (theirs, ours) in enumerate(pipes):
+        ours.close()
         if other != rank:
             theirs.close()
-    out = pipes[rank][1]
+    out = pipes[rank][0]
     os.environ.update(out.recv())
-    seed = -1
+    play(rank, out)
+
+
+def _play(spec: Spec, seeds: Sequence[int], rank: int, out: Connection) -> None:
+    """One rank: all programs in one life of ddl. One that fails ends it, for who knows what the others wait for."""
+    seed = seeds[0]
     try:
         ddl.init()
         for seed in seeds:
@@ -195,21 +210,51 @@ def _play(spec: Spec, seeds: Sequence[int], rank: int, pipes: Sequence[tuple[Con
         out.send(("trace", None, ddl.stats()["batches_replayed"]))
         ddl.shutdown()
     except Exception as error:
-        out.send(("error", seed if seed >= 0 else seeds[0], (traceback.format_exc(), isinstance(error, DdlInternalError))))
-        out.close()
+        out.send(("error", seed, (traceback.format_exc(), isinstance(error, DdlInternalError))))
         time.sleep(OTHERS_S)  # who ends is lost to the others, which then say nothing else
         os._exit(1)
 
 
+def _call(function: Callable[[int, int], Any], size: int, rank: int, out: Connection) -> None:
+    try:
+        out.send(("trace", None, function(rank, size)))
+    except Exception:
+        out.send(("error", None, (traceback.format_exc(), False)))
+        raise
+
+
+def run_function(spec: Spec, function: Callable[[int, int], Any]) -> list[Any]:
+    """``function(rank, size)`` on every rank of a world; the results, by rank. RuntimeError where one fails."""
+    mine, theirs = _context.Pipe(duplex=False)
+
+    def world() -> None:
+        ranks = _Processes(spec, functools.partial(_call, function, len(spec.hosts)))
+        said = ranks.hear(None)
+        failed = any(word != "trace" for word, _ in said)
+        if any(word == "hangs" for word, _ in said):
+            ranks.stacks()
+        theirs.send((said, ranks.close(kill=failed)))
+
+    process = _context.Process(target=world)
+    process.start()
+    theirs.close()
+    said, hung = mine.recv()
+    process.join()
+    mine.close()
+    wrong = [f"rank {rank} {word}: {what}" for rank, (word, what) in enumerate(said) if word != "trace"]
+    if wrong or hung:
+        raise RuntimeError("\n".join([f"{spec}: {hung}", *wrong]))
+    return [what for _, what in said]
+
+
 def _world(spec: Spec, seeds: Sequence[int], out: Connection) -> None:
     """One world, from its first program to the first that fails."""
-    world = _Processes(spec, seeds)
+    world = _Processes(spec, functools.partial(_play, spec, seeds))
     size = len(spec.hosts)
     for place, seed in enumerate(seeds):
         program = program_of(spec, seed)
         wanted = expected(program)
-        until_s = time.monotonic() + PROGRAM_S
-        said = [world.receive(rank, seed, until_s) for rank in range(size)]
+        said = world.hear(seed)
         words = [word for word, _ in said]
         if words == ["trace"] * size:
             out.send(("done", seed, check(program, [trace for _, trace in said], wanted)))
@@ -221,8 +266,8 @@ def _world(spec: Spec, seeds: Sequence[int], out: Connection) -> None:
         named = spec.interrupts and all(word == "error" and what[1] for word, what in said)
         out.send(("over", place, "" if named else "\n".join(told)))
         return
-    replayed = [world.receive(rank, None, time.monotonic() + ENDS_S)[1] for rank in range(size)]  # type: ignore[arg-type]  # of no seed
-    out.send(("ends", replayed[0], world.close(kill=False)))
+    replayed = world.hear(None)[0][1]
+    out.send(("ends", replayed, world.close(kill=False)))
 
 
 def _run(spec: Spec, seeds: Sequence[int]) -> Iterator[tuple[str, int, str]]:
