@@ -84,7 +84,9 @@ def failing(program: Program, made: Sequence[Model], failure: Failure, rank: int
     x, ids, target = batch(failure.seed, rank, 2)
     for p, model in enumerate(made):
         block = failure.block if p == failure.part else -1
-        x = model(x, ids, boom=block if failure.where == "backward" else -1, fails=block if failure.where == "forward" else -1)
+        x = model(
+            x, ids, boom=block if failure.where == "backward" else -1, fails=block if failure.where == "forward" else -1
+        )
     (x - target).square().mean().backward()
     raise Raised("after all")
 
@@ -142,7 +144,7 @@ def differ(expected: Sequence[Entry], by_rank: Callable[[int], Sequence[Entry]],
     for i, (want, have) in enumerate(zip(expected, found)):
         if want.label != have.label:
             return f"rank {rank} came to {have.label!r}, not to {want.label!r}"
-        for j, (a, b) in enumerate(zip(want.values, have.values)):
+        for j, (a, b) in enumerate(zip(want.values, have.values)):  # of nothing where nothing is promised
             if a.shape != b.shape:
                 return f"rank {rank}, {want.label}, tensor {j}: shape {b.shape}, not {a.shape}"
             distance = float(np.nan_to_num(np.abs(a - b), nan=np.inf).max(initial=0.0))

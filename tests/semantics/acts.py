@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -154,7 +155,7 @@ class _Actor:
                 for p in one.no_sync:
                     stack.enter_context(self.optimizers[p].no_sync())
                 after_us = dict(one.interrupted).get(self.rank, 0)
-                _through(lambda loss=loss, retain=retain: backward(loss, one.way, retain), self._settle, after_us)
+                _through(functools.partial(backward, loss, one.way, retain), self._settle, after_us)
             for p in one.touched:
                 self.counts[p] += 1
                 withheld = p in one.no_sync or self.counts[p] < self.program.parts[p].passes
@@ -232,5 +233,3 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         if f"{torch.__name__}/optim/" in name and frame.f_code.co_name != "wrapper":
             return
         frame = frame.f_back
-
-

@@ -101,7 +101,7 @@ def in_lightning(rank: int, size: int) -> nn.Module:
     """A LightningModule with ``gradient_clip_val``."""
     import lightning
 
-    class Module(lightning.LightningModule):
+    class Module(lightning.LightningModule):  # type: ignore[misc]  # mypy does not read its types
         def __init__(self) -> None:
             super().__init__()
             self.network = Network()

@@ -6,6 +6,8 @@ this rank has computed since. A reduction adds the average or the sum of the sec
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import nn
 
@@ -60,10 +62,8 @@ class _Oracle:
         for failure in step.failures:
             for rank in failure.ranks:
                 grads = [[param.grad for param in replica.params] for replica in self.replicas[rank]]
-                try:
+                with contextlib.suppress(Raised):
                     failing(self.program, self.models[rank], failure, rank)
-                except Raised:
-                    pass
                 for replica, before in zip(self.replicas[rank], grads):
                     for param, grad in zip(replica.params, before):
                         param.grad = None if step.zeroed else grad
@@ -170,6 +170,12 @@ class _Oracle:
             tensors: list[torch.Tensor | None] = list(replica.params)
             if what != "parameters":
                 tensors = [_added(param.grad, pending) for param, pending in zip(replica.params, replica.pending)]
+            if (
+                what == "pending"
+                and self.program.parts[p].op == "sum"
+                and any(p.grad is not None for p in replica.params)
+            ):
+                tensors = []  # what was summed before may be kept elsewhere until all is: only what is new goes again
             alike = members if what != "pending" and rank in members else ()
             self.trace[rank].append(Entry(label, values(tensors, replica.params), alike))
 

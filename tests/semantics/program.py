@@ -198,7 +198,9 @@ def _part(maker: _Maker, parts: int, names: str) -> Part:
     blocks: list[BlockSpec] = []
     for i, kind in enumerate(kinds):
         spec = BlockSpec(kind)
-        dense = [j for j, other in enumerate(blocks) if other.kind == "dense" and other.same_as < 0 and not other.frozen]
+        dense = [
+            j for j, other in enumerate(blocks) if other.kind == "dense" and other.same_as < 0 and not other.frozen
+        ]
         if i and kind == "dense" and choices.chance(40):
             spec = replace(spec, same_as=choices.pick(dense))
         elif i and kind != SPARSE and choices.chance(15):

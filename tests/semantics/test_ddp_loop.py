@@ -17,7 +17,13 @@ pytestmark = [
 ]
 
 WORLDS = ("shm/00/off/replay", "shm/00/on/replay", "shm+gloo/01/on/replay", "shm+gloo/01/off/replay")
-FOUR = ("shm/0/off/replay", "shm/0000/off/replay", "shm/0000/on/replay", "shm+gloo/0011/on/replay", "shm+gloo/0011/off/replay")
+FOUR = (
+    "shm/0/off/replay",
+    "shm/0000/off/replay",
+    "shm/0000/on/replay",
+    "shm+gloo/0011/on/replay",
+    "shm+gloo/0011/off/replay",
+)
 
 
 def check(loop: str, *worlds: str) -> None:

@@ -29,7 +29,12 @@ PROCESSES = {
     "shm/00/off/replay/interrupts": 25,
     "shm/00/on/replay/interrupts": 15,
 }
-THREADS = ("threads/00/off/replay", "threads/000/on/replay", "threads+threads/0011/off/negotiated", "threads/0/on/replay")
+THREADS = (
+    "threads/00/off/replay",
+    "threads/000/on/replay",
+    "threads+threads/0011/off/negotiated",
+    "threads/0/on/replay",
+)
 SOAKED = 5000
 SEED = "DDL_SEMANTICS_SEED"  # of a soak
 

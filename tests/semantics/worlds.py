@@ -187,9 +187,7 @@ def _variables(spec: Spec) -> dict[str, str]:
     }
 
 
-def _begin(
-    play: Callable[[int, Connection], None], rank: int, pipes: Sequence[tuple[Connection, Connection]]
-) -> None:
+def _begin(play: Callable[[int, Connection], None], rank: int, pipes: Sequence[tuple[Connection, Connection]]) -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     for other, (theirs, ours) in enumerate(pipes):
         ours.close()
@@ -344,7 +342,9 @@ def main(arguments: Sequence[str]) -> int:
             if wrong:
                 failures.append(number)
                 again = f"python -m tests.semantics.worlds {spec} --seed {number}"
-                print(f"--- {spec}, seed {number}: {wrong}\n{program_of(spec, number)}\nagain: {again}", file=sys.stderr)
+                print(
+                    f"--- {spec}, seed {number}: {wrong}\n{program_of(spec, number)}\nagain: {again}", file=sys.stderr
+                )
         failed += len(failures)
         report: dict[str, object] = {"spec": str(spec), "programs": ran, "failed": failures, "worlds": worlds}
         report |= {"replayed": replayed, "seconds": round(time.monotonic() - began_s, 1)}
