@@ -35,6 +35,7 @@ THREADS = (
     "threads+threads/0011/off/negotiated",
     "threads/0/on/replay",
 )
+ALL_S = 1500.0  # for all of them; some 40 s where the machine has nothing else to do
 SOAKED = 5000
 SEED = "DDL_SEMANTICS_SEED"  # of a soak
 
@@ -50,6 +51,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @given(st.sampled_from(THREADS), st.data())
 @settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -65,20 +67,15 @@ def test_programs_on_threads(world: str, data: st.DataObject) -> None:
 @pytest.fixture(scope="module")
 def reports() -> tuple[dict[str, dict[str, Any]], str]:
     """What was found in each kind of world, and what was said of it; one process, for importing torch takes longest."""
-    found: list[dict[str, Any]] = []
-    told = ""
-    for count in sorted(set(PROCESSES.values())):
-        specs = [spec for spec, wanted in PROCESSES.items() if wanted == count]
-        lines, said = run_module("worlds", *specs, "--seeds", f"0-{count - 1}", timeout_s=800.0)
-        found += lines
-        told += said
+    worlds = [f"{spec}@0-{count - 1}" for spec, count in PROCESSES.items()]
+    found, told = run_module("worlds", *worlds, timeout_s=ALL_S)
     return {line["spec"]: line for line in found}, told
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 @forks
-@pytest.mark.timeout(900)  # the first waits for all
+@pytest.mark.timeout(ALL_S + 60)  # the first waits for all
 @pytest.mark.parametrize("world", PROCESSES)
 def test_programs_on_processes(world: str, reports: tuple[dict[str, dict[str, Any]], str]) -> None:
     """In worlds of processes, with the same seeds each time; the report names the seed and prints the program."""

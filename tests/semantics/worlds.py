@@ -42,9 +42,9 @@ from tests.semantics.program import Program, Surroundings, make
 
 __all__ = ["Spec", "check", "main", "program_of", "run_function", "run_in_threads"]
 
-PROGRAM_S = 60.0  # of one program, however busy the machine is
-OTHERS_S = 15.0  # for the other ranks to say what they saw of one that failed
-ENDS_S = 20.0  # for a world to end
+PROGRAM_S = 120.0  # of one program, however busy the machine is
+OTHERS_S = 20.0  # for the other ranks to say what they saw of one that failed
+ENDS_S = 60.0  # for a world to end
 
 _context = multiprocessing.get_context("fork")
 
@@ -319,17 +319,18 @@ def _threads(spec: Spec, seeds: Sequence[int]) -> Iterator[tuple[str, int, str]]
 def main(arguments: Sequence[str]) -> int:
     """Prints one line of JSON for each kind of world: how many programs ran, and those that failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("specs", nargs="+", help="backend/hosts/overlap/replay[/interrupts]")
-    parser.add_argument("--seeds", default="0-19", help="FIRST-LAST")
+    parser.add_argument("specs", nargs="+", help="backend/hosts/overlap/replay[/interrupts][@FIRST-LAST], seeds")
+    parser.add_argument("--seeds", default="0-19", help="FIRST-LAST, where a world does not say")
     parser.add_argument("--seed", type=int, help="one alone")
     parser.add_argument("--show", action="store_true", help="print the programs, and run none")
-    parser.add_argument("--processes", type=int, default=1, help="how many worlds at once")
     given = parser.parse_args(arguments)
-    first, last = (given.seed, given.seed) if given.seed is not None else map(int, given.seeds.split("-"))
-    seeds = range(first, last + 1)
     torch.set_num_threads(1)
     failed = 0
-    for spec in map(Spec.parse, given.specs):
+    for text in given.specs:
+        world, _, own = text.partition("@")
+        spec = Spec.parse(world)
+        first, last = (given.seed, given.seed) if given.seed is not None else map(int, (own or given.seeds).split("-"))
+        seeds = range(first, last + 1)
         if given.show:
             print(*(f"# {seed}\n{program_of(spec, seed)}" for seed in seeds), sep="\n")
             continue
