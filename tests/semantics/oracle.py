@@ -141,7 +141,8 @@ class _Oracle:
                 if total is not None:
                     param.grad = _added(param.grad, total.detach().clone())
                 elif param.grad is None:
-                    param.grad = torch.zeros_like(param)
+                    zeros = torch.zeros_like(param)
+                    param.grad = zeros.to_sparse(1) if part.optimizer == "sparse adam" else zeros
 
     def _is_active(self, p: int, rank: int) -> bool:
         members = self.program.parts[p].members or tuple(self.ranks)

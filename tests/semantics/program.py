@@ -163,6 +163,8 @@ def make(choices: Choices, where: Surroundings) -> Program:
     count = choices.pick((1, 1, 1, 2))
     names = choices.pick(("own", "equal", "none"))
     maker.parts = tuple(_part(maker, count, names) for _ in range(count))
+    if count == 2 and choices.chance(25):
+        maker.parts = (maker.parts[0], _tables(maker, names))
     maker.frozen = {(p, b) for p, part in enumerate(maker.parts) for b, s in enumerate(part.blocks) if s.frozen}
     if choices.chance(60):
         maker.same_rows = _rows(maker)
@@ -226,6 +228,19 @@ def _part(maker: _Maker, parts: int, names: str) -> Part:
         names=names,
         sparse_as_dense=choices.chance(40) if is_sparse else False,
         members=members,
+    )
+
+
+def _tables(maker: _Maker, names: str) -> Part:
+    """Sparse tables alone, for an optimizer that takes nothing else."""
+    choices = maker.choices
+    return Part(
+        (BlockSpec(SPARSE), BlockSpec(SPARSE, gated=choices.chance(50))),
+        optimizer="sparse adam",
+        op=choices.pick(("average", "sum")),
+        groups=choices.pick((0, 0, 1)),
+        names=names,
+        sparse_as_dense=choices.chance(40),
     )
 
 
