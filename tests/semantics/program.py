@@ -13,7 +13,7 @@ from tests.semantics.models import KINDS, SPARSE, VOCABULARY, WIDTH, BlockSpec
 __all__ = ["Between", "Failure", "Part", "Pass", "Program", "Step", "Surroundings", "batch", "make"]
 
 ZEROS = ("optimizer, none", "optimizer, zeros", "model, none", "model, zeros")
-STEPS_OF_A_STEADY_PROGRAM = 9
+STEPS_OF_A_STEADY_PROGRAM = 12
 
 # Of these blocks, torch may leave the gradients of two parameters in the same memory, and a second backward then adds
 # to it twice. Without a reduction in between that is as wrong in one process, so that there is nothing to compare with.

@@ -54,7 +54,14 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @given(st.sampled_from(THREADS), st.data())
-@settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
 def test_programs_on_threads(world: str, data: st.DataObject) -> None:
     """In worlds of threads; hypothesis shows the shortest program that fails."""
     spec = Spec.parse(world)

@@ -43,6 +43,7 @@ from tests.semantics.program import Program, Surroundings, make
 __all__ = ["Spec", "check", "main", "program_of", "run_function", "run_in_threads"]
 
 PROGRAM_S = 120.0  # of one program, however busy the machine is
+THREADS_S = 40.0  # the same in a world of threads, where hypothesis repeats what hangs
 OTHERS_S = 20.0  # for the other ranks to say what they saw of one that failed
 ENDS_S = 60.0  # for a world to end
 
@@ -93,7 +94,7 @@ def run_in_threads(spec: Spec, programs: Sequence[Program]) -> str:
     with World(len(spec.hosts), backend=spec.backend, settings=spec.settings, hosts=spec.hosts) as world:
         for program in programs:
             wanted = expected(program)
-            traces = world.run(functools.partial(_in_thread, program), deadline_s=PROGRAM_S)
+            traces = world.run(functools.partial(_in_thread, program), deadline_s=THREADS_S)
             wrong = check(program, traces, wanted)
             if wrong:
                 return f"{wrong}\n{program}"
@@ -305,7 +306,7 @@ def _threads(spec: Spec, seeds: Sequence[int]) -> Iterator[tuple[str, int, str]]
             for place, seed in enumerate(left):
                 program = program_of(spec, seed)
                 try:
-                    traces = world.run(functools.partial(_in_thread, program), deadline_s=PROGRAM_S)
+                    traces = world.run(functools.partial(_in_thread, program), deadline_s=THREADS_S)
                 except Exception:
                     yield "over", seed, traceback.format_exc()
                     over = place + 1
