@@ -263,6 +263,9 @@ def _world(spec: Spec, seeds: Sequence[int], out: Connection) -> None:
         told = [f"rank {rank} {word}: {what[0] if word == 'error' else ''}" for rank, (word, what) in enumerate(said)]
         world.close(kill=True)
         named = spec.interrupts and all(word == "error" and what[1] for word, what in said)
+        if named:
+            lines = [what[0].strip().splitlines()[-1] for _, what in said]
+            print(f"{spec}, seed {seed} ended with named errors, as an interrupt may: {lines}", file=sys.stderr)
         out.send(("over", place, "" if named else "\n".join(told)))
         return
     replayed = world.hear(None)[0][1]
