@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.semantics.worlds import Spec, run_function
+from tests.semantics.worlds import Spec, run_function, warm_up
 
 __all__ = ["LOOPS", "main"]
 
@@ -173,7 +173,7 @@ def parameters(model: nn.Module) -> list[Any]:
 def main(loop: str, specs: Sequence[str]) -> None:
     for name in OF_TORCHRUN:
         os.environ.pop(name, None)
-    torch.set_num_threads(1)
+    warm_up()
     warnings.simplefilter("ignore")  # of Lightning: few workers, an unknown length
     begun = parameters(Network())
     alone = parameters(LOOPS[loop](0, 1))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.semantics.choices import Drawn
 from tests.semantics.program import make
 from tests.semantics.running import WORLDS_NEED, run_module
-from tests.semantics.worlds import Spec, run_in_threads
+from tests.semantics.worlds import Spec, run_in_threads, warm_up
 
 # Each kind of world with how many programs the suite runs in it.
 PROCESSES = {
@@ -46,7 +46,7 @@ forks = pytest.mark.skipif(sys.platform != "linux", reason=WORLDS_NEED)
 def one_thread() -> Iterator[None]:
     """The ranks of a world of threads are threads already."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    warm_up()
     yield
     torch.set_num_threads(before)
 

@@ -40,10 +40,10 @@ from tests.semantics.choices import Seeded
 from tests.semantics.oracle import expected
 from tests.semantics.program import Program, Surroundings, make
 
-__all__ = ["Spec", "check", "main", "program_of", "run_function", "run_in_threads"]
+__all__ = ["Spec", "check", "main", "program_of", "run_function", "run_in_threads", "warm_up"]
 
 PROGRAM_S = 120.0  # of one program, however busy the machine is
-THREADS_S = 40.0  # the same in a world of threads, where hypothesis repeats what hangs
+THREADS_S = 60.0  # the same in a world of threads, where hypothesis repeats what hangs
 OTHERS_S = 20.0  # for the other ranks to say what they saw of one that failed
 ENDS_S = 60.0  # for a world to end
 
@@ -77,6 +77,14 @@ class Spec:
     @property
     def settings(self) -> dict[str, object]:
         return {"overlap": "on" if self.overlap else "off", "replay": self.replay}
+
+
+def warm_up() -> None:
+    """Have torch import what it imports at first use, some seconds of work, before there are ranks that wait for each other."""
+    torch.set_num_threads(1)
+    spec = Spec.parse("threads/0/off/replay")
+    for seed in range(3):
+        expected(program_of(spec, seed))
 
 
 def program_of(spec: Spec, seed: int) -> Program:
@@ -328,7 +336,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, help="one alone")
     parser.add_argument("--show", action="store_true", help="print the programs, and run none")
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    warm_up()
     failed = 0
     for text in given.specs:
         world, _, own = text.partition("@")
