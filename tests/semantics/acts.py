@@ -28,7 +28,7 @@ from tests.semantics.acting import (
     values,
 )
 from tests.semantics.models import Raised
-from tests.semantics.program import Between, Pass, Program, Step
+from tests.semantics.program import Between, Failure, Pass, Program, Step
 
 __all__ = ["act"]
 
@@ -96,7 +96,7 @@ class _Actor:
     def _step(self, i: int, step: Step) -> None:
         for failure in step.failures:
             if self.rank in failure.ranks:
-                self._fail(failure)
+                self._fail(failure, step.zero.endswith("none"))
         for p in step.zeroed:
             self._zero(p, step.zero)
         for p, b, required in step.thaws:
@@ -115,15 +115,15 @@ class _Actor:
         for p in range(len(self.program.parts)):
             self._note(f"step {i}, parameters of part {p}", p, "parameters")
 
-    def _fail(self, failure: Any) -> None:
+    def _fail(self, failure: Failure, to_none: bool) -> None:
         with contextlib.suppress(Raised):
             failing(self.program, self.models, failure, self.rank)
         for wrapped in self.optimizers:
             try:
-                wrapped.zero_grad()
+                wrapped.zero_grad(set_to_none=to_none)
             except RuntimeError:  # some gradients have been sent: complete the round
                 wrapped.synchronize()
-                wrapped.zero_grad()
+                wrapped.zero_grad(set_to_none=to_none)
         self.counts = [0] * len(self.counts)
 
     def _zero(self, p: int, zero: str) -> None:

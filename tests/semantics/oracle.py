@@ -61,12 +61,10 @@ class _Oracle:
     def _step(self, i: int, step: Step) -> None:
         for failure in step.failures:
             for rank in failure.ranks:
-                grads = [[param.grad for param in replica.params] for replica in self.replicas[rank]]
                 with contextlib.suppress(Raised):
                     failing(self.program, self.models[rank], failure, rank)
-                for replica, before in zip(self.replicas[rank], grads):
-                    for param, grad in zip(replica.params, before):
-                        param.grad = None if step.zeroed else grad
+                for replica in self.replicas[rank]:
+                    replica.optimizer.zero_grad(set_to_none=step.zero.endswith("none"))
         for p in step.zeroed:
             self._zero(p, step.zero)
         for p, b, required in step.thaws:

@@ -278,7 +278,8 @@ def _step(maker: _Maker, steady: bool) -> Step:
         step = replace(step, zeroed=())
     elif not steady and choices.chance(20):
         step = replace(step, failures=_failures(maker))
-    if not steady and choices.chance(20):
+    # What is frozen keeps its gradient: a rank that has failed and cleared it would go on otherwise than the others.
+    if not steady and not step.failures and choices.chance(20):
         step = replace(step, thaws=_thaws(maker))
     sparse = any(part.is_sparse for part in maker.parts)
     ways = ("step", "skip", "synchronize, skip", "twice", "none", "closure")
