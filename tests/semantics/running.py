@@ -32,5 +32,5 @@ def run_module(name: str, *arguments: str, timeout_s: float) -> tuple[list[dict[
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in out.splitlines() if line.startswith('{"spec"')]  # Transformers prints others
     return lines, f"{' '.join(command)}\nended with {process.returncode}\n{err}"
