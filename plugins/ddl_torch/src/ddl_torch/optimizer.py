@@ -20,7 +20,7 @@ import torch
 
 from ddl_torch import autograd
 from ddl_torch.autograd import OPERATIONS, Call
-from ddl_torch.reducer import Reducer
+from ddl_torch.reducer import Reducer, UnfinishedBackward
 from ddl_torch.slots import Reduction, Slot
 from ddlcore.api import ProcessSet, global_process_set, gradient_compression, resolve_op
 from ddlcore.types import Average
@@ -103,6 +103,7 @@ def DistributedOptimizer(
     wrapped._checked = _parameters(optimizer)
     hook = optimizer.register_step_pre_hook(_before_step)
     optimizer._optimizer_step_pre_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]  # clip hooks and the like want reduced gradients
+    optimizer.register_step_post_hook(_after_step)
     if groups is not None and reducer.active:
         _form_groups(reducer, groups)
     weakref.finalize(optimizer, reducer.release).atexit = False
@@ -157,11 +158,11 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
         self._ddl.passes = self._ddl.passes_left = passes
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As in torch. Raises AssertionError where backward() was interrupted after it had sent some gradients."""
+        """As in torch. Raises AssertionError (a RuntimeError too) where backward() was interrupted in the middle of sending."""
         reducer = self._ddl
         reducer.discard()
         if reducer.open:
-            raise AssertionError(ZERO_GRAD_TOO_SOON)
+            raise UnfinishedBackward(ZERO_GRAD_TOO_SOON)
         self._asked = False
         super().zero_grad(*args, **kwargs)
 
@@ -214,7 +215,6 @@ def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if optimizer._skip:
         if reducer.open:
             raise AssertionError("skip_synchronize(), but gradients are under way: call synchronize() before step()")
-        reducer.next_step()
         return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if callable(closure):
@@ -226,8 +226,12 @@ def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if asked and reducer.active and reducer.failed is None and not reducer.wants_round():
         warnings.warn(SYNCHRONIZED_BEFORE, stacklevel=4)
     reducer.synchronize()
-    reducer.next_step()
     return None
+
+
+def _after_step(optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """Runs after every ``step``. Where a step was interrupted, the next one finds its gradients still reduced."""
+    optimizer._ddl.next_step()
 
 
 def _reducing(closure: Callable[[], Any], optimizer: torch.optim.Optimizer, reducer: Reducer) -> Callable[[], Any]:

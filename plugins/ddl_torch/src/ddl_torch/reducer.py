@@ -31,7 +31,7 @@ from ddlcore.api import Handle, Mapped, UserCompressor, Waitable, current_job, g
 from ddlcore.errors import DdlInternalError, IncompleteGradients, MismatchError, NotInitialized
 from ddlcore.types import CPU, Average
 
-__all__ = ["Reducer"]
+__all__ = ["Reducer", "UnfinishedBackward"]
 
 SPARSE = "a sparse gradient made dense"
 MOST_ROUNDS = 64  # of one step that have names of their own: a loop that never steps must not fill the memory
@@ -54,6 +54,10 @@ ACCUMULATED_AGAIN = (
     "re-entrant checkpointing of a shared parameter does that. Use torch.utils.checkpoint(..., use_reentrant=False), "
     "or DDL_OVERLAP=off, which reduces gradients at the end of backward()"
 )
+
+
+class UnfinishedBackward(AssertionError, RuntimeError):
+    """Gradients of an interrupted backward pass were sent, and nothing else can be done before that has ended."""
 
 
 class _Result(NamedTuple):
@@ -120,6 +124,8 @@ class Reducer:
         self._partial: list[tuple[Slot, torch.Tensor, int]] = []  # what it had computed, and the versions of that
         self._local = 0  # how many ``no_sync`` contexts are open
         self._pass: weakref.ref[_Pass] | None = None  # the backward pass that runs
+        self._inner = False  # a pass within an outer one has ended, and that one goes on
+        self._before: list[Slot] = []  # what such passes have completed
         self._turn = 0  # which round of a step the slots' allreduces are for
         # Of the round that is under way:
         self._round = 0
@@ -127,12 +133,14 @@ class Reducer:
         self._in_flight: list[Any] = []  # allreduces of memory of this host that were started, and were not waited for
         self._on_devices: list[Any] = []  # the same of devices
         self._attempts: dict[Slot, _Attempt] = {}
+        self._ended = False  # other ranks were told that some gradients will not come
         self._results: dict[Slot, _Result] = {}
         self._placed: set[Slot] = set()  # whose results are where they belong
         self._written: list[torch.Tensor] = []  # in place
         self._absent: set[Slot] = set()  # this rank takes part with zeros
         self._repeated: set[Slot] = set()  # sent once more since ranks disagreed on which gradient is sparse
         self._failure: Exception | None = None
+        self._eager = False  # some gradient is sent while backward runs
         self.bind()
 
     def bind(self) -> None:
@@ -205,7 +213,7 @@ class Reducer:
     def give_up(self, slot: Slot) -> None:
         """Leave a parameter to the optimizer that has been made for it later: one of two must reduce its gradient."""
         if self.open:
-            raise RuntimeError(UNFINISHED)
+            raise UnfinishedBackward(UNFINISHED)
         if slot.hook is not None:
             _unhook(slot)
         self.slots = [one for one in self.slots if one is not slot]
@@ -233,6 +241,7 @@ class Reducer:
     def _way_out(self, slot: Slot, tensor: torch.Tensor) -> Callable[[Slot], None] | None:
         """What a complete gradient on the device of ``tensor`` does at once; None where the end of backward sees to it."""
         on_device = ADAPTER.streams.place(tensor) is not CPU
+        self._eager = self._eager or on_device or self.job.overlaps
         if slot.group is not None:
             return self._submit_member if on_device or self.job.overlaps else None
         if on_device:
@@ -274,7 +283,7 @@ class Reducer:
     def no_sync(self) -> Iterator[None]:
         """Within it, backward passes add up gradients on this rank alone."""
         if self.open:
-            raise RuntimeError(UNFINISHED)
+            raise UnfinishedBackward(UNFINISHED)
         self._local += 1
         try:
             yield
@@ -282,17 +291,16 @@ class Reducer:
             self._local -= 1
 
     def begin_pass(self) -> None:
-        """Called with the first gradient of a backward pass: from here on torch calls ``_end_pass`` at its end.
-
-        Re-entrant checkpointing runs passes within a pass. Where the outer one has begun before, they are part of
-        it; else each ends with a round of its own, which is as right, and slower.
-        """
+        """Called with the first gradient of a backward pass: from here on torch calls ``_end_pass`` at its end."""
         if self._pass is not None and self._pass() is not None:
             return  # hooks of another device have begun it just now, on their thread
+        if self._inner:  # another pass within the same outer one, or that one's own gradients
+            self._queue_pass()
+            return
         if self.job.closed:
             self._rebind()
         if self.open:
-            raise RuntimeError(UNFINISHED)
+            raise UnfinishedBackward(UNFINISHED)
         if self.incomplete:
             if any(slot.param.grad is grad and grad._version == version for slot, grad, version in self._partial):
                 raise IncompleteGradients(INCOMPLETE)
@@ -300,11 +308,14 @@ class Reducer:
         self.incomplete = True  # until the pass has ended
         self.failed = None
         self.sends = self.active and self._local == 0 and self.passes_left == 1
-        if self.sends:
+        if self.sends and self._eager:
             self._open_round()
+        self.touched = True
+        self._queue_pass()
+
+    def _queue_pass(self) -> None:
         this = _Pass(self._end_pass)
         self._pass = weakref.ref(this, self._abandoned)
-        self.touched = True
         torch.autograd.Variable._execution_engine.queue_callback(this)
 
     def _end_pass(self, this: _Pass) -> None:
@@ -312,6 +323,11 @@ class Reducer:
         if self._pass is None or self._pass() is not this:
             return
         self._pass = None  # first: the traceback of an interrupt may keep ``this`` alive
+        if self._is_inner():
+            return
+        self.arrived[:0] = self._before
+        self._before.clear()
+        self._inner = False
         self._seen.clear()
         self.incomplete = False
         if self.sends:
@@ -324,6 +340,31 @@ class Reducer:
             self.passes_left -= 1
         self.arrived.clear()
 
+    def _is_inner(self) -> bool:
+        """Whether the pass that has ended is one within another, as re-entrant checkpointing runs them.
+
+        Then the outer one goes on with the nodes behind that which runs the inner one, and will call ``_end_pass``.
+        """
+        node = torch._C._current_autograd_node()  # of the outer pass; there is no public name for it
+        handles: list[Any] = []
+
+        def go_on(_gradients: Any) -> None:
+            for handle in handles:
+                handle.remove()
+            if handles and self._inner and (self._pass is None or self._pass() is None):
+                self._queue_pass()
+            handles.clear()
+
+        for behind, _ in node.next_functions if node is not None else ():
+            if behind is not None:
+                handles.append(behind.register_prehook(go_on))
+        if not handles:
+            return False
+        self._inner = True
+        self._before += self.arrived
+        self.arrived.clear()
+        return True
+
     def _abandoned(self, this: weakref.ref[_Pass]) -> None:
         """A backward pass has died: with an exception, where it has not come to its end.
 
@@ -333,6 +374,9 @@ class Reducer:
         if self._pass is not this:
             return
         self._pass = None
+        self._inner = False
+        self.arrived += self._before
+        self._before.clear()
         grads = [(slot, slot.param.grad) for slot in self.arrived]
         self._partial = [(slot, grad, grad._version) for slot, grad in grads if grad is not None]
         if self.open and not any(slot.round == self._round for slot in self.slots):
@@ -452,7 +496,7 @@ class Reducer:
         self._end_round()
 
     def next_step(self) -> None:
-        """The optimizer steps: the gradients to come are another step's."""
+        """The optimizer has stepped: the gradients to come are another step's."""
         self.rounds = 0
         self.reduced = self.touched = False
         self.passes_left = self.passes
@@ -465,6 +509,9 @@ class Reducer:
         self.failed = None
         if not self.open:
             self._seen.clear()
+            self.arrived.clear()
+            self._before.clear()
+            self._inner = False
             self.incomplete, self._partial = False, []
         self.passes_left = self.passes
         if not self._repeatable:
@@ -555,6 +602,7 @@ class Reducer:
 
     def _submit_end(self, slot: Slot, name: str) -> None:
         """Tell the ranks that wait for this gradient that it will not come: they ask for something else, and so raise."""
+        self._ended = True
         self._repeated.add(slot)
         name = self._on_wire(name)
         attempt = self._attempts.setdefault(slot, _Attempt())
@@ -773,7 +821,7 @@ class Reducer:
 
         Then it knows better now, and it and the ranks whose gradients are sparse send once more.
         """
-        if not isinstance(error, MismatchError) or slot in self._repeated or slot.group is not None:
+        if not isinstance(error, MismatchError) or slot in self._repeated or slot.group is not None or slot.agreed:
             return False
         grad = slot.param.grad
         if isinstance(handle, SparseHandle):
@@ -840,12 +888,14 @@ class Reducer:
                     grad.copy_(value)
                 value = grad
             # No signal's handler runs between these.
+            slot.agreed = True
             slot.param.grad = value
             slot.kept = None
             placed.add(slot)
 
     def _end_round(self) -> None:
-        failure = self._failure or (IncompleteGradients(INCOMPLETE) if self.incomplete else None)
+        # Where all gradients had been sent when the pass was interrupted, nothing is missing: other ranks go on with them.
+        failure = self._failure or (IncompleteGradients(INCOMPLETE) if self._ended else None)
         if self._written:
             mark_written(self._written)
             self._written.clear()
@@ -859,6 +909,7 @@ class Reducer:
         self._attempts.clear()
         self._absent.clear()
         self._repeated.clear()
+        self._seen.clear()
         self.arrived.clear()
         if self.job.overlaps is not self._overlaps:  # a search has changed it
             self._overlaps = self.job.overlaps
@@ -867,7 +918,8 @@ class Reducer:
         # An interrupt before this line leaves the round open, with nothing left to do; between these there is none.
         self._pass = None
         self._failure = None
-        self._entered = self.open = self.touched = False
+        self._entered = self.open = self.touched = self._ended = False
+        self.incomplete = self.incomplete and failure is not None
         self.passes_left = self.passes
         self.rounds += 1
         self.reduced = failure is None
@@ -894,8 +946,10 @@ class Reducer:
         self._absent.clear()
         self._repeated.clear()
         self.arrived.clear()
+        self._before.clear()
+        self._seen.clear()
         self._failure = None
-        self._entered = self.open = False
+        self._entered = self.open = self._inner = self.incomplete = self._ended = False
         for group in self.groups:
             group.begin()
 

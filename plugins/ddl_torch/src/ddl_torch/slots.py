@@ -46,6 +46,7 @@ class Slot:
     """One parameter's gradient."""
 
     __slots__ = (
+        "agreed",
         "count",
         "device",
         "dtype",
@@ -82,6 +83,7 @@ class Slot:
         self.hook: RemovableHandle | None = None
         self.tensor_hook: RemovableHandle | None = None
         self.sparse_dims = 0  # of its last gradient; 0: that was dense
+        self.agreed = False  # it was reduced as a sparse one before: all ranks know that it is
         self.round = -1  # the last round in which it was sent
         self.starts = -1  # ``starts`` of what reduces it, just before it was sent in that round
         # The allreduces that its gradients have in common while they look alike: in place, and where something else
