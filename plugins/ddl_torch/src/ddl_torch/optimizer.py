@@ -21,6 +21,7 @@ import torch
 from ddl_torch import autograd
 from ddl_torch.autograd import OPERATIONS, Call
 from ddl_torch.reducer import Reducer
+from ddl_torch.replicas import verify_steps
 from ddl_torch.slots import Reduction, Slot
 from ddlcore.api import ProcessSet, global_process_set, gradient_compression, resolve_op
 from ddlcore.types import Average
@@ -105,6 +106,7 @@ def DistributedOptimizer(
     optimizer._optimizer_step_pre_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]  # clip hooks and the like want reduced gradients
     if groups is not None and reducer.active:
         _form_groups(reducer, groups)
+    verify_steps(optimizer, reducer)
     weakref.finalize(optimizer, reducer.release).atexit = False
     return optimizer
 
