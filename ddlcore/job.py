@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -261,6 +262,8 @@ class Job:
 
         Of digests whose difference would end the job, raises why the job is over, where it is.
         """
+        if self.forked:
+            return
         if isinstance(message, Digests) and message.fatal:
             if self._verdict.given:
                 raise self._verdict.error(f"step {message.step} of {message.label}")
@@ -282,7 +285,11 @@ class Job:
 
     def _explain(self, asked: Explain) -> Sample:
         verifier = self._verifiers.get((asked.set_id, asked.label))
-        return Sample() if verifier is None else verifier.sample(asked)
+        try:
+            return Sample() if verifier is None else verifier.sample(asked)
+        except Exception as error:  # of the framework's: the job's end is told all the same
+            log.debug("rank %d cannot show a tensor that differs: %r", self.rank, error)
+            return Sample()
 
     def _settle_digests(self) -> ReplicasDiffer | None:
         """Waits until what was told of the parameters has been compared, for as long as a rank may take to leave."""
@@ -290,7 +297,10 @@ class Job:
             return None
         if not self._verdict.given:
             self._link.say(Settle())
-            self._link.settled.wait(self.settings.number("leave_timeout_s"))
+            deadline_s = time.monotonic() + self.settings.number("leave_timeout_s")
+            # No lock is taken: a signal handler may come in between, and leave by itself.
+            while not self._link.settled.is_set() and time.monotonic() < deadline_s:
+                time.sleep(0.002)
         error = self._verdict.error("shutdown") if self._verdict.given and not self._shown else None
         return error if isinstance(error, ReplicasDiffer) else None
 

@@ -25,7 +25,6 @@ from ddlcore.errors import InvalidArgument
 
 __all__ = ["verify", "verify_steps"]
 
-PREFIX = "gradient."  # what a parameter's name has in front of it on the wire
 SEEN = "_ddl_stepped"  # an optimizer's attribute: in no state_dict, and in no copy
 UNWRAPPED = (
     "this optimizer is not a DistributedOptimizer: optimizer = ddl.DistributedOptimizer(optimizer, "
@@ -102,7 +101,7 @@ def _host(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
     reducer = getattr(optimizer, "_ddl", None)
     if isinstance(reducer, Reducer):
-        return [(slot.name[len(PREFIX) :], slot.param) for slot in reducer.slots]
+        return [(slot.label, slot.param) for slot in reducer.slots]
     pairs = []
     for number, group in enumerate(optimizer.param_groups):
         names = group.get("param_names") or [f"group {number}, parameter {at}" for at in range(len(group["params"]))]
