@@ -93,14 +93,17 @@ class Verifier:
         replicas = self._replicas()
         if not self._every:
             replicas = _within(replicas, FIRST_BYTES)
+        if not replicas:  # they have been let go of
+            return
         names = _names(replicas)
         news = names != self._names
         if news:
-            self._names, self._described = names, _digest(names)
+            self._described = _digest(names)
         digests = _digests(job, replicas)
         self._told = step, digests
         place = (self._set_id, self._label, step, self._described, digests)
         job.tell(Digests(*place, fatal=bool(self._every), advice=self._advice, tensors=names if news else ()))
+        self._names = names  # only now: where a signal handler has come in between, they are told again
         if self._every:
             self._next = (step // self._every + 1) * self._every
 
