@@ -35,6 +35,7 @@ from ddlcore.api import (
     stats,
     stop_timeline,
     synchronize,
+    verify,
 )
 from ddlcore.api.arrays import (
     allgather,
@@ -74,6 +75,7 @@ from ddlcore.errors import (
     PluginError,
     RankFailed,
     ReentrantCall,
+    ReplicasDiffer,
     TransportError,
 )
 from ddlcore.job import VERSION as __version__
@@ -104,6 +106,7 @@ __all__ = [
     "RankFailed",
     "ReduceOp",
     "ReentrantCall",
+    "ReplicasDiffer",
     "Stats",
     "Sum",
     "TransportError",
@@ -155,6 +158,7 @@ __all__ = [
     "stats",
     "stop_timeline",
     "synchronize",
+    "verify",
 ]
 
 

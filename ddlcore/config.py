@@ -186,6 +186,21 @@ SETTINGS: tuple[Setting, ...] = (
         "not answer are killed; in seconds; 0: never",
         minimum=0,
     ),
+    Setting(
+        "verify_every",
+        int,
+        0,
+        "after how many steps of an optimizer the ranks' parameters are compared, to the last bit; "
+        "a difference ends the job with ReplicasDiffer on every rank; 0: never",
+        minimum=0,
+    ),
+    Setting(
+        "verify_first_step",
+        bool,
+        True,
+        "after the first step of each optimizer, warn if the ranks' parameters differ: a broadcast_parameters or a "
+        "DistributedOptimizer that was forgotten",
+    ),
     Setting("stall_stacks", bool, False, "a stall's report has the Python stacks of the ranks that are waited for"),
     Setting(
         "flight_dir",

@@ -6,7 +6,7 @@ running job derives from ``DdlInternalError``, which Horovod's scripts know as `
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 __all__ = [
     "Closed",
@@ -23,6 +23,7 @@ __all__ = [
     "PluginError",
     "RankFailed",
     "ReentrantCall",
+    "ReplicasDiffer",
     "TransportError",
 ]
 
@@ -67,6 +68,37 @@ class MismatchError(DdlInternalError):
 
 class IncompleteGradients(RuntimeError):
     """A backward pass ended by an exception, so that its gradients cannot be stepped on; compute them again."""
+
+
+class ReplicasDiffer(DdlInternalError):
+    """The ranks' copies of the parameters are not the same to the last bit; the message says where, and what to do.
+
+    ``tensor`` is the first that differs, in the order of the parameters ("" where the ranks do not have the same
+    tensors); ``groups`` are the world ranks that agree with each other, the largest group first. ``step`` counts the
+    optimizer's steps, ``agreed_step`` is the last at which all were found equal (-1: at none); both are -1 for
+    ``verify``, which knows no steps. ``distances`` are the largest absolute differences from the lowest rank, by
+    rank, where they are known.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        tensor: str = "",
+        groups: Iterable[Iterable[int]] = (),
+        step: int = -1,
+        agreed_step: int = -1,
+        distances: Mapping[int, float] | None = None,
+    ) -> None:
+        self.text = text
+        self.tensor = tensor
+        self.groups = tuple(tuple(group) for group in groups)
+        self.step = step
+        self.agreed_step = agreed_step
+        self.distances = dict(distances or {})
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[ReplicasDiffer], tuple[object, ...]]:
+        return type(self), (self.text, self.tensor, self.groups, self.step, self.agreed_step, self.distances)
 
 
 class DeadlineExceeded(DdlInternalError, TimeoutError):

@@ -9,13 +9,14 @@ import logging
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -29,9 +30,9 @@ from ddlcore.contracts.transport import Context, Transport
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.control.store import JobStore
-from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, InvalidArgument, NotInitialized
+from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, InvalidArgument, NotInitialized, ReplicasDiffer
 from ddlcore.kernels.late import LateKernels
-from ddlcore.messages import BY_SETTING, PROTOCOL, Bye, Done, Hello, Profile, Pulse
+from ddlcore.messages import BY_SETTING, PROTOCOL, Bye, Digests, Done, Explain, Hello, Profile, Pulse, Sample, Settle
 from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
 from ddlcore.onlookers import Observer, observers
@@ -60,6 +61,7 @@ from ddlcore.types import Member, Placement
 __all__ = [
     "Job",
     "LateKernels",
+    "Verifying",
     "build_sessions",
     "build_transport",
     "launched_job",
@@ -113,6 +115,9 @@ class Job:
         self._compressors: dict[str, Compressor] = {}
         self.companions = Companions(self)
         self.recurring: dict[Any, Recurring] = {}  # calls by name that wait at once, described the first time
+        self._verifiers: dict[tuple[int, str], Verifying] = {}  # by process set and label
+        self._told = False  # digests whose difference would end the job
+        self._shown = False  # to a thread of the user's, why the job is over
         self._verdict = Verdict()
         self._meter = Meter()
         self._lock = Lock()
@@ -231,6 +236,7 @@ class Job:
             self.dump_flight,
         )
         self._link.adjust = self._adjust
+        self._link.explain = self._explain
 
     def _adjust(self, values: Mapping[str, Value]) -> None:
         """A search goes on with other settings; on the engine's thread, at the same point of the total order on all ranks."""
@@ -251,9 +257,52 @@ class Job:
             self._leave(f"init failed: {error}", patience_s=0.0)
             raise
 
-    def tell(self, message: Pulse | Profile) -> None:
-        """Lets the launcher know how this rank is. Any thread; returns at once."""
+    def tell(self, message: Pulse | Profile | Digests) -> None:
+        """Lets the launcher know how this rank is. Any thread; returns at once.
+
+        Of digests whose difference would end the job, raises why the job is over, where it is.
+        """
+        if self.forked:
+            return
+        if isinstance(message, Digests) and message.fatal:
+            if self._verdict.given:
+                raise self._verdict.error(f"step {message.step} of {message.label}")
+            self._told = True
         self._link.say(message)
+
+    def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
+        """Return 8 bytes for each stretch of host memory of so many bytes; see ``CpuKernels.digests``."""
+        return self._kernels.digests(addresses, sizes)
+
+    def add_verifier(self, set_id: int, kind: str, verifier: Verifying) -> str:
+        """Return what the optimizer of ``verifier`` is called among the ranks; every member adds its own in one order."""
+        ordinal = 1 + sum(
+            known == set_id and label.partition(" number ")[0] == kind for known, label in self._verifiers
+        )
+        label = kind if ordinal == 1 else f"{kind} number {ordinal}"
+        self._verifiers[set_id, label] = verifier
+        return label
+
+    def _explain(self, asked: Explain) -> Sample:
+        verifier = self._verifiers.get((asked.set_id, asked.label))
+        try:
+            return Sample() if verifier is None else verifier.sample(asked)
+        except Exception as error:  # of the framework's: the job's end is told all the same
+            log.debug("rank %d cannot show a tensor that differs: %r", self.rank, error)
+            return Sample()
+
+    def _settle_digests(self) -> ReplicasDiffer | None:
+        """Waits until what was told of the parameters has been compared, for as long as a rank may take to leave."""
+        if not self._told or self._shown:
+            return None
+        if not self._verdict.given:
+            self._link.say(Settle())
+            deadline_s = time.monotonic() + self.settings.number("leave_timeout_s")
+            # No lock is taken: a signal handler may come in between, and leave by itself.
+            while not self._link.settled.is_set() and time.monotonic() < deadline_s:
+                time.sleep(0.002)
+        error = self._verdict.error("shutdown") if self._verdict.given and not self._shown else None
+        return error if isinstance(error, ReplicasDiffer) else None
 
     def _opener(self, store: Store) -> Opener:
         backend = self.settings.text("backend")
@@ -439,11 +488,18 @@ class Job:
 
     def _break(self, make: Callable[[str], BaseException]) -> None:
         """The job is over: what is in flight raises, what comes later too. From any thread, once."""
-        if not self._verdict.give(make):
+
+        def shown(during: str) -> BaseException:
+            if not threading.current_thread().name.startswith("ddl-"):  # the user's own
+                self._shown = True
+            return make(during)
+
+        if not self._verdict.give(shown):
             return
         self._flight.note("end", error=str(make("")))
         self.dump_flight("error", str(make("")))
-        pending = self.inbox.close(lambda: make(""))
+        pending = self.inbox.close(lambda: shown(""))
+        self._shown = self._shown or bool(pending)
         self._engine.fail(pending, None)
         self._engine.post(self._engine.abandon)
         self.sets.abort()
@@ -458,17 +514,22 @@ class Job:
         """Leaves the world: promised batches run to their end, what is unfinished raises Closed. Idempotent.
 
         Other ranks need not do the same at the same time: a call that needs this rank raises PeerLost there.
-        ``settle``: the user's program has come to its end, so what it has left to a companion is done first.
+        ``settle``: the user's program has come to its end, so what it has left to a companion is done first, and
+        what was told of its parameters is compared: raises ReplicasDiffer where they differ.
         ReentrantCall, and nothing has changed, for a signal handler or a finalizer in the middle of ddl's own work.
         """
         if not self.closed:
             self._refuse_inside("shutdown()")
+        differ = None
         try:
             if settle and self._started and not self.closed and not self.forked:
                 self.companions.settle()
+                differ = self._settle_digests()
         finally:
-            self._shut_down(reason)
+            self._shut_down("raised ReplicasDiffer: in its last steps" if differ else reason)
             self.companions.close()
+        if differ is not None:
+            raise differ
 
     def _shut_down(self, reason: str) -> None:
         with self._lock:
@@ -527,6 +588,13 @@ def build_transport(registry: Registry, route: Route) -> Transport:
         return default
     made = {one.name: build_transport(registry, one) for one in route.kinds.values()}
     return ByKindTransport(default, {kind: made[one.name] for kind, one in route.kinds.items()})
+
+
+class Verifying(Protocol):
+    """Who tells the digests of one optimizer's parameters."""
+
+    def sample(self, asked: Explain) -> Sample:
+        """Return the values that are asked for. The control thread calls: it waits for nothing."""
 
 
 class _SessionStore(PrefixStore):

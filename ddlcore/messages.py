@@ -24,8 +24,11 @@ __all__ = [
     "Batch",
     "Busy",
     "Bye",
+    "Differ",
+    "Digests",
     "Done",
     "Drain",
+    "Explain",
     "Failure",
     "Farewell",
     "Freeze",
@@ -34,6 +37,7 @@ __all__ = [
     "Hello",
     "Leave",
     "Lost",
+    "Notice",
     "Paused",
     "Planned",
     "Probe",
@@ -42,7 +46,10 @@ __all__ = [
     "Refused",
     "Request",
     "Resume",
+    "Sample",
     "Seats",
+    "Settle",
+    "Settled",
     "Show",
     "Spec",
     "Stack",
@@ -258,6 +265,34 @@ class Profile(msgspec.Struct, frozen=True, array_like=True, tag="profile"):
     lines: tuple[tuple[str, str, float, float], ...]  # of the loop: file and number, text, seconds, of these input
 
 
+class Digests(msgspec.Struct, frozen=True, array_like=True, tag="digests"):
+    """What a rank's copies of the parameters are after a step; no control message: nobody waits for what follows.
+
+    ``label`` is the optimizer's, the same on every member of the process set ``set_id``. ``tensors`` describes the
+    parameters in words, in their order, where a description with this ``described`` was not told before.
+    """
+
+    set_id: int
+    label: str
+    step: int
+    described: bytes  # digest of names, shapes and types
+    digests: bytes  # 8 bytes for each tensor
+    fatal: bool  # a difference ends the job; else it is a warning
+    advice: str = ""  # what to do about a difference, from one who knows the framework
+    tensors: tuple[str, ...] = ()
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
+    """The answer to Explain: the first elements of that tensor as they were told of; empty where it has changed since."""
+
+    dtype: str = ""
+    data: bytes = b""
+
+
+class Settle(msgspec.Struct, frozen=True, array_like=True, tag="settle"):
+    """A rank is about to leave: it is told (``Settled``) once its digests were compared, or cannot be."""
+
+
 class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
     """A rank has launched all before ``Resume.until``, and launches nothing more in this epoch; only while tuning.
 
@@ -275,7 +310,23 @@ class Stack(msgspec.Struct, frozen=True, array_like=True, tag="stack"):
 
 
 ToCoordinator = (
-    Pulse | Profile | Arrive | Standing | Busy | Alive | Stack | Leave | Frozen | Paused | Hello | Request | Bye | Done
+    Pulse
+    | Profile
+    | Digests
+    | Sample
+    | Settle
+    | Arrive
+    | Standing
+    | Busy
+    | Alive
+    | Stack
+    | Leave
+    | Frozen
+    | Paused
+    | Hello
+    | Request
+    | Bye
+    | Done
 )
 
 
@@ -406,13 +457,60 @@ class Show(msgspec.Struct, frozen=True, array_like=True, tag="show"):
     """Answer with your Stack: others wait for you."""
 
 
+class Differ(msgspec.Struct, frozen=True, array_like=True, tag="differ"):
+    """The ranks' copies of the parameters differ, and the job ends; see ReplicasDiffer."""
+
+    text: str
+    tensor: str
+    groups: tuple[tuple[int, ...], ...]
+    step: int
+    agreed_step: int
+    distances: tuple[tuple[int, float], ...] = ()
+
+
+class Explain(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
+    """Answer with a Sample of tensor number ``index``: the ranks' differ after this step."""
+
+    set_id: int
+    label: str
+    step: int
+    index: int
+
+
+class Notice(msgspec.Struct, frozen=True, array_like=True, tag="notice"):
+    """A warning for the user's log; nothing else follows from it."""
+
+    text: str
+
+
+class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
+    """The answer to Settle: nothing of this rank waits to be compared."""
+
+
 class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
     """Nothing has moved for so long that the job ends; ``text`` says what waits for whom."""
 
     text: str
 
 
-FromCoordinator = Seats | Where | Probe | Show | Stalled | Freeze | Drain | Welcome | Refused | Answer | Lost | Farewell
+FromCoordinator = (
+    Differ
+    | Explain
+    | Notice
+    | Settled
+    | Seats
+    | Where
+    | Probe
+    | Show
+    | Stalled
+    | Freeze
+    | Drain
+    | Welcome
+    | Refused
+    | Answer
+    | Lost
+    | Farewell
+)
 
 
 # --- the store

@@ -7,6 +7,7 @@ from ddlcore.api.gpus import Gpus, installed_gpus, local_device, local_gpu, log_
 from ddlcore.api.handles import Mapped, Waitable, poll, synchronize
 from ddlcore.api.objects import allgather_object, barrier, broadcast_object, join
 from ddlcore.api.operations import Operations
+from ddlcore.api.replicas import Replica, Verifier, array_replica, named, verify, verify_replicas
 from ddlcore.api.transports import built, built_version, enabled, threads_supported
 from ddlcore.api.world import (
     ProcessSet,
@@ -43,11 +44,14 @@ __all__ = [
     "Mapped",
     "Operations",
     "ProcessSet",
+    "Replica",
     "Stats",
     "UserCompressor",
+    "Verifier",
     "Waitable",
     "add_process_set",
     "allgather_object",
+    "array_replica",
     "barrier",
     "broadcast_object",
     "built",
@@ -68,6 +72,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "log_once",
+    "named",
     "poll",
     "process_sets",
     "rank",
@@ -81,6 +86,8 @@ __all__ = [
     "synchronize",
     "threads_supported",
     "use_job",
+    "verify",
+    "verify_replicas",
     "visible_gpus",
     "wire_compression",
 ]

@@ -287,7 +287,8 @@ def shutdown() -> None:
     """Ends this rank's part of the job; again or before init: no effect. Unfinished handles raise Closed.
 
     Any thread, while others wait; a signal handler, too, unless it interrupts its thread in the middle of ddl's own
-    work: ReentrantCall then, and nothing has changed.
+    work: ReentrantCall then, and nothing has changed. With ``verify_every``, raises ReplicasDiffer where the last
+    comparison of the parameters, awaited here, finds a difference.
     """
     job = getattr(_process.thread, "job", None) or _process.job
     changing = _changing()
@@ -303,11 +304,13 @@ def shutdown() -> None:
 
 def _shut_down() -> None:
     job = getattr(_process.thread, "job", None) or _process.job
-    if job is not None:
-        job.shutdown(settle=True)
-    if getattr(_process.thread, "job", None) is None:
-        _process.job = None
-        Environment.mark_children(False)
+    try:
+        if job is not None:
+            job.shutdown(settle=True)
+    finally:
+        if getattr(_process.thread, "job", None) is None:
+            _process.job = None
+            Environment.mark_children(False)
 
 
 def _at_exit() -> None:
@@ -315,10 +318,12 @@ def _at_exit() -> None:
         return  # a forked child runs its parent's handlers; it is no rank
     job, error = _process.job, getattr(sys, "last_value", None)
     reason = f"raised {type(error).__name__}: {error}" if error is not None else "ended its script without shutdown()"
-    if job is not None:
-        job.shutdown(reason, settle=error is None)
-    if _process.guest is not None:
-        _process.guest.close(reason, patient=error is None)
+    try:
+        if job is not None:
+            job.shutdown(reason, settle=error is None)
+    finally:
+        if _process.guest is not None:
+            _process.guest.close(reason, patient=error is None)
 
 
 def _at_end_of_main_thread() -> None:

@@ -1,4 +1,4 @@
-"""The batch kernels for numba: convert, pack, unpack and reduce memory, block by block; know no ranks.
+"""The batch kernels for numba: convert, pack, unpack, reduce and digest memory; know no ranks.
 
 Imported only while compiling. Arguments are int64 (addresses, counts, codes) or float64 (scales).
 """
@@ -6,11 +6,11 @@ Imported only while compiling. Arguments are int64 (addresses, counts, codes) or
 from __future__ import annotations
 
 from ddlcore.kernels.code import FUNCTIONS
-from ddlcore.kernels.intrinsics import compiled, copy, outside, read, stack
+from ddlcore.kernels.intrinsics import compiled, copy, outside, read, stack, write
 from ddlcore.kernels.loops import WIDE_LEFT, WIDE_OUT
 from ddlcore.types import DType
 
-__all__ = ["BLOCK", "BLOCK_BYTES", "I64", "ITEMSIZE", "ddl_convert", "ddl_reduce"]
+__all__ = ["BLOCK", "BLOCK_BYTES", "I64", "ITEMSIZE", "ddl_convert", "ddl_digest", "ddl_reduce"]
 
 _cast, _combine = outside("ddl_cast"), outside("ddl_combine")
 
@@ -134,4 +134,50 @@ def ddl_convert(
         else:
             _convert_elements(address, dtype, at, wire, count, scale)
         at += count * ITEMSIZE[wire]
+    return 0
+
+
+PRIME = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number: odd, so that a product with it loses nothing
+LOW_35 = (1 << 35) - 1
+
+
+@compiled("qq")
+def _mixed(state: int, word: int) -> int:
+    """Take one word in: for a given state, different words give different states, and all bits reach the low ones.
+
+    The shift alone, without the mask, would copy the sign and so forget it; without the shift, two changed top bits
+    would cancel each other.
+    """
+    product = (state ^ word) * PRIME
+    return product ^ ((product >> 29) & LOW_35)
+
+
+@compiled(FUNCTIONS["ddl_digest"])
+def ddl_digest(addresses: int, sizes: int, n: int, out: int) -> int:
+    """Write 64 bits for each of n stretches of memory: out[i], of the ``sizes[i]`` bytes at ``addresses[i]``.
+
+    Four words at a time, each with a state of its own, because a product has to wait for the one before.
+    """
+    for i in range(n):
+        at, size = read(addresses + 8 * i), read(sizes + 8 * i)
+        a, b, c, d = size, size + 1, size + 2, size + 3
+        end = at + size - size % 32
+        while at < end:
+            a = _mixed(a, read(at))
+            b = _mixed(b, read(at + 8))
+            c = _mixed(c, read(at + 16))
+            d = _mixed(d, read(at + 24))
+            at += 32
+        left = size % 32
+        while left >= 8:
+            a = _mixed(a, read(at))
+            at += 8
+            left -= 8
+        if left:
+            tail = stack(8)
+            write(tail, 0)
+            copy(tail, at, left)
+            a = _mixed(a, read(tail))
+        # Each state is mixed before the next is taken in: else the same change in two of them would cancel.
+        write(out + 8 * i, _mixed(_mixed(_mixed(_mixed(size, a), b), c), d))
     return 0

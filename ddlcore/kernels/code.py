@@ -25,6 +25,7 @@ FUNCTIONS = {
     "ddl_cast": "qqqqqd",
     "ddl_combine": "qqqqqqqddd",
     "ddl_convert": "qqqqqqdq",
+    "ddl_digest": "qqqq",
     "ddl_mean": "qqqqqd",
     "ddl_reduce": "qqqqqqdd",
     "ddl_widen": "qqqqd",

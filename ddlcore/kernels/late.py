@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.types import DType, ReduceOp
+
+if TYPE_CHECKING:
+    from ddlcore.kernels.cpu import CpuKernels
 
 __all__ = ["LateKernels"]
 
@@ -15,9 +19,9 @@ class LateKernels(Kernels):
 
     def __init__(self, cache_dir: str) -> None:
         self._cache_dir = cache_dir
-        self._kernels: Kernels | None = None
+        self._kernels: CpuKernels | None = None
 
-    def _load(self) -> Kernels:
+    def _load(self) -> CpuKernels:
         if self._kernels is None:
             from ddlcore.kernels.cpu import CpuKernels
 
@@ -54,3 +58,7 @@ class LateKernels(Kernels):
 
     def mean(self, source: int, count: int, dtype: DType, target: int, divisor: int, scale: float = 1.0) -> None:
         self._load().mean(source, count, dtype, target, divisor, scale)
+
+    def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
+        """As ``CpuKernels.digests``."""
+        return self._load().digests(addresses, sizes)

@@ -15,7 +15,7 @@ import cloudpickle
 from ddlcore.config import Settings
 from ddlcore.control.liveness import describe_exit
 from ddlcore.control.server import Server
-from ddlcore.errors import DdlInternalError, RankFailed
+from ddlcore.errors import DdlInternalError, RankFailed, ReplicasDiffer
 from ddlcore.launch.command import own_python
 from ddlcore.launch.environment import (
     HostPlace,
@@ -130,7 +130,10 @@ def run_placed(
         processes = _begin(environments, files, output)
         ends = _supervised(processes, settings, server, witness, output, elsewhere, environ)
         outcomes = _outcomes(size, files, elsewhere)
-    return _results(ends, outcomes, witness.raised, output)
+    results = _results(ends, outcomes, witness.raised, output)
+    if witness.differ:  # found when the ranks had returned
+        raise ReplicasDiffer(witness.differ)
+    return results
 
 
 def _elsewhere(across: Across, say: Callable[[str], None]) -> Elsewhere:

@@ -194,7 +194,7 @@ def run_job(launch: Launch) -> int:
         if gathering is not None:
             gathering.finish(lambda text: _show(screens[1], text), launch.size)
     _conclude(launch, ends, witness, output, screens[1], supervisor.interrupted, begun_s)
-    return exit_code(ends, witness.raised, killed=supervisor.killed)
+    return exit_code(ends, witness.raised, killed=supervisor.killed) or int(bool(witness.differ))
 
 
 def _prepare(
@@ -332,6 +332,8 @@ def _conclude(
 ) -> None:
     first = first_failure(ends, witness.raised)
     if first is None:
+        if witness.differ:  # found when the ranks had ended their scripts
+            _show(screen, witness.differ)
         return
     lines = [] if interrupted else output.last_lines(first.rank)
     host = launch.layout.hosts[launch.layout.ranks[first.rank]] if launch.across else socket.gethostname()

@@ -9,7 +9,7 @@ from ddlcore.config import Settings
 from ddlcore.control.brain import Brain, Outgoing
 from ddlcore.control.server import Server
 from ddlcore.job import build_sessions
-from ddlcore.messages import Bye, Profile, Pulse, ToCoordinator
+from ddlcore.messages import Bye, Differ, Profile, Pulse, ToCoordinator
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.tuning import Pilot
 
@@ -30,6 +30,7 @@ class Witness:
         self._dead = dead
         self._killed: set[int] = set()
         self.raised: list[int] = []  # in that order
+        self.differ = ""  # how the ranks' parameters differ, where that ended the job
         self.heard: Callable[[int, Pulse | Profile], None] = lambda rank, message: None
         self._brain = brain
 
@@ -39,16 +40,22 @@ class Witness:
             return []
         if isinstance(message, Bye) and rank not in self.raised and _is_cause(message.reason):
             self.raised.append(rank)
-        return self._brain.handle(rank, message)
+        return self._noted(self._brain.handle(rank, message))
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        return self._brain.rank_ended(rank, reason)
+        return self._noted(self._brain.rank_ended(rank, reason))
+
+    def _noted(self, outgoing: Outgoing) -> Outgoing:
+        for _, message in outgoing:
+            if isinstance(message, Differ):
+                self.differ = message.text
+        return outgoing
 
     def lost(self) -> dict[int, str]:
         return self._brain.lost()
 
     def due(self) -> Outgoing:
-        return self._brain.due()
+        return self._noted(self._brain.due())
 
     def overdue(self, now_s: float) -> list[str]:
         texts = self._brain.overdue(now_s)

@@ -6,6 +6,7 @@ It never runs a collective and never waits for one, so that it answers whatever 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from _thread import get_ident
@@ -16,7 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-from ddlcore.errors import DdlInternalError, DeadlineExceeded, MismatchError, PeerLost
+from ddlcore.errors import DdlInternalError, DeadlineExceeded, MismatchError, PeerLost, ReplicasDiffer
 from ddlcore.messages import (
     Adjust,
     Alive,
@@ -24,18 +25,25 @@ from ddlcore.messages import (
     Arranged,
     Batch,
     Busy,
+    Differ,
+    Digests,
     Drain,
+    Explain,
     Failure,
     Farewell,
     Freeze,
     FromCoordinator,
     Leave,
     Lost,
+    Notice,
     Probe,
     Profile,
     Pulse,
     Refused,
     Resume,
+    Sample,
+    Settle,
+    Settled,
     Show,
     Stack,
     Stalled,
@@ -55,6 +63,8 @@ from ddlcore.runtime.stall import Patience
 from ddlcore.runtime.verdict import Verdict
 
 __all__ = ["Channel", "Link"]
+
+log = logging.getLogger("ddl")
 
 
 class Channel(Protocol):
@@ -107,8 +117,10 @@ class Link:
         self.adjust: Callable[[dict[str, str | int | float | bool]], None] = lambda values: (
             None
         )  # on the engine's thread
+        self.explain: Callable[[Explain], Sample] = lambda message: Sample()
         self.refusal = ""
         self.welcomed = threading.Event()  # Welcome, Refused or the end of the job
+        self.settled = threading.Event()  # Settled or the end of the job
         self.parted = threading.Event()  # Farewell or the end of the job
         engine.say = self.say
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -173,6 +185,7 @@ class Link:
             self._end(error)
         finally:
             self._channel.close()
+            self.settled.set()
             self.welcomed.set()
             self.parted.set()
 
@@ -192,7 +205,7 @@ class Link:
             message = msgspec.structs.replace(message, standing=self._alarm.since(self._inbox.standing()))
         if isinstance(message, Standing | Busy | Alive | Stack):
             self._meter.stalls += 1
-        elif isinstance(message, (Pulse, Profile)):
+        elif isinstance(message, (Pulse, Profile, Digests, Sample, Settle)):
             self._meter.pulses += 1
         else:
             self._meter.control += 1
@@ -213,6 +226,15 @@ class Link:
             self._meter.stalls += 1
             self._dump("stall", "other ranks wait for this one")
             self._send(Stack(stack_of(self.user_thread)))
+            return
+        if isinstance(message, Notice):
+            log.warning("%s", message.text)
+            return
+        if isinstance(message, Explain):
+            self._send(self.explain(message))
+            return
+        if isinstance(message, Settled):
+            self.settled.set()
             return
         self._meter.control += 1
         if isinstance(message, Answer):
@@ -246,6 +268,10 @@ class Link:
             text = message.text
             self._broken(lambda during: DeadlineExceeded(f"{text} (during {during})" if during else text))
             self.welcomed.set()
+            self.parted.set()
+        elif isinstance(message, Differ):
+            self._broken(partial(_differ, message))
+            self.settled.set()
             self.parted.set()
         elif isinstance(message, Welcome):
             self.session = message.session
@@ -321,3 +347,9 @@ class Link:
         else:
             error = MismatchError(failure.text)
         self._engine.fail(entries, error)
+
+
+def _differ(message: Differ, during: str) -> BaseException:
+    text = f"{message.text}\n  seen during {during}" if during else message.text
+    distances = dict(message.distances)
+    return ReplicasDiffer(text, message.tensor, message.groups, message.step, message.agreed_step, distances)

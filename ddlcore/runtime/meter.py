@@ -20,7 +20,8 @@ class Stats(TypedDict):
     ``control_messages``: sent to the coordinator and received from it; a steady step adds none.
     ``commit_messages``: by which this rank told the others that it had launched what is queued on its
     devices; 0 where all of a batch's data is in host memory, or on one host, where shared memory tells.
-    ``pulse_messages``: that told the launcher how this rank is, where it wants to know; beside the control messages.
+    ``pulse_messages``: that told the launcher how this rank or its parameters are, where it wants to know; beside the
+    control messages.
     ``stall_messages``: about what waits too long, beside the control messages, on their own timer.
     ``steps``: periods of a schedule that were launched; none is known, and counted, before a schedule is found.
     ``batches_negotiated``: decided by the coordinator, and run. ``batches_replayed``: of a schedule,

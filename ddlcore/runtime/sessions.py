@@ -15,6 +15,7 @@ from ddlcore.messages import (
     Alive,
     Busy,
     Bye,
+    Digests,
     Done,
     Farewell,
     FromCoordinator,
@@ -27,11 +28,15 @@ from ddlcore.messages import (
     Pulse,
     Refused,
     Request,
+    Sample,
+    Settle,
+    Settled,
     Stack,
     Standing,
     ToCoordinator,
     Welcome,
 )
+from ddlcore.runtime.agreement import Agreement
 from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.coordinator import Coordinator
@@ -55,6 +60,7 @@ class _World:
 
     def __post_init__(self) -> None:
         ranks = range(len(self.key[0]))
+        self.agreement = Agreement(len(self.key[0]), self.coordinator.sets, lambda: self.coordinator.table.joined)
         self.inward = {launched: rank for rank, launched in enumerate(self.key[0])}  # from launched to own rank
         self.watch = StallWatch(self._awaited, ranks, self.patience, ranks)
 
@@ -75,6 +81,17 @@ class _World:
             )
             waits.append(rest)
         return waits
+
+    def agree(self, launched: int, message: Digests | Sample | Settle | None) -> Outgoing:
+        """What follows from what a rank tells of its parameters; None: it tells no more."""
+        rank, agreement = self.inward[launched], self.agreement
+        if isinstance(message, Digests):
+            return self.outward(agreement.hear(rank, message))
+        if isinstance(message, Sample):
+            return self.outward(agreement.sampled(rank, message))
+        if isinstance(message, Settle):
+            return self.outward(agreement.settle(rank))
+        return self.outward(agreement.gone(rank))
 
     def outward(self, outgoing: Outgoing) -> Outgoing:
         """From the world's own rank numbers to those of the launch."""
@@ -121,6 +138,8 @@ class Sessions:
             return []  # who wants to know has listened before
         world = self._worlds.get(rank)
         if world is None:
+            if isinstance(message, Settle):
+                return [(rank, Settled())]
             return self._give_up(rank) if isinstance(message, Bye) else []
         world.watch.spoke(world.inward[rank])
         if isinstance(message, Done):
@@ -130,12 +149,16 @@ class Sessions:
         if isinstance(message, (Stack, Alive)):
             world.watch.hear(world.inward[rank], message)
             return []
+        if isinstance(message, (Digests, Sample, Settle)):
+            return world.agree(rank, message)
         if not isinstance(message, (Request, Bye, Leave, Frozen, Standing, Busy, Paused)):
             raise DdlInternalError(f"rank {rank} sent {type(message).__name__} in the middle of a job")
         if isinstance(message, Bye):
             world.leaving.add(rank)
             if message.broken:
                 self._lost[rank] = message.reason
+            told = world.agree(rank, None)
+            return told + world.outward(world.coordinator.handle(world.inward[rank], message))
         return world.outward(world.coordinator.handle(world.inward[rank], message))
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
@@ -151,6 +174,7 @@ class Sessions:
         if world is not None:
             world.active.discard(rank)
             self._lost.setdefault(rank, reason)
+            outgoing += world.agree(rank, None)
             outgoing += world.outward(world.coordinator.lost(world.inward[rank], reason))
         return outgoing
 
@@ -164,6 +188,7 @@ class Sessions:
         reports = []
         for world in {id(world): world for world in self._worlds.values()}.values():
             texts, outgoing = world.watch.look(now_s)
+            outgoing += world.agreement.look(now_s)
             reports += texts
             self._due += [(rank, told) for rank, told in world.outward(outgoing) if rank in world.active]
             self._dead.update({world.key[0][rank]: text for rank, text in world.watch.dead.items()})

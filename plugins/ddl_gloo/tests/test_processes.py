@@ -21,7 +21,8 @@ STEPS = 30
 
 def launch(size: int, program: Path, *args: str) -> tuple[int, str]:
     """The exit code and what the ranks printed, with its prefixes."""
-    words = ["run", "-np", str(size), "--backend", "gloo", sys.executable, str(program), *args]
+    checks = ["--verify-every", "10"] if EXAMPLES in program.parents else []  # it trains one model, all the way
+    words = ["run", "-np", str(size), "--backend", "gloo", *checks, sys.executable, str(program), *args]
     done = subprocess.run(
         [sys.executable, "-m", "ddlcore.launch", *words],
         stdout=subprocess.PIPE,

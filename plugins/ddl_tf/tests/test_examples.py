@@ -65,7 +65,7 @@ def ran(command: str, folder: Path) -> str:
     words = command.replace("/tmp/", f"{folder}/").replace(" examples/", f" {EXAMPLES}/").split()
     words = launcher + words[2:] if words[:2] == ["ddl", "run"] else words
     words[words.index("python")] = python
-    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+    threads = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "DDL_VERIFY_EVERY": "10"}
     done = subprocess.run(words, capture_output=True, text=True, timeout=440, env=os.environ | threads)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

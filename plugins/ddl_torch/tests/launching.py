@@ -23,6 +23,7 @@ def launch(
     env: Mapping[str, str] | None = None,  # beside this process's own
 ) -> str:
     """What the ranks printed, with its prefixes; AssertionError with all of it where the exit code is not 0."""
+    checks = {"DDL_VERIFY_EVERY": "10"} if EXAMPLES in program.parents else {}  # examples train one model, all the way
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), sys.executable, str(program), *args]
     done = subprocess.run(
         command,
@@ -30,7 +31,7 @@ def launch(
         stderr=subprocess.STDOUT,
         text=True,
         timeout=timeout_s,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **checks, **(env or {})},
     )
     assert not check or done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout

@@ -49,6 +49,7 @@ from ddl_mxnet.ops import (
     reducescatter_async,
 )
 from ddl_mxnet.optimizer import DistributedOptimizer
+from ddl_mxnet.replicas import verify
 from ddl_mxnet.trainer import DistributedTrainer
 from ddlcore.api import (
     ProcessSet,
@@ -72,7 +73,7 @@ from ddlcore.api import (
     stop_timeline,
     synchronize,
 )
-from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost
+from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost, ReplicasDiffer
 from ddlcore.types import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
@@ -88,6 +89,7 @@ __all__ = [
     "PeerLost",
     "ProcessSet",
     "Product",
+    "ReplicasDiffer",
     "Stats",
     "Sum",
     "add_process_set",
@@ -146,4 +148,5 @@ __all__ = [
     "stats",
     "stop_timeline",
     "synchronize",
+    "verify",
 ]

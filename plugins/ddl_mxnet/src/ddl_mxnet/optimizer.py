@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import mxnet as mx
 
 from ddl_mxnet.reducer import Plan, Reducer, Reduction
+from ddl_mxnet.replicas import UpdateCheck
 from ddlcore.api import ProcessSet, global_process_set, gradient_compression, process_sets
 
 __all__ = ["DistributedOptimizer", "undistributed"]
@@ -57,6 +58,7 @@ def _wrap(optimizer: Any, reducer: Reducer) -> Any:
     optimizer._ddl = reducer
     optimizer._plans = {}
     optimizer._inside = False
+    optimizer._check = UpdateCheck()
     return optimizer
 
 
@@ -70,7 +72,7 @@ def undistributed(optimizer: Any) -> Any:
     return made
 
 
-OWN = ("_ddl", "_plans", "_inside")
+OWN = ("_ddl", "_plans", "_inside", "_check")
 
 
 class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type: ignore[misc]  # a mixin over the optimizer's own class
@@ -81,6 +83,7 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
         tuple[Any, ...], tuple[list[Any], Plan]
     ]  # by indices: gradients that come in one call, and how they go
     _inside: bool  # an update: the optimizer's own code looks
+    _check: UpdateCheck
 
     @property
     def aggregate_num(self) -> int:
@@ -133,6 +136,8 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
                     update(index[i], weight[i], grad[i], state[i])
         finally:
             self._inside = False
+        if several and self._ddl.active:  # one call is one step
+            self._check.updated(self._ddl, index, weight)
 
     def _reduce(self, indices: Sequence[Any], grads: Sequence[Any]) -> None:
         if self._ddl.rebind():

@@ -15,6 +15,7 @@ from mxnet.base import _LIB, check_call
 
 from ddl_mxnet.optimizer import undistributed
 from ddl_mxnet.reducer import OPERATIONS, Plan, Reducer, Reduction
+from ddl_mxnet.replicas import trainer_verifier
 from ddlcore.api import ProcessSet, global_process_set, gradient_compression
 from ddlcore.errors import DdlInternalError
 
@@ -81,6 +82,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         self._stepping = False  # a ``step`` has begun that has not come to its end
         self._applied = self._ddl.scale
         self._scale *= self._applied
+        self._verifier = trainer_verifier(self)
 
     def _check_parameters(self) -> None:
         if self._contexts is not None and len(self._contexts) > 1:
@@ -133,8 +135,17 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         with self._ddl.in_one(UserWarning):  # Gluon's own, before it updates anything
             self._reduced = False
             super()._update(ignore_stale_grad)
+        if self._ddl.active:
+            self._verifier.stepped(self._ddl.job, self._ddl.reduction.process_set.process_set_id or 0)
 
     # --- parameters
+
+    def trained(self) -> list[tuple[str, Any]]:
+        """Return the parameters that have a gradient, by the names that all ranks use, in the order of the network."""
+        pairs = zip(reversed(self._names), reversed(self._backwards))
+        return [
+            (name.removeprefix("gradient."), param.list_data()[0]) for name, param in pairs if param.grad_req != "null"
+        ]
 
     def _arrange(self, gradients: Sequence[Any]) -> None:
         """Plans which arrays are reduced: at the first step, and when a parameter gets another one."""

@@ -46,6 +46,7 @@ from ddl_tf.ops import (
     size_op,
 )
 from ddl_tf.optimizer import DistributedOptimizer
+from ddl_tf.replicas import verify
 from ddl_tf.tape import DistributedGradientTape, PartialDistributedGradientTape
 from ddlcore.api import (
     ProcessSet,
@@ -69,7 +70,7 @@ from ddlcore.api import (
     stop_timeline,
     synchronize,
 )
-from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost
+from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost, ReplicasDiffer
 from ddlcore.types import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "PeerLost",
     "ProcessSet",
     "Product",
+    "ReplicasDiffer",
     "Stats",
     "Sum",
     "SyncBatchNormalization",
@@ -141,6 +143,7 @@ __all__ = [
     "stats",
     "stop_timeline",
     "synchronize",
+    "verify",
     "version",
 ]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -71,6 +71,7 @@ class Flight:
         self._begun: set[int] = set()  # what has been sent off since the last ``take`` came to its end, by first number
         self._failure: DdlInternalError | None = None  # of one of these
         self._unsure = False  # whether an exception has struck where nobody can say what had been done
+        self.check: Callable[[Job], None] | None = None  # looks at what the results are to change, before they do
 
     # --- off
 
@@ -211,6 +212,8 @@ class Flight:
             except DdlInternalError as error:
                 self._failure = self._failure or error
         results, failure = [*self._outputs, *gathered], self._failure
+        if self.check is not None and failure is None:
+            self.check(self.job)
         self._over()
         if failure is not None:
             raise failure

@@ -29,7 +29,8 @@ from ddl_tf.flight import Flight, Pools, give_up
 from ddl_tf.graph import keep, refuse_xla
 from ddl_tf.parcels import Look, cut, pack
 from ddl_tf.placing import apart, places
-from ddlcore.api import ProcessSet, current_job, global_process_set, gradient_compression, resolve_op
+from ddl_tf.replicas import Checks
+from ddlcore.api import Job, ProcessSet, current_job, global_process_set, gradient_compression, resolve_op
 from ddlcore.types import CPU, Average, DType, ReduceOp, Sum
 
 __all__ = ["Groups", "Reducer", "Reduction", "verbatim"]
@@ -117,6 +118,7 @@ class Reducer:
         self.job = current_job()
         if self._unique:
             self.name = _unique(self.job, self._asked)
+        self._checks = Checks(self.name)
         process_set = self.reduction.process_set
         if process_set.process_set_id is None:
             raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
@@ -194,6 +196,7 @@ class Reducer:
         if flight is None:
             part_of = self._describe(given, variables)
             flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, None))
+        flight.check = self._check(variables)  # other variables may look the same
         going = self._going
         if going is not None and going.begun and (going is not flight or not self._sent):
             give_up(self.job)
@@ -243,6 +246,7 @@ class Reducer:
         pools = Pools()
         keep(pools)
         flight = self._flight(name, len(tensors), part_of, pools)
+        flight.check = self._check(variables)
         tokens, lifted, first = [], [], 0
         for gpu, load in loads:
             leaving = tensors[first : first + (len(load) or 1)]
@@ -310,6 +314,9 @@ class Reducer:
             "process_set": self.reduction.process_set,
         }
         return Flight(OPERATIONS, self.job, name, count, kinds, part_of, pools)
+
+    def _check(self, variables: Sequence[Any]) -> Callable[[Job], None] | None:
+        return self._checks.of(variables, self.reduction.process_set.process_set_id or 0)
 
     def _named(self, place: str = "") -> str:
         return f"gradient.{self.name}" + (f".call{place}" if place else "")

@@ -47,6 +47,7 @@ from ddl_torch.ops import (
     reducescatter_async,
 )
 from ddl_torch.optimizer import DistributedOptimizer
+from ddl_torch.replicas import verify
 from ddl_torch.sparse import sparse_allreduce_async
 from ddl_torch.sync_batch_norm import SyncBatchNorm
 from ddlcore.api import (
@@ -73,7 +74,14 @@ from ddlcore.api import (
     stop_timeline,
     synchronize,
 )
-from ddlcore.errors import DdlInternalError, HorovodInternalError, IncompleteGradients, MismatchError, PeerLost
+from ddlcore.errors import (
+    DdlInternalError,
+    HorovodInternalError,
+    IncompleteGradients,
+    MismatchError,
+    PeerLost,
+    ReplicasDiffer,
+)
 from ddlcore.types import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
@@ -90,6 +98,7 @@ __all__ = [
     "PeerLost",
     "ProcessSet",
     "Product",
+    "ReplicasDiffer",
     "Stats",
     "Sum",
     "SyncBatchNorm",
@@ -151,4 +160,5 @@ __all__ = [
     "stats",
     "stop_timeline",
     "synchronize",
+    "verify",
 ]

@@ -21,6 +21,7 @@ import torch
 from ddl_torch import autograd
 from ddl_torch.autograd import OPERATIONS, Call
 from ddl_torch.reducer import Reducer, UnfinishedBackward
+from ddl_torch.replicas import verify_steps
 from ddl_torch.slots import Reduction, Slot
 from ddlcore.api import ProcessSet, global_process_set, gradient_compression, resolve_op
 from ddlcore.types import Average
@@ -106,6 +107,7 @@ def DistributedOptimizer(
     optimizer.register_step_post_hook(_after_step)
     if groups is not None and reducer.active:
         _form_groups(reducer, groups)
+    verify_steps(optimizer, reducer)
     weakref.finalize(optimizer, reducer.release).atexit = False
     return optimizer
 

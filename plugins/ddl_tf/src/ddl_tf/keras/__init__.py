@@ -21,6 +21,7 @@ from ddl_tf.keras.loading import load_model
 from ddl_tf.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from ddl_tf.keras.sync_batch_norm import SyncBatchNormalization
 from ddl_tf.keras.values import allgather, allreduce, broadcast, broadcast_global_variables, reducescatter
+from ddl_tf.replicas import verify
 from ddlcore.api import (
     ProcessSet,
     Stats,
@@ -41,7 +42,7 @@ from ddlcore.api import (
     stats,
     stop_timeline,
 )
-from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost
+from ddlcore.errors import DdlInternalError, HorovodInternalError, PeerLost, ReplicasDiffer
 from ddlcore.types import Adasum, Average, Max, Min, Product, Sum
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "PeerLost",
     "ProcessSet",
     "Product",
+    "ReplicasDiffer",
     "Stats",
     "Sum",
     "SyncBatchNormalization",
@@ -94,4 +96,5 @@ __all__ = [
     "start_timeline",
     "stats",
     "stop_timeline",
+    "verify",
 ]

@@ -1,0 +1,282 @@
+"""Compares what ranks tell of their parameters, step by step, and words a difference; knows no tensor, only digests.
+
+Sans-I/O, like the coordinator beside which it lives: nobody waits for a comparison. Ranks tell their digests and train
+on; what was told of one step is compared once every member that can still tell has told.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ddlcore.errors import DdlInternalError
+from ddlcore.messages import Differ, Digests, Explain, FromCoordinator, Notice, Sample, Settled
+
+__all__ = ["Agreement", "differing", "distance", "grouped", "wording"]
+
+Outgoing = list[tuple[int, FromCoordinator]]
+KEPT = 64  # steps of one optimizer that wait for a rank; a rank so far behind is left out
+EXPLAIN_S = 8.0  # for ranks to send what they have of the tensor that differs
+FORGOTTEN = (
+    "call broadcast_parameters(model.state_dict(), root_rank=0) after init() and before the first step, and step with "
+    "ddl.DistributedOptimizer(optimizer). Where the ranks are to differ: verify_first_step=0 (--no-verify-first-step)"
+)
+DRIFTED = (
+    "look for code that changes parameters on some ranks only, and for non-deterministic code (operations, data or "
+    "random numbers that a parameter depends on); broadcast_parameters makes the parameters one again"
+)
+ALONE = "; {who} is alone: if it is alone again, on the same host, suspect the memory or the GPU there (`ddl doctor`)"
+FORMATS = {
+    "float64": "d", "float32": "f", "float16": "e", "bfloat16": "H", "int64": "q", "int32": "i", "int16": "h",
+    "int8": "b", "uint8": "B", "uint16": "H", "bool": "?",
+}  # fmt: skip
+
+
+@dataclass
+class _Optimizer:
+    """What was told of one optimizer's parameters."""
+
+    told: dict[int, dict[int, Digests]] = field(default_factory=dict)  # by step, by rank
+    agreed: int = -1  # the last step at which all were equal
+    descriptions: dict[bytes, tuple[str, ...]] = field(default_factory=dict)
+    warned: bool = False
+
+
+@dataclass
+class _Explaining:
+    """A difference that was found, while ranks are asked for the values."""
+
+    differ: Differ
+    advice: str
+    count: int  # of tensors that differ
+    asked: tuple[int, ...]
+    samples: dict[int, Sample] = field(default_factory=dict)
+    since_s: float | None = None
+
+
+class Agreement:
+    """Of one world. Ranks are the world's own. ``sets``, ``joined``: its process sets, and who has called join."""
+
+    def __init__(
+        self, size: int, sets: Mapping[int, tuple[int, ...]], joined: Callable[[], Collection[int]] = tuple
+    ) -> None:
+        self._size = size
+        self._sets = sets
+        self._joined = joined
+        self._optimizers: dict[tuple[int, str], _Optimizer] = {}
+        self._gone: set[int] = set()
+        self._settling: set[int] = set()
+        self._explaining: _Explaining | None = None
+        self.differ: Differ | None = None  # once the job is over for it
+
+    def hear(self, rank: int, message: Digests) -> Outgoing:
+        """``rank`` tells its digests. Raises DdlInternalError for what makes no sense."""
+        if self.differ is not None or self._explaining is not None:
+            return []
+        one = self._optimizers.setdefault((message.set_id, message.label), _Optimizer())
+        if message.tensors:
+            one.descriptions[message.described] = message.tensors
+        tensors = one.descriptions.get(message.described)
+        if tensors is None or len(message.digests) != 8 * len(tensors):
+            raise DdlInternalError(f"rank {rank} told digests of tensors that it did not describe")
+        one.told.setdefault(message.step, {})[rank] = message
+        if len(one.told) > KEPT:
+            del one.told[min(one.told)]
+        return self._compare()
+
+    def settle(self, rank: int) -> Outgoing:
+        """``rank`` wants to leave, and to know first whether what it told was compared."""
+        self._settling.add(rank)
+        return self._compare()
+
+    def gone(self, rank: int) -> Outgoing:
+        """``rank`` has left or died: nobody waits for what it might have told."""
+        self._gone.add(rank)
+        self._settling.discard(rank)
+        return self._compare() + (self._explained() if self._explaining is not None else [])
+
+    def sampled(self, rank: int, message: Sample) -> Outgoing:
+        """``rank`` answers Explain."""
+        if self._explaining is None:
+            return []
+        self._explaining.samples[rank] = message
+        return self._explained()
+
+    def look(self, now_s: float) -> Outgoing:
+        """Asked about once a second: ends a wait for values, and counts those who have joined since."""
+        waiting = self._explaining
+        if waiting is None:
+            return self._compare()
+        if waiting.since_s is None:
+            waiting.since_s = now_s
+        return self._explained(now_s - waiting.since_s > EXPLAIN_S)
+
+    # --- comparing
+
+    def _compare(self) -> Outgoing:
+        outgoing: Outgoing = []
+        joined = set(self._joined())
+        for (set_id, _), one in self._optimizers.items():
+            members = set(self._sets.get(set_id, ())) - self._gone - joined
+            for step in sorted(one.told):
+                if self.differ is None and self._explaining is None and members <= one.told[step].keys():
+                    outgoing += self._judge(one, step, one.told.pop(step))
+        return outgoing + self._settle()
+
+    def _settle(self) -> Outgoing:
+        """Answers those who wait to leave and of whom nothing is left to compare."""
+        if self.differ is not None or self._explaining is not None:
+            return []  # these are told that they differ
+        pending = {rank for one in self._optimizers.values() for told in one.told.values() for rank in told}
+        settled = sorted(self._settling - pending)
+        self._settling &= pending
+        return [(rank, Settled()) for rank in settled]
+
+    def _judge(self, one: _Optimizer, step: int, told: dict[int, Digests]) -> Outgoing:
+        first = told[min(told)]
+        alike = all(each.digests == first.digests and each.described == first.described for each in told.values())
+        names = {rank: one.descriptions[each.described] for rank, each in told.items()}
+        index, groups, count = (-1, (), 0) if alike else differing(names, {r: e.digests for r, e in told.items()})
+        if not groups:
+            one.agreed = max(one.agreed, step)
+            return []
+        fatal = any(each.fatal for each in told.values())
+        if one.warned and not fatal:
+            return []
+        one.warned = True
+        tensor = names[min(told)][index] if index >= 0 else ""
+        what = f"of {first.label}, after its step {step}"
+        differ = Differ(_table(names) if index < 0 else what, tensor, groups, step, one.agreed)
+        if index < 0:
+            differ = msgspec.structs.replace(differ, text=f"{what}\n{differ.text}")
+        advice = first.advice if one.agreed < 0 else ""
+        if not fatal:
+            return [(self._listener(), Notice(wording(differ, count, advice)))]
+        self._explaining = _Explaining(differ, advice, count, tuple(sorted(told)))
+        if index < 0:
+            return self._explained(late=True)
+        place = (first.set_id, first.label, step)
+        return [(rank, Explain(*place, names[rank].index(tensor))) for rank in self._explaining.asked]
+
+    def _listener(self) -> int:
+        """The lowest rank that is still there: its log gets warnings."""
+        return min(set(range(self._size)) - self._gone, default=0)
+
+    def _explained(self, late: bool = False) -> Outgoing:
+        """Ends the job on every rank, once the values are there or will not come."""
+        waiting = self._explaining
+        if waiting is None or not (late or all(r in waiting.samples or r in self._gone for r in waiting.asked)):
+            return []
+        first = waiting.samples.get(waiting.asked[0])
+        distances = []
+        for rank in waiting.asked[1:]:
+            sample = waiting.samples.get(rank)
+            far = None if first is None or sample is None else distance(first, sample)
+            if far is not None and far != 0.0:
+                distances.append((rank, far))
+        differ = msgspec.structs.replace(waiting.differ, distances=tuple(distances))
+        self._explaining = None
+        self.differ = msgspec.structs.replace(differ, text=wording(differ, waiting.count, waiting.advice))
+        return [(rank, self.differ) for rank in range(self._size) if rank not in self._gone]
+
+
+# --- pure, and for ``verify`` too
+
+
+def grouped(values: Mapping[int, object]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks that have the same value, the largest group first, then the one with the lowest rank."""
+    groups: dict[object, list[int]] = {}
+    for rank in sorted(values):
+        groups.setdefault(values[rank], []).append(rank)
+    return tuple(sorted((tuple(group) for group in groups.values()), key=lambda group: (-len(group), group)))
+
+
+def differing(
+    names: Mapping[int, tuple[str, ...]], digests: Mapping[int, bytes]
+) -> tuple[int, tuple[tuple[int, ...], ...], int]:
+    """Return the index of the first tensor that differs, the ranks by what they have of it, and how many differ.
+
+    Tensors are paired by their names; the index is in the order of the lowest rank, -1 where the ranks do not have the
+    same tensors. No groups: nothing differs.
+    """
+    if len({tuple(sorted(own)) for own in names.values()}) > 1:
+        return -1, grouped({rank: tuple(sorted(own)) for rank, own in names.items()}), 0
+    own = {
+        rank: {name: told[8 * i : 8 * i + 8] for i, name in enumerate(names[rank])} for rank, told in digests.items()
+    }
+    parts = [{rank: by_name[name] for rank, by_name in own.items()} for name in names[min(names)]]
+    differ = [i for i, part in enumerate(parts) if len(set(part.values())) > 1]
+    return (differ[0], grouped(parts[differ[0]]), len(differ)) if differ else (-1, (), 0)
+
+
+def distance(one: Sample, other: Sample) -> float | None:
+    """Return the largest absolute difference of the elements, NaN where one of two is none; None where it is not known."""
+    mine, theirs = _numbers(one), _numbers(other)
+    if not mine or not theirs or len(mine) != len(theirs):
+        return None
+    most = 0.0
+    for a, b in zip(mine, theirs):
+        if a == b or (a != a and b != b):
+            continue
+        far = abs(a - b)
+        if math.isnan(far):
+            return far
+        most = max(most, far)
+    return most
+
+
+def _numbers(sample: Sample) -> Sequence[float]:
+    form = FORMATS.get(sample.dtype)
+    if form is None:
+        return ()
+    data, size = sample.data, struct.calcsize("=" + form)
+    numbers = struct.unpack(f"={len(data) // size}{form}", data[: len(data) // size * size])
+    if sample.dtype != "bfloat16":
+        return numbers
+    wide = struct.pack(f"={len(numbers)}I", *(number << 16 for number in numbers))
+    return struct.unpack(f"={len(numbers)}f", wide)
+
+
+def wording(differ: Differ, count: int, advice: str = "") -> str:
+    """Return the whole message about a difference; ``differ.text`` says of what. ``count``: tensors that differ."""
+    what, _, table = differ.text.partition("\n")
+    head = f"the ranks' parameters differ ({what})"
+    lines = [f"{head}: they do not have the same tensors", table] if table else [head]
+    if differ.tensor:
+        more = f"; {count - 1} more {'differs' if count == 2 else 'differ'} behind it" if count > 1 else ""
+        lines[0] += f": the first tensor that differs is {differ.tensor}{more}"
+        lines += [f"  {_ranks(group)} {'have the same' if len(group) > 1 else 'is alone'}" for group in differ.groups]
+    if differ.step >= 0:
+        lines.append(
+            f"  the last step after which they agreed: {differ.agreed_step if differ.agreed_step >= 0 else 'none'}"
+        )
+    if differ.distances:
+        far = ", ".join(f"rank {rank} {value:g}" for rank, value in differ.distances)
+        lowest = min(rank for group in differ.groups for rank in group)
+        lines.append(f"  largest absolute difference from rank {lowest}: {far}")
+    if not advice:
+        advice = DRIFTED if differ.agreed_step >= 0 else FORGOTTEN
+    lone = [group for group in differ.groups if len(group) == 1]
+    if differ.agreed_step >= 0 and len(differ.groups) == 2 and len(lone) == 1:
+        advice += ALONE.format(who=_ranks(lone[0]))
+    return "\n".join([*lines, f"  what next: {advice}"])
+
+
+def _table(names: Mapping[int, tuple[str, ...]]) -> str:
+    """Who has which tensors: how many, and the first that not all have at that place."""
+    most = max(map(len, names.values()))
+    padded = {rank: (*own, *["nothing"] * (most - len(own))) for rank, own in names.items()}
+    at = next(i for i in range(most) if len({own[i] for own in padded.values()}) > 1)
+    lines = []
+    for group in grouped(names):
+        own = names[group[0]]
+        lines.append(f"  {_ranks(group)}: {len(own)} tensors; number {at} is {padded[group[0]][at]}")
+    return "\n".join(lines)
+
+
+def _ranks(group: Sequence[int]) -> str:
+    return f"rank{'' if len(group) == 1 else 's'} {', '.join(map(str, group))}"

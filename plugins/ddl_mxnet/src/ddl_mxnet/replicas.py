@@ -1,0 +1,92 @@
+"""Shows MXNet's parameters to who compares them among the ranks; knows no gradient."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon.parameter import Parameter, ParameterDict
+
+from ddl_mxnet.reducer import Reducer
+from ddlcore.api import ProcessSet, Replica, Verifier, global_process_set, named, verify_replicas
+from ddlcore.errors import InvalidArgument
+
+__all__ = ["UpdateCheck", "trainer_verifier", "verify"]
+
+UNSENT = (
+    "call ddl.broadcast_parameters(net.collect_params(), root_rank=0) after ddl.init() and before the first step. Where "
+    "the ranks are to differ: verify_first_step=0 (--no-verify-first-step)"
+)
+
+
+def verify(params: Any, process_set: ProcessSet = global_process_set) -> None:
+    """Check that every member of ``process_set`` has the same parameters, to the last bit; every member calls it.
+
+    ``params``: a block, or its ``collect_params()``, whose parameters are compared in their order, by their places, for
+    Gluon's names differ between ranks; those without a gradient (running statistics) are not, for they are a rank's own.
+    Or a dict of names and NDArrays, such as those of ``module.get_params()``, or an iterable of NDArrays. Raises
+    ReplicasDiffer on every member where one differs, or where the ranks do not have the same ones; ValueError for
+    anything else in it, and for a parameter that has no values yet.
+    """
+    if isinstance(params, mx.gluon.Block):
+        params = params.collect_params()
+    pairs = list(params.items()) if isinstance(params, Mapping | ParameterDict) else named(params)
+    replicas = []
+    for place, (name, value) in enumerate(pairs):
+        if isinstance(value, Parameter):
+            if value.grad_req == "null":
+                continue
+            if value._data is None:
+                raise InvalidArgument(f"verify: {name} has no values yet; run one forward pass first")
+            replicas.append(_replica(f"{place}: {name.rpartition('_')[2]}", value.list_data()[0]))
+        elif isinstance(value, mx.nd.NDArray):
+            replicas.append(_replica(str(name), value))
+        else:
+            raise InvalidArgument(f"verify: {name} is a {type(value).__name__}, no parameter and no NDArray")
+    verify_replicas(replicas, process_set)
+
+
+def trainer_verifier(trainer: Any) -> Verifier:
+    """Return who tells of a DistributedTrainer's parameters after its steps, as the settings ask."""
+    mine = weakref.ref(trainer)  # the job holds the verifier, which is not to hold the parameters
+
+    def replicas() -> list[Replica]:
+        there = mine()
+        return [] if there is None else [_replica(name, array) for name, array in there.trained()]
+
+    return Verifier("DistributedTrainer", replicas, advice=UNSENT)
+
+
+class UpdateCheck:
+    """Tells of the arrays that a DistributedOptimizer updates in one call, after it."""
+
+    def __init__(self) -> None:
+        self._arrays: list[tuple[str, Any]] = []  # within ``updated``: the job holds this, which is not to hold them
+        self._verifier = Verifier("DistributedOptimizer", self._replicas, advice=UNSENT)
+
+    def updated(self, reducer: Reducer, indices: Sequence[Any], weights: Sequence[Any]) -> None:
+        """Note that these arrays were updated: one step."""
+        self._arrays = [(f"index {index}", one) for index, one in zip(indices, weights, strict=True)]
+        try:
+            self._verifier.stepped(reducer.job, reducer.reduction.process_set.process_set_id or 0)
+        finally:
+            self._arrays = []
+
+    def _replicas(self) -> list[Replica]:
+        return [_replica(name, array) for name, array in self._arrays]
+
+
+def _replica(name: str, array: Any) -> Replica:
+    """On the host only once the engine is done with it: for which the control thread is not to wait."""
+    dense = array if array.stype == "default" else array.tostype("default")
+
+    def host() -> tuple[int, Any]:
+        values = dense.asnumpy()
+        return values.ctypes.data, values
+
+    kind = getattr(dense.dtype, "__name__", str(dense.dtype))
+    size = dense.size * (2 if kind == "bfloat16" else np.dtype(dense.dtype).itemsize)
+    return Replica(name, kind, tuple(dense.shape), size, host, on_host=False)

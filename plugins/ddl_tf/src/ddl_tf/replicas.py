@@ -1,0 +1,114 @@
+"""Shows TensorFlow's variables to who compares them among the ranks, before each step but the first.
+
+A step's gradients come home before any variable is updated by them: then the variables are as the step before has left
+them, in a ``tf.function`` too, whose operations nobody can look between.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ddlcore.api import Job, ProcessSet, Replica, Verifier, array_replica, global_process_set, named, verify_replicas
+from ddlcore.errors import InvalidArgument
+
+__all__ = ["Checks", "verify"]
+
+KNOWN_LIMIT = 64  # sets of variables of one reducer
+UNSENT = (
+    "before the first step, or right behind it, call ddl.broadcast_variables(model.variables, root_rank=0), or give "
+    "model.fit the callback BroadcastGlobalVariablesCallback(0). Where the ranks are to differ: verify_first_step=0 "
+    "(--no-verify-first-step)"
+)
+
+
+def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
+    """Check that every member of ``process_set`` has the same variables, to the last bit; every member calls it, eagerly.
+
+    ``model``: a model or layer of Keras, or a ``tf.Module``, whose trainable variables are compared and whose others
+    are not (moving statistics of BatchNormalization are a rank's own); a list or dict of variables, tensors or arrays.
+    Raises ReplicasDiffer on every member where one differs, or where the ranks do not have the same ones; ValueError
+    in a graph, and for anything else in it.
+    """
+    if not tf.executing_eagerly():
+        raise InvalidArgument("verify() compares values, which a graph does not have; call it outside of tf.function")
+    given = getattr(model, "trainable_variables", None)
+    pairs = _named(list(model) if given is None and not isinstance(model, Mapping) else given or model)
+    verify_replicas([array_replica(name, _value(name, value)) for name, value in pairs], process_set)
+
+
+def _named(values: Any) -> list[tuple[str, Any]]:
+    """With the variables' own names, and their places: Keras's numbers differ between ranks that build other models too."""
+    return [
+        (f"{name}: {_called(value)}" if name.startswith("number ") and _called(value) else name, value)
+        for name, value in named(values)
+    ]
+
+
+def _called(variable: Any) -> str:
+    """What a variable is called in its layer."""
+    path = str(getattr(variable, "path", "") or getattr(variable, "name", "") or "")
+    return path.rpartition("/")[2].partition(":")[0]
+
+
+def _value(name: str, value: Any) -> Any:
+    try:
+        return _inner(value).numpy() if hasattr(_inner(value), "numpy") else tf.convert_to_tensor(value).numpy()
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidArgument(f"verify: {name} is no variable and no tensor with values: {error}") from None
+
+
+def _inner(variable: Any) -> Any:
+    """TensorFlow's variable; Keras 3 wraps one of its own around it."""
+    inner = getattr(variable, "_value", None)  # ``value`` may be a copy in another type
+    return inner if isinstance(inner, tf.Variable) else variable
+
+
+class Checks:
+    """The variables of one reducer, by ``name``; several sets of them where it reduces for several models."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._known: dict[tuple[int, ...], Callable[[Job], None] | None] = {}
+
+    def of(self, variables: Sequence[Any], set_id: int) -> Callable[[Job], None] | None:
+        """Return what is to be called each time before these variables are updated; None where they cannot be seen."""
+        key = tuple(map(id, variables))  # asked for in every eager step
+        if key not in self._known:
+            if len(self._known) >= KNOWN_LIMIT:
+                self._known.clear()
+            self._known[key] = self._made([_inner(one) for one in variables if hasattr(one, "assign")], set_id)
+        return self._known[key]
+
+    def _made(self, variables: Sequence[Any], set_id: int) -> Callable[[Job], None] | None:
+        with tf.init_scope():
+            eager = tf.executing_eagerly()
+        if not eager or not variables or any("GPU" in str(getattr(one, "device", "")).upper() for one in variables):
+            return None  # no thread but the step's own may wait for a GPU; a session alone knows its values
+        names = [f"{place}: {_called(one)}" for place, one in enumerate(variables)]
+        return _Check(self._name, names, variables, set_id)
+
+
+class _Check:
+    """Called before each step with these variables. It does not keep them: the job keeps it."""
+
+    def __init__(self, name: str, names: Iterable[str], variables: Iterable[Any], set_id: int) -> None:
+        self._set_id = set_id
+        self._variables = [(name, weakref.ref(variable)) for name, variable in zip(names, variables, strict=True)]
+        self._verifier = Verifier(name, self._replicas, advice=UNSENT)
+        self._job: Job | None = None
+
+    def __call__(self, job: Job) -> None:
+        if self._job is not job:  # nothing has been stepped yet
+            self._job = job
+            return
+        self._verifier.stepped(job, self._set_id)
+
+    def _replicas(self) -> list[Replica]:
+        there = [(name, ref()) for name, ref in self._variables]
+        if not tf.executing_eagerly() or any(variable is None for _, variable in there):
+            return []
+        return [array_replica(name, variable.numpy()) for name, variable in there if variable is not None]

@@ -1,0 +1,133 @@
+"""Shows torch's parameters to who compares them among the ranks, and notes when an optimizer has stepped."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ddl_torch.reducer import Reducer
+from ddlcore.api import (
+    ProcessSet,
+    Replica,
+    Verifier,
+    current_job,
+    global_process_set,
+    is_initialized,
+    named,
+    verify_replicas,
+)
+from ddlcore.errors import InvalidArgument
+
+__all__ = ["verify", "verify_steps"]
+
+SEEN = "_ddl_stepped"  # an optimizer's attribute: in no state_dict, and in no copy
+UNWRAPPED = (
+    "this optimizer is not a DistributedOptimizer: optimizer = ddl.DistributedOptimizer(optimizer, "
+    "named_parameters=model.named_parameters()), then ddl.broadcast_parameters(model.state_dict(), root_rank=0), before "
+    "the first step. Where each rank is to train a model of its own: verify_first_step=0 (--no-verify-first-step)"
+)
+UNSENT = (
+    "call ddl.broadcast_parameters(model.state_dict(), root_rank=0) after ddl.init() and before the first step. Where the "
+    "ranks are to differ: verify_first_step=0 (--no-verify-first-step)"
+)
+
+
+def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
+    """Check that every member of ``process_set`` has the same parameters, to the last bit; every member calls it.
+
+    ``model``: a module, whose parameters are compared and whose buffers are not (running statistics of BatchNorm are a
+    rank's own); an optimizer; a ``state_dict()``, whose tensors are all compared; an iterable of tensors or of pairs
+    (name, tensor). Raises ReplicasDiffer on every member where a tensor differs, or where the ranks do not have the
+    same ones; ValueError for anything else in it.
+    """
+    pairs: list[tuple[str, torch.Tensor]]
+    if isinstance(model, torch.nn.Module):
+        pairs = list(model.named_parameters())
+    elif isinstance(model, torch.optim.Optimizer):
+        pairs = _of_optimizer(model)
+    else:
+        pairs = [pair for pair in named(model) if not isinstance(model, Mapping) or isinstance(pair[1], torch.Tensor)]
+    wrong = [name for name, tensor in pairs if not isinstance(tensor, torch.Tensor)]
+    if wrong:
+        raise InvalidArgument(
+            f"verify: {', '.join(wrong)} is no tensor; pass a module, an optimizer or (name, tensor) pairs"
+        )
+    verify_replicas(_replicas(pairs), process_set)
+
+
+def verify_steps(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
+    """Have the parameters of a DistributedOptimizer compared after its steps, as the settings ask."""
+    vars(optimizer)[SEEN] = True
+    mine = weakref.ref(optimizer)  # the job holds the verifier, which is not to hold the parameters
+
+    def replicas() -> list[Replica]:
+        there = mine()
+        return [] if there is None else _replicas(_of_optimizer(there))
+
+    verifier = Verifier(f"DistributedOptimizer({type(optimizer).__name__})", replicas, advice=UNSENT)
+
+    def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if reducer.active:
+            verifier.stepped(reducer.job, reducer.reduction.process_set.process_set_id or 0)
+
+    optimizer.register_step_post_hook(stepped)
+
+
+def _replicas(pairs: Iterable[tuple[str, torch.Tensor]]) -> list[Replica]:
+    made = []
+    for name, tensor in pairs:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        size = tensor.numel() * tensor.element_size()
+        made.append(Replica(name, kind, tuple(tensor.shape), size, partial(_host, tensor), tensor.device.type == "cpu"))
+    return made
+
+
+def _host(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
+    """The address of its elements in row-major host memory: its own where they are there, else a copy's."""
+    dense = tensor.detach()
+    if dense.layout is not torch.strided:
+        dense = dense.to_dense()
+    if dense.is_conj() or dense.is_neg():
+        dense = dense.resolve_conj().resolve_neg()
+    dense = dense.cpu().contiguous()
+    return dense.data_ptr(), dense
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
+    reducer = getattr(optimizer, "_ddl", None)
+    if isinstance(reducer, Reducer):
+        return [(slot.label, slot.param) for slot in reducer.slots]
+    pairs = []
+    for number, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names") or [f"group {number}, parameter {at}" for at in range(len(group["params"]))]
+        pairs += list(zip(names, group["params"], strict=True))
+    return pairs
+
+
+# --- optimizers that nobody has wrapped
+
+
+def _any_stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Runs after every step of every optimizer of the process: one look for all but the first."""
+    seen = vars(optimizer).get(SEEN)
+    if seen is True or not is_initialized():
+        return
+    job = current_job()
+    if seen is not None and seen() is job:
+        return
+    vars(optimizer)[SEEN] = weakref.ref(job)
+    mine = weakref.ref(optimizer)
+
+    def replicas() -> list[Replica]:
+        there = mine()
+        return [] if there is None else _replicas(_of_optimizer(there))
+
+    Verifier(f"{type(optimizer).__name__} (a bare optimizer)", replicas, fatal=False, advice=UNWRAPPED).stepped(job)
+
+
+_hook: Callable[[], None] = register_optimizer_step_post_hook(_any_stepped).remove
