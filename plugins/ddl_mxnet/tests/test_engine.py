@@ -170,7 +170,7 @@ def test_named_calls_are_replayed() -> None:
 
 def test_who_waits_in_mxnet_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that will not fill is left in milliseconds, though nobody waits for it in ddl."""
-    monkeypatch.setattr("ddlcore.runtime.link.IDLE_S", 60.0)  # so late would the control thread see to it by itself
+    monkeypatch.setattr("ddlcore.runtime.alarm.IDLE_S", 60.0)  # so late would the control thread see to it by itself
 
     def play(rank: int, job: Any) -> float:
         arrays = [mx.nd.ones((4,)) for _ in range(4)]

@@ -31,6 +31,7 @@ __all__ = [
     "ADAPTER",
     "OPERATIONS",
     "Call",
+    "TorchOperations",
     "allgather",
     "allreduce",
     "alltoall",
