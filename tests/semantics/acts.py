@@ -121,8 +121,9 @@ class _Actor:
         for wrapped in self.optimizers:
             try:
                 wrapped.zero_grad(set_to_none=to_none)
-            except RuntimeError:  # some gradients have been sent: complete the round
-                wrapped.synchronize()
+            except RuntimeError:  # some gradients have been sent: end the round
+                with contextlib.suppress(ddl.IncompleteGradients, ddl.MismatchError):
+                    wrapped.synchronize()
                 wrapped.zero_grad(set_to_none=to_none)
         self.counts = [0] * len(self.counts)
 
@@ -223,10 +224,13 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
     Not in a hook of a single gradient: an exception there ends a backward that has not computed all, which
     nothing can continue. Not in torch's own step, wherever that was called from: it changes parameters in place.
+    Nor behind it: whether it was taken, an interrupted program cannot tell.
     """
     if torch._C._current_autograd_node() is not None:
         return
     while frame is not None:
+        if frame.f_code.co_name in ("_after_step", "_compared", "verified"):
+            return
         name = frame.f_code.co_filename
         if name.startswith(_OURS):
             raise Interrupted
