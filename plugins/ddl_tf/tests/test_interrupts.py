@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from ddl_tf.flight import Flight
@@ -82,6 +84,28 @@ def test_an_interrupt_before_sending_costs_nothing(monkeypatch: pytest.MonkeyPat
         return [float(reducer.reduce([tf.fill((3,), step + rank)], [variable])[0][0]) for step in (1.0, 2.0)]
 
     assert run_world(2, play, deadline_s=90.0) == [[1.5, 2.5]] * 2
+
+
+def test_every_part_of_a_run_that_is_given_up_says_why() -> None:
+    """Parts go off on several threads, and TensorFlow shows the first error: each names the cause, not only one."""
+
+    def play(rank: int, job: Any) -> None:
+        flight = Reducer(Reduction(), "late")._flight("late", 3, "", None)
+        part, told = np.ones(3, np.float32), "a step of rank 0 was interrupted"
+        if rank == 0:
+            flight.send(0, part)
+            with pytest.raises(DdlInternalError, match=told):
+                flight.send(0, part)
+            for late in (partial(flight.send, 1, part), partial(flight.gather, 3, part)):
+                with pytest.raises(DdlInternalError, match=told):
+                    late()
+        else:
+            for number in range(3):
+                flight.send(number, part)
+            with pytest.raises(DdlInternalError, match=told):
+                flight.take()
+
+    run_world(2, play, deadline_s=90.0)
 
 
 def test_a_run_of_a_function_that_failed_after_it_had_sent_is_told_to_all() -> None:

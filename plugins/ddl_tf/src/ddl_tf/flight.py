@@ -8,18 +8,23 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, cast
+from functools import wraps
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
 from ddl_tf.adapter import TfAdapter, brought
 from ddlcore.api import Job, Operations, current_job
 from ddlcore.contracts.transport import Memory
-from ddlcore.errors import DdlInternalError
+from ddlcore.errors import DdlInternalError, NotInitialized
 
 __all__ = ["Flight", "Pools", "give_up"]
 
 TOKEN = np.int32(0)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_given_up: weakref.WeakKeyDictionary[Job, str] = weakref.WeakKeyDictionary()  # why; see ``_explained``
 
 
 def give_up(job: Job) -> NoReturn:
@@ -33,8 +38,29 @@ def give_up(job: Job) -> NoReturn:
         "came to its end: by a signal's handler, by another operation's error, or by a loop that runs several steps "
         "at once (give it parallel_iterations=1); call init() again on all ranks, and load a checkpoint"
     )
+    _given_up[job] = text  # first: other threads see the job closed while ``shutdown`` is still under way
     job.shutdown(text)
     raise DdlInternalError(text)
+
+
+def _explained(function: Callable[Concatenate[Flight, P], R]) -> Callable[Concatenate[Flight, P], R]:
+    """``function``, which says why a job is over that this rank has given up.
+
+    The parts of one run go off on several threads. Where one gives up, the others find a closed job, and may be done
+    before it; TensorFlow shows the first error of a run, which would say no more than that init() is to be called.
+    """
+
+    @wraps(function)
+    def called(flight: Flight, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(flight, *args, **kwargs)
+        except (DdlInternalError, NotInitialized) as error:
+            reason = _given_up.get(flight.job) if flight.job.closed else None
+            if reason is None or str(error) == reason:
+                raise
+            raise DdlInternalError(reason) from error
+
+    return called
 
 
 class Pools(dict[int, list[Any]]):
@@ -75,6 +101,7 @@ class Flight:
 
     # --- off
 
+    @_explained
     def send(self, first: int, *tensors: Any) -> Any:
         """Sends off the tensors with the numbers ``first`` and up; they are kept until they are no longer needed."""
         self._bind()
@@ -89,11 +116,13 @@ class Flight:
             raise
         return TOKEN
 
+    @_explained
     def lift(self, first: int, *tensors: Any) -> None:
         """As ``send``, of eager tensors on a GPU; where the present job does not reach that, their copies on the host."""
         self._bind()
         self.send(first, *brought(cast("TfAdapter", self._operations.adapter), self.job, tensors))
 
+    @_explained
     def gather(self, first: int, *tensors: Any) -> Any:
         """The same for tensors whose rows are gathered from all members."""
         self._bind()
@@ -186,6 +215,7 @@ class Flight:
 
     # --- home
 
+    @_explained
     def take(self) -> list[Any]:
         """Waits, and returns the results by number. Raises the error of the first that has one, when all are over.
 
