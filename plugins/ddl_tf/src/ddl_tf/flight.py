@@ -51,7 +51,7 @@ def _explained(function: Callable[Concatenate[Flight, P], R]) -> Callable[Concat
     """
 
     @wraps(function)
-    def called(flight: Flight, *args: P.args, **kwargs: P.kwargs) -> R:
+    def called(flight: Flight, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(flight, *args, **kwargs)
         except (DdlInternalError, NotInitialized) as error:

@@ -195,7 +195,7 @@ def torn() -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, handle)
-    Flight.take = take  # type: ignore[method-assign,assignment]  # to know when
+    Flight.take = take  # type: ignore[method-assign]  # to know when
     ddl.init()
     by_tape()
     by_keras()
