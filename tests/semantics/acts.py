@@ -33,6 +33,7 @@ from tests.semantics.program import Between, Failure, Pass, Program, Step
 __all__ = ["act"]
 
 _OURS = tuple(str(Path(str(module.__file__)).parent) for module in (ddl, ddlcore))
+_AFTER_STEP = ("_after_step", "_any_stepped", "stepped")  # hooks that torch calls behind a step
 _TRIES = 50  # of what interrupts call away
 _AGAIN_S = 100e-6  # between the signals of one interrupted call
 
@@ -228,12 +229,15 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     """
     if torch._C._current_autograd_node() is not None:
         return
+    frames: list[FrameType] = []
     while frame is not None:
-        if frame.f_code.co_name in ("_after_step", "_compared", "verified"):
-            return
-        name = frame.f_code.co_filename
+        frames.append(frame)
+        frame = frame.f_back
+    if any(one.f_code.co_name in _AFTER_STEP for one in frames):
+        return
+    for one in frames:
+        name = one.f_code.co_filename
         if name.startswith(_OURS):
             raise Interrupted
-        if f"{torch.__name__}/optim/" in name and frame.f_code.co_name != "wrapper":
+        if f"{torch.__name__}/optim/" in name and one.f_code.co_name != "wrapper":
             return
-        frame = frame.f_back
