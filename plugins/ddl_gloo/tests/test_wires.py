@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 from ddl_gloo.wires import Wires
@@ -42,6 +43,17 @@ def test_nothing_published_finds_nothing() -> None:
         wires = Wires([], [])
         assert len(wires) == 0
         wires.cut()
+
+
+def test_a_descriptor_of_a_path_is_no_connection(tmp_path: Path) -> None:
+    """The process may hold the path of a Unix socket open (O_PATH): its status is a socket's, and it is none."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        place = os.open(tmp_path / "socket", os.O_PATH)
+        try:
+            assert len(Wires([b""], [b""])) == 0
+        finally:
+            os.close(place)
 
 
 def test_a_number_that_is_anothers_by_now() -> None:

@@ -122,7 +122,13 @@ def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
             os.close(own)
             yield None
             return
-        with socket.socket(fileno=own) as found:
+        try:
+            found = socket.socket(fileno=own)
+        except OSError:  # a descriptor of a socket's path (O_PATH), as the control network holds one, is no socket
+            os.close(own)
+            yield None
+            return
+        with found:
             tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
             yield found if tcp else None
 
