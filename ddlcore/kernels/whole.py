@@ -76,7 +76,7 @@ def ddl_widen(source: int, target: int, count: int, dtype: int, scale: float) ->
 
 @compiled(FUNCTIONS["ddl_mean"])
 def ddl_mean(source: int, target: int, count: int, dtype: int, divisor: int, scale: float) -> int:
-    """The way back from sums: each times ``scale``, divided by ``divisor`` and truncated towards zero.
+    """Turn exact sums back into the type: multiply each by ``scale``, divide by ``divisor``, truncate towards zero.
 
     Exact where ``scale`` is 1, else computed in float64. What the type does not hold wraps around.
     """

@@ -132,7 +132,7 @@ class StallWatch:
         return outgoing
 
     def _remember(self, waits: Sequence[Awaited], now_s: float) -> None:
-        """A wait that has gone is forgotten; if it comes again, it is another one."""
+        """Note since when each of ``waits`` lasts, and forget the others: if one of these comes back, it counts anew."""
         known = self._since_s
         self._since_s = {wait.key: min(known.get(wait.key, now_s), now_s - wait.waited_s) for wait in waits}
         self._reported &= self._since_s.keys()

@@ -155,7 +155,7 @@ class _Ending(Channel):
 
 
 def test_a_refusal_is_not_masked_by_the_end_of_who_refused() -> None:
-    """Rank 0 ends by its own error at once; where another rank hears of both together, it raises what was refused."""
+    """Rank 0 refuses a setting and leaves; a rank that reads both messages at once raises the refusal."""
     settings, registry = settings_of({})
     network = LocalNetwork(2, build_sessions(2, settings, registry))
     meet = lambda: (_Ending(network.channel(1)), network.store(1))  # noqa: E731

@@ -80,7 +80,7 @@ def test_factors(backend: str, how: dict[str, Any], given: list[int], expected: 
 
 
 def test_a_world_of_one_has_the_same_factors() -> None:
-    """And an average without one gives back what it got, at the end of the type."""
+    """Scale factors apply without peers too; an average without factors returns the largest int64 unchanged."""
 
     def program(rank: int, job: Job) -> None:
         end = np.full(3, np.iinfo(np.int64).max)

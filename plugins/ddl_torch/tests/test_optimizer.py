@@ -290,18 +290,19 @@ def test_groups_go_off_together(
         reducer = optimizer._ddl
         handles: list[Any] = []
         early: list[bool] = []
-        wait, submit_rest = reducer._wait, reducer._submit_rest
+        sender, round = reducer._sender, reducer.round
+        send_missing, complete = sender._send_missing, reducer._complete
 
-        def submit_rest_watched() -> None:
-            early.append(bool(reducer._in_flight or reducer._attempts))
-            submit_rest()
+        def send_missing_watched(incomplete: bool) -> None:
+            early.append(bool(round.in_flight or round.attempts))
+            send_missing(incomplete)
 
-        def wait_watched() -> None:
-            handles.extend([*reducer._in_flight, *(one.handle for one in reducer._attempts.values())])
-            wait()
+        def complete_watched() -> None:
+            handles.extend([*round.in_flight, *(one.handle for one in round.attempts.values())])
+            complete()
 
         # Gradients by themselves go with all that have arrived, just before; only those of groups tell.
-        reducer._submit_rest, reducer._wait = submit_rest_watched, wait_watched
+        sender._send_missing, reducer._complete = send_missing_watched, complete_watched
         backward(part.loss(0))
         assert len(handles) == 6
         optimizer.step()
@@ -319,7 +320,7 @@ def test_what_is_sent_while_backward_runs(overlap: str, monkeypatch: pytest.Monk
         optimizer = made(part)
         sent: list[int] = []
         for param in part.model.parameters():
-            param.register_post_accumulate_grad_hook(lambda _: sent.append(len(optimizer._ddl._in_flight)))
+            param.register_post_accumulate_grad_hook(lambda _: sent.append(len(optimizer._ddl.round.in_flight)))
         backward(part.loss(0))
         optimizer.step()
         assert not optimizer._ddl.open

@@ -44,7 +44,7 @@ def give_up(job: Job) -> NoReturn:
 
 
 def _explained(function: Callable[Concatenate[Flight, P], R]) -> Callable[Concatenate[Flight, P], R]:
-    """``function``, which says why a job is over that this rank has given up.
+    """Wrap ``function`` so that it raises the reason why this rank has given up a job, not only that the job is closed.
 
     The parts of one run go off on several threads. Where one gives up, the others find a closed job, and may be done
     before it; TensorFlow shows the first error of a run, which would say no more than that init() is to be called.

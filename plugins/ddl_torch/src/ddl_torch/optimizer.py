@@ -157,7 +157,7 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
         _check_passes(passes)
         if self._ddl.open:
             raise ValueError("set_backward_passes_per_step() was called within backward(); call it after step()")
-        self._ddl.passes = self._ddl.passes_left = passes
+        self._ddl.set_passes_per_round(passes)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """As in torch. Raises AssertionError (a RuntimeError too) where backward() was interrupted in the middle of sending."""
@@ -192,7 +192,7 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
         """
         if sys._getframe(1).f_code.co_name == "_unscale_grads_":  # torch has no other place for this
             self._ddl.synchronize()
-            self._ddl.rounds = 0  # the scaler may skip the step; what comes next is another step's
+            self._ddl.begin_names_anew()  # the scaler may skip the step; what comes next is another step's
         groups: list[dict[str, Any]] = self.__dict__["param_groups"]
         return groups
 

@@ -33,13 +33,13 @@ class Reduction:
 
 
 class Passes(Protocol):
-    """What a parameter's hook asks of the reducer."""
+    """What a parameter's hook asks of the running backward pass."""
 
-    arrived: list[Slot]  # whose gradients the backward pass that runs has completed
-    sends: bool  # whether the gradients of this pass may be sent as they arrive
+    arrived: list[Slot]  # the slots whose gradients the pass has completed
+    sends: bool  # whether gradients of the pass may be sent as they arrive
 
-    def begin_pass(self) -> None:
-        """Called with the first gradient of a backward pass."""
+    def begin(self) -> None:
+        """Note the first gradient of a backward pass."""
 
 
 class Slot:
@@ -60,9 +60,9 @@ class Slot:
         "name",
         "others",
         "param",
+        "passes",
         "private",
         "recurring",
-        "reducer",
         "round",
         "shape",
         "sparse_dims",
@@ -72,11 +72,11 @@ class Slot:
         "tensor_hook",
     )
 
-    def __init__(self, param: torch.Tensor, label: str, reducer: Passes) -> None:
+    def __init__(self, param: torch.Tensor, label: str, passes: Passes) -> None:
         self.param = param
         self.label = label  # the parameter's name
         self.name = label  # on the wire
-        self.reducer = reducer
+        self.passes = passes
         self.submit: Callable[[Slot], None] | None = None  # sends a gradient while backward runs; None: at its end
         self.group: Group | None = None
         self.first_hook: RemovableHandle | None = None
@@ -103,12 +103,12 @@ class Slot:
 
     def on_gradient(self, _param: torch.Tensor) -> None:
         """Called by autograd once a parameter and backward pass, so it is as short as can be."""
-        reducer = self.reducer
-        arrived = reducer.arrived
+        passes = self.passes
+        arrived = passes.arrived
         if not arrived:
-            reducer.begin_pass()
+            passes.begin()
         arrived.append(self)
-        if reducer.sends and self.submit is not None:
+        if passes.sends and self.submit is not None:
             self.submit(self)
 
     def before_gradient(self, _grad: torch.Tensor | None) -> None:
@@ -131,8 +131,8 @@ class Slot:
             self.count = grad.numel()
             self.mark = None
 
-    def turn(self, before: int, now: int) -> None:
-        """Take the allreduces of the round ``now`` of a step for those of the round ``before``."""
+    def change_round(self, before: int, now: int) -> None:
+        """Put the allreduces of round ``before`` of a step aside, and take up those of round ``now``."""
         self.others[before] = (self.recurring, self.private)
         self.recurring, self.private = self.others.get(now, (None, None))
 

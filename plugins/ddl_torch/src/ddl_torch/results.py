@@ -1,0 +1,111 @@
+"""Waits for the gradients of a round, and puts the results where their readers look for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ddl_torch.memory import is_alone
+from ddl_torch.rounds import Result, Round
+from ddl_torch.sending import Sender
+from ddl_torch.slots import Slot
+from ddlcore.errors import DdlInternalError
+
+__all__ = ["place", "wait"]
+
+
+def wait(sender: Sender, incomplete: bool) -> None:
+    """Wait for all that was sent. The error of an operation is kept for the end; any other exception is an interrupt."""
+    round = sender.round
+    in_flight = round.in_flight
+    while in_flight:
+        last = len(in_flight) - 1
+        try:
+            in_flight[last].wait()
+        except (DdlInternalError, ValueError) as error:
+            _operation_failed(sender, in_flight[last], error)  # which may send another
+        del in_flight[last]
+    if round.on_devices:
+        _wait_on_streams(sender)
+    while (slot := next((slot for slot, one in round.attempts.items() if not one.done), None)) is not None:
+        attempt = round.attempts[slot]
+        if attempt.handle is not None:  # None: it was refused
+            try:
+                _note_result(round, slot, attempt.handle.wait())
+            except (DdlInternalError, ValueError) as error:
+                if sender.send_otherwise(slot, attempt.handle, error):
+                    continue
+                round.failure = round.failure or error
+        attempt.done = True
+    if incomplete:  # what the other ranks were asked for in place of the missing gradients
+        for slot, attempt in round.attempts.items():
+            if attempt.handle is not None and slot in round.repeated:
+                attempt.handle.wait()
+
+
+def _operation_failed(sender: Sender, recurring: Any, error: Exception) -> None:
+    slot = next((one for one in sender.slots if recurring is one.recurring or recurring is one.private), None)
+    if slot is not None:
+        if sender.send_otherwise(slot, None, error):
+            return
+        sender.round.results.pop(slot, None)
+    sender.round.failure = sender.round.failure or error
+
+
+def _wait_on_streams(sender: Sender) -> None:
+    """Make the current streams wait for what is in flight on devices: once for each event, of which a batch has one."""
+    behind: dict[Any, Any] = {}  # event: an allreduce whose result stands behind it
+    for recurring in reversed(sender.round.on_devices):
+        try:
+            event = recurring.arrive()
+            if event is not None:
+                behind.setdefault(event, recurring)
+        except (DdlInternalError, ValueError) as error:
+            _operation_failed(sender, recurring, error)
+    for recurring in behind.values():
+        try:
+            recurring.wait()
+        except (DdlInternalError, ValueError) as error:
+            _operation_failed(sender, recurring, error)
+    sender.round.on_devices.clear()
+
+
+def _note_result(round: Round, slot: Slot, value: torch.Tensor) -> None:
+    grad = slot.param.grad
+    if grad is None:
+        return  # taken away since
+    fresh = grad.is_sparse or value.is_sparse or (grad._version == 0 and not is_alone(grad.untyped_storage()))
+    if value is grad and slot.kept is None and not slot.sparse_dims:
+        round.written.append(grad)
+        return
+    round.results[slot] = Result(grad, value, fresh or slot.kept is not None)
+
+
+def place(round: Round, slots: Sequence[Slot], repeatable: bool) -> None:
+    """Put results where they belong. An interrupt may come at any call, so each part can be done twice."""
+    results, placed = round.results, round.placed
+    if not repeatable:
+        for slot in slots:
+            grad = slot.param.grad
+            if slot.kept is not None and slot not in results and grad is not None:
+                results[slot] = Result(grad, grad, True)
+    for slot, (grad, value, fresh) in results.items():
+        if slot in placed:
+            continue
+        if slot.private is not None:
+            slot.private.target.owner = None
+        if slot.sparse_dims and not value.is_sparse:
+            value = value.to_sparse(slot.sparse_dims)  # as the optimizer of its parameter expects it
+        if slot.kept is not None:
+            value = slot.kept + value
+        elif value is not grad and not fresh and not value.is_sparse:
+            with torch.no_grad():  # others see this memory, and may expect the result in it
+                grad.copy_(value)
+            value = grad
+        # No signal's handler runs between these assignments: Python runs handlers at calls and at jumps backward.
+        slot.agreed = True
+        slot.param.grad = value
+        slot.kept = None
+        placed.add(slot)

@@ -1,0 +1,474 @@
+"""Sends each gradient of a round, by the shortest way that its memory, its layout and its device allow.
+
+A gradient that looks like the one of the step before and that nothing else sees starts its recurring allreduce, in
+place. Every other gradient is described anew, gets memory of our own for the result, or is gathered (sparse).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from ddl_torch.autograd import ADAPTER, OPERATIONS
+from ddl_torch.memory import ALONE, is_alone, pin_size, use_count
+from ddl_torch.rounds import Attempt, Result, Round
+from ddl_torch.slots import Group, Reduction, Slot, looks_alike, looks_alike_there
+from ddl_torch.sparse import SparseHandle, start_sparse
+from ddlcore.api import Job, Mapped, UserCompressor, Waitable, current_job, global_process_set
+from ddlcore.errors import DdlInternalError, MismatchError
+from ddlcore.types import CPU, Average
+
+__all__ = ["Binding", "Sender", "bind"]
+
+SPARSE = "a sparse gradient made dense"
+ENDED = "a backward pass that did not come to its end"  # what the other ranks read in the table of a MismatchError
+ACCUMULATED_AGAIN = (
+    "the gradient of {name!r} was computed a second time within one backward(), while its reduction was under way: "
+    "re-entrant checkpointing of a shared parameter does that. Use torch.utils.checkpoint(..., use_reentrant=False), "
+    "or DDL_OVERLAP=off, which reduces gradients at the end of backward()"
+)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One optimizer's use of one job."""
+
+    job: Job
+    active: bool  # this rank is a member of the process set, which has others
+    prefix: str  # of the gradients' names on the wire
+    repeatable: bool  # reducing a result once more leaves it as it is
+    allreduce: Callable[..., Waitable]
+    grouped_allreduce: Callable[..., Waitable]
+    recurring_allreduce: Callable[..., Any]
+
+
+def bind(reduction: Reduction) -> Binding:
+    """Bind ``reduction`` to the current job. Raises NotInitialized where there is none."""
+    job = current_job()
+    process_set = reduction.process_set
+    members = range(job.size) if process_set is global_process_set else process_set.ranks
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
+    active = job.rank in members and len(members) > 1
+    # Two models may have parameters of the same names, and both gradients may be under way at once (a GAN's).
+    ordinal = job.next_ordinal(f"optimizer.{process_set.process_set_id}") if active else 0
+    compressor = job.compressor(reduction.compression)
+    allreduce = partial(
+        OPERATIONS.allreduce_async,
+        op=reduction.op,
+        prescale_factor=reduction.prescale_factor,
+        postscale_factor=reduction.postscale_factor,
+        compression=reduction.compression,
+        process_set=process_set,
+        job=job,
+        by_host=reduction.dense_by_host,
+    )
+    return Binding(
+        job,
+        active,
+        "gradient." if ordinal == 0 else f"gradient.{ordinal}.",
+        # An average of equal values is these values: an average may be reduced again with what was added to it.
+        reduction.op is Average
+        and reduction.user_compressor is None
+        and (compressor.casts or reduction.compression == "none"),
+        allreduce,
+        partial(OPERATIONS.grouped_allreduce_async, **allreduce.keywords),
+        partial(OPERATIONS.recurring_allreduce, **allreduce.keywords),
+    )
+
+
+class Sender:
+    """Sends the gradients of one optimizer: while backward runs, called by hooks, or all at the end of the pass."""
+
+    def __init__(self, reduction: Reduction, round: Round, slots: list[Slot], groups: list[Group]) -> None:
+        self.reduction = reduction
+        self.round = round
+        self.slots = slots
+        self.groups = groups
+        self.binding: Binding = bind(reduction)
+        self.eager = False  # some gradient is sent while backward runs
+        self._again: Callable[..., Any] = self.binding.job.again
+
+    def begin_round(self) -> None:
+        """Open a round."""
+        self._again = self.binding.job.again  # another function while a timeline is recorded
+        self.round.begin(self.slots)
+
+    def way_out(self, slot: Slot, tensor: torch.Tensor) -> Callable[[Slot], None] | None:
+        """Return what sends a gradient on the device of ``tensor`` when it arrives; None: it waits for the end of backward."""
+        on_device = ADAPTER.streams.place(tensor) is not CPU
+        overlaps = self.binding.job.overlaps
+        self.eager = self.eager or on_device or overlaps
+        if slot.group is not None:
+            return self._send_member if on_device or overlaps else None
+        if on_device:
+            return self._send_on_device
+        return self._send if overlaps else None
+
+    # --- one gradient, while backward runs
+
+    def _send(self, slot: Slot) -> None:
+        """Runs once a parameter and step: a gradient that looks like the last one costs as little as can be."""
+        round = self.round
+        if slot.round == round.number:
+            raise RuntimeError(ACCUMULATED_AGAIN.format(name=slot.label))
+        grad = slot.param.grad
+        assert grad is not None
+        recurring = slot.recurring
+        if recurring is not None and looks_alike(grad, slot):
+            storage = grad.untyped_storage()
+            if use_count(storage._cdata) == ALONE:
+                pin_size(grad)
+                slot.starts, slot.round = recurring.starts, round.number
+                self._again(recurring, grad.data_ptr(), storage)
+                round.in_flight.append(recurring)
+                round.written.append(grad)
+                return
+        self._try_to_send(slot, grad)
+        if not grad.is_sparse:
+            pin_size(grad)
+
+    def _send_on_device(self, slot: Slot) -> None:
+        """``_send`` of a gradient on a device, of which the device may not have computed anything yet."""
+        round = self.round
+        if slot.round == round.number:
+            raise RuntimeError(ACCUMULATED_AGAIN.format(name=slot.label))
+        grad = slot.param.grad
+        assert grad is not None
+        recurring, mark = slot.recurring, slot.mark
+        if recurring is not None and mark is not None and looks_alike_there(grad, slot):
+            storage = grad.untyped_storage()
+            if use_count(storage._cdata) == ALONE:
+                mark.set(recurring.source)
+                slot.starts, slot.round = recurring.starts, round.number
+                self._again(recurring, grad.data_ptr(), (storage, mark))
+                round.on_devices.append(recurring)
+                round.written.append(grad)
+                return
+        self._try_to_send(slot, grad)
+
+    def _send_member(self, slot: Slot) -> None:
+        """Send the group of this gradient if no other gradient of it is missing."""
+        group, grad = slot.group, slot.param.grad
+        assert group is not None and grad is not None
+        if group.round == self.round.number:
+            raise RuntimeError(ACCUMULATED_AGAIN.format(name=slot.label))
+        place = ADAPTER.streams.place(grad)
+        if place is not None and place is not CPU:
+            group.note(slot, grad, partial(ADAPTER.streams.mark, place))
+        if group.is_complete(slot):
+            for event in group.elsewhere(slot):  # its gradients are described as standing on this one's stream
+                ADAPTER.after(event, (grad,))
+            self._send_group(group)
+
+    # --- all of them, at the end of backward
+
+    def send_all(self, arrived: Sequence[Slot], incomplete: bool) -> None:
+        """Send what has not been sent in this round: zeros for gradients that this rank has not computed.
+
+        ``incomplete``: backward has not come to its end, so the other ranks are told that the rest will not come.
+        """
+        round = self.round
+        if round.entered:
+            self._resume()
+        round.entered = True
+        self._send_arrived(arrived)
+        self._send_missing(incomplete)
+
+    def _resume(self) -> None:
+        """After an interrupt: what was about to be sent counts as sent if its allreduce was started, else it goes now."""
+        round = self.round
+        waited = {id(recurring) for recurring in (*round.in_flight, *round.on_devices)}
+        for group in self.groups:
+            if group.round == round.number and group.attempt is not None and group.attempt.handle is None:
+                self._send_group(group)
+        for slot in self.slots:
+            if slot.round != round.number or slot.group is not None:
+                continue
+            grad = slot.param.grad
+            attempt, result = round.attempts.get(slot), round.results.get(slot)
+            if attempt is not None:
+                if attempt.handle is None and not attempt.done and grad is not None:
+                    self._try_to_send(slot, grad)
+                continue
+            in_place = result is None or result.value is result.grad
+            recurring = slot.recurring if in_place else slot.private
+            if recurring is None or recurring.starts == slot.starts:
+                round.results.pop(slot, None)
+                self._try_to_send(slot, self._zeros(slot) if grad is None else grad)
+            elif id(recurring) not in waited:
+                (round.in_flight if slot.mark is None else round.on_devices).append(recurring)
+                if in_place and grad is not None:
+                    round.written.append(grad)
+
+    def _send_arrived(self, arrived: Sequence[Slot]) -> None:
+        """Do for all gradients at once what ``_send`` does for one, where nothing was sent while backward ran."""
+        round = self.round
+        now = round.number
+        batch = []
+        written = []
+        others = []
+        for slot in arrived:
+            if slot.round == now or slot.group is not None:
+                continue
+            grad = slot.param.grad
+            if grad is None:
+                continue  # taken away since: ``_send_missing`` sees to it
+            recurring = slot.recurring
+            if recurring is not None and not slot.mark and looks_alike(grad, slot):
+                storage = grad.untyped_storage()
+                if use_count(storage._cdata) == ALONE:
+                    slot.starts, slot.round = recurring.starts, now
+                    batch.append((recurring, grad.data_ptr(), storage))
+                    written.append(grad)
+                    continue
+            others.append((slot, grad))
+        if batch:
+            try:
+                self.binding.job.again_together(batch)
+            except (DdlInternalError, ValueError) as error:
+                round.failure = round.failure or error
+            round.written += written
+            round.in_flight += [recurring for recurring, _, _ in batch]  # a refused one is idle, and not waited for
+        for slot, grad in others:
+            if slot.round != now:  # it may have arrived twice
+                self._try_to_send(slot, grad)
+
+    def _send_missing(self, incomplete: bool) -> None:
+        round = self.round
+        now = round.number
+        for group in self.groups:
+            if group.round == now:
+                continue
+            if incomplete:
+                for i, slot in enumerate(slot for slot in group.slots if slot.param.requires_grad):
+                    self._send_end(slot, f"{group.name}[{i}]")
+                group.round = now
+            else:
+                self._send_group(group)
+        for slot in self.slots:
+            if slot.round == now or slot.group is not None or not slot.param.requires_grad:
+                continue
+            if incomplete:
+                self._send_end(slot, slot.name)
+                continue
+            if slot.holds_result:
+                slot.before_gradient(None)
+            grad = slot.param.grad
+            self._try_to_send(slot, self._zeros(slot) if grad is None else grad)
+
+    def _send_end(self, slot: Slot, name: str) -> None:
+        """Tell the ranks that wait for this gradient that it will not come: they ask for something else, and so raise."""
+        round = self.round
+        round.ended = True
+        round.repeated.add(slot)
+        name = round.name_of(name)
+        attempt = round.attempts.setdefault(slot, Attempt())
+        attempt.done = True
+        zeros = torch.zeros_like(slot.param, requires_grad=False)
+        if slot.sparse_dims and not self.reduction.sparse_as_dense and slot.group is None:
+            if not attempt.go_on():
+                with OPERATIONS.noting(attempt.handles):
+                    OPERATIONS.allgather_async(
+                        torch.empty((0, slot.sparse_dims), dtype=torch.int64, device=slot.param.device),
+                        name=f"{name}.indices",
+                        process_set=self.reduction.process_set,
+                        job=self.binding.job,
+                        sparse=True,
+                        by_host=self.reduction.sparse_by_host,
+                    )
+            attempt.handle = attempt.handles[0]
+        if attempt.context is None:
+            attempt.context = self.binding.recurring_allreduce(zeros, name=name, part_of=ENDED)
+        recurring = attempt.context
+        if recurring.starts == 0:
+            self._again(recurring, zeros.data_ptr(), (zeros, recurring.source.owner))
+        under_way = round.in_flight if recurring.source.device is CPU else round.on_devices
+        if not any(one is recurring for one in under_way):
+            under_way.append(recurring)
+        slot.round = round.number
+
+    # --- one gradient that is not as the last one was
+
+    def _try_to_send(self, slot: Slot, grad: torch.Tensor) -> None:
+        """Keep an error of this gradient for the end of the round: the other ranks wait for the other gradients."""
+        try:
+            self._send_anew(slot, grad)
+        except (DdlInternalError, ValueError) as error:
+            slot.round = self.round.number
+            self.round.failure = self.round.failure or error
+
+    def _send_anew(self, slot: Slot, grad: torch.Tensor) -> None:
+        """Send a first gradient, one that looks different from the last, or one whose memory something else sees."""
+        round = self.round
+        if slot.holds_result:  # nothing was added to it in this pass
+            slot.before_gradient(None)
+            grad = self._zeros(slot)
+        if grad.is_sparse:
+            if not self.reduction.sparse_as_dense:
+                self._send_sparse(slot, grad)
+                return
+            if not slot.sparse_dims:
+                slot.forget_look()
+            slot.sparse_dims = grad.sparse_dim()
+            slot.param.grad = grad = grad.to_dense()
+        if self.reduction.user_compressor is not None:
+            self._send_compressed(slot, grad, self.reduction.user_compressor)
+            return
+        slot.look_like(grad)
+        storage = grad.untyped_storage()
+        what = {"name": round.name_of(slot.name)}
+        if slot.sparse_dims:  # so that a rank which has never computed it is told
+            what["part_of"] = SPARSE
+        if is_alone(storage):
+            if slot.recurring is None:
+                slot.recurring = self.binding.recurring_allreduce(grad, **what)
+            recurring = slot.recurring
+            round.written.append(grad)
+            if slot.sparse_dims:
+                round.results[slot] = Result(grad, grad, True)
+        else:
+            value = torch.empty_like(grad)
+            if slot.private is None:
+                slot.private = self.binding.recurring_allreduce(grad, output=value, **what)
+            recurring = slot.private
+            recurring.target.address, recurring.target.owner = value.data_ptr(), value
+            # An accumulation into an older ``.grad`` would have raised its version.
+            round.results[slot] = Result(grad, value, grad._version == 0)
+        if slot.mark is None:
+            place = recurring.source.device
+            slot.mark = None if place is CPU else ADAPTER.streams.mark(place)
+            slot.submit = self.way_out(slot, grad)  # the parameter may have moved since it was given
+        slot.starts, slot.round = recurring.starts, round.number
+        if slot.mark is not None:
+            slot.mark.set(recurring.source)
+            self._again(recurring, grad.data_ptr(), (storage, slot.mark))
+            round.on_devices.append(recurring)
+            return
+        self._again(recurring, grad.data_ptr(), storage)
+        round.in_flight.append(recurring)
+
+    def _send_sparse(self, slot: Slot, grad: torch.Tensor) -> None:
+        slot.sparse_dims = grad.sparse_dim()
+        if self.round.of_step:  # a result that something was added to: add up the indices that occur twice
+            grad = grad.coalesce()
+        how = self.reduction
+        attempt = self.round.attempt(slot)
+        with OPERATIONS.noting(attempt.handles):
+            attempt.handle = start_sparse(
+                self.binding.job,
+                grad,
+                self.round.name_of(slot.name),
+                how.op,
+                how.process_set,
+                how.sparse_by_host,
+                tuple(attempt.go_on()),
+            )
+
+    def _send_compressed(self, slot: Slot, grad: torch.Tensor, compressor: UserCompressor) -> None:
+        attempt = self.round.attempt(slot)
+        if not attempt.go_on():
+            with torch.no_grad():
+                packed, attempt.context = compressor.compress(grad)
+            with OPERATIONS.noting(attempt.handles):
+                self.binding.allreduce(packed.contiguous(), name=self.round.name_of(slot.name))
+        attempt.handle = Mapped(attempt.handles[0], partial(compressor.decompress, ctx=attempt.context))
+
+    def _send_group(self, group: Group) -> None:
+        """Send the gradients of a group together. Sparse ones go as dense ones: a rank without them cannot know."""
+        now = self.round.number
+        if group.round != now and (group.attempt is None or group.attempt.handle is not None):
+            group.attempt = Attempt()
+        group.round = now
+        members = []
+        for slot in group.slots:
+            if not slot.param.requires_grad:
+                continue
+            if slot.holds_result:
+                slot.before_gradient(None)
+            grad = slot.param.grad if slot.param.grad is not None else self._zeros(slot)
+            if grad.is_sparse:
+                slot.sparse_dims = grad.sparse_dim()
+                slot.param.grad = grad = grad.to_dense()
+            members.append((slot, grad))
+        if not members:
+            return
+        try:
+            self._send_members(group, members)
+        except (DdlInternalError, ValueError) as error:
+            self.round.failure = self.round.failure or error
+
+    def _send_members(self, group: Group, members: Sequence[tuple[Slot, torch.Tensor]]) -> None:
+        compressor = self.reduction.user_compressor
+        attempt = group.attempt
+        assert isinstance(attempt, Attempt)
+        if not attempt.go_on():
+            grads = [grad for _, grad in members]
+            outputs: list[torch.Tensor] | None = None
+            parts: list[Callable[[Any], Any]]
+            if compressor is None:
+                outputs = [grad if is_alone(grad.untyped_storage()) else torch.empty_like(grad) for grad in grads]
+                parts = [itemgetter(i) for i in range(len(grads))]
+                packed = grads
+            else:
+                with torch.no_grad():
+                    pairs = [compressor.compress(grad) for grad in grads]
+                packed = [one.contiguous() for one, _ in pairs]
+                parts = [partial(_part, i, compressor, ctx) for i, (_, ctx) in enumerate(pairs)]
+            attempt.context = list(zip((slot for slot, _ in members), parts))
+            with OPERATIONS.noting(attempt.handles):
+                self.binding.grouped_allreduce(packed, outputs=outputs, name=self.round.name_of(group.name))
+        for slot, part in attempt.context:
+            one = self.round.attempt(slot)
+            one.handle = Mapped(attempt.handles[0], part)
+        attempt.handle = attempt.handles[0]
+
+    def _zeros(self, slot: Slot) -> torch.Tensor:
+        """Return the gradient of a rank that has computed none: zeros, which the parameter keeps for the result."""
+        param = slot.param
+        self.round.absent.add(slot)
+        if slot.sparse_dims and not self.reduction.sparse_as_dense and slot.group is None:
+            shape, dense = param.shape, param.shape[slot.sparse_dims :]
+            indices = torch.empty((slot.sparse_dims, 0), dtype=torch.int64, device=param.device)
+            zeros = torch.sparse_coo_tensor(indices, param.new_empty((0, *dense)), shape, check_invariants=False)
+        else:
+            zeros = torch.zeros_like(param, requires_grad=False)
+        param.grad = zeros
+        return zeros
+
+    # --- once more
+
+    def send_otherwise(self, slot: Slot, handle: Waitable | None, error: Exception) -> bool:
+        """Send a gradient once more if ranks disagreed only on whether it is sparse; return whether they did.
+
+        A rank that has never computed this gradient takes it for a dense one. The error tells it otherwise, so that it
+        and the ranks whose gradients are sparse send once more.
+        """
+        round = self.round
+        if not isinstance(error, MismatchError) or slot in round.repeated or slot.group is not None or slot.agreed:
+            return False
+        grad = slot.param.grad
+        if isinstance(handle, SparseHandle):
+            round.repeated.add(slot)
+            handle.send_values_again()
+            return True
+        if slot in round.absent and not slot.sparse_dims:
+            slot.sparse_dims = 1  # all sparse gradients that torch makes have one sparse dimension
+            grad = self._zeros(slot)
+        elif grad is None or not slot.sparse_dims or not self.reduction.sparse_as_dense:
+            return False
+        round.repeated.add(slot)
+        round.results.pop(slot, None)
+        slot.forget_look()
+        self._send_anew(slot, grad)
+        return True
+
+
+def _part(index: int, compressor: UserCompressor, ctx: Any, results: Sequence[torch.Tensor]) -> torch.Tensor:
+    whole: torch.Tensor = compressor.decompress(results[index], ctx)
+    return whole
