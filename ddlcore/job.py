@@ -43,7 +43,6 @@ from ddlcore.runtime.companion import Companions
 from ddlcore.runtime.engine import VERDICT_WAIT_S, Engine
 from ddlcore.runtime.executor import Executor
 from ddlcore.runtime.handle import Completion
-from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.link import Link
 from ddlcore.runtime.meter import Meter, Stats
 from ddlcore.runtime.process_sets import Opener, ProcessSets
@@ -54,6 +53,7 @@ from ddlcore.runtime.request import Entry, Recurring
 from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.runtime.sessions import Sessions
 from ddlcore.runtime.stall import Patience
+from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.tuning import Pilot
 from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Member, Placement
@@ -187,7 +187,7 @@ class Job:
         self.completion = Completion()
         self.completion.verdict = self._verdict
         self._flight = Flight(self.settings.whole("flight_records"))
-        self.inbox = Inbox(self.completion, channel.wake, self._flight)
+        self.tensor_queue = TensorQueue(self.completion, channel.wake, self._flight)
         self.overlaps = self.settings.overlaps(self.cross_size)
         opener = self._opener(store)
         self.sets = ProcessSets(opener)
@@ -200,7 +200,7 @@ class Job:
         self._engine = Engine(
             self._executor,
             self.sets,
-            self.inbox,
+            self.tensor_queue,
             self.completion,
             self._verdict,
             self._transport_failed,
@@ -209,7 +209,7 @@ class Job:
         )
         self._recording = Recording(
             self,
-            self.inbox,
+            self.tensor_queue,
             self._engine,
             self.completion,
             self.sets,
@@ -224,7 +224,7 @@ class Job:
         self._engine.aloft.tidy = accelerators.tidy
         self._link = Link(
             channel,
-            self.inbox,
+            self.tensor_queue,
             self._engine,
             self._verdict,
             self._break,
@@ -374,7 +374,7 @@ class Job:
 
     # --- in between
 
-    # For those who submit the same tensors in every step: see Inbox.again; ``again_together``, for many at once and a
+    # For those who submit the same tensors in every step: see TensorQueue.again; ``again_together``, for many at once and a
     # caller who goes on to wait; ``at_once``, for one who waits for it: see Engine.at_once. Others while a timeline runs.
     again: Callable[..., None]
     again_together: Callable[..., None]
@@ -384,7 +384,7 @@ class Job:
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
         """Hands entries over, all or none. Any thread; ``waits``: this one goes on to wait for them.
 
-        Raises ValueError for a name in flight, or why the job is over; ReentrantCall, see ``Inbox.submit``.
+        Raises ValueError for a name in flight, or why the job is over; ReentrantCall, see ``TensorQueue.submit``.
         """
         if self._engine.amid():
             raise reentrant("an operation")
@@ -403,7 +403,7 @@ class Job:
 
     def stats(self) -> Stats:
         """What this rank has counted since init; ``Stats`` documents the keys. Any thread, at any moment: it takes no lock."""
-        return self._meter.stats(self.completion.waited_s, self.sets.routes(), self.inbox.steps())
+        return self._meter.stats(self.completion.waited_s, self.sets.routes(), self.tensor_queue.steps())
 
     def progress(self) -> tuple[int, int]:
         """Changes when an operation comes to its end. Any thread."""
@@ -425,13 +425,13 @@ class Job:
         directory = self.settings.text("flight_dir")
         if not directory or self.forked:
             return None
-        standing = self.inbox.standing()
+        standing = self.tensor_queue.standing()
         more = {
             "standing": None if standing is None else msgspec.to_builtins(standing),
-            "pending": self.inbox.pending(),
+            "pending": self.tensor_queue.pending(),
             "stats": self.stats(),
         }
-        groups, under_way = self.sets.all(), self.inbox.under_way()
+        groups, under_way = self.sets.all(), self.tensor_queue.under_way()
         return self._flight.dump(Path(directory), self.rank, self.size, reason, text, groups, under_way, more)
 
     def next_ordinal(self, what: str) -> int:
@@ -443,14 +443,14 @@ class Job:
     def retire(self) -> None:
         """Forgets all that ``recurring`` holds: names that do not come again must not fill the memory."""
         known, self.recurring = self.recurring, {}
-        self.inbox.retire(known.values())
+        self.tensor_queue.retire(known.values())
 
     def disown(self) -> None:
         """This process was forked from the one that called ``init``: nothing goes from here."""
         self.forked = True
-        inbox = getattr(self, "inbox", None)
-        if inbox is not None:
-            inbox.disown(
+        tensor_queue = getattr(self, "tensor_queue", None)
+        if tensor_queue is not None:
+            tensor_queue.disown(
                 lambda: DdlInternalError(
                     f"a collective was called in a process forked from rank {self.rank}; "
                     "only the process that called init() takes part (a DataLoader worker must not)"
@@ -498,7 +498,7 @@ class Job:
             return
         self._flight.note("end", error=str(make("")))
         self.dump_flight("error", str(make("")))
-        pending = self.inbox.close(lambda: shown(""))
+        pending = self.tensor_queue.close(lambda: shown(""))
         self._shown = self._shown or bool(pending)
         self._engine.fail(pending, None)
         self._engine.post(self._engine.abandon)
@@ -539,7 +539,7 @@ class Job:
             self.closed = True
         if self.forked:
             return
-        self.inbox.refuse(lambda: NotInitialized("ddl has been shut down; call init() again first"))
+        self.tensor_queue.refuse(lambda: NotInitialized("ddl has been shut down; call init() again first"))
         self._leave(reason, self.settings.number("leave_timeout_s"))
 
     def _leave(self, reason: str, patience_s: float) -> None:
@@ -556,7 +556,7 @@ class Job:
             self.sets.abort()
             if not self._engine.stop(ABORT_WAIT_S):
                 log.warning("rank %d: a transport did not end when it was aborted", self.rank)
-        left = self.inbox.close(lambda: NotInitialized("ddl has been shut down; call init() again first"))
+        left = self.tensor_queue.close(lambda: NotInitialized("ddl has been shut down; call init() again first"))
         self._engine.fail(left, Closed("the job was shut down before this was complete"))
         self._recording.end(patience_s if clean and not self._verdict.given else 1.0)
         if clean and not self._verdict.given:

@@ -14,8 +14,8 @@ from ddlcore.observe.metrics import Exporter, Family, families
 from ddlcore.observe.pulse import Pace, Ticker, make_pulse
 from ddlcore.observe.sampler import Sampler
 from ddlcore.plug.registry import Registry
-from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Stats
+from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Placement
 
 __all__ = ["Observer", "Subject", "observers"]
@@ -36,7 +36,7 @@ class Subject(Protocol):
     launched: Placement
     settings: Settings
     registry: Registry
-    inbox: Inbox
+    tensor_queue: TensorQueue
 
     def stats(self) -> Stats: ...
 
@@ -93,4 +93,4 @@ def _sampler(job: Subject) -> Observer:
     main = threading.main_thread().ident
     assert main is not None
     interval_s = job.settings.number("sample_ms") / 1000
-    return Sampler(main, interval_s, job.inbox.steps, loaders, job.tell, f"ddl-sampler-{job.rank}")
+    return Sampler(main, interval_s, job.tensor_queue.steps, loaders, job.tell, f"ddl-sampler-{job.rank}")

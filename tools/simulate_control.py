@@ -78,7 +78,7 @@ class Cost:
 
 @dataclass
 class Rank:
-    """One rank, as far as the coordinator can tell: its inbox, and the schedule that it replays."""
+    """One rank, as far as the coordinator can tell: its tensor queue, and the schedule that it replays."""
 
     rank: int
     size: int

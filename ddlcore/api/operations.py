@@ -509,7 +509,7 @@ class Operations:
     def hand_over(self, job: Job, handle: Handle, entries: Sequence[Entry], waits: bool) -> None:
         """Submits what a verb has described. A framework that computes in the background overrides this.
 
-        It calls ``job.inbox.name(entries)`` at once, so that calls without a name count in the order of the program. Its
+        It calls ``job.tensor_queue.name(entries)`` at once, so that calls without a name count in the order of the program. Its
         buffers need no address before it calls ``job.submit``; an error from there goes to ``handle.refuse``.
         """
         job.submit(entries, waits)

@@ -352,7 +352,7 @@ def _watch_threads(job: Job) -> None:
     progress, since_s = job.progress(), time.monotonic()
     while not job.closed:
         time.sleep(0.1)
-        seen, waits = job.progress(), job.inbox.pending()
+        seen, waits = job.progress(), job.tensor_queue.pending()
         if seen != progress or not waits:
             progress, since_s = seen, time.monotonic()
         elif time.monotonic() - since_s > patience_s:

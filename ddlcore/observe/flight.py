@@ -25,7 +25,7 @@ log = logging.getLogger("ddl")
 
 
 class Flight:
-    """A rank's. ``launches`` is filled in passing, one store a batch, by whoever launches: see ``Inbox.launch``."""
+    """A rank's. ``launches`` is filled in passing, one store a batch, by whoever launches: see ``TensorQueue.launch``."""
 
     def __init__(self, records: int = 1024) -> None:
         """``records``: how many launches are kept, rounded up to a power of two, and how many of all else. 0: none."""

@@ -17,13 +17,13 @@ from ddlcore.runtime.aloft import Aloft
 from ddlcore.runtime.checks import called
 from ddlcore.runtime.executor import Deliver, Executor, Later, Staged, Unserved
 from ddlcore.runtime.handle import SLICE_S, Completion, Waited
-from ddlcore.runtime.inbox import GONE, Inbox
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.ranges import Ranges, title
 from ddlcore.runtime.reentry import reentrant
 from ddlcore.runtime.request import IDLE, Entry, Outcome, Recurring
 from ddlcore.runtime.schedule import Launch
+from ddlcore.runtime.tensor_queue import GONE, TensorQueue
 from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Kind
 
@@ -53,7 +53,7 @@ class Engine:
         self,
         executor: Executor,
         sets: ProcessSets,
-        inbox: Inbox,
+        tensor_queue: TensorQueue,
         completion: Completion,
         verdict: Verdict,
         broken: Callable[[BaseException], None],
@@ -64,11 +64,11 @@ class Engine:
         self._execute, self._run_replayed, self._enter_batch = executor.execute, executor.replay, self._enter
         self._meter = meter
         self._sets = sets
-        self._inbox = inbox
+        self._tensor_queue = tensor_queue
         self._completion = completion
         self._verdict = verdict
         self._broken = broken
-        # Where a thread that helps was when a signal handler called it away, see ``Inbox.running``:
+        # Where a thread that helps was when a signal handler called it away, see ``TensorQueue.running``:
         self._landing: Launch[Entry] | None = None  # complete and valid, and to be handed over
         self._rest: Iterator[Entry] = iter(())  # of its entries, those to come
         self._mixed = False  # some of them are of handles
@@ -76,7 +76,7 @@ class Engine:
         self._stopped = False
         self._closing = False  # nothing is left but what devices do
         self.batch: Batch | None = None  # the decided batch that runs, for whoever watches over it
-        inbox.leave = self.leave
+        tensor_queue.leave = self.leave
         completion.help = self.help
         completion.hurry = self._hurry
         self.say: Callable[[Leave | Frozen], None] = lambda message: None
@@ -111,9 +111,9 @@ class Engine:
 
     def post(self, item: Todo) -> None:
         """Adds a batch, or a call to be made on this thread, behind what is there."""
-        with self._inbox.lock:
+        with self._tensor_queue.lock:
             self._queue.append(item)
-            self._inbox.work.notify()
+            self._tensor_queue.work.notify()
 
     def inside(self) -> bool:
         """Whether the calling thread is one of ddl's own, or in the middle of something of ddl's.
@@ -125,17 +125,17 @@ class Engine:
     def amid(self) -> bool:
         """The same, but for what one of ddl's own calls at a moment that is fit for it, such as ``Handle.then``'s call."""
         me = get_ident()
-        held = self._inbox.lock.held() or self._completion.lock.held()
-        return held or (self._inbox.running == me and me not in self.threads)
+        held = self._tensor_queue.lock.held() or self._completion.lock.held()
+        return held or (self._tensor_queue.running == me and me not in self.threads)
 
     def stop(self, timeout_s: float) -> bool:
         """Ends after what is queued, and closes the communicators. False if that took too long.
 
         ``timeout_s`` is for what hosts do; devices that have more to do are given more time, as long as the job stands.
         """
-        with self._inbox.lock:
+        with self._tensor_queue.lock:
             self._stopped = True
-            self._inbox.work.notify()
+            self._tensor_queue.work.notify()
         self._thread.join(timeout_s)
         until_s = time.monotonic() + CLOSE_S + CLOSED_S
         while self._closing and self._thread.is_alive() and not self._verdict.given and time.monotonic() < until_s:
@@ -178,30 +178,30 @@ class Engine:
     def _next(self) -> Todo | Launch[Entry] | None:
         """Waits for what comes next; asks to leave when the schedule has been waited for too long."""
         slept = False
-        with self._inbox.work:
-            if self._inbox.running == self._me:
-                self._inbox.running = 0
+        with self._tensor_queue.work:
+            if self._tensor_queue.running == self._me:
+                self._tensor_queue.running = 0
             while True:
-                if self._inbox.running == GONE:
+                if self._tensor_queue.running == GONE:
                     self._take_over()
-                if not self._inbox.running:
-                    todo = self._queue.popleft() if self._queue else self._inbox.launch()
+                if not self._tensor_queue.running:
+                    todo = self._queue.popleft() if self._queue else self._tensor_queue.launch()
                     if todo is None and self.aloft.is_due(slept, self._stopped):
                         todo = _LAND
                     if todo is not None or self._stopped:
-                        self._inbox.running = self._me
+                        self._tensor_queue.running = self._me
                         return todo
-                if self._inbox.conflict:
-                    self.leave(self._inbox.stopped_waiting())
+                if self._tensor_queue.conflict:
+                    self.leave(self._tensor_queue.stopped_waiting())
                 idle_ns = now_ns()
-                slept = not self._inbox.work.wait(self.aloft.look_s())
+                slept = not self._tensor_queue.work.wait(self.aloft.look_s())
                 self._since_ns = now_ns()
                 self._meter.idle_ns += self._since_ns - idle_ns
 
     def leave(self, epoch: int, slow: bool = False) -> None:
         """Asks to leave replay; from any thread. ``slow``: it may be that a rank just takes its time."""
         self._meter.divergences += 1
-        self._inbox.flight.note("leave", epoch=epoch, slow=slow)
+        self._tensor_queue.flight.note("leave", epoch=epoch, slow=slow)
         self.say(Leave(epoch, "a batch waits for tensors that do not come", slow))
 
     def _call(self, todo: Callable[[], None]) -> None:
@@ -217,21 +217,21 @@ class Engine:
         if self._verdict.given:
             self.fail(entries, None, batch.index)
             return
-        flown = self._inbox.flight.begin(batch)
+        flown = self._tensor_queue.flight.begin(batch)
         try:
             outcomes = self._execute(batch, entries)
         except Unserved as error:
-            self._inbox.flight.done(flown, "failed")
+            self._tensor_queue.flight.done(flown, "failed")
             self.fail(entries, error, batch.index)
         except BaseException as error:
             self._explain(error)
             self.fail(entries, None, batch.index)
         else:
-            self._inbox.flight.done(flown)
+            self._tensor_queue.flight.done(flown)
             if batch.kind is Kind.REMOVE_SET:
-                self._inbox.forget(batch.result)
+                self._tensor_queue.forget(batch.result)
             elif batch.kind is Kind.JOIN:
-                self._inbox.next_generation()
+                self._tensor_queue.next_generation()
             self._meter.negotiated += 1
             self._meter.nbytes[batch.kind] += _brought(entries)
             self._deliver(entries, outcomes, batch.index)
@@ -252,8 +252,8 @@ class Engine:
                 for valid, valid_deliver in self.aloft.through(launch):
                     self._settle(valid, valid_deliver)
             return
-        with self._inbox.lock:
-            frozen = self._inbox.frozen
+        with self._tensor_queue.lock:
+            frozen = self._tensor_queue.frozen
         if frozen:
             self._held.append((launch, deliver))
             if self._verdict.given:
@@ -266,8 +266,8 @@ class Engine:
     def _hurry(self) -> None:
         """Somebody waits for what is on a device; any thread."""
         if self.aloft:
-            with self._inbox.lock:
-                self._inbox.work.notify()
+            with self._tensor_queue.lock:
+                self._tensor_queue.work.notify()
 
     def _land(self) -> None:
         """Hands over what a device has done, where that alone tells that it is valid."""
@@ -280,44 +280,44 @@ class Engine:
             self.abandon()
 
     def at_once(self, entry: Recurring, address: int, owner: object) -> None:
-        """``Inbox.again`` and ``entry.wait()`` in one, for a user's thread that does nothing in between.
+        """``TensorQueue.again`` and ``entry.wait()`` in one, for a user's thread that does nothing in between.
 
         Where the entry is a batch by itself and it is its turn, three things happen: one section of the
         lock to launch it, one call of the transport, one section to end it. After a pause every line counts
         ten times: the caches are cold. Raises as they do.
         """
         me = get_ident()
-        inbox = self._inbox
-        if self._inbox.running == me or me in self.threads or inbox.lock.held():
+        tensor_queue = self._tensor_queue
+        if self._tensor_queue.running == me or me in self.threads or tensor_queue.lock.held():
             raise reentrant("an allreduce")
         begun_ns = now_ns()
         try:
-            with inbox.lock:
-                if inbox.behind:
-                    inbox.catch_up()
+            with tensor_queue.lock:
+                if tensor_queue.behind:
+                    tensor_queue.catch_up()
                 launch = None
-                if not self._inbox.running and not self._queue:
-                    launch = inbox.launch_alone(entry, address, owner, begun_ns, me)
-                    if inbox.behind:
-                        inbox.catch_up()
+                if not self._tensor_queue.running and not self._queue:
+                    launch = tensor_queue.launch_alone(entry, address, owner, begun_ns, me)
+                    if tensor_queue.behind:
+                        tensor_queue.catch_up()
             if launch is None:
-                inbox.again(entry, address, owner, True)
+                tensor_queue.again(entry, address, owner, True)
             else:
                 deliver = self._enter_batch(launch, entry)
                 if deliver is launch.position.run.done:
-                    with inbox.lock:
+                    with tensor_queue.lock:
                         took_ns = now_ns() - begun_ns
-                        if inbox.land_alone(launch, entry, self._meter, took_ns):
+                        if tensor_queue.land_alone(launch, entry, self._meter, took_ns):
                             if (recorder := self.recorder) is not None:
                                 recorder.batch(*_ran(launch), begun_ns, begun_ns + took_ns)
                                 recorder.waited(begun_ns, begun_ns + took_ns)
-                            if self._queue or self._stopped or inbox.is_ready():
-                                inbox.work.notify()
+                            if self._queue or self._stopped or tensor_queue.is_ready():
+                                tensor_queue.work.notify()
                             return
                 self._let_go()
         except BaseException:
-            if inbox.running == me:
-                inbox.running = GONE  # before all else: who is interrupted here, too, has said so
+            if tensor_queue.running == me:
+                tensor_queue.running = GONE  # before all else: who is interrupted here, too, has said so
             self._called_away()
             raise
         entry.wait()
@@ -334,18 +334,22 @@ class Engine:
         if self.inside():
             raise reentrant("a wait")
         me = get_ident()
-        inbox = self._inbox
+        tensor_queue = self._tensor_queue
         try:
             while operation.pending:
-                with inbox.lock:
-                    if inbox.behind:
-                        inbox.catch_up()
-                    if self._queue or inbox.running not in (0, me) or not getattr(inbox.next_run(), "resumable", False):
+                with tensor_queue.lock:
+                    if tensor_queue.behind:
+                        tensor_queue.catch_up()
+                    if (
+                        self._queue
+                        or tensor_queue.running not in (0, me)
+                        or not getattr(tensor_queue.next_run(), "resumable", False)
+                    ):
                         break
-                    launch = inbox.advance(me)
+                    launch = tensor_queue.advance(me)
                     assert launch is not None
-                    if inbox.behind:
-                        inbox.catch_up()
+                    if tensor_queue.behind:
+                        tensor_queue.catch_up()
                 begun_ns = now_ns()
                 deliver = self._enter_batch(launch, operation)
                 # None: what this thread waited for is over. Another than ``done``: it is void.
@@ -353,8 +357,8 @@ class Engine:
                     break
             self._let_go()
         except BaseException:
-            if inbox.running == me:
-                inbox.running = GONE  # before all else: who is interrupted here, too, has said so
+            if tensor_queue.running == me:
+                tensor_queue.running = GONE  # before all else: who is interrupted here, too, has said so
             self._called_away()
             raise
 
@@ -365,7 +369,7 @@ class Engine:
         except DdlInternalError as error:
             self._explain(error)
             self._failed(launch, None)
-            self._inbox.own = None
+            self._tensor_queue.own = None
             return None
         return deliver
 
@@ -374,9 +378,9 @@ class Engine:
         assert launch.entries is not None
         rest = iter(launch.entries)
         position, meter = launch.position, self._meter
-        with self._inbox.lock:
+        with self._tensor_queue.lock:
             took_ns = now_ns() - begun_ns
-            if self._inbox.frozen:
+            if self._tensor_queue.frozen:
                 return False
             meter.replayed += 1
             meter.nbytes[position.planned.kind] += position.nbytes
@@ -385,7 +389,7 @@ class Engine:
             self._rest = rest
             self._mixed = False
             self._landing = launch  # no call since ``frozen``
-            self._inbox.own = None
+            self._tensor_queue.own = None
         self._finish_landing()
         if (recorder := self.recorder) is not None:
             recorder.batch(*_ran(launch), begun_ns, begun_ns + took_ns)
@@ -395,7 +399,7 @@ class Engine:
         """Hands over what is left of it, whoever began: each entry in one run of stores, or in a call without effect twice."""
         launch = self._landing
         assert launch is not None and launch.entries is not None
-        self._inbox.delivered(launch)
+        self._tensor_queue.delivered(launch)
         with self._completion.lock:
             for entry in self._rest:
                 if entry.__class__ is Recurring:  # type() would be a call, behind which a handler may raise
@@ -413,28 +417,28 @@ class Engine:
 
     def _let_go(self) -> None:
         """A thread that may have helped goes on to wait. The engine enters what it has launched and not entered."""
-        with self._inbox.lock:
-            if self._inbox.running == get_ident():
+        with self._tensor_queue.lock:
+            if self._tensor_queue.running == get_ident():
                 self._take_over()
-            if not self._inbox.running and (self._queue or self._stopped or self._inbox.is_ready()):
-                self._inbox.work.notify()
+            if not self._tensor_queue.running and (self._queue or self._stopped or self._tensor_queue.is_ready()):
+                self._tensor_queue.work.notify()
 
     def _take_over(self) -> None:
         """What a thread that helped has begun, and is not at the end of, becomes the engine's. Lock held."""
         todo: Callable[[], None] | None = None
         if self._landing is not None:
             todo = self._finish_landing
-        elif self._inbox.own is not None:
-            todo = partial(self._go_on, self._inbox.own)
-        self._inbox.own = None  # no call from here on but the last
-        self._inbox.running = 0
+        elif self._tensor_queue.own is not None:
+            todo = partial(self._go_on, self._tensor_queue.own)
+        self._tensor_queue.own = None  # no call from here on but the last
+        self._tensor_queue.running = 0
         if todo is not None:
             self._queue.appendleft(todo)
 
     def _called_away(self) -> None:
         """An exception ends what a thread did here. Interrupted itself: the control thread looks once a second."""
-        with self._inbox.lock:
-            self._inbox.work.notify()
+        with self._tensor_queue.lock:
+            self._tensor_queue.work.notify()
 
     def _go_on(self, launch: Launch[Entry]) -> None:
         deliver = self._take_part(launch, partial(launch.position.run.resume, launch))
@@ -470,12 +474,12 @@ class Engine:
             self._meter.nbytes[position.planned.kind] += position.nbytes
         else:
             self._meter.nbytes[position.planned.kind] += _brought(launch.entries)
-        self._inbox.delivered(launch)
+        self._tensor_queue.delivered(launch)
         self._deliver(launch.entries, outcomes, -1)
 
     def _failed(self, launch: Launch[Entry], error: BaseException | None) -> None:
         if launch.entries is not None:
-            self._inbox.delivered(launch)
+            self._tensor_queue.delivered(launch)
             self.fail(launch.entries, error)
 
     def drain(self, message: Drain) -> None:
@@ -484,7 +488,7 @@ class Engine:
             return  # ``abandon`` sees to what is held
         begun_ns = now_ns()
         highest, lowest = dict(message.highest), dict(message.lowest)
-        for launch in self._inbox.drain(highest):
+        for launch in self._tensor_queue.drain(highest):
             self._take_part(launch, partial(self._run_replayed, launch, "dummy"))
         held, self._held = self._held + self.aloft.all(), []
         for launch, deliver in held:
@@ -494,23 +498,23 @@ class Engine:
                 self._meter.void += 1
                 if isinstance(deliver, Staged):
                     deliver.void()
-                if not self._inbox.put_back(launch):
+                if not self._tensor_queue.put_back(launch):
                     self.fail(launch.entries or (), None)
         self._meter.busy_ns += now_ns() - begun_ns
         if (recorder := self.recorder) is not None:
             valid = sum(launch.place <= lowest[launch.planned.set_id] for launch, _ in held)
             recorder.drain(message.epoch, begun_ns, valid, len(held) - valid)
         if not any(isinstance(item, Resume) for item in message.items):
-            self._inbox.discover(message.epoch + 1)
+            self._tensor_queue.discover(message.epoch + 1)
             if recorder is not None:
                 recorder.discover(message.epoch + 1)
 
     def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> None:
         """On the engine's thread: what was decided before has run; from here on the schedule gives what is ready."""
         if (recorder := self.recorder) is not None:
-            batches = self._inbox.planned(message.schedule)
+            batches = self._tensor_queue.planned(message.schedule)
             recorder.replay(message.epoch, message.schedule, batches, message.start)
-        frozen = self._inbox.resume(message, sets, rank)
+        frozen = self._tensor_queue.resume(message, sets, rank)
         if frozen is not None:
             self.say(frozen)
 

@@ -132,7 +132,7 @@ class Handle:
 
     def __init__(self, completion: Completion, entries: int, finish: Callable[[Sequence[Outcome | None]], Any]) -> None:
         self._completion = completion
-        self.submitted = False  # set in the moment of it: who is interrupted in Inbox.submit can tell
+        self.submitted = False  # set in the moment of it: who is interrupted in TensorQueue.submit can tell
         self._left = entries
         self._outcomes: list[Outcome | None] = [_OPEN] * entries
         self._finish: Callable[[Sequence[Outcome | None]], Any] | None = finish

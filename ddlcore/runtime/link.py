@@ -56,10 +56,10 @@ from ddlcore.observe.stacks import stack_of
 from ddlcore.runtime.alarm import Alarm
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.engine import Engine, Todo
-from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.stall import Patience
+from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.verdict import Verdict
 
 __all__ = ["Channel", "Link"]
@@ -85,7 +85,7 @@ class Link:
     def __init__(
         self,
         channel: Channel,
-        inbox: Inbox,
+        tensor_queue: TensorQueue,
         engine: Engine,
         verdict: Verdict,
         broken: Callable[[Callable[[str], BaseException]], None],
@@ -104,7 +104,7 @@ class Link:
         self._meter = meter
         self._rank = rank
         self._channel = channel
-        self._inbox = inbox
+        self._tensor_queue = tensor_queue
         self._engine = engine
         self._verdict = verdict
         self._broken = broken
@@ -166,17 +166,17 @@ class Link:
                 if self.dump_wanted:
                     self.dump_wanted = False
                     self._dump("signal", "somebody asked by a signal")
-                stuck = self._inbox.stuck()
+                stuck = self._tensor_queue.stuck()
                 if stuck is not None:
                     self._engine.leave(stuck, slow=True)
                 for alarm in self._alarm.look(self._doing, time.monotonic()):
                     if isinstance(alarm, Busy) or alarm.alarm:
                         self._dump("stall", "this rank stands at one batch")
                     self._send(alarm)
-                request = self._inbox.take_request()
+                request = self._tensor_queue.take_request()
                 if request is not None:
                     self._send(request)
-                pause = self._inbox.take_pause()
+                pause = self._tensor_queue.take_pause()
                 if pause is not None:
                     self._send(pause)
                 for message in self._channel.receive(self._patience_s):
@@ -202,7 +202,7 @@ class Link:
 
     def _send(self, message: ToCoordinator) -> None:
         if isinstance(message, Leave):
-            message = msgspec.structs.replace(message, standing=self._alarm.since(self._inbox.standing()))
+            message = msgspec.structs.replace(message, standing=self._alarm.since(self._tensor_queue.standing()))
         if isinstance(message, Standing | Busy | Alive | Stack):
             self._meter.stalls += 1
         elif isinstance(message, (Pulse, Profile, Digests, Sample, Settle)):
@@ -214,7 +214,7 @@ class Link:
     def _receive(self, message: FromCoordinator) -> None:
         if isinstance(message, Where):
             self._meter.stalls += 1
-            standing = self._inbox.standing()
+            standing = self._tensor_queue.standing()
             if standing is not None:
                 self._send(standing)
             return
@@ -240,17 +240,17 @@ class Link:
         if isinstance(message, Answer):
             for item in message.items:
                 self._item(item)
-            self._inbox.answered(message.serial)
+            self._tensor_queue.answered(message.serial)
         elif isinstance(message, Freeze):
-            self._inbox.flight.note("freeze", epoch=message.epoch)
+            self._tensor_queue.flight.note("freeze", epoch=message.epoch)
             if (recorder := self._engine.recorder) is not None:
                 recorder.freeze(message.epoch)
-            frozen = self._inbox.freeze(message.epoch)
+            frozen = self._tensor_queue.freeze(message.epoch)
             if frozen is not None:
                 self._send(frozen)
         elif isinstance(message, Drain):
-            # What was decided leaves the inbox first: draining asks anew for all that is still in it.
-            self._inbox.flight.note("drain", epoch=message.epoch, highest=message.highest, lowest=message.lowest)
+            # What was decided leaves the tensor queue first: draining asks anew for all that is still in it.
+            self._tensor_queue.flight.note("drain", epoch=message.epoch, highest=message.highest, lowest=message.lowest)
             for item in message.items:
                 self._note(item)
             after = [self._todo(item) for item in message.items]
@@ -285,7 +285,7 @@ class Link:
 
     def _item(self, item: Batch | Failure | Arranged | Resume | Adjust) -> None:
         self._note(item)
-        if isinstance(item, Batch) and self._inbox.fill(item):
+        if isinstance(item, Batch) and self._tensor_queue.fill(item):
             return
         todo = self._todo(item)
         if todo is not None:
@@ -299,9 +299,9 @@ class Link:
     def _todo(self, item: Batch | Failure | Arranged | Resume | Adjust) -> Todo | None:
         """What the engine is to do about it, in its turn."""
         if isinstance(item, Batch):
-            return item, self._inbox.take(item.set_id, item.names)
+            return item, self._tensor_queue.take(item.set_id, item.names)
         if isinstance(item, Resume):
-            self._inbox.flight.note("resume", epoch=item.epoch, schedule=item.schedule, start=item.start)
+            self._tensor_queue.flight.note("resume", epoch=item.epoch, schedule=item.schedule, start=item.start)
             return lambda: self._engine.resume(item, self._sets.all(), self._rank)
         if isinstance(item, Adjust):
             self.engage("a change of settings", partial(self.adjust, dict(item.values)), True)
@@ -309,7 +309,7 @@ class Link:
         if isinstance(item, Failure):
             self._fail(item)
         else:
-            self._inbox.learn(item)
+            self._tensor_queue.learn(item)
         return None
 
     def _doing(self) -> Standing | Busy | None:
@@ -320,7 +320,7 @@ class Link:
             return Busy(what, batch.index, batch.set_id, batch.names)
         with contextlib.suppress(IndexError):  # the engine has just come to its end
             return self._engaged[0]
-        standing = self._inbox.standing()
+        standing = self._tensor_queue.standing()
         if standing is None or not (standing.launched or len(standing.missing) < len(standing.names)):
             return None
         return standing
@@ -333,14 +333,14 @@ class Link:
         if doing is not None:
             where = "in" if doing.launched else "at"
             return f"it is {where} {describe(doing.names, doing.set_id)} of its schedule (place {doing.place})"
-        pending = self._inbox.pending()
+        pending = self._tensor_queue.pending()
         if pending:
             return f"it waits for {describe(pending, 0)}"
         return "it has asked for nothing that is not done; its own code is elsewhere"
 
     def _fail(self, failure: Failure) -> None:
-        self._inbox.flight.note("failure", set_id=failure.set_id, names=failure.names, error=failure.error)
-        entries = self._inbox.take(failure.set_id, failure.names)
+        self._tensor_queue.flight.note("failure", set_id=failure.set_id, names=failure.names, error=failure.error)
+        entries = self._tensor_queue.take(failure.set_id, failure.names)
         error: BaseException
         if failure.error == "lost":
             error = PeerLost(failure.ranks, failure.text, describe(failure.names, failure.set_id))

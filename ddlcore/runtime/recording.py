@@ -21,10 +21,10 @@ from ddlcore.observe.scribe import Scribe
 from ddlcore.observe.timeline import Timeline, part_of, remove_directory, remove_if_empty
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Completion
-from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.reentry import Lock
+from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Kind, Placement
 
 __all__ = ["Calls", "Recording", "parts_beside"]
@@ -33,7 +33,7 @@ log = logging.getLogger("ddl")
 
 
 class Calls(Protocol):
-    """A job's ways to its inbox, which are other functions while a timeline is recorded."""
+    """A job's ways to its tensor queue, which are other functions while a timeline is recorded."""
 
     submit_entries: Callable[..., None]
     again: Callable[..., None]
@@ -52,7 +52,7 @@ class Recording:
     def __init__(
         self,
         calls: Calls,
-        inbox: Inbox,
+        tensor_queue: TensorQueue,
         engine: Engine,
         completion: Completion,
         sets: ProcessSets,
@@ -68,7 +68,7 @@ class Recording:
         ``facts``: what else a trace is to say of the job.
         """
         self._calls = calls
-        self._inbox = inbox
+        self._tensor_queue = tensor_queue
         self._engine = engine
         self._completion = completion
         self._sets = sets
@@ -138,17 +138,17 @@ class Recording:
 
     def _hook(self, recorder: Recorder) -> None:
         self._engine.recorder = self._completion.recorder = recorder
-        self._calls.submit_entries = recorder.submitting(self._inbox.submit)
-        self._calls.again = recorder.starting(self._inbox.again)
-        self._calls.again_together = recorder.starting_together(self._inbox.again_together)
+        self._calls.submit_entries = recorder.submitting(self._tensor_queue.submit)
+        self._calls.again = recorder.starting(self._tensor_queue.again)
+        self._calls.again_together = recorder.starting_together(self._tensor_queue.again_together)
         self._calls.at_once = recorder.starting(self._engine.at_once)
 
     def unrecorded(self) -> None:
         """The calls as they are without a recorder: nothing stands in between."""
         self._engine.recorder = self._completion.recorder = None
-        self._calls.submit_entries = self._inbox.submit
-        self._calls.again = self._inbox.again
-        self._calls.again_together = self._inbox.again_together
+        self._calls.submit_entries = self._tensor_queue.submit
+        self._calls.again = self._tensor_queue.again
+        self._calls.again_together = self._tensor_queue.again_together
         self._calls.at_once = self._engine.at_once
 
     # --- what the writing thread asks for

@@ -17,7 +17,7 @@ ANONYMOUS = "noname."  # what names begin with that nobody has given; alone (or 
 
 # Where a recurring entry is.
 IDLE = 0  # with the user
-PENDING = 1  # in the inbox, or in a batch of a schedule
+PENDING = 1  # in the tensor queue, or in a batch of a schedule
 DECIDED = 2  # in a batch that was negotiated
 
 
@@ -81,7 +81,7 @@ class Entry:
 class Recurring(Entry):
     """An allreduce that comes again in every step: entry and handle in one, described once.
 
-    ``Inbox.again`` starts it; it is idle again when its result stands. Its buffers are its own (one, in place)
+    ``TensorQueue.again`` starts it; it is idle again when its result stands. Its buffers are its own (one, in place)
     and tell where the tensor lies this time. ``starts`` counts, in the same moment, how often it was started: whoever
     was interrupted meanwhile can tell. ``error`` stays until the next start, so that no interrupt loses it.
     """
@@ -105,7 +105,7 @@ class Recurring(Entry):
         self.completion = completion
         self.state = IDLE
         self.starts = 0
-        self.submitted = False  # as Handle.submitted; ``starts`` says it of ``Inbox.again``
+        self.submitted = False  # as Handle.submitted; ``starts`` says it of ``TensorQueue.again``
         self.error: BaseException | None = None
         self.how: Any = None  # whoever keeps it may say what it was made from
         self.index = -1  # of the batch it was part of last, as the coordinator counts

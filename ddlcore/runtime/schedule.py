@@ -260,7 +260,7 @@ class Replay(Generic[T]):
             position = self.positions[index]
             if position.entries[i] is not None:
                 return
-            # No call but the last one, see Inbox: in its slot and out of the queue, or neither.
+            # No call but the last one, see TensorQueue: in its slot and out of the queue, or neither.
             position.entries[i] = queue[0]
             position.missing -= 1
             self.filled += 1
@@ -352,7 +352,7 @@ class Replay(Generic[T]):
     def step(
         self, number: int, alone: T | None = None
     ) -> tuple[Launch[T], list[T | None], int, Position[T], bool, int]:
-        """What ``launch`` would do, before anything has changed; ``Inbox`` does it, among other things of one moment.
+        """What ``launch`` would do, before anything has changed; ``TensorQueue`` does it, among other things of one moment.
 
         The launch; its position's slots behind it, none where they stay as they are; the next place, its position, and
         whether it is a pause; where the next period ends if one has ended, else -1. ``alone``: the one entry of a batch

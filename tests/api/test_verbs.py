@@ -391,7 +391,7 @@ def test_calls_in_place_by_ever_new_names_are_forgotten(monkeypatch: pytest.Monk
             x[:] = rank + step
             ddl.allreduce_(x, name=f"step{step % 30}", op=ddl.Sum)
             assert (x == 2 * step + 1).all()
-        return max(len(job.recurring), len(job.inbox._recurring))
+        return max(len(job.recurring), len(job.tensor_queue._recurring))
 
     assert max(run_world(2, play)) <= 8
 

@@ -221,7 +221,7 @@ def is_hammered(rank: int, say: Say) -> None:
             goes_on = not last[0]
     stats = job.stats()
     assert not job.completion.wanted
-    assert job.inbox.pending() == []
+    assert job.tensor_queue.pending() == []
     say("done", f"{hammer.struck} {step} {stats['batches_replayed']} {stats['batches_negotiated']}")
     ddl.shutdown()
 

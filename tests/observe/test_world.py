@@ -215,14 +215,14 @@ def test_it_may_be_stopped_while_another_thread_is_about_to_record(
 
     def program(rank: int, job: Job) -> None:
         job.start_timeline(str(tmp_path / "t.json"))
-        planned = job.inbox.planned
+        planned = job.tensor_queue.planned
 
         def stopping(schedule: int) -> Any:
             job._recording.unrecorded()
             stopped.append(rank)
             return planned(schedule)
 
-        monkeypatch.setattr(job.inbox, "planned", stopping)
+        monkeypatch.setattr(job.tensor_queue, "planned", stopping)
         for step in range(20):
             ddl.allreduce(np.full(4, step, np.float32), name="x")
         job.stop_timeline()

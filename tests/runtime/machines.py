@@ -1,6 +1,6 @@
-"""Runs programs of several ranks on the real coordinator and the real inboxes, one event at a time, in any order.
+"""Runs programs of several ranks on the real coordinator and the real tensor queues, one event at a time, in any order.
 
-No thread, socket or clock. What the control thread and the engine do with an inbox is written anew
+No thread, socket or clock. What the control thread and the engine do with a tensor queue is written anew
 here, step by step, so that a schedule can put anything between any two steps. Collectives are matched
 by hand: each carries whose call it holds, or that it holds a dummy.
 """
@@ -35,9 +35,9 @@ from ddlcore.messages import (
 )
 from ddlcore.runtime.coordinator import Coordinator
 from ddlcore.runtime.handle import Completion, Handle
-from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.request import Entry, Outcome, Recurring
 from ddlcore.runtime.schedule import Launch
+from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.tuning import Pilot
 from ddlcore.types import Buffer, DType, Kind
 
@@ -156,12 +156,12 @@ class _Wire:
 
 
 class _Node:
-    """One rank: its inbox, its engine's place, the line to and from the coordinator."""
+    """One rank: its tensor queue, its engine's place, the line to and from the coordinator."""
 
     def __init__(self, world: Machines, rank: int, program: Program, depth: int) -> None:
         self.world, self.rank, self.program, self.depth = world, rank, program, depth
         self.completion = Completion()
-        self.inbox = Inbox(self.completion, lambda: None)
+        self.tensor_queue = TensorQueue(self.completion, lambda: None)
         self.up: deque[ToCoordinator] = deque()
         self.down: deque[FromCoordinator] = deque()
         self.queue: deque[tuple[Batch, list[Entry | None]] | Callable[[], None]] = deque()
@@ -204,14 +204,14 @@ class _Node:
             if deed.label not in self.lacking:
                 self._submit(deed.label, 0, [("join", self.world.join_spec)])
                 return
-            self.inbox.next_generation()
+            self.tensor_queue.next_generation()
         elif isinstance(deed, Call):
             self._submit(deed.label, deed.set_id, deed.tensors)
         elif isinstance(deed, Wait):
             self.handles[deed.label].poll()
         else:
             self.parted = True
-            self.inbox.refuse(lambda: RuntimeError("left"))
+            self.tensor_queue.refuse(lambda: RuntimeError("left"))
             self.up.append(Bye("left"))
         self.position[thread] += 1
 
@@ -224,14 +224,14 @@ class _Node:
         self.handles[label] = handle
         entries = []
         for slot, (name, data) in enumerate(tensors):
-            name = name or self.inbox.anonymous(set_id)
+            name = name or self.tensor_queue.anonymous(set_id)
             spec = decode_spec(data)
             rows = (self.rank,) * (len(self.world.sets[set_id]) if spec.kind is Kind.ALLTOALL else 1)
             entry = Entry(handle, slot, set_id, name, spec, data, rows=rows if spec.kind.is_ragged else ())
             self._count(label, entry)
             entries.append(entry)
         self.entries += entries
-        self.inbox.submit(entries)
+        self.tensor_queue.submit(entries)
 
     def _recurs(self, name: str, data: bytes) -> bool:
         """Half of the named allreduces are recurring ones, others on each rank."""
@@ -246,7 +246,7 @@ class _Node:
             self.recurring[set_id, name, data] = entry
         self.handles[label] = entry
         self._count(label, entry)
-        self.inbox.again(entry, 0, None)
+        self.tensor_queue.again(entry, 0, None)
 
     def _count(self, label: str, entry: Entry) -> None:
         key = (entry.set_id, entry.name)
@@ -257,13 +257,13 @@ class _Node:
     # --- the control thread
 
     def ask(self) -> bool:
-        request = self.inbox.take_request()
+        request = self.tensor_queue.take_request()
         if request is not None:
             self.up.append(request)
         return request is not None
 
     def pause(self) -> None:
-        pause = self.inbox.take_pause()
+        pause = self.tensor_queue.take_pause()
         if pause is not None:
             self.up.append(pause)
 
@@ -272,11 +272,11 @@ class _Node:
         self.messages += 1
         if isinstance(message, Answer):
             for item in message.items:
-                if not (isinstance(item, Batch) and self.inbox.fill(item)):
+                if not (isinstance(item, Batch) and self.tensor_queue.fill(item)):
                     self._item(item)
-            self.inbox.answered(message.serial)
+            self.tensor_queue.answered(message.serial)
         elif isinstance(message, Freeze):
-            frozen = self.inbox.freeze(message.epoch)
+            frozen = self.tensor_queue.freeze(message.epoch)
             if frozen is not None:
                 self.up.append(frozen)
         elif isinstance(message, Drain):
@@ -289,13 +289,13 @@ class _Node:
 
     def _item(self, item: Batch | Failure | Arranged | Resume | Adjust) -> None:
         if isinstance(item, Batch):
-            self.queue.append((item, self.inbox.take(item.set_id, item.names)))
+            self.queue.append((item, self.tensor_queue.take(item.set_id, item.names)))
         elif isinstance(item, Failure):
-            for entry in self.inbox.take(item.set_id, item.names):
+            for entry in self.tensor_queue.take(item.set_id, item.names):
                 if entry is not None:
                     self._done(entry, None, -1, failed=True)
         elif isinstance(item, Arranged):
-            self.inbox.learn(item)
+            self.tensor_queue.learn(item)
         elif isinstance(item, Adjust):
             self.queue.append(lambda: self.adjusted.append(dict(item.values)))
         else:
@@ -314,7 +314,7 @@ class _Node:
         return self._is_ready()
 
     def _is_ready(self) -> bool:
-        replay = self.inbox._replay
+        replay = self.tensor_queue._replay
         return replay is not None and replay.ready()
 
     def engage(self) -> None:
@@ -331,8 +331,8 @@ class _Node:
             else:
                 todo()
             return
-        with self.inbox.lock:
-            launch = self.inbox.launch()
+        with self.tensor_queue.lock:
+            launch = self.tensor_queue.launch()
         assert launch is not None
         self._enter(launch)
 
@@ -361,7 +361,7 @@ class _Node:
         if launch.entries is not None:
             contents = tuple(self.content[id(entry)] for entry in launch.entries)
         assert (launch.batch is not None) == planned.hole or launch.entries is None
-        signature = ("replayed", self.inbox._epoch, launch.place, launch.batch.index if launch.batch else -1)
+        signature = ("replayed", self.tensor_queue._epoch, launch.place, launch.batch.index if launch.batch else -1)
         number = self.world.wire.enter(planned.set_id, self.rank, signature, contents)
         drained = self.verdict is not None
         self.flights.append(_Flight(planned.set_id, number, lambda: self._returned(launch, number, drained)))
@@ -370,8 +370,8 @@ class _Node:
         if drained:
             return
         real = self.world.wire.real(launch.planned.set_id, number)
-        with self.inbox.lock:
-            frozen = self.inbox.frozen
+        with self.tensor_queue.lock:
+            frozen = self.tensor_queue.frozen
         if frozen:
             self.held.append((launch, real))
             return
@@ -381,13 +381,13 @@ class _Node:
     def _hand_over(self, launch: Launch[Entry]) -> None:
         assert launch.entries is not None
         self.replayed += 1
-        self.inbox.delivered(launch)
+        self.tensor_queue.delivered(launch)
         for entry in launch.entries:
             self._done(entry, None, -1)
 
     def _drain(self, message: Drain) -> None:
         self.verdict = message
-        self.dummies = deque(self.inbox.drain(dict(message.highest)))
+        self.dummies = deque(self.tensor_queue.drain(dict(message.highest)))
 
     def _judge(self) -> None:
         message, self.verdict = self.verdict, None
@@ -402,12 +402,12 @@ class _Node:
                 self._hand_over(launch)
             else:
                 self.void += 1
-                assert self.inbox.put_back(launch)
+                assert self.tensor_queue.put_back(launch)
         if not any(isinstance(item, Resume) for item in message.items):
-            self.inbox.discover(message.epoch + 1)
+            self.tensor_queue.discover(message.epoch + 1)
 
     def _resume(self, message: Resume) -> None:
-        frozen = self.inbox.resume(message, self.world.sets, self.rank)
+        frozen = self.tensor_queue.resume(message, self.world.sets, self.rank)
         if frozen is not None:
             self.up.append(frozen)
 
@@ -426,13 +426,13 @@ class _Node:
 
     def can_leave(self) -> bool:
         """Whether something has waited for its place: the engine, or who watches it, may find it too long."""
-        with self.inbox.lock:
-            waits = self.inbox._waits_since_s is not None and self.inbox._open is not None
-            return (waits or self.inbox.conflict) and not (self.world.blind and self.flights)
+        with self.tensor_queue.lock:
+            waits = self.tensor_queue._waits_since_s is not None and self.tensor_queue._open is not None
+            return (waits or self.tensor_queue.conflict) and not (self.world.blind and self.flights)
 
     def leave(self) -> None:
-        with self.inbox.lock:
-            epoch = self.inbox.stopped_waiting()
+        with self.tensor_queue.lock:
+            epoch = self.tensor_queue.stopped_waiting()
         self.left += 1
         self.up.append(Leave(epoch, "waited too long", slow=bool(self.flights)))  # as the control thread would say it
 
@@ -509,10 +509,10 @@ class Machines:
             for thread in range(len(node.program)):
                 if node.can_do(thread):
                     may(f"user {rank}.{thread}", lambda node=node, thread=thread: node.do(thread))  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
-            inbox = node.inbox
-            if inbox._unsent and not inbox._unanswered and not inbox._moving:
+            tensor_queue = node.tensor_queue
+            if tensor_queue._unsent and not tensor_queue._unanswered and not tensor_queue._moving:
                 may(f"ask {rank}", node.ask)
-            if inbox._pause is not None:
+            if tensor_queue._pause is not None:
                 may(f"pause {rank}", node.pause)
             if node.up:
                 may(f"up {rank}", lambda node=node: self._deliver(node))  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
@@ -558,11 +558,14 @@ class Machines:
         for node in self.nodes:
             assert node.verdict is None and not node.held and not node.queue
             undone = {label for label, lacking in node.lacking.items() if lacking}
-            held = [*node.inbox._flying.values(), *(one for one in node.inbox._recurring.values() if one.pending)]
+            held = [
+                *node.tensor_queue._flying.values(),
+                *(one for one in node.tensor_queue._recurring.values() if one.pending),
+            ]
             assert undone == {node.labels[id(entry)] for entry in held}
-            assert bool(node.inbox._launches) == bool(node.flights)
+            assert bool(node.tensor_queue._launches) == bool(node.flights)
             assert own_order_is_total(self.order[node.rank])
-        assert len({node.inbox._epoch for node in self.nodes if not node.parted}) <= 1
+        assert len({node.tensor_queue._epoch for node in self.nodes if not node.parted}) <= 1
 
 
 def own_order_is_total(indexes: Sequence[int]) -> bool:

@@ -11,9 +11,9 @@ import pytest
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Completion
-from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.request import Recurring
+from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Buffer, DType, Kind
 
@@ -37,53 +37,53 @@ class Run:
         return True
 
 
-def ready(run: Run) -> tuple[Engine, Inbox, Recurring, list[BaseException]]:
+def ready(run: Run) -> tuple[Engine, TensorQueue, Recurring, list[BaseException]]:
     """An engine whose thread has not begun, in replay of one tensor, and what broke the job."""
     completion = Completion()
-    inbox = Inbox(completion, lambda: None)
-    inbox.learn(Arranged(0, b"", (Planned(0, Kind.ALLREDUCE, ("x",), (encode(SPEC),), False),)))
-    inbox.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
+    tensor_queue = TensorQueue(completion, lambda: None)
+    tensor_queue.learn(Arranged(0, b"", (Planned(0, Kind.ALLREDUCE, ("x",), (encode(SPEC),), False),)))
+    tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
     entry = Recurring(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     broken: list[BaseException] = []
     none = cast("Any", None)
     executor: Any = SimpleNamespace(execute=None, replay=None)
-    engine = Engine(executor, none, inbox, completion, Verdict(), broken.append, Meter(), "engine")
-    inbox.again(entry, 64, None, waits=True)  # gives it its seat
-    launch = inbox.launch()
+    engine = Engine(executor, none, tensor_queue, completion, Verdict(), broken.append, Meter(), "engine")
+    tensor_queue.again(entry, 64, None, waits=True)  # gives it its seat
+    launch = tensor_queue.launch()
     assert launch is not None
-    inbox.delivered(launch)
+    tensor_queue.delivered(launch)
     entry.complete(0, None, -1)
     launch.position.run = run
-    return engine, inbox, entry, broken
+    return engine, tensor_queue, entry, broken
 
 
 def test_who_is_called_away_before_anything_has_changed_may_call_again() -> None:
-    engine, inbox, entry, broken = ready(Run(strikes=True))
+    engine, tensor_queue, entry, broken = ready(Run(strikes=True))
     with pytest.raises(Called):
         engine.at_once(entry, 64, None)
     assert not broken
     assert not entry.pending
     entry.position.run = Run()
-    with inbox.lock:
-        assert inbox.launch_alone(entry, 64, None) is not None
+    with tensor_queue.lock:
+        assert tensor_queue.launch_alone(entry, 64, None) is not None
 
 
 def test_a_call_that_is_not_launched_here_leaves_the_engine_free() -> None:
     """It has no seat yet: the engine's thread, not this one, runs it."""
-    engine, inbox, entry, broken = ready(Run())
+    engine, tensor_queue, entry, broken = ready(Run())
     entry.replay = entry
     waiting = threading.Thread(target=engine.at_once, args=(entry, 64, None), daemon=True)
     entry.position.run = None  # only the engine's thread can run it
     waiting.start()
     for _ in range(100):
-        if inbox.is_ready():
+        if tensor_queue.is_ready():
             break
         waiting.join(0.05)
-    assert inbox.is_ready()
-    assert not inbox.running
-    launch = inbox.launch()
+    assert tensor_queue.is_ready()
+    assert not tensor_queue.running
+    launch = tensor_queue.launch()
     assert launch is not None
-    inbox.delivered(launch)
+    tensor_queue.delivered(launch)
     entry.complete(0, None, -1)
     waiting.join(20)
     assert not waiting.is_alive()

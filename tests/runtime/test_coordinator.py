@@ -39,7 +39,7 @@ class Simulation:
     """Ranks that run programs of asks against a coordinator over ordered, arbitrarily delayed lines.
 
     A program is a list of (set id, name, spec bytes); a rank sends one request at a time and joins
-    later asks into the next one, as the inbox does.
+    later asks into the next one, as the tensor queue does.
     """
 
     def __init__(self, size: int, one: Coordinator, programs: list[list[Ask]], rng: random.Random) -> None:

@@ -13,9 +13,9 @@ from ddlcore.errors import MismatchError, ReentrantCall
 from ddlcore.messages import Arranged, Planned, Request, Resume, Spec, encode
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Completion, Handle
-from ddlcore.runtime.inbox import Inbox
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, Recurring
+from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Buffer, DType, Kind
 from tests.runtime.strikes import each_place, strike
@@ -25,25 +25,25 @@ DATA = encode(SPEC)
 
 
 class Rank:
-    """An inbox and an engine without threads: the test plays all of them, one after the other."""
+    """A tensor queue and an engine without threads: the test plays all of them, one after the other."""
 
     def __init__(self, *batches: tuple[str, ...]) -> None:
         self.completion = Completion()
         self.woken = 0
-        self.inbox = Inbox(self.completion, self._wake)
+        self.tensor_queue = TensorQueue(self.completion, self._wake)
         self.broken: list[BaseException] = []
         self.ran: list[list[str]] = []
         executor: Any = SimpleNamespace(execute=None, replay=lambda launch, use: self._run(launch))
         none = cast("Any", None)
         self.meter = Meter()
         self.engine = Engine(
-            executor, none, self.inbox, self.completion, Verdict(), self.broken.append, self.meter, "engine"
+            executor, none, self.tensor_queue, self.completion, Verdict(), self.broken.append, self.meter, "engine"
         )
         if batches:
             planned = tuple(Planned(0, Kind.ALLREDUCE, names, (DATA,) * len(names), False) for names in batches)
-            self.inbox.learn(Arranged(0, b"", planned))
-            self.inbox.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
-            for position in self.inbox._replay.positions if self.inbox._replay is not None else ():
+            self.tensor_queue.learn(Arranged(0, b"", planned))
+            self.tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
+            for position in self.tensor_queue._replay.positions if self.tensor_queue._replay is not None else ():
                 position.run = Run(self)
 
     def _wake(self) -> None:
@@ -62,8 +62,8 @@ class Rank:
 
     def look(self) -> Request | None:
         """What the control thread does."""
-        self.inbox.stuck()
-        return self.inbox.take_request()
+        self.tensor_queue.stuck()
+        return self.tensor_queue.take_request()
 
     def work(self) -> None:
         """What the engine's thread does until there is nothing to do."""
@@ -75,12 +75,12 @@ class Rank:
                 todo()
             else:
                 self.engine._replay(cast("Any", todo))
-        self.inbox.running = 0
+        self.tensor_queue.running = 0
         self.engine._stopped = False
         assert self.broken == []
-        assert self.inbox._launches == []
-        assert self.inbox.own is None
-        assert not self.inbox.behind
+        assert self.tensor_queue._launches == []
+        assert self.tensor_queue.own is None
+        assert not self.tensor_queue.behind
 
 
 class Run:
@@ -105,17 +105,17 @@ def test_a_call_of_several_tensors_is_asked_for_as_a_whole_or_not_at_all() -> No
     def scene(at: int) -> bool:
         rank = Rank()
         _, entries = rank.entries("g[0]", "g[1]", "g[2]")
-        struck = strike(at, lambda: rank.inbox.submit(entries))
+        struck = strike(at, lambda: rank.tensor_queue.submit(entries))
         request = rank.look()
         asked = [ask.name for ask in request.asks] if request is not None else []
         assert asked in ([], ["g[0]", "g[1]", "g[2]"])
         if not asked:
             assert struck
-            rank.inbox.submit(entries)
+            rank.tensor_queue.submit(entries)
             assert len(cast("Request", rank.look()).asks) == 3
         else:
             with pytest.raises(ValueError, match="in flight"):
-                rank.inbox.submit(entries)
+                rank.tensor_queue.submit(entries)
         return struck
 
     assert each_place(scene) > 10
@@ -127,11 +127,11 @@ def test_a_call_without_a_name_is_counted_if_it_is_submitted() -> None:
     def scene(at: int) -> bool:
         rank = Rank()
         _, entries = rank.entries(ANONYMOUS)
-        struck = strike(at, lambda: rank.inbox.submit(entries))
+        struck = strike(at, lambda: rank.tensor_queue.submit(entries))
         first = rank.look()
         _, others = rank.entries(ANONYMOUS)
-        rank.inbox.answered(1)
-        rank.inbox.submit(others)
+        rank.tensor_queue.answered(1)
+        rank.tensor_queue.submit(others)
         second = rank.look()
         asked = [ask.name for request in (first, second) if request is not None for ask in request.asks]
         assert asked == [f"noname.0.{i}" for i in range(len(asked))]
@@ -151,14 +151,14 @@ def test_calls_of_a_replayed_step_run_once(names: tuple[str, str]) -> None:
             for name in names:
                 handle, entries = rank.entries(name or ANONYMOUS)
                 if step == 1:
-                    called_away = strike(at, lambda entries=entries: rank.inbox.submit(entries))  # type: ignore[misc]
+                    called_away = strike(at, lambda entries=entries: rank.tensor_queue.submit(entries))  # type: ignore[misc]
                     struck = struck or called_away
-                    rank.inbox.stuck()  # the control thread looks
-                    if called_away and entries[0].name not in rank.inbox.pending():
+                    rank.tensor_queue.stuck()  # the control thread looks
+                    if called_away and entries[0].name not in rank.tensor_queue.pending():
                         handle, entries = rank.entries(name or ANONYMOUS)
-                        rank.inbox.submit(entries)
+                        rank.tensor_queue.submit(entries)
                 else:
-                    rank.inbox.submit(entries)
+                    rank.tensor_queue.submit(entries)
                 handles.append(handle)
             rank.work()
         assert not any(handle.pending for handle in handles)
@@ -175,16 +175,16 @@ def test_starts_tells_which_of_many_have_been_started() -> None:
         rank = Rank(("a", "b", "c"))
         known = [rank.recurring(name) for name in ("a", "b")]
         first = rank.recurring("c")
-        rank.inbox.again_together([(one, 64, None) for one in (*known, first)])
+        rank.tensor_queue.again_together([(one, 64, None) for one in (*known, first)])
         rank.work()
         everything = [*known, rank.recurring("c"), rank.recurring("alien")]
         before = [one.starts for one in everything]
-        struck = strike(at, lambda: rank.inbox.again_together([(one, 128, None) for one in everything]))
+        struck = strike(at, lambda: rank.tensor_queue.again_together([(one, 128, None) for one in everything]))
         rank.look()
         rest = [one for one, count in zip(everything, before) if one.starts == count]
         assert all(one.state == IDLE for one in rest)
         assert struck or not rest
-        rank.inbox.again_together([(one, 128, None) for one in rest])
+        rank.tensor_queue.again_together([(one, 128, None) for one in rest])
         rank.work()
         assert rank.ran == [["a", "b", "c"]] * 2
         assert [one.starts - count for one, count in zip(everything, before)] == [1] * 4
@@ -198,7 +198,7 @@ def test_an_allreduce_that_a_thread_runs_itself_is_finished_by_the_engine() -> N
     def scene(at: int) -> bool:
         rank = Rank(("x",))
         entry = rank.recurring("x")
-        rank.inbox.again(entry, 64, None)
+        rank.tensor_queue.again(entry, 64, None)
         rank.work()
         before = entry.starts
         replayed = rank.meter.replayed
@@ -211,7 +211,7 @@ def test_an_allreduce_that_a_thread_runs_itself_is_finished_by_the_engine() -> N
         assert rank.meter.replayed - replayed == entry.starts - before
         rank.engine.at_once(entry, 64, None)
         assert rank.ran[-1] == ["x"]
-        assert rank.inbox.running == 0
+        assert rank.tensor_queue.running == 0
         return struck
 
     assert each_place(scene) > 20
@@ -225,10 +225,10 @@ def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
         entries = [rank.recurring("a"), rank.recurring("b")]
         struck = False
         for step in range(3):
-            rank.inbox.again_together([(one, 64, None) for one in entries], waits=True)
+            rank.tensor_queue.again_together([(one, 64, None) for one in entries], waits=True)
             handle, members = rank.entries("g[0]", "g[1]")
             called: list[int] = []
-            rank.inbox.submit(members, waits=True)
+            rank.tensor_queue.submit(members, waits=True)
             handle.then(lambda called=called: called.append(1))  # type: ignore[misc]
             if step == 1:
                 struck = strike(at, lambda: rank.engine.help(handle))  # noqa: B023  # called at once
@@ -239,7 +239,7 @@ def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
             assert handle.wait() == [None, None]
             assert not any(one.pending for one in entries)
         assert len(rank.ran) == 3
-        assert rank.inbox.pending() == []
+        assert rank.tensor_queue.pending() == []
         assert rank.meter.replayed == 3
         return struck
 
@@ -250,7 +250,7 @@ def test_an_interrupted_wait_for_a_device_is_not_wanted_any_more() -> None:
     def scene(at: int) -> bool:
         rank = Rank()
         entry = rank.recurring("x")
-        rank.inbox.again(entry, 64, None)
+        rank.tensor_queue.again(entry, 64, None)
 
         def end(since_s: float) -> float:
             entry.complete(0, None, -1)
@@ -268,13 +268,13 @@ def test_an_interrupted_wait_for_a_device_is_not_wanted_any_more() -> None:
 def test_an_error_is_told_until_the_next_start() -> None:
     rank = Rank()
     entry = rank.recurring("x")
-    rank.inbox.again(entry, 64, None)
+    rank.tensor_queue.again(entry, 64, None)
     entry.fail(MismatchError("of this call"))
     for _ in range(2):  # the first may have been interrupted behind it
         with pytest.raises(MismatchError, match="of this call"):
             entry.wait()
-    rank.inbox.retire([entry])
-    rank.inbox.again(entry, 64, None)
+    rank.tensor_queue.retire([entry])
+    rank.tensor_queue.again(entry, 64, None)
     assert entry.error is None
 
 
@@ -284,22 +284,22 @@ def test_a_thread_that_is_inside_gets_a_named_error_and_changes_nothing() -> Non
     entry = rank.recurring("x")
     handle, entries = rank.entries("y")
     calls: list[Callable[[], object]] = [
-        lambda: rank.inbox.submit(entries),
-        lambda: rank.inbox.again(entry, 64, None),
+        lambda: rank.tensor_queue.submit(entries),
+        lambda: rank.tensor_queue.again(entry, 64, None),
         lambda: rank.engine.at_once(entry, 64, None),
-        lambda: rank.inbox.name(entries),
+        lambda: rank.tensor_queue.name(entries),
     ]
-    with rank.inbox.lock:
+    with rank.tensor_queue.lock:
         for call in calls:
             with pytest.raises(ReentrantCall, match="signal handler or a finalizer"):
                 call()
-        assert rank.inbox.steps() == 0
+        assert rank.tensor_queue.steps() == 0
     assert entry.starts == 0
-    rank.inbox.submit(entries)
+    rank.tensor_queue.submit(entries)
     waits: list[Callable[[], object]] = [handle.wait, lambda: rank.engine.at_once(entry, 64, None)]
 
     for runner, threads in ((get_ident(), set()), (0, {get_ident()})):
-        rank.inbox.running, rank.engine.threads = runner, threads
+        rank.tensor_queue.running, rank.engine.threads = runner, threads
         for call in waits:
             with pytest.raises(ReentrantCall):
                 call()

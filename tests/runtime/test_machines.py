@@ -1,4 +1,4 @@
-"""The coordinator and the ranks' inboxes as machines: whatever negotiation finishes replay finishes, in any interleaving."""
+"""The coordinator and the ranks' tensor queues as machines: whatever negotiation finishes replay finishes, in any interleaving."""
 
 from __future__ import annotations
 

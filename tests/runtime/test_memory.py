@@ -157,7 +157,7 @@ def test_memory_stands_still(
 
 
 class Listener(Loop):
-    """A loop whose ranks launch nothing, and remember schedules as an inbox does."""
+    """A loop whose ranks launch nothing, and remember schedules as a tensor queue does."""
 
     def __init__(self) -> None:
         super().__init__(True)

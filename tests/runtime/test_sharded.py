@@ -114,13 +114,13 @@ def test_a_void_batch_commits_false_and_comes_again() -> None:
             assert time.monotonic() < until_s, f"rank {rank} is not in replay after {len(values)} steps"
             meet.wait(PATIENCE_S)  # both have looked
             values.append(float(small().wait()[0]))
-            replaying[rank] = job.inbox.standing() is not None
+            replaying[rank] = job.tensor_queue.standing() is not None
             meet.wait(PATIENCE_S)
         return values
 
     def await_launch(job: Job) -> None:
         until_s = time.monotonic() + PATIENCE_S
-        while (standing := job.inbox.standing()) is None or not standing.launched:
+        while (standing := job.tensor_queue.standing()) is None or not standing.launched:
             assert time.monotonic() < until_s, f"the batch was not launched; the rank stands at {standing}"
             time.sleep(0.001)
 

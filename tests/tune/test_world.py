@@ -18,7 +18,7 @@ from ddlcore.hooks import TransportProvider
 from ddlcore.job import Job
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.registry import Distribution, Registry
-from ddlcore.runtime import inbox
+from ddlcore.runtime import tensor_queue
 from ddlcore.testing import World
 from ddlcore.tune.log import CsvLog, read_log
 from ddlcore.tune.pilot import Pilot, Plan
@@ -44,7 +44,7 @@ KNOCK = Knob("knock_bytes", choices=(1, 2), reopens=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "now_ns", 0.0)
     monkeypatch.setattr(PlantedTransport, "opened", [])
-    monkeypatch.setattr(inbox, "now_ns", Clock.read)
+    monkeypatch.setattr(tensor_queue, "now_ns", Clock.read)
 
 
 def registry_with_planted() -> Registry:

@@ -267,7 +267,7 @@ class EngineOperations(Operations):
         places = [entry.target.owner for entry in entries if entry.target is not None]
         if len({id(array) for array in places}) < len(places):
             raise InvalidArgument("an array stands twice in one call that writes in place; pass each array once")
-        job.inbox.name(entries)  # now, for what is submitted later comes in another order
+        job.tensor_queue.name(entries)  # now, for what is submitted later comes in another order
         landing = [place for entry in entries for place in _brought_to_host(entry)]
         sources = [entry.source.owner for entry in entries]
         for entry in entries:

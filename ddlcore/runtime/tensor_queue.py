@@ -17,7 +17,7 @@ from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import ANONYMOUS, DECIDED, IDLE, PENDING, Entry, Recurring
 from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
 
-__all__ = ["GONE", "Inbox"]
+__all__ = ["GONE", "TensorQueue"]
 
 LEAVE_AFTER_S = 0.005  # or so many times what the batch usually waits, whichever is more
 USUAL_TIMES = 4.0
@@ -27,7 +27,7 @@ WATCH_S = 0.1
 GONE = -1  # in place of the thread that runs a batch: a signal handler has called it away
 
 
-class Inbox:
+class TensorQueue:
     """Entries by (process set, name), and the schedule they fill while one is replayed.
 
     Any thread may submit; the control thread takes requests out; the engine launches. One lock
@@ -444,7 +444,7 @@ class Inbox:
                 self._unanswered = False
 
     def take(self, set_id: int, names: Iterable[str]) -> list[Entry | None]:
-        """The entries of a batch, out of the inbox; None for what this rank has not asked for (it has joined)."""
+        """The entries of a batch, out of the tensor queue; None for what this rank has not asked for (it has joined)."""
         with self.lock:
             if self.behind:
                 self.catch_up()
@@ -714,7 +714,7 @@ class Inbox:
             return self._replay.drain(highest) if self._replay is not None else []
 
     def put_back(self, launch: Launch[Entry]) -> bool:
-        """A void batch's entries are pending again; False once the inbox is closed."""
+        """A void batch's entries are pending again; False once the tensor queue is closed."""
         with self.lock:
             self._launches.remove(launch)
             return not self._closed

@@ -1,0 +1,150 @@
+"""The tensor queue by itself, in replay: what a fork, an error and a thread that was called away leave behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlcore.errors import MismatchError
+from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
+from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.meter import Meter
+from ddlcore.runtime.request import IDLE, PENDING, Entry, Recurring
+from ddlcore.runtime.schedule import Launch
+from ddlcore.runtime.tensor_queue import TensorQueue
+from ddlcore.types import Buffer, DType, Kind
+
+SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
+
+
+def replaying() -> tuple[TensorQueue, Recurring]:
+    """A tensor queue whose schedule is one batch of one tensor, and that tensor."""
+    completion = Completion()
+    tensor_queue = TensorQueue(completion, lambda: None)
+    tensor_queue.learn(Arranged(0, b"", (Planned(0, Kind.ALLREDUCE, ("x",), (encode(SPEC),), False),)))
+    tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
+    return tensor_queue, Recurring(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+
+
+def test_a_forked_child_launches_nothing_of_its_parent() -> None:
+    tensor_queue, entry = replaying()
+    tensor_queue.again(entry, 64, None, waits=True)
+    assert tensor_queue.is_ready()
+    tensor_queue.disown(lambda: RuntimeError("forked"))
+    assert not tensor_queue.is_ready()
+    assert tensor_queue.launch() is None
+
+
+def test_an_error_that_nobody_waited_for_is_not_the_next_call_s() -> None:
+    tensor_queue, entry = replaying()
+    tensor_queue.again(entry, 64, None)
+    entry.fail(MismatchError("of an earlier call"))
+    assert entry.state == IDLE
+    tensor_queue.launch()
+    tensor_queue.again(entry, 128, None)
+    entry.complete(0, None, -1)
+    entry.wait()
+    assert entry.source.address == 128
+
+
+def test_the_engine_is_woken_for_a_batch_whose_thread_was_called_away() -> None:
+    """The thread said that it would wait, and never came to it."""
+    tensor_queue, entry = replaying()
+    woken = []
+    tensor_queue.again(entry, 64, None, waits=True)
+    tensor_queue.work.notify = lambda n=1: woken.append(n)  # type: ignore[method-assign]  # what is counted
+    assert tensor_queue.stuck() is None
+    assert woken
+
+
+def test_a_batch_that_is_ready_behind_another_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine sits in the one before, for which this one may have to run first; seated or not, it asks to leave."""
+    completion, names = Completion(), ("x", "y")
+    tensor_queue = TensorQueue(completion, lambda: None)
+    planned = tuple(Planned(0, Kind.ALLREDUCE, (name,), (encode(SPEC),), False) for name in names)
+    tensor_queue.learn(Arranged(0, b"", planned))
+    tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
+    x, y = (Recurring(completion, 0, name, SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,))) for name in names)
+    now_s = 0.0
+    monkeypatch.setattr("ddlcore.runtime.tensor_queue.time.monotonic", lambda: now_s)
+    for seated in (False, True):
+        tensor_queue.again(x, 64, None)
+        assert tensor_queue.launch() is not None
+        tensor_queue.again(y, 64, None)
+        assert (y.replay is tensor_queue._replay, tensor_queue.is_ready()) == (True, True)
+        assert tensor_queue.stuck() is None, "not at once"
+        now_s += 10.0
+        assert tensor_queue.stuck() == 1, f"seated: {seated}"
+        assert tensor_queue.stuck() is None, "it asks once"
+        assert tensor_queue.launch() is not None
+        for launch, entry in zip(list(tensor_queue._launches), (x, y)):
+            tensor_queue.delivered(launch)
+            entry.complete(0, None, -1)
+
+
+def test_those_before_a_refused_one_are_asked_for() -> None:
+    completion, woken = Completion(), []
+    tensor_queue = TensorQueue(completion, lambda: woken.append(1))
+    entry = Recurring(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    with pytest.raises(ValueError, match="already in flight"):
+        tensor_queue.again_together([(entry, 64, None), (entry, 64, None)])
+    assert woken == [1]
+    request = tensor_queue.take_request()
+    assert request is not None
+    assert len(request.asks) == 1
+
+
+def seated() -> tuple[TensorQueue, Recurring, Launch[Entry]]:
+    """The same after the first call, which gave the tensor its seat; and its launch."""
+    tensor_queue, entry = replaying()
+    tensor_queue.again(entry, 64, None, waits=True)
+    launch = tensor_queue.launch()
+    assert launch is not None
+    tensor_queue.delivered(launch)
+    entry.complete(0, None, -1)
+    return tensor_queue, entry, launch
+
+
+class Here:
+    """Stands for a way to run a batch that the caller may take."""
+
+    resumable = True
+
+
+def test_a_call_that_is_a_batch_by_itself_is_launched_and_landed_at_once() -> None:
+    tensor_queue, entry, launch = seated()
+    launch.position.run = Here()
+    with tensor_queue.lock:
+        again = tensor_queue.launch_alone(entry, 128, "owner")
+        assert again is not None
+        assert (again.place, again.number, list(again.entries or ())) == (1, 2, [entry])
+        assert (entry.source.address, entry.source.owner, entry.pending) == (128, "owner", True)
+        assert tensor_queue.land_alone(again, entry, Meter(), 1)
+    assert (entry.source.owner, entry.pending) == (None, False)
+
+
+def test_a_call_is_not_launched_alone_where_another_must_run_it() -> None:
+    tensor_queue, entry, launch = seated()
+    stranger = Recurring(Completion(), 0, "y", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    with tensor_queue.lock:
+        assert tensor_queue.launch_alone(stranger, 64, None) is None  # it has no seat
+        assert tensor_queue.launch_alone(entry, 64, None) is None  # nobody has found out how it is run
+        launch.position.run = Here()
+        entry.state = PENDING
+        assert tensor_queue.launch_alone(entry, 64, None) is None  # it is under way
+        entry.state = IDLE
+    assert tensor_queue.freeze(1) is not None
+    with tensor_queue.lock:
+        assert tensor_queue.launch_alone(entry, 64, None) is None  # nothing is launched any more
+    assert not tensor_queue.is_ready()
+
+
+def test_what_was_launched_alone_waits_for_the_verdict_of_a_freeze() -> None:
+    tensor_queue, entry, launch = seated()
+    launch.position.run = Here()
+    with tensor_queue.lock:
+        again = tensor_queue.launch_alone(entry, 64, None)
+    assert again is not None
+    tensor_queue.freeze(1)
+    with tensor_queue.lock:
+        assert not tensor_queue.land_alone(again, entry, Meter(), 1)
+    assert entry.pending
