@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ class Setting:
     doc: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None
+    former: str = ""  # an earlier name, which is still accepted, with a warning
 
     @property
     def env(self) -> str:
@@ -102,27 +104,28 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("auto", "cpu"),
     ),
     Setting(
-        "fusion_bytes", int, 8 << 20, "largest batch that tensors are fused into, in bytes; 0 fuses nothing", minimum=0
+        "fusion_bytes", int, 8 << 20, "largest bucket that tensors are fused into, in bytes; 0 fuses nothing", minimum=0
     ),
     Setting(
-        "first_batch_bytes",
+        "first_bucket_bytes",
         int,
         1 << 20,
-        "in replay, the first and the last batch of a step have at most so many bytes; 0: as many as any",
+        "in replay, the first and the last bucket of a step have at most so many bytes; 0: as many as any",
         minimum=0,
+        former="first_batch_bytes",
     ),
     Setting(
         "overlap",
         str,
         "auto",
         "in replay, whether tensors in host memory go off while the step computes: on; off: together, at its end; "
-        "auto: off on one host, where that takes the cores that compute, unless a batch size is set",
+        "auto: off on one host, where that takes the cores that compute, unless a bucket size is set",
     ),
     Setting(
         "replay",
         bool,
         True,
-        "1: steps that repeat run without a control message; 0: every batch is negotiated",
+        "1: steps that repeat run without a control message; 0: every bucket is negotiated",
     ),
     Setting(
         "control_address",
@@ -166,10 +169,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("autotune_warmup_steps", int, 2, "steps after each change that do not count", minimum=0),
     Setting("autotune_compression", bool, False, "1: the search may try compression, which changes values"),
     Setting("tuner", str, "auto", "how the search goes: bayes, grid or a plugin's; auto: bayes where it is installed"),
-    Setting("fusion_policy", str, "threshold", "which policy lays tensors out in batches"),
+    Setting("fusion_policy", str, "threshold", "which policy lays tensors out in buckets"),
     Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
     Setting("open_timeout_s", float, 60.0, "how long opening a transport may take, in seconds", minimum=0.1),
-    Setting("leave_timeout_s", float, 10.0, "how long shutdown lets promised batches finish, in seconds", minimum=0.0),
+    Setting("leave_timeout_s", float, 10.0, "how long shutdown lets promised buckets finish, in seconds", minimum=0.0),
     Setting(
         "stall_warning_s",
         float,
@@ -209,7 +212,7 @@ SETTINGS: tuple[Setting, ...] = (
         "directory where each rank writes, as JSON, what it did last when the job fails or stalls, or on flight_signal; "
         "empty: nowhere",
     ),
-    Setting("flight_records", int, 1024, "of how many batches and decisions a rank remembers that; 0: none", minimum=0),
+    Setting("flight_records", int, 1024, "of how many buckets and decisions a rank remembers that; 0: none", minimum=0),
     Setting(
         "flight_signal",
         str,
@@ -227,7 +230,7 @@ SETTINGS: tuple[Setting, ...] = (
         "profiler_ranges",
         bool,
         False,
-        "batches appear by name in the framework's own profiler while that runs, on the thread that runs them",
+        "buckets appear by name in the framework's own profiler while that runs, on the thread that runs them",
     ),
     Setting("timeline_mark_cycles", bool, False, "in the timeline, mark where each period of a schedule begins"),
     Setting(
@@ -307,7 +310,7 @@ class Settings(Mapping[str, Value]):
         return value
 
     def overlaps(self, hosts: int) -> bool:
-        """Whether batches of host memory are to run while the step still computes, of ranks on so many hosts.
+        """Whether buckets of host memory are to run while the step still computes, of ranks on so many hosts.
 
         On one host they would take the cores that compute, and a core has little to hide. Sizes that
         somebody has chosen are kept to. Raises ValueError for a setting that is none.
@@ -315,7 +318,7 @@ class Settings(Mapping[str, Value]):
         wanted = self.text("overlap")
         if wanted not in ("auto", "on", "off"):
             raise ValueError(f"overlap={wanted!r} is none of auto, on, off")
-        chosen = any(self._sources[name] != "default" for name in ("fusion_bytes", "first_batch_bytes"))
+        chosen = any(self._sources[name] != "default" for name in ("fusion_bytes", "first_bucket_bytes"))
         return wanted == "on" or (wanted == "auto" and (hosts > 1 or chosen))
 
     def changed(self, values: Mapping[str, Value]) -> Settings:
@@ -339,7 +342,8 @@ def load_settings(
     a file key that no row has.
     """
     table = {row.name: row for row in rows}
-    file = file or {}
+    file = _renamed(file or {}, table)
+    environ = _renamed_variables(environ, table)
     flags = {name: value for name, value in (flags or {}).items() if value is not None}
     unknown = sorted(set(file) - set(table))
     if unknown:
@@ -358,6 +362,27 @@ def load_settings(
         else:
             values[name], sources[name] = row.default, "default"
     return Settings(values, sources)
+
+
+def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mapping[str, object]:
+    """Return the keys of a config file under the present names of settings; warn where it has a former one."""
+    former = {row.former: row.name for row in table.values() if row.former in file}
+    for old, new in former.items():
+        _warn_former(f"config file: {old}", new)
+    return {former.get(key, key): value for key, value in sorted(file.items(), key=lambda item: item[0] not in former)}
+
+
+def _renamed_variables(environ: Mapping[str, str], table: Mapping[str, Setting]) -> Mapping[str, str]:
+    """Return ``environ`` with the present names of settings for former ones; warn where it has a former one."""
+    found = {f"DDL_{row.former.upper()}": row.env for row in table.values() if row.former}
+    former = {old: new for old, new in found.items() if old in environ}
+    for old, new in former.items():
+        _warn_former(old, new)
+    return {**{new: environ[old] for old, new in former.items()}, **environ} if former else environ
+
+
+def _warn_former(old: str, new: str) -> None:
+    warnings.warn(f"{old} is called {new} now; the old name will go in a later version", FutureWarning, stacklevel=4)
 
 
 def read_toml(path: str | Path) -> dict[str, object]:

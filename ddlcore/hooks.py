@@ -98,7 +98,7 @@ class KernelsProvider(Provider):
 
 @dataclass(frozen=True)
 class FusionProvider(Provider):
-    """A way to lay tensors out in batches; the target is a class with the method of FusionPolicy."""
+    """A way to lay tensors out in buckets; the target is a class with the method of FusionPolicy."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Hooks:
 
     @hookspec
     def ddl_fusion_policies(self) -> Sequence[FusionProvider]:
-        """Ways to lay tensors out in batches."""
+        """Ways to lay tensors out in buckets."""
         return ()
 
     @hookspec

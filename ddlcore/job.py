@@ -333,7 +333,7 @@ class Job:
         )
 
     def _enter(self) -> None:
-        fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_batch_bytes")
+        fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_bucket_bytes")
         place = (self.launched.rank, self._ranks, self._ordinal)
         hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self.overlaps)
         self._link.say(hello)
@@ -460,7 +460,7 @@ class Job:
     def compressor(self, name: str) -> Compressor:
         """This job's compressor of that name. Raises InvalidArgument for a name that no plugin offers.
 
-        Of what leaves it to the setting: the one that the setting names here. What a batch travels as the coordinator
+        Of what leaves it to the setting: the one that the setting names here. What a bucket travels as the coordinator
         says, see ``Spec.compressor_by``.
         """
         if name == BY_SETTING:
@@ -511,7 +511,7 @@ class Job:
     # --- end
 
     def shutdown(self, reason: str = "called shutdown()", settle: bool = False) -> None:
-        """Leaves the world: promised batches run to their end, what is unfinished raises Closed. Idempotent.
+        """Leaves the world: promised buckets run to their end, what is unfinished raises Closed. Idempotent.
 
         Other ranks need not do the same at the same time: a call that needs this rank raises PeerLost there.
         ``settle``: the user's program has come to its end, so what it has left to a companion is done first, and

@@ -21,7 +21,7 @@ __all__ = [
     "Arranged",
     "Arrive",
     "Ask",
-    "Batch",
+    "Bucket",
     "Busy",
     "Bye",
     "Differ",
@@ -118,7 +118,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     spec: bytes  # an encoded Spec: the coordinator compares bytes and decodes each kind of them once
     rows: tuple[int, ...] = ()  # allgather: (rows,); alltoall: rows to each member; else ()
-    stamp: int = -1  # index of the last batch whose completion the user's code has observed
+    stamp: int = -1  # index of the last bucket whose completion the user's code has observed
     digest: bytes = b""  # of an object's bytes, so that they are trusted only as announced here
 
 
@@ -135,7 +135,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     version: str
     fusion_bytes: int  # rank 0's value counts
     pid: int = 0
-    first_batch_bytes: int = 0  # rank 0's value counts
+    first_bucket_bytes: int = 0  # rank 0's value counts
     overlap: bool = True  # likewise
 
 
@@ -181,13 +181,13 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """The last word after Farewell: every batch that was promised has run; the end of the process is no loss."""
+    """The last word after Farewell: every bucket that was promised has run; the end of the process is no loss."""
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
     """Where a rank is in replay; no control message. An ``alarm`` says that it has been there for long, ``moved`` that it is no more.
 
-    ``launched``: in the batch at ``place``, and waiting for the others; else that is the next one, of
+    ``launched``: in the bucket at ``place``, and waiting for the others; else that is the next one, of
     whose tensors ``missing`` have not been asked for.
     """
 
@@ -195,7 +195,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
     place: int
     launched: bool
     set_id: int
-    names: tuple[str, ...]  # of the batch
+    names: tuple[str, ...]  # of the bucket
     missing: tuple[str, ...] = ()
     alarm: bool = False
     moved: bool = False  # it has gone on from where it gave the alarm
@@ -209,7 +209,7 @@ class Busy(msgspec.Struct, frozen=True, array_like=True, tag="busy"):
     """
 
     what: str  # in words: "allreduce 'x'", "leaving replay (Drain of epoch 3)"
-    index: int  # of a batch; -1 where it is something else
+    index: int  # of a bucket; -1 where it is something else
     set_id: int  # whose members take part in it
     names: tuple[str, ...]  # of its tensors
     waits_s: float = 0.0
@@ -345,7 +345,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     text: str
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
+class Bucket(msgspec.Struct, frozen=True, array_like=True, tag="bucket"):
     """One collective, at its place in the one order of all process sets."""
 
     index: int
@@ -370,7 +370,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 
 class Planned(msgspec.Struct, frozen=True, array_like=True):
-    """One batch of a schedule. A hole is negotiated each time, at its place: sizes or bytes differ from step to step."""
+    """One bucket of a schedule. A hole is negotiated each time, at its place: sizes or bytes differ from step to step."""
 
     set_id: int
     kind: Kind
@@ -382,17 +382,17 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Arranged(msgspec.Struct, frozen=True, array_like=True, tag="arranged"):
-    """A schedule, told once: the batches of one period, in the order in which every rank launches its own of them."""
+    """A schedule, told once: the buckets of one period, in the order in which every rank launches its own of them."""
 
     schedule: int
     digest: bytes
-    batches: tuple[Planned, ...]
+    buckets: tuple[Planned, ...]
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
     """From here on ``schedule`` is replayed.
 
-    A place is period * batches + position. Launching begins at ``start``; what is not beyond
+    A place is period * buckets + position. Launching begins at ``start``; what is not beyond
     ``after[set]`` has run already.
     """
 
@@ -421,7 +421,7 @@ class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
     epoch: int
     highest: tuple[tuple[int, int], ...]  # (set id, place)
     lowest: tuple[tuple[int, int], ...]
-    items: tuple[Batch | Failure | Arranged | Resume | Adjust, ...] = ()  # what comes next; else discovery
+    items: tuple[Bucket | Failure | Arranged | Resume | Adjust, ...] = ()  # what comes next; else discovery
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
@@ -429,7 +429,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
     epoch: int
     serial: int
-    items: tuple[Batch | Failure | Arranged | Resume | Adjust, ...]
+    items: tuple[Bucket | Failure | Arranged | Resume | Adjust, ...]
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
@@ -440,7 +440,7 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
 
 
 class Farewell(msgspec.Struct, frozen=True, array_like=True, tag="farewell"):
-    """The answer to Bye: no batch comes after it."""
+    """The answer to Bye: no bucket comes after it."""
 
 
 class Where(msgspec.Struct, frozen=True, array_like=True, tag="where"):

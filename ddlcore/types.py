@@ -113,7 +113,7 @@ Product = ReduceOp.Product
 
 
 class Kind(IntEnum):
-    """What a batch does. The last three change the job itself and carry no tensor."""
+    """What a bucket does. The last three change the job itself and carry no tensor."""
 
     ALLREDUCE = 0
     ALLGATHER = 1

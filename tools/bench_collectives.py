@@ -133,10 +133,10 @@ def whole_call(rounds: int) -> dict[str, Any]:
 
     for _ in range(WHOLE_CALLS):
         call()
-    before = job.stats()["batches_replayed"]
+    before = job.stats()["buckets_replayed"]
     back = together.slowest([seconds(call, WHOLE_CALLS, together.barrier) for _ in range(rounds)])
     idle = [after_idling(call, together) for _ in range(rounds)]
-    replayed = (job.stats()["batches_replayed"] - before) / (rounds * (WHOLE_CALLS + IDLE_CALLS))
+    replayed = (job.stats()["buckets_replayed"] - before) / (rounds * (WHOLE_CALLS + IDLE_CALLS))
     bare = [after_idling(bare_call(x, job), together) for _ in range(rounds)]
     return {"back": back, "idle": idle, "replayed": replayed, "bare": bare}
 

@@ -50,7 +50,7 @@ class OverShm(PretendTransport):
 
 @contextmanager
 def released(how: str) -> Iterator[None]:
-    """Within it, batches are released so: nothing is told, and not known (EVENT) or taken for granted (UNSAFE)."""
+    """Within it, buckets are released so: nothing is told, and not known (EVENT) or taken for granted (UNSAFE)."""
     call = Commit.__call__
     try:
         if how != COMMIT:

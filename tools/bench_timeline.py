@@ -1,10 +1,10 @@
-"""Counts and times what a timeline costs on the way of a batch, and measures whole steps with and without one, in alternation.
+"""Counts and times what a timeline costs on the way of a bucket, and measures whole steps with and without one, in alternation.
 
 Run: python tools/bench_timeline.py [--np 2] [--rounds 15] [--no-steps] [--json FILE]
 
-The costs: stores into the ring and nanoseconds, of a tensor and of a batch. The steps: of a loop that runs from
+The costs: stores into the ring and nanoseconds, of a tensor and of a bucket. The steps: of a loop that runs from
 memory, on ranks of their own; a ratio is the median over the rounds, with its 95 % interval. The exit status
-is 1 where a batch costs more than 2 µs or a tensor more than one store (--no-check: 0).
+is 1 where a bucket costs more than 2 µs or a tensor more than one store (--no-check: 0).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddlcore.observe.recorder import Recorder
 from ddlcore.observe.records import Record, Ring
 from ddlcore.types import Kind
 
-BATCH_LIMIT_NS = 2000.0
+BUCKET_LIMIT_NS = 2000.0
 STORES_LIMIT = 1.0
 CALLS = 20_000
 LOOPS = {"one small tensor": (1, 1024), "400 small tensors": (400, 1024), "8 tensors of 1 MiB": (8, 1 << 18)}
@@ -51,7 +51,7 @@ def _recorder() -> tuple[Recorder, Ring]:
 
 
 def _calls(recorder: Recorder, tensors: int) -> dict[str, tuple[Callable[[], object], int, int]]:
-    """What is called on the way: by name, the call, and how many tensors and batches it is for."""
+    """What is called on the way: by name, the call, and how many tensors and buckets it is for."""
     entries = [SimpleNamespace(set_id=0, name=f"t{i}", spec_bytes=b"") for i in range(tensors)]
     started = [(entry, 0, None) for entry in entries]
     planned = Planned(0, Kind.ALLREDUCE, tuple(entry.name for entry in entries), (b"",) * tensors)
@@ -62,7 +62,7 @@ def _calls(recorder: Recorder, tensors: int) -> dict[str, tuple[Callable[[], obj
         "a tensor, each by itself (again)": (lambda: again(entries[0], 0, None), 1, 0),
         f"a tensor of {tensors} together (again_together)": (lambda: together(started), tensors, 0),
         "a tensor that is negotiated (submit)": (lambda: submit(entries), tensors, 0),
-        "a batch (batch)": (lambda: recorder.batch(planned, 3, 1, 2), 0, 1),
+        "a bucket (bucket)": (lambda: recorder.bucket(planned, 3, 1, 2), 0, 1),
         "a wait (waited)": (lambda: recorder.waited(1, 2), 0, 1),
     }
 
@@ -71,16 +71,16 @@ def costs(tensors: int = 400, calls: int = CALLS) -> dict[str, tuple[float, floa
     """(stores, ns) of each, the best of five rounds."""
     found = {}
     recorder, ring = _recorder()
-    for name, (call, for_tensors, for_batches) in _calls(recorder, tensors).items():
+    for name, (call, for_tensors, for_buckets) in _calls(recorder, tensors).items():
         count = max(calls // max(for_tensors, 1), 10)
-        best_ns = min(_timed(call, count) for _ in range(5)) / max(for_tensors, for_batches)
+        best_ns = min(_timed(call, count) for _ in range(5)) / max(for_tensors, for_buckets)
         found[name] = (0.0, best_ns)
     recorder, ring = _recorder()
     counted = ring.slots = CountedSlots(ring.slots)
-    for name, (call, for_tensors, for_batches) in _calls(recorder, tensors).items():
+    for name, (call, for_tensors, for_buckets) in _calls(recorder, tensors).items():
         before = counted.stores
         call()
-        found[name] = ((counted.stores - before) / max(for_tensors, for_batches), found[name][1])
+        found[name] = ((counted.stores - before) / max(for_tensors, for_buckets), found[name][1])
     return found
 
 
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missed = [
         name
         for name, (stores, ns) in found.items()
-        if stores > STORES_LIMIT or ("batch" in name and ns > BATCH_LIMIT_NS)
+        if stores > STORES_LIMIT or ("bucket" in name and ns > BUCKET_LIMIT_NS)
     ]
     for name in missed:
         print(f"misses its limit: {name}")

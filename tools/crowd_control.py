@@ -27,7 +27,7 @@ from ddlcore.messages import (
     PROTOCOL,
     Answer,
     Ask,
-    Batch,
+    Bucket,
     Bye,
     Done,
     Farewell,
@@ -79,7 +79,7 @@ class Client:
         else:
             assert isinstance(message, Answer), message
             for item in message.items:
-                assert isinstance(item, Batch), item
+                assert isinstance(item, Bucket), item
                 self.ran += item.names
             if message.serial == self.serial and self.serial < REQUESTS:
                 return self._request()

@@ -32,7 +32,7 @@ from ddlcore.messages import (
     Answer,
     Arranged,
     Ask,
-    Batch,
+    Bucket,
     Bye,
     Drain,
     Farewell,
@@ -73,7 +73,7 @@ class Cost:
     down: int = 0
     up_bytes: int = 0
     down_bytes: int = 0
-    batches: int = 0  # that rank 0 was told, or has launched by itself
+    buckets: int = 0  # that rank 0 was told, or has launched by itself
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Rank:
     unsent: list[Ask] = field(default_factory=list)
     schedules: dict[int, Arranged] = field(default_factory=dict)
     replay: Replay[Ask] | None = None
-    batches: int = 0
+    buckets: int = 0
     coming: deque[tuple[float, Ask]] = field(default_factory=deque)  # (when, what) becomes ready in this step
 
     def submit(self, ask: Ask) -> None:
@@ -110,7 +110,7 @@ class Rank:
         while self.replay is not None and self.replay.ready():
             for ask in self.replay.launch().entries or ():
                 del self.pending[ask.name]
-            self.batches += 1
+            self.buckets += 1
 
     def request(self) -> Request | None:
         """What is to be sent, if anything is and may be."""
@@ -142,10 +142,10 @@ class Rank:
 
     def _items(self, items: tuple[object, ...]) -> None:
         for item in items:
-            if isinstance(item, Batch):
+            if isinstance(item, Bucket):
                 for name in item.names:
                     del self.pending[name]
-                self.batches += 1
+                self.buckets += 1
             elif isinstance(item, Arranged):
                 self.schedules[item.schedule] = item
             else:
@@ -191,7 +191,7 @@ class World:
 
     def _play(self, messages: Mapping[int, ToCoordinator] | None = None) -> Cost:
         self.cost = Cost()
-        before = self.ranks[0].batches
+        before = self.ranks[0].buckets
         for number, message in (messages or {}).items():
             self._send(number, message)
         for rank in self.ranks:
@@ -210,7 +210,7 @@ class World:
             else:
                 self._go_on(self.ranks[number])
         assert not any(rank.pending or rank.coming for rank in self.ranks), "every tensor has run everywhere"
-        self.cost.batches = self.ranks[0].batches - before
+        self.cost.buckets = self.ranks[0].buckets - before
         return self.cost
 
     # --- a rank's side
@@ -291,7 +291,7 @@ def program(world: World, steps: int) -> Iterator[tuple[str, Cost]]:
 def verdict(stretch: str, cost: Cost) -> str:
     """ "ok" or "MISSED" for a stretch that has a target, else ""."""
     if stretch == "replayed":
-        return "ok" if cost.up == cost.down == 0 and cost.cpu_s == 0.0 and cost.batches > 0 else "MISSED"
+        return "ok" if cost.up == cost.down == 0 and cost.cpu_s == 0.0 and cost.buckets > 0 else "MISSED"
     if stretch.startswith("discovered"):
         return "ok" if cost.cpu_s <= TARGET_S else "MISSED"
     return ""
@@ -303,14 +303,14 @@ def simulate(ranks: int, tensors: int, steps: int) -> bool:
     print(
         f"{ranks} ranks x {tensors} tensors; messages and bytes are those of one rank, up to and down from the coordinator"
     )
-    print(f"{'':32}{'CPU s':>9}{'batches':>9}{'up':>7}{'down':>7}{'KB up':>9}{'KB down':>9}   target")
+    print(f"{'':32}{'CPU s':>9}{'buckets':>9}{'up':>7}{'down':>7}{'KB up':>9}{'KB down':>9}   target")
     met = True
     for stretch, cost in program(World(ranks, tensors), steps):
         word = verdict(stretch, cost) if applies or stretch == "replayed" else ""
         met = met and word != "MISSED"
         limit = "" if not word else "0 messages, 0 s: " if stretch == "replayed" else f"{TARGET_S:g} s: "
         print(
-            f"{stretch:32}{cost.cpu_s:9.3f}{cost.batches:9d}{cost.up / ranks:7.1f}{cost.down / ranks:7.1f}"
+            f"{stretch:32}{cost.cpu_s:9.3f}{cost.buckets:9d}{cost.up / ranks:7.1f}{cost.down / ranks:7.1f}"
             f"{cost.up_bytes / ranks / 1e3:9.2f}{cost.down_bytes / ranks / 1e3:9.2f}   {limit}{word}",
             flush=True,
         )

@@ -64,7 +64,7 @@ def join(device: int = -1, job: Job | None = None) -> int:
 
 
 def _control(job: Job, set_id: int, name: str, spec: Spec) -> Handle:
-    """Submits an operation without a tensor; its result is the batch's."""
+    """Submits an operation without a tensor; its result is the bucket's."""
     handle = Handle(job.completion, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
     job.submit([Entry(handle, 0, set_id, name, spec, encode(spec))])
     return handle

@@ -34,7 +34,7 @@ def built_version(transport: str) -> int:
 def enabled(transport: str) -> bool:
     """Whether the present world's global process set uses it, alone or among others. Raises NotInitialized before ``init``.
 
-    For tensors on a device that is settled when the set's first batch there runs; until then it is not used.
+    For tensors on a device that is settled when the set's first bucket there runs; until then it is not used.
     """
     return transport in current_job().sets.transports(0)
 

@@ -448,7 +448,7 @@ def process_sets() -> dict[int, list[int]]:
 
 
 def stats() -> Stats:
-    """What this rank has counted since ``init``: messages, batches, bytes, seconds, routes.
+    """What this rank has counted since ``init``: messages, buckets, bytes, seconds, routes.
 
     ``Stats`` documents the keys. Any thread, signal handlers and finalizers included; costs nothing but this call.
     """

@@ -1,4 +1,4 @@
-"""Decides by a size threshold which tensors share a batch; knows keys and sizes, never tensors."""
+"""Decides by a size threshold which tensors share a bucket; knows keys and sizes, never tensors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["ThresholdFusion"]
 
 
 class ThresholdFusion:
-    """Fills batches in order of arrival up to ``fusion_bytes``; 0 gives every tensor its own.
+    """Fills buckets in order of arrival up to ``fusion_bytes``; 0 gives every tensor its own.
 
-    With ``first_batch_bytes`` (a whole period, in the order in which its tensors become ready) the first batch is
+    With ``first_bucket_bytes`` (a whole period, in the order in which its tensors become ready) the first bucket is
     no larger than that, so that it starts early, and so is the last, which nothing is left to hide behind. A
-    batch then does not reach past a tensor of its key that is too large, and runs at the place of its last member.
+    bucket then does not reach past a tensor of its key that is too large, and runs at the place of its last member.
 
-    Each key has one batch open, so tensors of other keys in between do not part a batch. A batch runs
+    Each key has one bucket open, so tensors of other keys in between do not part a bucket. A bucket runs
     at the place of its first member (of its last, in a period). Tensors of one grouped call stay together where they fit; a
     tensor that is larger than the threshold goes alone.
     """
@@ -25,32 +25,32 @@ class ThresholdFusion:
         limit = params["fusion_bytes"]
         if limit <= 0:
             return [[position] for position in range(len(ready))]
-        period = "first_batch_bytes" in params
-        edge = min(params.get("first_batch_bytes", 0) or limit, limit)
+        period = "first_bucket_bytes" in params
+        edge = min(params.get("first_bucket_bytes", 0) or limit, limit)
         units = _units(ready, limit)
         tail = _tail(ready, units, edge) if edge < limit else len(units)
-        batches: list[list[int]] = []
-        filling: dict[object, tuple[list[int], int]] = {}  # key: its open batch, the bytes in it
+        buckets: list[list[int]] = []
+        filling: dict[object, tuple[list[int], int]] = {}  # key: its open bucket, the bytes in it
         for i, (unit, nbytes) in enumerate(units):
             if i == tail:
                 filling.clear()
             key = ready[unit[0]].key
-            batch, filled = filling.get(key, ([], 0))
-            room = edge if batch and batch is batches[0] else limit
-            if batch and filled + nbytes <= room:
-                batch += unit
-                filling[key] = (batch, filled + nbytes)
+            bucket, filled = filling.get(key, ([], 0))
+            room = edge if bucket and bucket is buckets[0] else limit
+            if bucket and filled + nbytes <= room:
+                bucket += unit
+                filling[key] = (bucket, filled + nbytes)
                 continue
-            batches.append(list(unit))
+            buckets.append(list(unit))
             if nbytes <= limit:
-                filling[key] = (batches[-1], nbytes)
-            elif period:  # else what is too large leaves the open batch open
+                filling[key] = (buckets[-1], nbytes)
+            elif period:  # else what is too large leaves the open bucket open
                 filling.pop(key, None)
-        return sorted(batches, key=max) if period else batches
+        return sorted(buckets, key=max) if period else buckets
 
 
 def _tail(ready: Sequence[Ready], units: Sequence[tuple[list[int], int]], edge: float) -> int:
-    """The unit at which the last batch begins: what comes last of one key, as much as fits."""
+    """The unit at which the last bucket begins: what comes last of one key, as much as fits."""
     first, filled = len(units), 0
     for i in reversed(range(len(units))):
         unit, nbytes = units[i]

@@ -146,12 +146,12 @@ def ddl_adapters() -> list[AdapterProvider]:
 
 @hookimpl
 def ddl_fusion_policies() -> list[FusionProvider]:
-    """Filling batches up to a size."""
+    """Filling buckets up to a size."""
     return [
         FusionProvider(
             name="threshold",
             target="ddlcore.builtin.fusion:ThresholdFusion",
-            doc="in order of readiness, up to fusion_bytes a batch",
+            doc="in order of readiness, up to fusion_bytes a bucket",
         )
     ]
 

@@ -44,10 +44,10 @@ class SoloTransport(Transport):
         return DONE
 
     def prepare(self, plan: Plan) -> Prepared:
-        return _PreparedBatch(self, plan)
+        return _PreparedBucket(self, plan)
 
 
-class _PreparedBatch(Prepared):
+class _PreparedBucket(Prepared):
     def __init__(self, transport: SoloTransport, plan: Plan) -> None:
         self._kernels = transport.context.kernels
         self._plan = plan
@@ -100,7 +100,7 @@ class QueuedSolo(Transport):
         return self.copy(source.address, target.address, source.nbytes)
 
     def prepare(self, plan: Plan) -> Prepared:
-        return _QueuedBatch(self, plan)
+        return _QueuedBucket(self, plan)
 
     def copy(self, source: int, target: int, nbytes: int) -> Work:
         """Queues one copy, where there is something to copy."""
@@ -109,7 +109,7 @@ class QueuedSolo(Transport):
         return DONE
 
 
-class _QueuedBatch(Prepared):
+class _QueuedBucket(Prepared):
     def __init__(self, transport: QueuedSolo, plan: Plan) -> None:
         self._transport = transport
         self._kernels = transport.context.kernels

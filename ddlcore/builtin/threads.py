@@ -117,7 +117,7 @@ class ThreadsTransport(Transport):
         return DONE
 
     def prepare(self, plan: Plan) -> Prepared:
-        return _PreparedBatch(self, plan)
+        return _PreparedBucket(self, plan)
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
         dense(source, target)
@@ -168,7 +168,7 @@ class ThreadsTransport(Transport):
         return self.part()
 
 
-class _PreparedBatch(Prepared):
+class _PreparedBucket(Prepared):
     """Each rank reduces its share of every tensor, and writes it into every rank's target.
 
     Nobody else reads or writes that share, so that source and target may be the same memory.

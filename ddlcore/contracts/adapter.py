@@ -56,7 +56,7 @@ class Adapter(ABC):
         """A stretch of time called ``name`` in the framework's own profiler, on the thread that enters it.
 
         None while no profiler runs, or where there is none. Only with the setting profiler_ranges it is asked
-        for, once a batch; any thread.
+        for, once a bucket; any thread.
         """
         return None
 

@@ -20,7 +20,7 @@ class Compressor(ABC):
     Names of other process sets than the global one have its number before them. What was called without a name, and
     reducescatter, comes under the empty name, whose state is never to be kept: ``commit("", False)`` follows at once.
     ``casts``: ``encode`` and ``decode`` do nothing but the kernels' ``pack`` and ``unpack``, so that those of a
-    whole batch may be one call of these in their place; nothing is committed.
+    whole bucket may be one call of these in their place; nothing is committed.
     """
 
     name: str = ""
@@ -45,7 +45,7 @@ class Compressor(ABC):
     def encode(self, name: str, source: Buffer, target: Buffer, scale: float) -> None:
         """Writes ``scale * source`` into ``target`` (``encoded_count`` elements, of the wire type).
 
-        State changes for good only in ``commit``: until then the batch may turn out void.
+        State changes for good only in ``commit``: until then the bucket may turn out void.
         """
 
     @abstractmethod
@@ -53,4 +53,4 @@ class Compressor(ABC):
         """Writes ``scale * source`` (of the wire type) into ``target`` (of the tensor's)."""
 
     def commit(self, name: str, valid: bool) -> None:
-        """The batch of the last ``encode`` of ``name`` was delivered, or was void and will come again."""
+        """The bucket of the last ``encode`` of ``name`` was delivered, or was void and will come again."""

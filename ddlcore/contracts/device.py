@@ -67,7 +67,7 @@ class Queue(ABC):
     def packer(
         self, counts: Sequence[int], dtype: DType, wire: DType, scale: float
     ) -> Callable[[Sequence[int], int], None]:
-        """``pack`` of a batch that comes again and again, arranged once: called with (sources, target)."""
+        """``pack`` of a bucket that comes again and again, arranged once: called with (sources, target)."""
 
     @abstractmethod
     def unpacker(

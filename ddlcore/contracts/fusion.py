@@ -1,4 +1,4 @@
-"""The fusion door: which tensors that are ready together share a batch, and in what order."""
+"""The fusion door: which tensors that are ready together share a bucket, and in what order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["FusionPolicy", "Ready"]
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A tensor that every member has ready. Only tensors of equal ``key`` may share a batch."""
+    """A tensor that every member has ready. Only tensors of equal ``key`` may share a bucket."""
 
     name: str
     key: object  # set, kind, type, op, scales, device, compressor: what one collective must have in common
@@ -21,12 +21,12 @@ class Ready:
 
 
 class FusionPolicy(Protocol):
-    """Pure and deterministic: the same tensors and parameters give the same batches."""
+    """Pure and deterministic: the same tensors and parameters give the same buckets."""
 
     def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
-        """Batches, in the order they run, as positions in ``ready``; each position exactly once.
+        """Buckets, in the order they run, as positions in ``ready``; each position exactly once.
 
-        ``params`` holds at least ``fusion_bytes``; where a whole period is laid out also ``first_batch_bytes``
+        ``params`` holds at least ``fusion_bytes``; where a whole period is laid out also ``first_bucket_bytes``
         (0: no bound of its own). Ragged kinds never come here.
         """
         ...

@@ -45,7 +45,7 @@ LINUX_FUNCTIONS = {
 if sys.platform == "linux":
     FUNCTIONS |= LINUX_FUNCTIONS
 SOURCES = (
-    "batch.py",
+    "bucket.py",
     "code.py",
     "compile.py",
     "elements.py",

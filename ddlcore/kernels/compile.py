@@ -30,9 +30,9 @@ def compile_object() -> bytes:
     """The object file with every one of FUNCTIONS."""
     import llvmlite.binding as llvm
 
-    from ddlcore.kernels import batch, loops, whole
+    from ddlcore.kernels import bucket, loops, whole
 
-    rooms: list[Any] = [loops, batch, whole]
+    rooms: list[Any] = [loops, bucket, whole]
     if sys.platform == "linux":
         from ddlcore.kernels import exchange, lanes, ring
 

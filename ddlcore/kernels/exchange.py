@@ -5,7 +5,7 @@ Imported only while compiling. Arguments are int64.
 
 from __future__ import annotations
 
-from ddlcore.kernels.batch import ITEMSIZE
+from ddlcore.kernels.bucket import ITEMSIZE
 from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import CHUNK, COUNTS, DTYPE, IN_USED, OP, POSTSCALE, PRESCALE, RANK, SIZE, TABLE, TOTAL
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write

@@ -196,7 +196,7 @@ def reserve(frame: int, lane: int, round_: int, nbytes: int) -> int:
 
 @compiled("qqq")
 def enter(frame: int, round_: int, idle: int) -> int:
-    """Says whether this rank comes into the batch that begins with ``round_`` without data; publishing shows it.
+    """Says whether this rank comes into the bucket that begins with ``round_`` without data; publishing shows it.
 
     Waits, hardly ever, until nobody looks for the mark of ROUNDS rounds ago; not 0: aborted.
     """

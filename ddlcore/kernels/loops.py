@@ -1,4 +1,4 @@
-"""Emits the innermost loops over elements as LLVM vector code; knows element types, nothing of batches and ranks.
+"""Emits the innermost loops over elements as LLVM vector code; knows element types, nothing of buckets and ranks.
 
 Why not plain numba loops: source and target may be the same memory, and LLVM's vectoriser then falls
 back to one element at a time; numba has no bfloat16; and a hundred small numba functions take half a

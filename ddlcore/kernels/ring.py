@@ -1,4 +1,4 @@
-"""Allreduce over the lanes, for numba: one batch from the first chunk to the last, without the GIL.
+"""Allreduce over the lanes, for numba: one bucket from the first chunk to the last, without the GIL.
 
 Elements meet in rank order, whatever the chunks; source and target may be the same memory, since a rank
 overwrites a chunk only after it has published it. Entry is all or nothing: with its first chunk a rank says
@@ -8,7 +8,7 @@ tensor. Imported only while compiling. Arguments are int64.
 
 from __future__ import annotations
 
-from ddlcore.kernels.batch import ITEMSIZE
+from ddlcore.kernels.bucket import ITEMSIZE
 from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import (
     BEGUN,
@@ -59,7 +59,7 @@ SLEEPS = 2  # of SLEEP_NS each: how long one try waits
 VOID = 3  # somebody came without data: nothing was written
 
 
-# --- a batch of tensors as one run of elements: (tensor, offset) is a place in it
+# --- a bucket of tensors as one run of elements: (tensor, offset) is a place in it
 
 
 @compiled("qqqqqqq", "qq")
@@ -293,7 +293,7 @@ def _allreduce(plan: int, idle: int, sleeps: int) -> int:
 
 @compiled(FUNCTIONS["ddl_allreduce"])
 def ddl_allreduce(plan: int) -> int:
-    """One batch: the tensors of the plan, as one run of elements."""
+    """One bucket: the tensors of the plan, as one run of elements."""
     return _allreduce(plan, 0, 0)
 
 
@@ -315,5 +315,5 @@ def ddl_allreduce_try(plan: int) -> int:
 
 @compiled(FUNCTIONS["ddl_allreduce_idle"])
 def ddl_allreduce_idle(plan: int) -> int:
-    """Takes part in a batch without data, which makes it void on every rank: the plan's addresses are not followed."""
+    """Takes part in a bucket without data, which makes it void on every rank: the plan's addresses are not followed."""
     return _allreduce(plan, 1, 0)

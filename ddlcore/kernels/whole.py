@@ -5,7 +5,7 @@ Imported only while compiling. Arguments are int64 (addresses, counts, codes) or
 
 from __future__ import annotations
 
-from ddlcore.kernels.batch import BLOCK, BLOCK_BYTES, I64, ITEMSIZE
+from ddlcore.kernels.bucket import BLOCK, BLOCK_BYTES, I64, ITEMSIZE
 from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, stack, write
 

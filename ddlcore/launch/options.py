@@ -32,6 +32,7 @@ def _option(row: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option(
         row.flag,
         *_ALSO.get(row.name, ()),
+        *(["--" + row.former.replace("_", "-")] if row.former else []),
         row.name,
         default=None,
         metavar=metavar,

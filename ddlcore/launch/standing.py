@@ -26,7 +26,7 @@ class Row:
     host: str
     steps: int = 0
     step_s: float | None = None
-    waiting: float | None = None  # which share of its time its threads waited for batches
+    waiting: float | None = None  # which share of its time its threads waited for buckets
     cpu: float | None = None  # cores that were busy for it
     resident_bytes: int = 0
     gpu: float | None = None

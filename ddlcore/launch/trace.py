@@ -43,7 +43,7 @@ def summary(file: Path, target: Path | None, as_json: bool) -> None:
     except OSError as error:
         raise click.ClickException(f"ddl timeline: {error.filename}: {error.strerror}") from None
     if not found.ranks:
-        raise click.ClickException(f"ddl timeline: {file} holds no batch; was init() called, and anything reduced?")
+        raise click.ClickException(f"ddl timeline: {file} holds no bucket; was init() called, and anything reduced?")
     if as_json:
         click.echo(json.dumps({"exposed": found.exposed, **asdict(found)}))
     else:

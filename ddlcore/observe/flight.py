@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlcore.contracts.atomic import replacing
-from ddlcore.messages import Batch, Planned, decode_spec
+from ddlcore.messages import Bucket, Planned, decode_spec
 from ddlcore.observe.stacks import all_stacks
 
 __all__ = ["Flight"]
@@ -25,14 +25,14 @@ log = logging.getLogger("ddl")
 
 
 class Flight:
-    """A rank's. ``launches`` is filled in passing, one store a batch, by whoever launches: see ``TensorQueue.launch``."""
+    """A rank's. ``launches`` is filled in passing, one store a bucket, by whoever launches: see ``TensorQueue.launch``."""
 
     def __init__(self, records: int = 1024) -> None:
         """``records``: how many launches are kept, rounded up to a power of two, and how many of all else. 0: none."""
         self._keeps = records > 0  # one slot there is in any case: who launches asks nothing
         self.mask = (1 << max(records - 1, 0).bit_length()) - 1
         self.launches: list[tuple[int, int, Planned, int] | None] = [None] * (self.mask + 1)
-        self._batches: deque[dict[str, Any]] = deque(maxlen=records)
+        self._buckets: deque[dict[str, Any]] = deque(maxlen=records)
         self._decisions: deque[tuple[float, str, Mapping[str, Any]]] = deque(maxlen=records)
         self._sequence = 0
 
@@ -40,10 +40,10 @@ class Flight:
         """Something was decided, here or by the coordinator. Any thread."""
         self._decisions.append((time.monotonic(), what, said))
 
-    def begin(self, batch: Batch) -> dict[str, Any]:
-        """A batch that was negotiated is entered; ``done`` it is when it has ended. The engine's thread."""
-        record = {"batch": batch, "at_s": time.monotonic(), "state": "started", "took_s": 0.0}
-        self._batches.append(record)
+    def begin(self, bucket: Bucket) -> dict[str, Any]:
+        """A bucket that was negotiated is entered; ``done`` it is when it has ended. The engine's thread."""
+        record = {"bucket": bucket, "at_s": time.monotonic(), "state": "started", "took_s": 0.0}
+        self._buckets.append(record)
         return record
 
     def done(self, record: dict[str, Any], state: str = "completed") -> None:
@@ -52,7 +52,7 @@ class Flight:
         record["took_s"] = time.monotonic() - record["at_s"]
 
     def entries(self, under_way: Collection[int]) -> list[dict[str, Any]]:
-        """All batches that are kept, the oldest first. ``under_way``: numbers of launches that have not ended."""
+        """All buckets that are kept, the oldest first. ``under_way``: numbers of launches that have not ended."""
         found = []
         for launch in list(self.launches):
             if launch is not None and self._keeps:
@@ -62,10 +62,10 @@ class Flight:
                 entry = _entry(planned.set_id, planned.kind.name, names, at_ns * 1e-9, state)
                 entry |= {"collective_seq_id": place, "launch": number, "replayed": True, **_sizes(planned.specs)}
                 found.append(entry)
-        for record in list(self._batches):
-            batch: Batch = record["batch"]
-            entry = _entry(batch.set_id, batch.kind.name, list(batch.names), record["at_s"], record["state"])
-            entry |= {"collective_seq_id": batch.index, "replayed": False, "duration_ms": record["took_s"] * 1000}
+        for record in list(self._buckets):
+            bucket: Bucket = record["bucket"]
+            entry = _entry(bucket.set_id, bucket.kind.name, list(bucket.names), record["at_s"], record["state"])
+            entry |= {"collective_seq_id": bucket.index, "replayed": False, "duration_ms": record["took_s"] * 1000}
             found.append(entry)
         found.sort(key=lambda entry: entry["time_created_ns"])
         for number, entry in enumerate(found):

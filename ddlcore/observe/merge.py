@@ -129,7 +129,7 @@ def merge(paths: Sequence[Path], target: Path) -> list[str]:
 
 
 def _mark_ready(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
-    """In the negotiation of the lowest rank of each batch, a mark for each rank that became ready, and when."""
+    """In the negotiation of the lowest rank of each bucket, a mark for each rank that became ready, and when."""
     negotiated: dict[tuple[Any, ...], list[tuple[int, Event, float]]] = {}
     for number, (part, events) in enumerate(zip(parts, rows)):
         slices = [e for e in events if e.get("name", "").startswith("NEGOTIATE_") and e.get("ph") == "X"]
@@ -138,7 +138,7 @@ def _mark_ready(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
             end = round(one["ts"] + one["dur"], 3)
             top = tops.get((one["tid"], end))
             last = max(top["args"]["ready_us"], default=0.0) if top is not None else 0.0
-            key = (part.facts.get("world"), one["args"]["batch"], top["args"]["set"] if top is not None else 0)
+            key = (part.facts.get("world"), one["args"]["bucket"], top["args"]["set"] if top is not None else 0)
             negotiated.setdefault(key, []).append((number, one, one["ts"] + last))
     for members in negotiated.values():
         first, at, _ = members[0]
@@ -146,7 +146,7 @@ def _mark_ready(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
             mark = {"name": str(parts[number].facts.get("rank", parts[number].pid)), "ph": "i", "s": "t"}
             clamped = min(max(ready, at["ts"]), at["ts"] + at["dur"])  # where it may be seen: within the slice
             place = {"pid": at["pid"], "tid": at["tid"], "ts": round(clamped, 3)}
-            rows[first].append({**mark, **place, "args": {"ready": at["args"]["batch"], "at": round(ready, 3)}})
+            rows[first].append({**mark, **place, "args": {"ready": at["args"]["bucket"], "at": round(ready, 3)}})
 
 
 def _metadata(parts: Sequence[Part]) -> Event:

@@ -34,7 +34,7 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
     def total(name: str, doc: str, value: float) -> Family:
         return Family(name, "counter", doc, "", (("", value),))
 
-    batches = [(way, stats[f"batches_{way}"]) for way in ("negotiated", "replayed", "void")]
+    buckets = [(way, stats[f"buckets_{way}"]) for way in ("negotiated", "replayed", "void")]
     return [
         total(
             "ddl_steps_total",
@@ -52,11 +52,18 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
             tuple(sorted(stats["bytes"].items())),
         ),
         Family(
+            "ddl_buckets_total",
+            "counter",
+            "Buckets that ran: decided by the coordinator, replayed, or in vain.",
+            "how",
+            tuple(buckets),
+        ),
+        Family(
             "ddl_batches_total",
             "counter",
-            "Batches that ran: decided by the coordinator, replayed, or in vain.",
+            "The former name of ddl_buckets_total; it will go in a later version.",
             "how",
-            tuple(batches),
+            tuple(buckets),
         ),
         Family(
             "ddl_stage_seconds_total",
@@ -72,7 +79,7 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
         ),
         total(
             "ddl_commit_messages_total",
-            "Between hosts, that a batch had been launched by all.",
+            "Between hosts, that a bucket had been launched by all.",
             stats["commit_messages"],
         ),
         total("ddl_stall_messages_total", "About what waits for too long.", stats["stall_messages"]),

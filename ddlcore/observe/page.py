@@ -36,21 +36,21 @@ def sentences(summary: Summary) -> list[str]:
         of = f"a step ({step:.2f} ms, median of {steps} that ran from memory)" if steps else "what was recorded"
         said.append(f"{summary.exposed:.1%} of {of} is spent standing in ddl: exposed communication.")
         overlap = statistics.fmean(row.overlap for row in summary.ranks)
-        said.append(f"{overlap:.0%} of the time in which batches are under way is hidden behind the user's own work.")
+        said.append(f"{overlap:.0%} of the time in which buckets are under way is hidden behind the user's own work.")
     said.append(
-        f"{summary.replayed} batches ran from memory and {summary.negotiated} were negotiated; negotiation took "
+        f"{summary.replayed} buckets ran from memory and {summary.negotiated} were negotiated; negotiation took "
         f"{summary.negotiation_s:.3f} s, bytes on their way {summary.wire_s:.3f} s, copies {summary.copy_s:.3f} s, all ranks together."
     )
-    if summary.tensors_a_batch:
+    if summary.tensors_a_bucket:
         limit = f" of {_bytes(summary.fusion_bytes)} that fusion allows" if summary.fusion_bytes else ""
         said.append(
-            f"An allreduce's batch holds {summary.tensors_a_batch:.1f} tensors, {_bytes(summary.bytes_a_batch)}{limit}."
+            f"An allreduce's bucket holds {summary.tensors_a_bucket:.1f} tensors, {_bytes(summary.bytes_a_bucket)}{limit}."
         )
     late = max(summary.ranks, key=lambda row: row.last * row.late_ms, default=None)
     whole = sum(row.last for row in summary.ranks)
     if late is not None and whole and len(summary.ranks) > 1:
         said.append(
-            f"Rank {late.rank} holds the others up most: last to {late.last / whole:.0%} of the batches, "
+            f"Rank {late.rank} holds the others up most: last to {late.last / whole:.0%} of the buckets, "
             f"by {late.late_ms:.3f} ms (median)."
         )
     said += _clocks(summary)
@@ -91,21 +91,21 @@ def tables(summary: Summary) -> list[Table]:
             ],
         ),
         (
-            "Batches by their time on the wire",
-            ["batch", "operation", "count", "tensors", "size", "wire ms", "share"],
+            "Buckets by their time on the wire",
+            ["bucket", "operation", "count", "tensors", "size", "wire ms", "share"],
             [
                 [
                     plain(row.names), plain(row.kind.lower()), str(row.count), str(row.tensors), _bytes(row.nbytes), f"{row.wire_ms:.3f}",
                     f"{row.share:.1%}",
                 ]
-                for row in summary.batches
+                for row in summary.buckets
             ],
         ),
     ]  # fmt: skip
     if summary.tensors:
         rows = [[plain(row.name), str(row.count), f"{row.held_ms:.3f}"] for row in summary.tensors]
         found.append(
-            ("Tensors that their batch waited for", ["tensor", "times last", "ms behind the one before"], rows)
+            ("Tensors that their bucket waited for", ["tensor", "times last", "ms behind the one before"], rows)
         )
     return found
 
@@ -176,7 +176,7 @@ def _stragglers(summary: Summary) -> str:
     for i, row in enumerate(rows):
         y = 8 + i * ROW
         width = (WIDTH - LEFT - 240) * row.last / most
-        label = f"{row.last / whole:.0%} of batches, {row.late_ms:.3f} ms behind" if row.last else "never"
+        label = f"{row.last / whole:.0%} of buckets, {row.late_ms:.3f} ms behind" if row.last else "never"
         shapes += [
             _text(LEFT - 8, y + 12, f"rank {row.rank}", "end"),
             _rect(LEFT, y, width, BAR, NEGOTIATE, label),
@@ -205,7 +205,7 @@ def _step(summary: Summary, runs: Sequence[Run], waits: Iterable[Event], span: t
     rows = {row.pid: i for i, row in enumerate(summary.ranks[:SHOWN_RANKS])}
     begin, end = span
     scale = (WIDTH - LEFT - 20) / max(end - begin, 1e-3)
-    height = 40  # of a rank: its waits above, its batches below
+    height = 40  # of a rank: its waits above, its buckets below
     shapes = []
     for row in summary.ranks[:SHOWN_RANKS]:
         y = 34 + rows[row.pid] * height
@@ -233,7 +233,7 @@ def _step(summary: Summary, runs: Sequence[Run], waits: Iterable[Event], span: t
         put(run.pid, run.ended - run.copied_out, run.ended, 14, 12, COPY, "copy out")
     bottom = 34 + height * len(rows)
     axis = [_text(LEFT, bottom + 10, "0"), _text(WIDTH - 20, bottom + 10, f"{(end - begin) / 1000:.2f} ms", "end")]
-    key = _key([(EXPOSED, "standing in ddl"), (HIDDEN, "batch under way"), (COPY, "copies of the fusion buffer")])
+    key = _key([(EXPOSED, "standing in ddl"), (HIDDEN, "bucket under way"), (COPY, "copies of the fusion buffer")])
     return _svg(bottom + 18, [key, *shapes, *axis])
 
 

@@ -1,4 +1,4 @@
-"""Remembers when each tensor was asked for, until its batch has run; cheap where many are asked for at once."""
+"""Remembers when each tensor was asked for, until its bucket has run; cheap where many are asked for at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from ddlcore.messages import Batch, Planned
+from ddlcore.messages import Bucket, Planned
 
 __all__ = ["Readiness"]
 
@@ -21,7 +21,7 @@ class _Call:
     def __init__(self, entries: Sequence[Any]) -> None:
         self.entries = tuple(entries)  # kept: their ids are the key under which this is found
         self.keys = frozenset((entry.set_id, entry.name) for entry in entries)
-        self.covers: dict[int, tuple[Planned, bool]] = {}  # by id of a planned batch: whether all of it is in here
+        self.covers: dict[int, tuple[Planned, bool]] = {}  # by id of a planned bucket: whether all of it is in here
 
     def covers_all(self, planned: Planned) -> bool:
         known = self.covers.get(id(planned))
@@ -38,7 +38,7 @@ class Readiness:
         self._ready: dict[Key, list[int]] = {}
         self._anonymous: dict[tuple[int, bytes], deque[str]] = {}  # names of calls without one, in order
         self._calls: dict[tuple[int, ...], _Call] = {}
-        self._together: list[tuple[int, _Call, list[Planned]]] = []  # when, what, and which batches of it have run
+        self._together: list[tuple[int, _Call, list[Planned]]] = []  # when, what, and which buckets of it have run
 
     def one(self, set_id: int, name: str, spec: bytes, at_ns: int) -> None:
         """A tensor was asked for."""
@@ -64,8 +64,8 @@ class Readiness:
             self._spread(*self._together.pop(0))
         self._together.append((at_ns, call, []))
 
-    def of(self, what: Batch | Planned, before_ns: int) -> Sequence[int]:
-        """When the tensors of a batch that began at ``before_ns`` were asked for: each, or one time for all.
+    def of(self, what: Bucket | Planned, before_ns: int) -> Sequence[int]:
+        """When the tensors of a bucket that began at ``before_ns`` were asked for: each, or one time for all.
 
         Where it is not known, that moment.
         """
@@ -88,7 +88,7 @@ class Readiness:
         return 0
 
     def _spread(self, at_ns: int, call: _Call, ran: Sequence[Planned]) -> None:
-        """Its tensors one by one: they are not of one batch."""
+        """Its tensors one by one: they are not of one bucket."""
         done = {(planned.set_id, name) for planned in ran for name in planned.names}
         for key in call.keys - done:
             self._note(key, at_ns)
@@ -101,9 +101,9 @@ class Readiness:
             times.append(at_ns)
             del times[:-MOST]
 
-    def _names(self, what: Batch | Planned) -> Sequence[str]:
-        """Of the batch's tensors as this rank has called them."""
-        if isinstance(what, Batch) or all(what.names):
+    def _names(self, what: Bucket | Planned) -> Sequence[str]:
+        """Of the bucket's tensors as this rank has called them."""
+        if isinstance(what, Bucket) or all(what.names):
             return what.names
         return [name or self._next_anonymous(what.set_id, spec) for name, spec in zip(what.names, what.specs)]
 

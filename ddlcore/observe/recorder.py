@@ -1,6 +1,6 @@
 """What the threads of a rank call while a timeline is recorded: a store or two a call, and nothing is worked out.
 
-Where none is recorded there is no recorder, and callers test for that once a batch.
+Where none is recorded there is no recorder, and callers test for that once a bucket.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-from ddlcore.messages import Batch, Planned
+from ddlcore.messages import Bucket, Planned
 from ddlcore.observe.records import Code, Ring
 
 __all__ = ["Counted", "Recorder"]
 
 
 class Counted(Protocol):
-    """What is counted anyway; a batch's own share is the difference to the batch before."""
+    """What is counted anyway; a bucket's own share is the difference to the bucket before."""
 
     pack_ns: int
     unpack_ns: int
@@ -24,7 +24,7 @@ class Counted(Protocol):
 
 
 class Recorder:
-    """Fills a ring. ``batch`` is called by one thread at a time, all else by any."""
+    """Fills a ring. ``bucket`` is called by one thread at a time, all else by any."""
 
     def __init__(self, ring: Ring, counted: Counted) -> None:
         self.ring = ring
@@ -69,16 +69,16 @@ class Recorder:
 
         return noted
 
-    # --- once a batch
+    # --- once a bucket
 
-    def batch(self, what: Batch | Planned, place: int, begun_ns: int, ended_ns: int) -> None:
+    def bucket(self, what: Bucket | Planned, place: int, begun_ns: int, ended_ns: int) -> None:
         """It has run. ``place``: in the schedule, -1 for one that was negotiated by itself."""
         ring, counted, kind = self.ring, self._counted, what.kind
         pack_ns, unpack_ns, nbytes = counted.pack_ns, counted.unpack_ns, counted.nbytes[kind]
         number = next(ring.numbers)
         ring.slots[number & ring.mask] = (
             number,
-            Code.BATCH,
+            Code.BUCKET,
             begun_ns,
             ended_ns,
             pack_ns - self._pack_ns,
@@ -89,9 +89,9 @@ class Recorder:
         )
         self._pack_ns, self._unpack_ns, self._nbytes[kind] = pack_ns, unpack_ns, nbytes
 
-    def decided(self, batch: Batch) -> None:
+    def decided(self, bucket: Bucket) -> None:
         """The coordinator's word for it has come."""
-        self.ring.put(Code.DECIDED, perf_counter_ns(), batch)
+        self.ring.put(Code.DECIDED, perf_counter_ns(), bucket)
 
     def waited(self, since_ns: int, until_ns: int) -> None:
         """A thread of the user's stood still for it."""
@@ -99,9 +99,9 @@ class Recorder:
 
     # --- now and then
 
-    def replay(self, epoch: int, schedule: int, batches: Sequence[Planned], start: int) -> None:
+    def replay(self, epoch: int, schedule: int, buckets: Sequence[Planned], start: int) -> None:
         """From here on ``schedule`` is replayed."""
-        self.ring.put(Code.REPLAY, perf_counter_ns(), epoch, schedule, batches, start)
+        self.ring.put(Code.REPLAY, perf_counter_ns(), epoch, schedule, buckets, start)
 
     def freeze(self, epoch: int) -> None:
         """Nothing more of it is launched."""

@@ -19,12 +19,12 @@ class Code(IntEnum):
 
     READY = 0  # set id, name, spec: the user has asked for this tensor
     READY_TOGETHER = 1  # recurring entries: for all of these
-    DECIDED = 2  # Batch: the coordinator's word has come
-    BATCH = 3  # end, pack, unpack (all ns), place (-1: negotiated), Batch or Planned, bytes: it has run
+    DECIDED = 2  # Bucket: the coordinator's word has come
+    BUCKET = 3  # end, pack, unpack (all ns), place (-1: negotiated), Bucket or Planned, bytes: it has run
     WAITED = 4  # end: a thread of the user's stood in ``wait``
-    REPLAY = 5  # epoch, number of the schedule, its batches, first place
+    REPLAY = 5  # epoch, number of the schedule, its buckets, first place
     FREEZE = 6  # epoch
-    DRAIN = 7  # end, epoch, batches that were valid, and void, of those that had been held
+    DRAIN = 7  # end, epoch, buckets that were valid, and void, of those that had been held
     DISCOVER = 8  # epoch
     CLOCK = 9  # offset, error (ns): our clock, and that of the coordinator
 

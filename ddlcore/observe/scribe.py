@@ -1,6 +1,6 @@
 """Turns a rank's records into events of a Chrome trace, in Horovod's words; knows no file, thread or clock.
 
-A batch is a row of phases that follow each other. Batches that overlap lie in different rows. What comes
+A bucket is a row of phases that follow each other. Buckets that overlap lie in different rows. What comes
 hundreds of times a second is put together as text: it shares the interpreter with the training.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from ddlcore.messages import Batch, Planned, decode_spec
+from ddlcore.messages import Bucket, Planned, decode_spec
 from ddlcore.observe.readiness import Readiness
 from ddlcore.observe.records import Code, Record
 from ddlcore.types import Kind
@@ -20,13 +20,13 @@ __all__ = ["FIRST_ROW", "MEMCPY_IN", "MEMCPY_OUT", "Scribe"]
 
 MEMCPY_IN, MEMCPY_OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
 USER, REPLAY, FIRST_ROW = 1, 2, 10  # thread ids in the trace
-SHOWN_NAMES = 8  # of a batch that runs from memory; SCHEDULE has them all
+SHOWN_NAMES = 8  # of a bucket that runs from memory; SCHEDULE has them all
 
 _WITHOUT_BYTES = (Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET)
 
 
 class _Place:
-    """What is the same each time a batch of a schedule runs."""
+    """What is the same each time a bucket of a schedule runs."""
 
     def __init__(self, planned: Planned, schedule: int, position: int, wire: str) -> None:
         args: dict[str, Any] = {"tensors": len(planned.names), "set": planned.set_id, "schedule": schedule}
@@ -50,13 +50,13 @@ class Scribe:
         self._host = host
         self._transport = transport
         self._mark_cycles = mark_cycles
-        self._rows: list[int] = []  # by row: when its last batch ended
+        self._rows: list[int] = []  # by row: when its last bucket ended
         self._ready = Readiness()
-        self._decided: dict[int, int] = {}  # by index of the batch
+        self._decided: dict[int, int] = {}  # by index of the bucket
         self._places: dict[tuple[int, int], _Place] = {}  # by schedule and position, those that have run
         self._epoch = 0
         self._schedule = -1
-        self._batches: Sequence[Planned] = ()
+        self._buckets: Sequence[Planned] = ()
         self._since_ns = 0  # when the present replay began, 0: there is none
         self._frozen_ns = 0
 
@@ -75,8 +75,8 @@ class Scribe:
         events: list[str] = []
         for record in records:
             code, at_ns = record[1], record[2]
-            if code == Code.BATCH:
-                self._batch(record, events)
+            if code == Code.BUCKET:
+                self._bucket(record, events)
             elif code == Code.READY_TOGETHER:
                 self._ready.together(record[3], at_ns)
             elif code == Code.WAITED:
@@ -107,9 +107,9 @@ class Scribe:
         else:
             self._close_replay(at_ns, events)
         if code == Code.REPLAY:
-            _, _, _, self._epoch, self._schedule, self._batches, start = record
+            _, _, _, self._epoch, self._schedule, self._buckets, start = record
             self._since_ns = at_ns
-            args = {"epoch": self._epoch, "schedule": self._schedule, "place": start, "batches": len(self._batches)}
+            args = {"epoch": self._epoch, "schedule": self._schedule, "place": start, "buckets": len(self._buckets)}
             # open until it is left: a file that ends here shows it all the same
             events.append(f'{self._head("REPLAY", "B", REPLAY, at_ns)},"args":{_dump(args)}}}')
         elif code == Code.FREEZE:
@@ -127,27 +127,29 @@ class Scribe:
             self._since_ns = 0
             events.append(f"{self._head('REPLAY', 'E', REPLAY, at_ns)}}}")
 
-    # --- batches
+    # --- buckets
 
-    def _batch(self, record: Record, events: list[str]) -> None:
+    def _bucket(self, record: Record, events: list[str]) -> None:
         _, _, begun_ns, ended_ns, pack_ns, unpack_ns, place, what, nbytes = record
         ready = self._ready.of(what, begun_ns)
         first_ns, last_ns = (ready[0], ready[0]) if len(ready) == 1 else (min(ready), max(ready))
         replayed = place >= 0
         asked_ns = last_ns if replayed else begun_ns  # and agreed upon: only the engine's turn is to come
-        if isinstance(what, Batch):
+        if isinstance(what, Bucket):
             decided_ns = self._decided.pop(what.index, begun_ns)
             asked_ns = asked_ns if replayed else min(max(decided_ns, last_ns), begun_ns)
         top_ns = first_ns if replayed else asked_ns
         row = self._row(first_ns, ended_ns, events)
-        name = f"e{self._epoch}.p{place}" if replayed else f"d{what.index}" if isinstance(what, Batch) else "d"
+        name = f"e{self._epoch}.p{place}" if replayed else f"d{what.index}" if isinstance(what, Bucket) else "d"
         if top_ns > first_ns:
-            self._slice(f"NEGOTIATE_{what.kind.name}", row, first_ns, top_ns, events, f'{{"batch":"{name}"}}')
+            self._slice(f"NEGOTIATE_{what.kind.name}", row, first_ns, top_ns, events, f'{{"bucket":"{name}"}}')
         offsets = "" if first_ns == last_ns else ",".join([f"{(at_ns - first_ns) / 1000:.3f}" for at_ns in ready])
-        own = f'"batch":"{name}","nbytes":{nbytes},"entered_us":{(begun_ns - top_ns) / 1000:.3f},"ready_us":[{offsets}]'
+        own = (
+            f'"bucket":"{name}","nbytes":{nbytes},"entered_us":{(begun_ns - top_ns) / 1000:.3f},"ready_us":[{offsets}]'
+        )
         same, wire = self._same(what, place, events)
-        if replayed and self._batches:
-            own += f',"period":{place // len(self._batches)}'
+        if replayed and self._buckets:
+            own += f',"period":{place // len(self._buckets)}'
         self._slice(what.kind.name, row, top_ns, ended_ns, events, f"{same},{own}}}")
         if what.kind in _WITHOUT_BYTES:
             return
@@ -163,19 +165,19 @@ class Scribe:
             self._slice(wire, row, wire_ns, wired_ns, events)
         if ended_ns > wired_ns:
             self._slice(MEMCPY_OUT, row, wired_ns, ended_ns, events)
-        if self._mark_cycles and replayed and self._batches and place % len(self._batches) == 0:
-            events.append(self._instant("CYCLE_START", row, begun_ns, {"period": place // len(self._batches)}))
+        if self._mark_cycles and replayed and self._buckets and place % len(self._buckets) == 0:
+            events.append(self._instant("CYCLE_START", row, begun_ns, {"period": place // len(self._buckets)}))
 
-    def _same(self, what: Batch | Planned, place: int, events: list[str]) -> tuple[str, str]:
+    def _same(self, what: Bucket | Planned, place: int, events: list[str]) -> tuple[str, str]:
         """The arguments that are the same each time, without the closing brace; and what its time on the wire is called."""
-        if place < 0 or not self._batches:
+        if place < 0 or not self._buckets:
             args = {"tensors": len(what.names), "set": what.set_id, "names": list(what.names)}
             return _dump(args)[:-1], self._wire(what.set_id, what.kind)
-        position = place % len(self._batches)
+        position = place % len(self._buckets)
         key = (self._schedule, position)
         known = self._places.get(key)
         if known is None:
-            planned = self._batches[position]
+            planned = self._buckets[position]
             wire = self._wire(what.set_id, what.kind)
             known = self._places[key] = _Place(planned, self._schedule, position, wire)
             specs = [decode_spec(spec) for spec in planned.specs]
@@ -195,7 +197,7 @@ class Scribe:
                 return FIRST_ROW + row
         self._rows.append(until_ns)
         row = FIRST_ROW + len(self._rows) - 1
-        events += self._name_row(row, f"batches {len(self._rows)}")
+        events += self._name_row(row, f"buckets {len(self._rows)}")
         return row
 
     # --- events

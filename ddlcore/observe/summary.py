@@ -11,16 +11,16 @@ from typing import Any
 
 from ddlcore.observe.scribe import MEMCPY_IN, MEMCPY_OUT
 
-__all__ = ["BatchRow", "Cover", "RankRow", "Run", "Summary", "TensorRow", "runs_of", "summarise"]
+__all__ = ["BucketRow", "Cover", "RankRow", "Run", "Summary", "TensorRow", "runs_of", "summarise"]
 
 Event = dict[str, Any]
 Interval = tuple[float, float]
-SHOWN = 10  # rows of the tables of batches and tensors
+SHOWN = 10  # rows of the tables of buckets and tensors
 
 
 @dataclass(frozen=True)
 class Run:
-    """One batch on one rank; times in us of the trace."""
+    """One bucket on one rank; times in us of the trace."""
 
     pid: int
     key: str  # equal on all its ranks
@@ -39,7 +39,7 @@ class Run:
         """(epoch, schedule, period) of one that ran from memory."""
         if "period" not in self.args:
             return None
-        return self.args["batch"].split(".")[0], self.args["schedule"], self.args["period"]
+        return self.args["bucket"].split(".")[0], self.args["schedule"], self.args["period"]
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class RankRow:
     steps: int
     step_ms: float
     exposed: float  # the user's thread stood in ddl
-    communication: float  # batches were under way
+    communication: float  # buckets were under way
     overlap: float  # of that, while the user's thread went on
-    last: int  # batches to which it came last; those that ran from memory, if any did
+    last: int  # buckets to which it came last; those that ran from memory, if any did
     late_ms: float  # by how much, the median of these, behind the median of the others
     offset_us: float | None  # what is added to its clock: 0 where it is the coordinator's
     error_us: float | None  # of its clock, and of its reading it; None: it was not compared with the others'
@@ -62,8 +62,8 @@ class RankRow:
 
 
 @dataclass(frozen=True)
-class BatchRow:
-    """Batches that are alike."""
+class BucketRow:
+    """Buckets that are alike."""
 
     names: str
     kind: str
@@ -76,7 +76,7 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor that came last in its batch."""
+    """A tensor that came last in its bucket."""
 
     name: str
     count: int  # so often
@@ -88,15 +88,15 @@ class Summary:
     """What `ddl timeline summary` shows."""
 
     ranks: list[RankRow]
-    batches: list[BatchRow]
+    buckets: list[BucketRow]
     tensors: list[TensorRow]
-    replayed: int  # batches, of all ranks
+    replayed: int  # buckets, of all ranks
     negotiated: int
     negotiation_s: float  # all ranks together
     wire_s: float
     copy_s: float
-    tensors_a_batch: float
-    bytes_a_batch: float
+    tensors_a_bucket: float
+    bytes_a_bucket: float
     fusion_bytes: int
     changes: dict[str, int] = field(default_factory=dict)  # REPLAY, FREEZE, DRAIN: how often, on the rank with most
 
@@ -107,7 +107,7 @@ class Summary:
 
 
 def runs_of(events: Iterable[Event]) -> list[Run]:
-    """The batches of a trace."""
+    """The buckets of a trace."""
     slices = [event for event in events if event.get("ph") == "X"]
     phases: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for one in slices:
@@ -125,7 +125,7 @@ def runs_of(events: Iterable[Event]) -> list[Run]:
 def _run(pid: int, top: Event, row: Sequence[Event], at: int) -> Run:
     args, begun, ended = top["args"], top["ts"] + top["args"]["entered_us"], top["ts"] + top["dur"]
     before: Event = row[at - 1] if at else {"name": ""}
-    asked = before["name"].startswith("NEGOTIATE_") and before["args"]["batch"] == args["batch"]
+    asked = before["name"].startswith("NEGOTIATE_") and before["args"]["bucket"] == args["bucket"]
     negotiated = float(before["dur"]) if asked else 0.0
     wire = copied_in = copied_out = 0.0
     for one in row[at + 1 :]:
@@ -138,7 +138,7 @@ def _run(pid: int, top: Event, row: Sequence[Event], at: int) -> Run:
         elif one["name"].endswith("_" + top["name"]):
             wire += one["dur"]
     ready = top["ts"] - negotiated + max(args["ready_us"], default=0.0)
-    key = f"{args['set']}.{args['batch']}"
+    key = f"{args['set']}.{args['bucket']}"
     return Run(pid, key, top["name"], begun, ended, ready, wire, copied_in, copied_out, negotiated, args)
 
 
@@ -162,15 +162,15 @@ def summarise(metadata: Mapping[str, Any], events: Sequence[Event]) -> Summary:
     fused = [run for run in runs if run.kind == "ALLREDUCE"]
     return Summary(
         ranks=ranks,
-        batches=_batch_rows(runs, events),
+        buckets=_bucket_rows(runs, events),
         tensors=_tensor_rows(runs, events),
         replayed=sum(run.step is not None for run in runs),
         negotiated=sum(run.step is None for run in runs),
         negotiation_s=sum(run.negotiated for run in runs) / 1e6,
         wire_s=sum(run.wire for run in runs) / 1e6,
         copy_s=sum(run.copied_in + run.copied_out for run in runs) / 1e6,
-        tensors_a_batch=statistics.fmean(run.args["tensors"] for run in fused) if fused else 0.0,
-        bytes_a_batch=statistics.fmean(run.args["nbytes"] for run in fused) if fused else 0.0,
+        tensors_a_bucket=statistics.fmean(run.args["tensors"] for run in fused) if fused else 0.0,
+        bytes_a_bucket=statistics.fmean(run.args["nbytes"] for run in fused) if fused else 0.0,
         fusion_bytes=max((int(one.get("fusion_bytes", 0)) for one in said.values()), default=0),
         changes=dict(most),
     )
@@ -212,7 +212,7 @@ def _rank_row(
 
 
 def _steps(runs: Sequence[Run]) -> list[Interval]:
-    """From the end of one period's last batch to that of the next, where they follow each other."""
+    """From the end of one period's last bucket to that of the next, where they follow each other."""
     ends: dict[tuple[str, int, int], float] = {}
     for run in runs:
         if run.step is not None:
@@ -225,12 +225,12 @@ def _steps(runs: Sequence[Run]) -> list[Interval]:
 
 
 def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
-    """By rank: by how much it came last to a batch, behind the median of the others. One's own work counts, not the network's."""
-    batches: dict[str, list[Run]] = defaultdict(list)
+    """By rank: by how much it came last to a bucket, behind the median of the others. One's own work counts, not the network's."""
+    buckets: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        batches[run.key].append(run)
+        buckets[run.key].append(run)
     late: dict[int, list[float]] = defaultdict(list)
-    for members in batches.values():
+    for members in buckets.values():
         if len({run.pid for run in members}) < 2:
             continue
         came = sorted((run.begun if run.step is not None else run.ready, run.pid) for run in members)
@@ -239,7 +239,7 @@ def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
     return late
 
 
-def _batch_rows(runs: Sequence[Run], events: Iterable[Event]) -> list[BatchRow]:
+def _bucket_rows(runs: Sequence[Run], events: Iterable[Event]) -> list[BucketRow]:
     names = _scheduled(events)
     groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in runs:
@@ -253,7 +253,7 @@ def _batch_rows(runs: Sequence[Run], events: Iterable[Event]) -> list[BatchRow]:
         called = names.get(place, first["names"])
         wire = sum(run.wire for run in alike)
         rows.append(
-            BatchRow(
+            BucketRow(
                 _short(called), kind, len(alike), first["tensors"], max(run.args["nbytes"] for run in alike),
                 wire / len(alike) / 1000, wire / whole,
             )

@@ -1,6 +1,6 @@
-"""What a device has under way that the host has yet to see to: batches that may be void, and memory in use.
+"""What a device has under way that the host has yet to see to: buckets that may be void, and memory in use.
 
-Batches are here until the hosts have told each other that all have launched them with real data. Where a thread of
+Buckets are here until the hosts have told each other that all have launched them with real data. Where a thread of
 the user's waits for one before that, or the hosts cannot, the device tells, when it is done.
 """
 
@@ -18,7 +18,7 @@ from ddlcore.runtime.schedule import Launch
 __all__ = ["Aloft"]
 
 LOOK_S = 0.001  # between two looks while nobody waits
-SLICE_S = 0.0005  # of a wait: a batch that becomes ready meanwhile is launched first
+SLICE_S = 0.0005  # of a wait: a bucket that becomes ready meanwhile is launched first
 
 
 class Aloft:
@@ -31,12 +31,12 @@ class Aloft:
         self.tidy: Callable[[], bool] = lambda: False
         self._completion = completion
         self._meter = meter
-        self._batches: deque[tuple[Launch[Entry], Later]] = deque()  # in the order of their queue
+        self._buckets: deque[tuple[Launch[Entry], Later]] = deque()  # in the order of their queue
         self._untidy = False
 
     def add(self, launch: Launch[Entry], later: Later) -> None:
         """It is queued, and may turn out void."""
-        self._batches.append((launch, later))
+        self._buckets.append((launch, later))
 
     def used(self) -> None:
         """A device has been given something to do, whose memory is to be let go of some day."""
@@ -44,13 +44,13 @@ class Aloft:
 
     def look_s(self) -> float | None:
         """How long the engine may sleep before it is to look here; None: as long as it likes."""
-        return LOOK_S if self._batches or self._untidy else None
+        return LOOK_S if self._buckets or self._untidy else None
 
     def is_due(self, slept: bool, stopped: bool) -> bool:
         """Whether ``landed`` is to be called now: somebody waits for it, or there is something to see to."""
-        if not self._batches:
+        if not self._buckets:
             return slept and self._untidy
-        return slept or stopped or self._completion.wanted or _is_done(self._batches[0][1])
+        return slept or stopped or self._completion.wanted or _is_done(self._buckets[0][1])
 
     def landed(self) -> list[tuple[Launch[Entry], Deliver]]:
         """What is done by now, in order; if somebody waits for that, after a moment's wait for the last of it.
@@ -58,14 +58,14 @@ class Aloft:
         Raises DeviceError where a device has failed, and nothing was done before that; what ``tidy`` raises.
         """
         done: list[tuple[Launch[Entry], Deliver]] = []
-        if self._batches and self._completion.wanted and not _is_done(self._batches[0][1]):
+        if self._buckets and self._completion.wanted and not _is_done(self._buckets[0][1]):
             begun_ns = now_ns()
-            self._batches[-1][1].event.wait(SLICE_S)
+            self._buckets[-1][1].event.wait(SLICE_S)
             self._meter.device_ns += now_ns() - begun_ns
         self._untidy = self.tidy()
         try:
-            while self._batches and self._batches[0][1].event.done():
-                launch, later = self._batches.popleft()
+            while self._buckets and self._buckets[0][1].event.done():
+                launch, later = self._buckets.popleft()
                 done.append((launch, later.deliver))
         except Exception:
             if not done:
@@ -76,21 +76,21 @@ class Aloft:
         """What its set has launched up to ``launch``, in order: done or not, it is no longer here."""
         valid: list[tuple[Launch[Entry], Deliver]] = []
         others: deque[tuple[Launch[Entry], Later]] = deque()
-        for one, later in self._batches:
+        for one, later in self._buckets:
             if one.planned.set_id == launch.planned.set_id and one.place <= launch.place:
                 valid.append((one, later.deliver))
             else:
                 others.append((one, later))
-        self._batches = others
+        self._buckets = others
         return valid
 
     def all(self) -> list[tuple[Launch[Entry], Deliver]]:
         """Everything, done or not; it is no longer here."""
-        batches, self._batches = self._batches, deque()
-        return [(launch, later.deliver) for launch, later in batches]
+        buckets, self._buckets = self._buckets, deque()
+        return [(launch, later.deliver) for launch, later in buckets]
 
     def __bool__(self) -> bool:
-        return bool(self._batches)
+        return bool(self._buckets)
 
 
 def _is_done(later: Later) -> bool:

@@ -1,4 +1,4 @@
-"""Memory that batches are packed into: one growing buffer for each use, never given back during a job."""
+"""Memory that buckets are packed into: one growing buffer for each use, never given back during a job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Decides what runs next: messages of one world's ranks in, batches in one total order out.
+"""Decides what runs next: messages of one world's ranks in, buckets in one total order out.
 
 A sans-I/O state machine: no socket, thread or clock of its own. It knows specs, never tensors.
-Every rank sees the batches of all its process sets in the same order, so that no two ranks can ever
+Every rank sees the buckets of all its process sets in the same order, so that no two ranks can ever
 run two collectives in opposite orders.
 """
 
@@ -19,7 +19,7 @@ from ddlcore.messages import (
     Answer,
     Arranged,
     Ask,
-    Batch,
+    Bucket,
     Busy,
     Bye,
     Drain,
@@ -50,7 +50,7 @@ from ddlcore.types import Kind
 
 __all__ = ["Coordinator"]
 
-Item = Batch | Failure | Arranged | Resume | Adjust
+Item = Bucket | Failure | Arranged | Resume | Adjust
 Outgoing = list[tuple[int, FromCoordinator]]
 
 
@@ -63,7 +63,7 @@ class Coordinator:
         policy: FusionPolicy,
         fusion_bytes: int,
         replay: bool = True,
-        first_batch_bytes: int = 0,
+        first_bucket_bytes: int = 0,
         overlap: bool = True,
         pilot: Pilot | None = None,
         compression: str = "none",
@@ -83,10 +83,10 @@ class Coordinator:
         self._next_index = 0
         self._next_set = 1
         # what lays out a whole period
-        whole = {**self.params, "first_batch_bytes": float(first_batch_bytes), "overlap": float(overlap)}
+        whole = {**self.params, "first_bucket_bytes": float(first_bucket_bytes), "overlap": float(overlap)}
         self.rhythm = Rhythm(policy, whole, self.table.spec, replay)
         self.rhythm.compression = compression
-        sizes: dict[str, Value] = {"fusion_bytes": fusion_bytes, "first_batch_bytes": first_batch_bytes}
+        sizes: dict[str, Value] = {"fusion_bytes": fusion_bytes, "first_bucket_bytes": first_bucket_bytes}
         self.tuning = Tuning(pilot, {**sizes, "overlap": "on" if overlap else "off", "compression": compression})
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
@@ -181,7 +181,7 @@ class Coordinator:
         known = self.rhythm.replaying
         frozen = self.rhythm.answered
         missing = tuple(rank for rank in self._present if rank not in frozen)
-        late = self._freezes.tensors(self.epoch, known.arranged.batches, frozen, self.sets) if known is not None else []
+        late = self._freezes.tensors(self.epoch, known.arranged.buckets, frozen, self.sets) if known is not None else []
         late += [
             Late(pending.name, pending.set_id, tuple(pending.ranks()), (), 0.0) for pending in self.table.complete()
         ]
@@ -231,12 +231,12 @@ class Coordinator:
         names = {rank: ask.name for rank, ask in self.table.joined.items()}
         self.table.none_joined()
         index = self._take_index()
-        return [((rank,), Batch(index, 0, Kind.JOIN, (name,), result=last)) for rank, name in names.items()]
+        return [((rank,), Bucket(index, 0, Kind.JOIN, (name,), result=last)) for rank, name in names.items()]
 
     # --- deciding
 
     def _decide(self, ready: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
-        """Checks what has become ready, and lays it out in batches in the order in which it did."""
+        """Checks what has become ready, and lays it out in buckets in the order in which it did."""
         items: list[tuple[Iterable[int], Item]] = []
         ready = list(dict.fromkeys(ready))  # a join may find again what has just become ready
         for pending in ready:
@@ -263,33 +263,33 @@ class Coordinator:
         items: list[tuple[Iterable[int], Item]] = []
         rest = list(runnable)
         while rest:
-            batches = self._arrange(rest)
-            count, known = self._observe(rest, batches)
-            for batch in batches if count == len(rest) else self._arrange(rest[:count]):
-                if self.table.holds(batch[0]):  # a set that was removed a moment ago has taken it with it
-                    items += self._start(batch)
+            buckets = self._arrange(rest)
+            count, known = self._observe(rest, buckets)
+            for bucket in buckets if count == len(rest) else self._arrange(rest[:count]):
+                if self.table.holds(bucket[0]):  # a set that was removed a moment ago has taken it with it
+                    items += self._start(bucket)
             if known is not None:
                 return items + self._resume(known)  # the rest is of the next period: it is offered to the schedule
             rest = rest[count:]
         return items
 
-    def _observe(self, runnable: Sequence[Pending], batches: Sequence[Sequence[Pending]]) -> tuple[int, Known | None]:
+    def _observe(self, runnable: Sequence[Pending], buckets: Sequence[Sequence[Pending]]) -> tuple[int, Known | None]:
         """How many of ``runnable`` come before the end of a period that is proven by it, and its schedule."""
         if self.table.joined:
             self.rhythm.touched(self.table.key(pending) for pending in runnable)
             return len(runnable), None
-        numbers = {pending: self._next_index + i for i, batch in enumerate(batches) for pending in batch}
+        numbers = {pending: self._next_index + i for i, bucket in enumerate(buckets) for pending in bucket}
         tensors = [(self.table.key(pending), numbers[pending], pending.stamp) for pending in runnable]
         return self.rhythm.decided(tensors, lambda i: not self.table.are_mates(runnable[i], runnable[i + 1]))
 
-    def _start(self, batch: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
-        for pending in batch:
+    def _start(self, bucket: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
+        for pending in bucket:
             self.table.take(pending)
-        spec = self.table.spec_of(batch[0])
+        spec = self.table.spec_of(bucket[0])
         if spec.kind is Kind.REMOVE_SET and spec.ranks is not None and spec.ranks[0] not in self.sets:
             text = f"process set {spec.ranks[0]} is not there (any more)"
-            return [(batch[0].ranks(), Failure(0, (batch[0].name,), "mismatch", text))]
-        return [self._run(batch), *self._orphans(batch[0])]
+            return [(bucket[0].ranks(), Failure(0, (bucket[0].name,), "mismatch", text))]
+        return [self._run(bucket), *self._orphans(bucket[0])]
 
     def _fail(
         self, pending: Pending, error: str, text: str, gone: tuple[int, ...] = ()
@@ -316,7 +316,7 @@ class Coordinator:
         items: list[tuple[Iterable[int], Item]] = []
         periods = 0
         if self.tuning.tunes(known):
-            used = frozenset(rank for planned in known.arranged.batches for rank in self.sets[planned.set_id])
+            used = frozenset(rank for planned in known.arranged.buckets for rank in self.sets[planned.set_id])
             aligned = known.align()
             periods, adjust = self.tuning.begin(aligned, used)
             items += [(self._present, one) for one in adjust]
@@ -331,7 +331,7 @@ class Coordinator:
         return [*items, (self._present, self.rhythm.resume(known, self.epoch, periods))]
 
     def _next_leg(self, rank: int, message: Paused) -> Outgoing:
-        """All have come to the end of a leg, which is a period's: the next begins there, maybe in other batches."""
+        """All have come to the end of a leg, which is a period's: the next begins there, maybe in other buckets."""
         known = self.rhythm.replaying
         if known is None or self.rhythm.freezing or not self.tuning.paused(rank, message):
             return []
@@ -397,38 +397,38 @@ class Coordinator:
         return outgoing
 
     def _arrange(self, runnable: Sequence[Pending]) -> list[list[Pending]]:
-        """Batches in order of their first tensor; what the fusion policy may share comes from the policy."""
+        """Buckets in order of their first tensor; what the fusion policy may share comes from the policy."""
         fusable = [i for i, p in enumerate(runnable) if self.table.spec_of(p).kind is Kind.ALLREDUCE]
-        batches = [[i] for i in sorted(set(range(len(runnable))).difference(fusable))]
+        buckets = [[i] for i in sorted(set(range(len(runnable))).difference(fusable))]
         if fusable:
             described = [self.table.describe(runnable[i], self.rhythm.compression) for i in fusable]
             for positions in self._policy.arrange(described, self.params):
-                batches.append([fusable[p] for p in positions])
-        batches.sort(key=lambda batch: batch[0])
-        return [[runnable[i] for i in batch] for batch in batches]
+                buckets.append([fusable[p] for p in positions])
+        buckets.sort(key=lambda bucket: bucket[0])
+        return [[runnable[i] for i in bucket] for bucket in buckets]
 
-    def _run(self, batch: Sequence[Pending]) -> tuple[Iterable[int], Item]:
-        spec = self.table.spec_of(batch[0])
-        members = self.sets[batch[0].set_id]
+    def _run(self, bucket: Sequence[Pending]) -> tuple[Iterable[int], Item]:
+        spec = self.table.spec_of(bucket[0])
+        members = self.sets[bucket[0].set_id]
         if spec.kind is Kind.ADD_SET:
-            return self._add_set(batch[0], spec)
+            return self._add_set(bucket[0], spec)
         if spec.kind is Kind.REMOVE_SET:
             assert spec.ranks is not None
             del self.sets[spec.ranks[0]]
             self.rhythm.removed(spec.ranks[0])
-            return members, Batch(self._take_index(), 0, spec.kind, (batch[0].name,), result=spec.ranks[0])
-        short = any(pending.asked != pending.members for pending in batch)
+            return members, Bucket(self._take_index(), 0, spec.kind, (bucket[0].name,), result=spec.ranks[0])
+        short = any(pending.asked != pending.members for pending in bucket)
         ragged = spec.kind.is_ragged
         # As in a schedule: the coordinator resolves the setting, which a search may change, for all ranks.
-        by_setting = any(self.table.spec_of(pending).compressor == BY_SETTING for pending in batch)
-        return members, Batch(
+        by_setting = any(self.table.spec_of(pending).compressor == BY_SETTING for pending in bucket)
+        return members, Bucket(
             self._take_index(),
-            batch[0].set_id,
+            bucket[0].set_id,
             spec.kind,
-            tuple(pending.name for pending in batch),
-            rows=tuple(self.table.rows(pending, members) for pending in batch) if ragged else (),
-            digests=tuple(self.table.digests(pending, members) for pending in batch) if ragged else (),
-            specs=tuple(pending.spec for pending in batch) if short else (),
+            tuple(pending.name for pending in bucket),
+            rows=tuple(self.table.rows(pending, members) for pending in bucket) if ragged else (),
+            digests=tuple(self.table.digests(pending, members) for pending in bucket) if ragged else (),
+            specs=tuple(pending.spec for pending in bucket) if short else (),
             compressor=spec.compressor_by(self.rhythm.compression) if by_setting else "",
         )
 
@@ -436,7 +436,7 @@ class Coordinator:
         assert spec.ranks is not None
         set_id, self._next_set = self._next_set, self._next_set + 1
         self.sets[set_id] = spec.ranks
-        return self.sets[0], Batch(self._take_index(), 0, Kind.ADD_SET, (pending.name,), result=set_id)
+        return self.sets[0], Bucket(self._take_index(), 0, Kind.ADD_SET, (pending.name,), result=set_id)
 
     # --- leaving
 

@@ -1,4 +1,4 @@
-"""Runs batches of tensors that lie on devices: on their queue where a transport serves it, else by way of the host."""
+"""Runs buckets of tensors that lie on devices: on their queue where a transport serves it, else by way of the host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
-from ddlcore.messages import Batch, Planned, Spec
+from ddlcore.messages import Bucket, Planned, Spec
 from ddlcore.runtime.device_routes import DeviceRoutes, OnDevice
 from ddlcore.runtime.devices import Lane
 from ddlcore.runtime.executor import Deliver, Later, Run, same, void
@@ -42,17 +42,17 @@ class DeviceExecutor:
         """``host`` runs what goes by way of the host."""
         self._staging = Staging(host)
 
-    def execute(self, batch: Batch, entries: Entries, specs: Sequence[Spec]) -> list[Outcome | None]:
-        """A batch that was negotiated: every rank brings real data, or has joined, so that it cannot be void."""
-        route = self._routes.route(batch.set_id, specs[0].device)
-        if not self._on_queue(route, batch.kind, specs[0]):
-            return self._staging.execute(route, batch, entries, specs)
-        one = self._queued(route, batch.kind, specs, batch, again=False)
+    def execute(self, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> list[Outcome | None]:
+        """A bucket that was negotiated: every rank brings real data, or has joined, so that it cannot be void."""
+        route = self._routes.route(bucket.set_id, specs[0].device)
+        if not self._on_queue(route, bucket.kind, specs[0]):
+            return self._staging.execute(route, bucket, entries, specs)
+        one = self._queued(route, bucket.kind, specs, bucket, again=False)
         one.pack(entries)
         return one.run(entries)
 
     def arranged(self, planned: Planned, specs: Sequence[Spec]) -> Run:
-        """How a batch of a schedule is run."""
+        """How a bucket of a schedule is run."""
         route = self._routes.route(planned.set_id, specs[0].device)
         if not self._on_queue(route, planned.kind, specs[0]):
             return self._staging.arranged(route, planned, specs)
@@ -71,8 +71,8 @@ class DeviceExecutor:
         launch: Launch[Entry],
         use: str,
     ) -> Deliver | Later:
-        assert launch.batch is not None
-        return run(route, self._queued(route, kind, specs, launch.batch, again=False), launch, use)
+        assert launch.bucket is not None
+        return run(route, self._queued(route, kind, specs, launch.bucket, again=False), launch, use)
 
     def _confirmed(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Deliver:
         """All ranks tell each other's hosts that they bring real data, before the device is told to exchange it."""
@@ -93,7 +93,7 @@ class DeviceExecutor:
     def _apart(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Later:
         """The device exchanges what may be dummy data, into transport memory.
 
-        That none of it was dummy the hosts tell each other behind the last batch that somebody may wait for; before
+        That none of it was dummy the hosts tell each other behind the last bucket that somebody may wait for; before
         that, and where they cannot, the device's event does.
         """
         entries: Entries = launch.entries if launch.entries is not None else [None] * len(one.specs)
@@ -128,9 +128,9 @@ class DeviceExecutor:
             what = f"tensors on {route.lane.device.kind} that travel as {name} go by way of the host"
             log.info("process set %d: %s, for what that makes of them cannot be added", route.host.set_id, what)
 
-    def _queued(self, route: OnDevice, kind: Kind, specs: Sequence[Spec], batch: Batch | None, again: bool) -> Queued:
+    def _queued(self, route: OnDevice, kind: Kind, specs: Sequence[Spec], bucket: Bucket | None, again: bool) -> Queued:
         compressor = self._lane_compressor(route.lane, specs[0].compressor)
-        return queued(route, kind, specs, compressor, batch, again)
+        return queued(route, kind, specs, compressor, bucket, again)
 
     def _lane_compressor(self, lane: Lane, name: str) -> Compressor:
         found = lane.compressors.get(name)

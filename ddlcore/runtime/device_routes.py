@@ -55,7 +55,7 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, eq=False)
 class OnDevice:
-    """How one process set's batches on one of a rank's devices are run. ``transport`` None: by way of the host."""
+    """How one process set's buckets on one of a rank's devices are run. ``transport`` None: by way of the host."""
 
     lane: Lane
     host: Communicator  # of the same set, for what goes by the host, and for ``confirm``
@@ -63,7 +63,7 @@ class OnDevice:
     reason: str
     transport: Transport | None = None
     pool: Pool | None = None  # of memory that the transport likes to send from
-    confirm: Confirm | None = None  # None: batches are queued before it is known that all bring real data
+    confirm: Confirm | None = None  # None: buckets are queued before it is known that all bring real data
     commit: Commit | None = None  # where there is no confirm. None: only the device tells that all have taken part
     prepared: dict[Plan, Prepared] = field(default_factory=dict)
 
@@ -93,7 +93,7 @@ class Confirm:
 class Commit:
     """All ranks of a set tell each other's hosts what they have launched: an allreduce of one byte between hosts' memories.
 
-    It is called behind the same batches on all members. Nobody has the least of all ranks' bytes before all have come.
+    It is called behind the same buckets on all members. Nobody has the least of all ranks' bytes before all have come.
     """
 
     def __init__(self, communicator: Communicator, meter: Meter) -> None:
@@ -182,7 +182,7 @@ class DeviceOpener:
     launcher: str = ""
 
     def choose(self, opener: Opener, host: Communicator, label: str, lane: Lane) -> Choice:
-        """One choice for all members, who call this at the same place of the one order of batches.
+        """One choice for all members, who call this at the same place of the one order of buckets.
 
         Raises DeadlineExceeded, PeerLost; Unserved where what was asked for will not do: the job goes on.
         """
@@ -239,7 +239,7 @@ class DeviceRoutes:
         self._aborted = False
 
     def route(self, set_id: int, label: str) -> OnDevice:
-        """How the set's batches on that device are run; the first time, all members open it. Engine only."""
+        """How the set's buckets on that device are run; the first time, all members open it. Engine only."""
         found = self._open.get((set_id, label))
         if found is None:
             found = self._make(set_id, label)

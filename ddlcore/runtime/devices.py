@@ -131,7 +131,7 @@ class _Piece:
 
 
 class Pool:
-    """Memory for a batch, taken from what the batches before it have given back. Of one lane; engine's thread only.
+    """Memory for a bucket, taken from what the buckets before it have given back. Of one lane; engine's thread only.
 
     What is used on the lane's queue alone may be given back as soon as its last use is queued, without an event.
     """
@@ -186,7 +186,7 @@ class Devices:
     def label(self, device: Device, by_host: bool = False) -> str:
         """What all ranks call this device: its kind, and the how-manieth of this rank it is. Opens it the first time.
 
-        So ranks whose devices have other numbers agree, and no batch mixes two devices. A rank that uses several
+        So ranks whose devices have other numbers agree, and no bucket mixes two devices. A rank that uses several
         names them in the same order as the others do. Raises what ``make`` raises.
         """
         label = self._labels.get(device)
@@ -212,7 +212,7 @@ class Devices:
                 used = {device for device in self._labels if device.kind == kind}
                 device = next((one for one in map(partial(self._own, kind), range(MOST)) if one not in used), None)
                 if device is None:
-                    raise DeviceError(f"a batch needs {describe_device(label)}, and this rank sees no such device")
+                    raise DeviceError(f"a bucket needs {describe_device(label)}, and this rank sees no such device")
                 self._open(device)
         return self._lanes[name]
 
@@ -230,7 +230,7 @@ class Devices:
         return list(self._lanes.values())
 
     def close(self, timeout_s: float) -> None:
-        """Waits at most so long for all of them. Engine only, after its last batch."""
+        """Waits at most so long for all of them. Engine only, after its last bucket."""
         with self._lock:
             lanes, self._lanes = list(self._lanes.values()), {}
             self._make = _refuse

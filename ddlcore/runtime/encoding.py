@@ -38,7 +38,7 @@ def encode_once(compressor: Compressor, source: Buffer, target: Buffer, scale: f
 
 
 def settle(compressor: Compressor, entries: Iterable[Entry | None], valid: bool) -> None:
-    """The verdict on a batch."""
+    """The verdict on a bucket."""
     if compressor.casts:
         return
     for entry in entries:

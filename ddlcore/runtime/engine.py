@@ -1,4 +1,4 @@
-"""The engine thread: runs a rank's batches one after the other, in the order in which they were decided."""
+"""The engine thread: runs a rank's buckets one after the other, in the order in which they were decided."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ddlcore.errors import DdlInternalError, TransportError
-from ddlcore.messages import Batch, Drain, Frozen, Leave, Planned, Resume
+from ddlcore.messages import Bucket, Drain, Frozen, Leave, Planned, Resume
 from ddlcore.observe.recorder import Recorder
 from ddlcore.runtime.aloft import Aloft
 from ddlcore.runtime.checks import called
@@ -35,7 +35,7 @@ CLOSED_S = 10.0  # for the communicators, behind that
 VERDICT_WAIT_S = 2.0  # how long a failed transport waits to hear that a peer died: the better explanation
 
 
-Todo = tuple[Batch, list[Entry | None]] | Callable[[], None]
+Todo = tuple[Bucket, list[Entry | None]] | Callable[[], None]
 
 
 def _LAND() -> None:
@@ -61,7 +61,7 @@ class Engine:
         name: str,
     ) -> None:
         self._executor = executor
-        self._execute, self._run_replayed, self._enter_batch = executor.execute, executor.replay, self._enter
+        self._execute, self._run_replayed, self._enter_bucket = executor.execute, executor.replay, self._enter
         self._meter = meter
         self._sets = sets
         self._tensor_queue = tensor_queue
@@ -72,10 +72,10 @@ class Engine:
         self._landing: Launch[Entry] | None = None  # complete and valid, and to be handed over
         self._rest: Iterator[Entry] = iter(())  # of its entries, those to come
         self._mixed = False  # some of them are of handles
-        self.threads: set[int] = set()  # of ddl's own: none may wait for a batch
+        self.threads: set[int] = set()  # of ddl's own: none may wait for a bucket
         self._stopped = False
         self._closing = False  # nothing is left but what devices do
-        self.batch: Batch | None = None  # the decided batch that runs, for whoever watches over it
+        self.bucket: Bucket | None = None  # the decided bucket that runs, for whoever watches over it
         tensor_queue.leave = self.leave
         completion.help = self.help
         completion.hurry = self._hurry
@@ -84,7 +84,7 @@ class Engine:
         self._queue: deque[Todo] = deque()
         self._held: list[tuple[Launch[Entry], Deliver]] = []
         self.aloft = Aloft(completion, meter)
-        self._since_ns = 0  # when the last batch ended, or the last wait for one
+        self._since_ns = 0  # when the last bucket ended, or the last wait for one
         self._me = -2  # the engine's thread
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
@@ -92,25 +92,25 @@ class Engine:
         self._thread.start()
 
     def show(self, ranges: Ranges) -> None:
-        """Has every batch run within a range by its name. Before ``start``."""
-        execute, replay, enter = self._execute, self._run_replayed, self._enter_batch
+        """Has every bucket run within a range by its name. Before ``start``."""
+        execute, replay, enter = self._execute, self._run_replayed, self._enter_bucket
 
-        def execute_shown(batch: Batch, entries: Sequence[Entry | None]) -> list[Outcome | None]:
-            with ranges(title(batch)):
-                return execute(batch, entries)
+        def execute_shown(bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
+            with ranges(title(bucket)):
+                return execute(bucket, entries)
 
         def replay_shown(launch: Launch[Entry], use: str) -> Deliver | Later:
-            with ranges(title(launch.batch or launch.planned)):
+            with ranges(title(launch.bucket or launch.planned)):
                 return replay(launch, use)
 
         def enter_shown(launch: Launch[Entry], operation: Waited) -> Deliver | None:
             with ranges(title(launch.planned)):
                 return enter(launch, operation)
 
-        self._execute, self._run_replayed, self._enter_batch = execute_shown, replay_shown, enter_shown
+        self._execute, self._run_replayed, self._enter_bucket = execute_shown, replay_shown, enter_shown
 
     def post(self, item: Todo) -> None:
-        """Adds a batch, or a call to be made on this thread, behind what is there."""
+        """Adds a bucket, or a call to be made on this thread, behind what is there."""
         with self._tensor_queue.lock:
             self._queue.append(item)
             self._tensor_queue.work.notify()
@@ -164,13 +164,13 @@ class Engine:
                 self._since_ns = now_ns()
                 continue
             else:
-                self.batch = todo[0]
+                self.bucket = todo[0]
                 self._run(*todo)
-                self.batch = None
+                self.bucket = None
             ended_ns = now_ns()
             meter.busy_ns += ended_ns - self._since_ns
             if (recorder := self.recorder) is not None:  # read once: another thread may end it at any moment
-                recorder.batch(*_ran(todo), self._since_ns, ended_ns)
+                recorder.bucket(*_ran(todo), self._since_ns, ended_ns)
             self._since_ns = ended_ns
         self._closing = True
         self._sets.close(CLOSE_S)
@@ -202,7 +202,7 @@ class Engine:
         """Asks to leave replay; from any thread. ``slow``: it may be that a rank just takes its time."""
         self._meter.divergences += 1
         self._tensor_queue.flight.note("leave", epoch=epoch, slow=slow)
-        self.say(Leave(epoch, "a batch waits for tensors that do not come", slow))
+        self.say(Leave(epoch, "a bucket waits for tensors that do not come", slow))
 
     def _call(self, todo: Callable[[], None]) -> None:
         try:
@@ -211,41 +211,41 @@ class Engine:
             self._explain(error)
             self.abandon()
 
-    # --- batches that were decided
+    # --- buckets that were decided
 
-    def _run(self, batch: Batch, entries: Sequence[Entry | None]) -> None:
+    def _run(self, bucket: Bucket, entries: Sequence[Entry | None]) -> None:
         if self._verdict.given:
-            self.fail(entries, None, batch.index)
+            self.fail(entries, None, bucket.index)
             return
-        flown = self._tensor_queue.flight.begin(batch)
+        flown = self._tensor_queue.flight.begin(bucket)
         try:
-            outcomes = self._execute(batch, entries)
+            outcomes = self._execute(bucket, entries)
         except Unserved as error:
             self._tensor_queue.flight.done(flown, "failed")
-            self.fail(entries, error, batch.index)
+            self.fail(entries, error, bucket.index)
         except BaseException as error:
             self._explain(error)
-            self.fail(entries, None, batch.index)
+            self.fail(entries, None, bucket.index)
         else:
             self._tensor_queue.flight.done(flown)
-            if batch.kind is Kind.REMOVE_SET:
-                self._tensor_queue.forget(batch.result)
-            elif batch.kind is Kind.JOIN:
+            if bucket.kind is Kind.REMOVE_SET:
+                self._tensor_queue.forget(bucket.result)
+            elif bucket.kind is Kind.JOIN:
                 self._tensor_queue.next_generation()
             self._meter.negotiated += 1
-            self._meter.nbytes[batch.kind] += _brought(entries)
-            self._deliver(entries, outcomes, batch.index)
+            self._meter.nbytes[bucket.kind] += _brought(entries)
+            self._deliver(entries, outcomes, bucket.index)
 
-    # --- batches of a schedule
+    # --- buckets of a schedule
 
     def _replay(self, launch: Launch[Entry]) -> None:
-        """Runs a batch with this rank's data."""
+        """Runs a bucket with this rank's data."""
         deliver = self._take_part(launch, partial(self._run_replayed, launch, "fusion"))
         if deliver is not None:
             self._settle(launch, deliver)
 
     def _settle(self, launch: Launch[Entry], deliver: Deliver | Later) -> None:
-        """A batch is complete: it is handed over at once while nothing is frozen, else after Drain."""
+        """A bucket is complete: it is handed over at once while nothing is frozen, else after Drain."""
         if isinstance(deliver, Later):
             self.aloft.add(launch, deliver)
             if deliver.told:
@@ -282,7 +282,7 @@ class Engine:
     def at_once(self, entry: Recurring, address: int, owner: object) -> None:
         """``TensorQueue.again`` and ``entry.wait()`` in one, for a user's thread that does nothing in between.
 
-        Where the entry is a batch by itself and it is its turn, three things happen: one section of the
+        Where the entry is a bucket by itself and it is its turn, three things happen: one section of the
         lock to launch it, one call of the transport, one section to end it. After a pause every line counts
         ten times: the caches are cold. Raises as they do.
         """
@@ -303,13 +303,13 @@ class Engine:
             if launch is None:
                 tensor_queue.again(entry, address, owner, True)
             else:
-                deliver = self._enter_batch(launch, entry)
+                deliver = self._enter_bucket(launch, entry)
                 if deliver is launch.position.run.done:
                     with tensor_queue.lock:
                         took_ns = now_ns() - begun_ns
                         if tensor_queue.land_alone(launch, entry, self._meter, took_ns):
                             if (recorder := self.recorder) is not None:
-                                recorder.batch(*_ran(launch), begun_ns, begun_ns + took_ns)
+                                recorder.bucket(*_ran(launch), begun_ns, begun_ns + took_ns)
                                 recorder.waited(begun_ns, begun_ns + took_ns)
                             if self._queue or self._stopped or tensor_queue.is_ready():
                                 tensor_queue.work.notify()
@@ -325,7 +325,7 @@ class Engine:
     def help(self, operation: Waited) -> None:
         """For a user's thread that is about to wait: it runs what is ready itself, where the engine is idle.
 
-        That spares two changes of thread. Only batches that can be entered in tries: a signal's handler may
+        That spares two changes of thread. Only buckets that can be entered in tries: a signal's handler may
         call this thread away (Ctrl-C) between any two instructions, and then the engine goes on from there.
         Raises ReentrantCall for a thread that would wait for itself.
         """
@@ -351,7 +351,7 @@ class Engine:
                     if tensor_queue.behind:
                         tensor_queue.catch_up()
                 begun_ns = now_ns()
-                deliver = self._enter_batch(launch, operation)
+                deliver = self._enter_bucket(launch, operation)
                 # None: what this thread waited for is over. Another than ``done``: it is void.
                 if deliver is not launch.position.run.done or not self._land_here(launch, begun_ns):
                     break
@@ -363,7 +363,7 @@ class Engine:
             raise
 
     def _enter(self, launch: Launch[Entry], operation: Waited) -> Deliver | None:
-        """Enters a batch on a thread that waits for ``operation``. None: that is over, and maybe so is the batch."""
+        """Enters a bucket on a thread that waits for ``operation``. None: that is over, and maybe so is the bucket."""
         try:
             deliver: Deliver | None = launch.position.run.resume(launch, operation)
         except DdlInternalError as error:
@@ -392,7 +392,7 @@ class Engine:
             self._tensor_queue.own = None
         self._finish_landing()
         if (recorder := self.recorder) is not None:
-            recorder.batch(*_ran(launch), begun_ns, begun_ns + took_ns)
+            recorder.bucket(*_ran(launch), begun_ns, begun_ns + took_ns)
         return True
 
     def _finish_landing(self) -> None:
@@ -446,7 +446,7 @@ class Engine:
             self._settle(launch, deliver)
 
     def _take_part(self, launch: Launch[Entry], run: Callable[[], Deliver | Later]) -> Deliver | Later | None:
-        """Runs a batch. What it raises is explained, and ends the batch and mostly the job."""
+        """Runs a bucket. What it raises is explained, and ends the bucket and mostly the job."""
         if self._verdict.given:
             self._failed(launch, None)
             return None
@@ -470,7 +470,7 @@ class Engine:
             return
         self._meter.replayed += 1
         position = launch.position
-        if launch.batch is None:
+        if launch.bucket is None:
             self._meter.nbytes[position.planned.kind] += position.nbytes
         else:
             self._meter.nbytes[position.planned.kind] += _brought(launch.entries)
@@ -512,8 +512,8 @@ class Engine:
     def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> None:
         """On the engine's thread: what was decided before has run; from here on the schedule gives what is ready."""
         if (recorder := self.recorder) is not None:
-            batches = self._tensor_queue.planned(message.schedule)
-            recorder.replay(message.epoch, message.schedule, batches, message.start)
+            buckets = self._tensor_queue.planned(message.schedule)
+            recorder.replay(message.epoch, message.schedule, buckets, message.start)
         frozen = self._tensor_queue.resume(message, sets, rank)
         if frozen is not None:
             self.say(frozen)
@@ -570,10 +570,10 @@ class Engine:
             then()
 
 
-def _ran(todo: Launch[Entry] | tuple[Batch, Sequence[Entry | None]]) -> tuple[Batch | Planned, int]:
+def _ran(todo: Launch[Entry] | tuple[Bucket, Sequence[Entry | None]]) -> tuple[Bucket | Planned, int]:
     """What a recorder is told of it, and its place; -1 for one outside schedules."""
     if isinstance(todo, Launch):
-        return todo.batch or todo.position.planned, todo.place
+        return todo.bucket or todo.position.planned, todo.place
     return todo[0], -1
 
 

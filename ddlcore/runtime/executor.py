@@ -1,4 +1,4 @@
-"""Runs one batch: memory of the entries in, transport calls, memory of the results out.
+"""Runs one bucket: memory of the entries in, transport calls, memory of the results out.
 
 Averaging, scaling, casting and fusion happen here; what the transport does itself, its capabilities say.
 """
@@ -18,7 +18,7 @@ from ddlcore.contracts.device import Event
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Capabilities, Memory, Plan, Prepared, Work
 from ddlcore.errors import DdlInternalError, TransportError
-from ddlcore.messages import Batch, Planned, Spec, decode_spec
+from ddlcore.messages import Bucket, Planned, Spec, decode_spec
 from ddlcore.runtime.encoding import encode, encode_once, settle
 from ddlcore.runtime.handle import Waited
 from ddlcore.runtime.integers import Exact, is_exact
@@ -50,10 +50,10 @@ Deliver = Callable[[], list[Outcome | None]]
 
 @dataclass(frozen=True)
 class Later:
-    """A batch that is queued on a device and may turn out void. ``deliver`` is called once it is known to be valid.
+    """A bucket that is queued on a device and may turn out void. ``deliver`` is called once it is known to be valid.
 
     It is valid if it was done, which ``event`` tells, before this rank froze; or if it was ``told``: every member's
-    host has said that it launched this batch, and so all of the set before it, with real data.
+    host has said that it launched this bucket, and so all of the set before it, with real data.
     """
 
     event: Event
@@ -62,7 +62,7 @@ class Later:
 
 
 class Staged:
-    """Hands the results of a batch over; ``void`` undoes what was staged for it, where it turns out not to count."""
+    """Hands the results of a bucket over; ``void`` undoes what was staged for it, where it turns out not to count."""
 
     def __init__(self, deliver: Deliver, void: Callable[[], None]) -> None:
         self._deliver = deliver
@@ -89,9 +89,11 @@ def reducescatter_rows(rows: int, size: int) -> list[int]:
 
 
 class OnDevices(Protocol):
-    """What runs batches of tensors that lie on devices; see runtime/device_executor.py."""
+    """What runs buckets of tensors that lie on devices; see runtime/device_executor.py."""
 
-    def execute(self, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]) -> list[Outcome | None]: ...
+    def execute(
+        self, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
+    ) -> list[Outcome | None]: ...
 
     def arranged(self, planned: Planned, specs: Sequence[Spec]) -> Run: ...
 
@@ -122,41 +124,41 @@ class Executor:
             Kind.REDUCESCATTER: self._reducescatter,
         }
 
-    def execute(self, batch: Batch, entries: Sequence[Entry | None]) -> list[Outcome | None]:
-        """Takes part in ``batch``; None among ``entries`` is what this rank, having joined, did not ask for."""
-        if batch.kind is Kind.JOIN:
-            return [Outcome(result=batch.result)]
-        if batch.kind is Kind.ADD_SET:
+    def execute(self, bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
+        """Takes part in ``bucket``; None among ``entries`` is what this rank, having joined, did not ask for."""
+        if bucket.kind is Kind.JOIN:
+            return [Outcome(result=bucket.result)]
+        if bucket.kind is Kind.ADD_SET:
             assert entries[0] is not None and entries[0].spec.ranks is not None
-            self._sets.add(batch.result, entries[0].spec.ranks)
-            return [Outcome(result=batch.result)]
-        if batch.kind is Kind.REMOVE_SET:
-            self._forget(batch.result)
-            return [Outcome(result=batch.result)]
-        if batch.kind is Kind.BARRIER:
-            _finish(self._sets.communicator(batch.set_id).transport.barrier())
+            self._sets.add(bucket.result, entries[0].spec.ranks)
+            return [Outcome(result=bucket.result)]
+        if bucket.kind is Kind.REMOVE_SET:
+            self._forget(bucket.result)
+            return [Outcome(result=bucket.result)]
+        if bucket.kind is Kind.BARRIER:
+            _finish(self._sets.communicator(bucket.set_id).transport.barrier())
             return [None]
-        specs = [e.spec if e is not None else decode_spec(batch.specs[i]) for i, e in enumerate(entries)]
-        if batch.compressor:
-            specs = [msgspec.structs.replace(spec, compressor=batch.compressor) for spec in specs]
+        specs = [e.spec if e is not None else decode_spec(bucket.specs[i]) for i, e in enumerate(entries)]
+        if bucket.compressor:
+            specs = [msgspec.structs.replace(spec, compressor=bucket.compressor) for spec in specs]
         if specs[0].device != CPU.kind:
             assert self._devices is not None
-            return self._devices.execute(batch, entries, specs)
-        return self.execute_on_host(batch, entries, specs)
+            return self._devices.execute(bucket, entries, specs)
+        return self.execute_on_host(bucket, entries, specs)
 
     def execute_on_host(
-        self, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+        self, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
         """``execute`` for tensors in host memory."""
         for entry in entries:
             if entry is not None and entry.source is not None and entry.source.wait is not None:
                 entry.source.wait()
-        return self._run[batch.kind](self._sets.communicator(batch.set_id), batch, entries, specs)
+        return self._run[bucket.kind](self._sets.communicator(bucket.set_id), bucket, entries, specs)
 
     def replay(self, launch: Launch[Entry], use: str) -> Deliver | Later:
-        """Takes part in a batch of a schedule, and changes nothing but transport memory.
+        """Takes part in a bucket of a schedule, and changes nothing but transport memory.
 
-        What is returned hands the results over, once the batch is known to be valid. ``use`` names the
+        What is returned hands the results over, once the bucket is known to be valid. ``use`` names the
         buffer that holds them till then.
         """
         run: Run | None = launch.position.run
@@ -167,7 +169,7 @@ class Executor:
         return run(launch, use)
 
     def _arranged(self, planned: Planned) -> Run:
-        """How a batch of a schedule is run: all that can be known before its tensors come is found out here, once."""
+        """How a bucket of a schedule is run: all that can be known before its tensors come is found out here, once."""
         specs = [decode_spec(spec) for spec in planned.specs]
         if planned.compressor:
             specs = [msgspec.structs.replace(spec, compressor=planned.compressor) for spec in specs]
@@ -191,15 +193,15 @@ class Executor:
         return partial(self._run_packed, communicator, specs)
 
     def _run_hole(self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str) -> Deliver:
-        assert launch.batch is not None and launch.entries is not None
-        outcomes = self.execute_on_host(launch.batch, launch.entries, specs)
+        assert launch.bucket is not None and launch.entries is not None
+        outcomes = self.execute_on_host(launch.bucket, launch.entries, specs)
         _finish(communicator.transport.barrier())
         return partial(same, outcomes)
 
     def _run_packed(
         self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str
     ) -> Deliver:
-        """A batch whose results stand in transport memory until it is known to be valid."""
+        """A bucket whose results stand in transport memory until it is known to be valid."""
         planned = launch.planned
         entries: Sequence[Entry | None] = launch.entries if launch.entries is not None else [None] * len(specs)
         for entry in entries:
@@ -212,7 +214,7 @@ class Executor:
         elif planned.kind is Kind.BROADCAST:
             deliver = self._replay_broadcast(communicator, entries[0], specs[0], use)
         else:
-            index = Batch(-1, planned.set_id, planned.kind, planned.names)
+            index = Bucket(-1, planned.set_id, planned.kind, planned.names)
             scattered = self._run[planned.kind](communicator, index, entries, specs)
             deliver = partial(same, scattered)
         # A root may be done before anybody has come, and so may who receives nothing. What is handed
@@ -320,21 +322,21 @@ class Executor:
         return compressor
 
     def _allreduce(
-        self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+        self, communicator: Communicator, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
         spec = specs[0]
         op, postscale = reduction(spec, len(communicator.ranks))
         compressor = self._traveling(spec, len(communicator.ranks))
         wire = compressor.wire_dtype(spec.dtype)
         if not compressor.summable and wire is not spec.dtype:
-            return self._sharded(communicator, batch.names, entries, specs, "fusion")()
+            return self._sharded(communicator, bucket.names, entries, specs, "fusion")()
         _require(communicator, Kind.ALLREDUCE, wire, op)
         pairs = [self._pair(entry, s, op) for entry, s in zip(entries, specs)]
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
         unscaled = spec.prescale == 1.0 and postscale == 1.0
         plain = wire is spec.dtype and not isinstance(compressor, Exact)
         # A rank that has joined brings the identity, which a prescale would spoil: packed, it is put in after scaling.
-        if capabilities.vectored and plain and (unscaled or (capabilities.scales and not batch.specs)):
+        if capabilities.vectored and plain and (unscaled or (capabilities.scales and not bucket.specs)):
             plan = Plan(tuple(source.count for source, _ in pairs), wire, op, spec.prescale, postscale)
             prepared = self._prepare(communicator, plan)
             _finish(prepared.start([s.address for s, _ in pairs], [t.address for _, t in pairs]))
@@ -411,21 +413,21 @@ class Executor:
     # --- the others
 
     def _allgather(
-        self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+        self, communicator: Communicator, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
         outcomes: list[Outcome | None] = []
         for i, (entry, spec) in enumerate(zip(entries, specs)):
             row = prod(spec.shape)  # elements of one row
-            counts = [rows[0] * row for rows in batch.rows[i]]
+            counts = [rows[0] * row for rows in bucket.rows[i]]
             source = entry.source if entry is not None else _memory(0, spec.dtype)
             assert source is not None
             target = _memory(sum(counts), spec.dtype)
             _finish(communicator.transport.allgatherv(source, target, counts))
-            outcomes.append(_outcome(batch, i, target))
+            outcomes.append(_outcome(bucket, i, target))
         return outcomes
 
     def _broadcast(
-        self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+        self, communicator: Communicator, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
         for entry, spec in zip(entries, specs):
             root = communicator.ranks.index(spec.root)
@@ -437,21 +439,21 @@ class Executor:
         return [None] * len(entries)
 
     def _alltoall(
-        self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+        self, communicator: Communicator, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
         outcomes: list[Outcome | None] = []
         for i, (entry, spec) in enumerate(zip(entries, specs)):
             row = prod(spec.shape)
-            counts = [[rows * row for rows in sent] for sent in batch.rows[i]]  # [from][to]
+            counts = [[rows * row for rows in sent] for sent in bucket.rows[i]]  # [from][to]
             source = entry.source if entry is not None else _memory(0, spec.dtype)
             assert source is not None
             target = _memory(sum(sent[communicator.rank] for sent in counts), spec.dtype)
             _finish(communicator.transport.alltoallv(source, target, counts))
-            outcomes.append(_outcome(batch, i, target))
+            outcomes.append(_outcome(bucket, i, target))
         return outcomes
 
     def _reducescatter(
-        self, communicator: Communicator, batch: Batch, entries: Sequence[Entry | None], specs: Sequence[Spec]
+        self, communicator: Communicator, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
         outcomes: list[Outcome | None] = []
         for entry, spec in zip(entries, specs):
@@ -513,8 +515,8 @@ def _owner(buffer: Buffer) -> Memory:
     return buffer.owner
 
 
-def _outcome(batch: Batch, i: int, target: Buffer) -> Outcome:
-    return Outcome(_owner(target), rows=batch.rows[i], digests=batch.digests[i])
+def _outcome(bucket: Bucket, i: int, target: Buffer) -> Outcome:
+    return Outcome(_owner(target), rows=bucket.rows[i], digests=bucket.digests[i])
 
 
 def _parts(fused: Buffer, counts: Sequence[int]) -> list[Buffer]:
@@ -532,7 +534,7 @@ def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) ->
 
 
 class Entered:
-    """The way of a gradient's batch in the steady state: all or nothing, in place."""
+    """The way of a gradient's bucket in the steady state: all or nothing, in place."""
 
     __slots__ = ("_prepared", "done", "resumable")
 
@@ -551,7 +553,7 @@ class Entered:
     def resume(self, launch: Launch[Entry], operation: Waited | None = None) -> Deliver | None:
         """The same, in tries; may be called again for the same launch, by another thread too.
 
-        None: ``operation``, for which it was worth doing, is over, and the batch is still to be entered.
+        None: ``operation``, for which it was worth doing, is over, and the bucket is still to be entered.
         """
         assert launch.entries is not None
         sources, targets = _addresses(launch.entries)
@@ -572,12 +574,12 @@ def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 def void() -> list[Outcome | None]:
-    """What a batch delivers that was entered all or nothing, and is void: it is never called."""
-    raise DdlInternalError("a void batch was about to be handed over; please report this")
+    """What a bucket delivers that was entered all or nothing, and is void: it is never called."""
+    raise DdlInternalError("a void bucket was about to be handed over; please report this")
 
 
 def same(outcomes: list[Outcome | None]) -> list[Outcome | None]:
-    """What a batch delivers that has left nothing to do."""
+    """What a bucket delivers that has left nothing to do."""
     return outcomes
 
 

@@ -31,11 +31,11 @@ class Freezes:
     def tensors(
         self,
         epoch: int,
-        batches: Sequence[Planned],
+        buckets: Sequence[Planned],
         frozen: Mapping[int, Mapping[int, int]],
         sets: Mapping[int, Sequence[int]],
     ) -> list[Late]:
-        """What waits in the schedule of these ``batches``. ``frozen``: by rank, for each process set the last place launched.
+        """What waits in the schedule of these ``buckets``. ``frozen``: by rank, for each process set the last place launched.
 
         A rank that has not answered counts as missing: it has not come as far as anybody knows.
         """
@@ -43,11 +43,11 @@ class Freezes:
         for set_id, members in sets.items():
             launched = {rank: places.get(set_id, -1) for rank, places in frozen.items() if rank in members}
             place = max(launched.values(), default=-1)
-            if place < 0 or batches[place % len(batches)].set_id != set_id:
+            if place < 0 or buckets[place % len(buckets)].set_id != set_id:
                 continue
             ready = tuple(rank for rank in members if launched.get(rank, -1) >= place)
             missing = tuple(rank for rank in members if rank not in ready)
-            for name in batches[place % len(batches)].names if missing else ():
+            for name in buckets[place % len(buckets)].names if missing else ():
                 found[set_id, name] = Late(name, set_id, ready, missing, 0.0)
         for one in self._of(epoch).values():
             known = {rank: standing for rank, standing in self._of(epoch).items() if standing.place == one.place}

@@ -32,7 +32,7 @@ class Waited(Protocol):
 
 
 class Completion:
-    """Where finished batches are announced. ``observed`` is the last batch whose end the user's code has seen.
+    """Where finished buckets are announced. ``observed`` is the last bucket whose end the user's code has seen.
 
     ``help`` may do what is waited for, and raises ReentrantCall for a thread that would wait for itself. ``watch`` is
     told since when somebody waits, and says in how many seconds it wants to be told again.
@@ -109,7 +109,7 @@ class Completion:
             self.watch(self._polled_since_s)
 
     def observe(self, index: int) -> None:
-        """The user's code has seen the end of batch ``index``."""
+        """The user's code has seen the end of bucket ``index``."""
         if index > self.observed:
             self.observed = index
 

@@ -23,7 +23,7 @@ from ddlcore.messages import (
     Alive,
     Answer,
     Arranged,
-    Batch,
+    Bucket,
     Busy,
     Differ,
     Digests,
@@ -111,7 +111,7 @@ class Link:
         self._outbox: deque[ToCoordinator] = deque()
         self._stopping = False
         self._alarm = Alarm(patience)
-        self._engaged: deque[Busy] = deque()  # what the engine has been given beside batches, in order
+        self._engaged: deque[Busy] = deque()  # what the engine has been given beside buckets, in order
         self._patience_s = self._alarm.interval_s
         self.session = ""
         self.adjust: Callable[[dict[str, str | int | float | bool]], None] = lambda values: (
@@ -171,7 +171,7 @@ class Link:
                     self._engine.leave(stuck, slow=True)
                 for alarm in self._alarm.look(self._doing, time.monotonic()):
                     if isinstance(alarm, Busy) or alarm.alarm:
-                        self._dump("stall", "this rank stands at one batch")
+                        self._dump("stall", "this rank stands at one bucket")
                     self._send(alarm)
                 request = self._tensor_queue.take_request()
                 if request is not None:
@@ -283,22 +283,22 @@ class Link:
         elif isinstance(message, Farewell):
             self.parted.set()
 
-    def _item(self, item: Batch | Failure | Arranged | Resume | Adjust) -> None:
+    def _item(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> None:
         self._note(item)
-        if isinstance(item, Batch) and self._tensor_queue.fill(item):
+        if isinstance(item, Bucket) and self._tensor_queue.fill(item):
             return
         todo = self._todo(item)
         if todo is not None:
             self._engine.post(todo)
 
-    def _note(self, item: Batch | Failure | Arranged | Resume | Adjust) -> None:
+    def _note(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> None:
         recorder = self._engine.recorder  # read once: the user's thread may end it at any moment
-        if recorder is not None and isinstance(item, Batch):
+        if recorder is not None and isinstance(item, Bucket):
             recorder.decided(item)
 
-    def _todo(self, item: Batch | Failure | Arranged | Resume | Adjust) -> Todo | None:
+    def _todo(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> Todo | None:
         """What the engine is to do about it, in its turn."""
-        if isinstance(item, Batch):
+        if isinstance(item, Bucket):
             return item, self._tensor_queue.take(item.set_id, item.names)
         if isinstance(item, Resume):
             self._tensor_queue.flight.note("resume", epoch=item.epoch, schedule=item.schedule, start=item.start)
@@ -313,11 +313,11 @@ class Link:
         return None
 
     def _doing(self) -> Standing | Busy | None:
-        """What this rank is in and others may hold up: a batch that was decided, a drain, a batch of its schedule."""
-        batch = self._engine.batch
-        if batch is not None:
-            what = f"{batch.kind.name.lower()} {describe(batch.names, batch.set_id)}"
-            return Busy(what, batch.index, batch.set_id, batch.names)
+        """What this rank is in and others may hold up: a bucket that was decided, a drain, a bucket of its schedule."""
+        bucket = self._engine.bucket
+        if bucket is not None:
+            what = f"{bucket.kind.name.lower()} {describe(bucket.names, bucket.set_id)}"
+            return Busy(what, bucket.index, bucket.set_id, bucket.names)
         with contextlib.suppress(IndexError):  # the engine has just come to its end
             return self._engaged[0]
         standing = self._tensor_queue.standing()

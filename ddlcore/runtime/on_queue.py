@@ -1,4 +1,4 @@
-"""Puts one batch on its device's queue: from the events behind its tensors to the event behind its results.
+"""Puts one bucket on its device's queue: from the events behind its tensors to the event behind its results.
 
 Three steps, all of which only queue: ``pack`` reads the user's tensors and writes transport memory; ``run``
 calls the transport and writes the user's tensors, and is called only where all ranks bring real data;
@@ -16,7 +16,7 @@ from typing import cast
 
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport
-from ddlcore.messages import Batch, Spec
+from ddlcore.messages import Bucket, Spec
 from ddlcore.runtime.device_routes import OnDevice
 from ddlcore.runtime.devices import Lane, Pool
 from ddlcore.runtime.encoding import encode, encode_once, settle
@@ -34,7 +34,7 @@ HALVES = (DType.F16, DType.BF16)
 
 
 class _Tensors:
-    """A batch's own tensors, looked up once: there may be hundreds."""
+    """A bucket's own tensors, looked up once: there may be hundreds."""
 
     __slots__ = ("all", "sources", "targets", "whole")
 
@@ -57,7 +57,7 @@ class _Tensors:
 
 
 class Queued(ABC):
-    """One batch, or one of a schedule that comes again and again; ``specs`` are those of its tensors."""
+    """One bucket, or one of a schedule that comes again and again; ``specs`` are those of its tensors."""
 
     def __init__(self, route: OnDevice, specs: Sequence[Spec]) -> None:
         assert route.transport is not None and route.pool is not None
@@ -286,28 +286,28 @@ class _Broadcast(Queued):
 
 
 class _Ragged(Queued):
-    """Allgather and alltoall, whose sizes ``batch`` tells."""
+    """Allgather and alltoall, whose sizes ``bucket`` tells."""
 
-    def __init__(self, route: OnDevice, specs: Sequence[Spec], batch: Batch) -> None:
+    def __init__(self, route: OnDevice, specs: Sequence[Spec], bucket: Bucket) -> None:
         super().__init__(route, specs)
-        self._batch = batch
+        self._bucket = bucket
 
     def run(self, entries: Entries) -> Outcomes:
-        batch, outcomes = self._batch, Outcomes()
+        bucket, outcomes = self._bucket, Outcomes()
         for i, (entry, spec) in enumerate(zip(entries, self.specs)):
             row = prod(spec.shape)  # elements of one row
             source = _source(entry) if entry is not None else self._fresh(0, spec.dtype)
-            if batch.kind is Kind.ALLGATHER:
-                counts = [rows[0] * row for rows in batch.rows[i]]
+            if bucket.kind is Kind.ALLGATHER:
+                counts = [rows[0] * row for rows in bucket.rows[i]]
                 target = self._fresh(sum(counts), spec.dtype)
                 self.transport.allgatherv(source, target, counts)
             else:
-                sent = [[rows * row for rows in to] for to in batch.rows[i]]  # [from][to]
+                sent = [[rows * row for rows in to] for to in bucket.rows[i]]  # [from][to]
                 target = self._fresh(sum(to[self.route.host.rank] for to in sent), spec.dtype)
                 self.transport.alltoallv(source, target, sent)
             assert isinstance(target.owner, Memory)
             event = self._done(source, target).event
-            outcomes.append(Outcome(target.owner, batch.rows[i], batch.digests[i], event=event))
+            outcomes.append(Outcome(target.owner, bucket.rows[i], bucket.digests[i], event=event))
         return outcomes
 
 
@@ -356,18 +356,18 @@ def queued(
     kind: Kind,
     specs: Sequence[Spec],
     compressor: Compressor,
-    batch: Batch | None,
+    bucket: Bucket | None,
     again: bool,
 ) -> Queued:
-    """How a batch is put on its queue. ``batch``: what was negotiated; ``again``: it is one of a schedule."""
+    """How a bucket is put on its queue. ``bucket``: what was negotiated; ``again``: it is one of a schedule."""
     if kind is Kind.ALLREDUCE:
-        return _Allreduce(route, specs, compressor, again, joined=batch is not None and bool(batch.specs))
+        return _Allreduce(route, specs, compressor, again, joined=bucket is not None and bool(bucket.specs))
     if kind is Kind.BROADCAST:
         return _Broadcast(route, specs)
     if kind is Kind.REDUCESCATTER:
         return _Reducescatter(route, specs, compressor)
-    assert batch is not None
-    return _Ragged(route, specs, batch)
+    assert bucket is not None
+    return _Ragged(route, specs, bucket)
 
 
 def _prepare(route: OnDevice, transport: Transport, plan: Plan) -> Prepared:

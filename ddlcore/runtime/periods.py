@@ -39,20 +39,20 @@ class Occurrence:
     """One tensor that was decided."""
 
     key: TensorKey
-    batch: int  # index of the batch it ran in
-    stamp: int  # the last batch that the user's code on any member had seen end before it asked
+    bucket: int  # index of the bucket it ran in
+    stamp: int  # the last bucket that the user's code on any member had seen end before it asked
 
 
 def segments(period: Sequence[Occurrence]) -> list[list[Occurrence]]:
     """``period`` cut before each tensor that some rank asked for after it had seen one of the same segment end."""
     cut: list[list[Occurrence]] = []
-    first = -1  # the earliest batch of the present segment
+    first = -1  # the earliest bucket of the present segment
     for one in period:
         if not cut or one.stamp >= first:
             cut.append([])
-            first = one.batch
+            first = one.bucket
         cut[-1].append(one)
-        first = min(first, one.batch)
+        first = min(first, one.bucket)
     return cut
 
 
@@ -79,7 +79,7 @@ class PeriodDetector:
         self._window: list[Occurrence] = []
         self._names: set[TensorKey] = set()
         self._cuts: list[int] = []  # where in the window a segment begins
-        self._segment = -1  # first batch of the present segment
+        self._segment = -1  # first bucket of the present segment
         self._partial = True  # the window may have begun in the middle of a period
         self._candidates: list[_Candidate] = []  # the one that was seen last stands last
         self._history = bytearray()  # of calls without names, WIDTH bytes each
@@ -127,7 +127,7 @@ class PeriodDetector:
         if not self._is_proven():
             return None
         if self._cuts and self._cuts[0] > 0:
-            # It begins amid tensors that are under way together, and a batch cannot begin there.
+            # It begins amid tensors that are under way together, and a bucket cannot begin there.
             self._begin(self._window[self._cuts[0] :])
             return None
         found = self._window
@@ -144,7 +144,7 @@ class PeriodDetector:
 
     def _append(self, occurrence: Occurrence) -> None:
         if occurrence.stamp >= self._segment:
-            self._segment = occurrence.batch
+            self._segment = occurrence.bucket
             self._cuts.append(len(self._window))
         self._window.append(occurrence)
         if occurrence.key.name:

@@ -184,7 +184,7 @@ class ProcessSets:
         return {set_id: "; ".join(filter(None, (text, told.get(set_id)))) for set_id, text in own.items()}
 
     def transports(self, set_id: int) -> frozenset[str]:
-        """The names of those that an open set uses, also on the devices that a batch of it has been on. Any thread."""
+        """The names of those that an open set uses, also on the devices that a bucket of it has been on. Any thread."""
         own = frozenset(provider.name for provider in self.communicator(set_id).route.providers())
         return own | self.beside.transports(set_id) if self.beside is not None else own
 

@@ -1,4 +1,4 @@
-"""Lets batches appear by name in a framework's own profiler, for as long as somebody wants that."""
+"""Lets buckets appear by name in a framework's own profiler, for as long as somebody wants that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from ddlcore.contracts.adapter import Adapter
-from ddlcore.messages import Batch, Planned
+from ddlcore.messages import Bucket, Planned
 from ddlcore.types import Kind
 
 __all__ = ["Ranges", "in_use", "ranges_of", "title"]
@@ -40,7 +40,7 @@ def _all(ranges: Sequence[AbstractContextManager[object]]) -> Iterator[None]:
         yield
 
 
-def title(what: Batch | Planned) -> str:
-    """What a batch is called there: "ddl ALLREDUCE gradient.0.weight +7"."""
+def title(what: Bucket | Planned) -> str:
+    """What a bucket is called there: "ddl ALLREDUCE gradient.0.weight +7"."""
     kind, names = Kind(what.kind).name, what.names
     return f"ddl {kind} {names[0] if names else ''}{f' +{len(names) - 1}' if len(names) > 1 else ''}".rstrip()

@@ -17,13 +17,13 @@ ANONYMOUS = "noname."  # what names begin with that nobody has given; alone (or 
 
 # Where a recurring entry is.
 IDLE = 0  # with the user
-PENDING = 1  # in the tensor queue, or in a batch of a schedule
-DECIDED = 2  # in a batch that was negotiated
+PENDING = 1  # in the tensor queue, or in a bucket of a schedule
+DECIDED = 2  # in a bucket that was negotiated
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a batch left for one entry. Kinds with a target of their own leave nothing here."""
+    """What a bucket left for one entry. Kinds with a target of their own leave nothing here."""
 
     memory: Memory | None = None  # of kinds whose size is known only when all have asked
     rows: tuple[tuple[int, ...], ...] = ()  # ragged kinds: [member] = that member's rows
@@ -72,7 +72,7 @@ class Entry:
         self.target = target
         self.rows = rows
         self.digest = digest
-        self.stamp = -1  # the last batch that the user's code had seen end when it made this call
+        self.stamp = -1  # the last bucket that the user's code had seen end when it made this call
 
     def ask(self) -> Ask:
         return Ask(self.set_id, self.name, self.spec_bytes, self.rows, self.stamp, self.digest)
@@ -108,7 +108,7 @@ class Recurring(Entry):
         self.submitted = False  # as Handle.submitted; ``starts`` says it of ``TensorQueue.again``
         self.error: BaseException | None = None
         self.how: Any = None  # whoever keeps it may say what it was made from
-        self.index = -1  # of the batch it was part of last, as the coordinator counts
+        self.index = -1  # of the bucket it was part of last, as the coordinator counts
         self.replay: Any = self  # whose slot it has: position and seat hold for no other
         self.position: Any = None
         self.seat = -1

@@ -16,7 +16,7 @@ from ddlcore.runtime.schedule import MOST_KNOWN, arrange
 
 __all__ = ["Known", "Rhythm", "tensor_key"]
 
-MOST_SUSPICIONS = 2  # in a row, a second or more each, without a batch in between
+MOST_SUSPICIONS = 2  # in a row, a second or more each, without a bucket in between
 CONSECUTIVE = 2  # a tensor that is inserted in so many periods in a row belongs to the period
 
 
@@ -42,11 +42,11 @@ class Known:
 
     @property
     def size(self) -> int:
-        return len(self.arranged.batches)
+        return len(self.arranged.buckets)
 
     def align(self) -> bool:
         """Whether it would go on at the begin of a period, in all its process sets, and nowhere in the middle."""
-        last = {planned.set_id: i for i, planned in enumerate(self.arranged.batches)}
+        last = {planned.set_id: i for i, planned in enumerate(self.arranged.buckets)}
         begin = self.fresh_start()
         if begin and any(self.after.get(set_id, -1) < begin - self.size + i for set_id, i in last.items()):
             return False
@@ -55,14 +55,14 @@ class Known:
 
     def ended(self) -> None:
         """All ranks have run it to ``until``, and stand there."""
-        self.after = dict.fromkeys({planned.set_id for planned in self.arranged.batches}, self.until - 1)
+        self.after = dict.fromkeys({planned.set_id for planned in self.arranged.buckets}, self.until - 1)
 
     @property
     def holes(self) -> frozenset[TensorKey]:
         """The tensors that are negotiated each time."""
         return frozenset(
             TensorKey(planned.set_id, name, spec)
-            for planned in self.arranged.batches
+            for planned in self.arranged.buckets
             if planned.hole
             for name, spec in zip(planned.names, planned.specs)
         )
@@ -101,15 +101,15 @@ class Rhythm:
     def decided(
         self, tensors: Sequence[tuple[TensorKey, int, int]], may_end: Callable[[int], bool]
     ) -> tuple[int, Known | None]:
-        """What is about to be decided in discovery, in ready order: (tensor, its batch, its newest stamp).
+        """What is about to be decided in discovery, in ready order: (tensor, its bucket, its newest stamp).
 
         Returns how many of them come before the end of a period that is proven by them, and the schedule
         to start there; all of them and None where there is none. ``may_end(i)``: whether one may end
         between a tensor and the next.
         """
-        for i, (key, batch, stamp) in enumerate(tensors):
+        for i, (key, bucket, stamp) in enumerate(tensors):
             self.touched([key])
-            period = self._detector.observe(Occurrence(key, batch, stamp)) if self.enabled else None
+            period = self._detector.observe(Occurrence(key, bucket, stamp)) if self.enabled else None
             if period is not None and (i + 1 == len(tensors) or may_end(i)):
                 known = self._schedule(period)
                 if known is not None:
@@ -137,9 +137,9 @@ class Rhythm:
     def _forget(self, set_ids: set[int]) -> None:
         self.disturbed()
         for known in self._known:
-            if any(planned.set_id in set_ids for planned in known.arranged.batches):
+            if any(planned.set_id in set_ids for planned in known.arranged.buckets):
                 known.whole = False
-        self._known = [k for k in self._known if all(p.set_id not in set_ids for p in k.arranged.batches)]
+        self._known = [k for k in self._known if all(p.set_id not in set_ids for p in k.arranged.buckets)]
 
     def waiting_for(self, key: TensorKey) -> Known | None:
         """A known schedule that can go on with this tensor, which is ready everywhere."""
@@ -151,8 +151,8 @@ class Rhythm:
     def _schedule(self, period: Sequence[Occurrence]) -> Known | None:
         keys = sorted((one.key.set_id, one.key.name, one.key.spec) for one in period)
         for known in self._known:
-            if keys == sorted(_keys(known.arranged.batches)):
-                turn = _turn(known.arranged.batches, period)
+            if keys == sorted(_keys(known.arranged.buckets)):
+                turn = _turn(known.arranged.buckets, period)
                 if turn is not None:
                     known.whole = True
                     known.inserted.clear()
@@ -162,7 +162,7 @@ class Rhythm:
         arranged = arrange(self._arranged, period, self._spec_of, self._policy, self._params, self.compression)
         if arranged is None:
             return None
-        self._known = [known for known in self._known if keys != sorted(_keys(known.arranged.batches))]
+        self._known = [known for known in self._known if keys != sorted(_keys(known.arranged.buckets))]
         self._arranged += 1
         self._known.append(Known(arranged, frozenset(one.key for one in period), found=tuple(period)))
         del self._known[:-MOST_KNOWN]
@@ -171,7 +171,7 @@ class Rhythm:
     # --- replay
 
     def lay_out_anew(self, known: Known, params: Mapping[str, float]) -> None:
-        """``known``, at the begin of a period, in other batches: it keeps its number and the count of its periods."""
+        """``known``, at the begin of a period, in other buckets: it keeps its number and the count of its periods."""
         self._params = params
         number = known.arranged.schedule
         arranged = arrange(number, known.found, self._spec_of, self._policy, params, self.compression)
@@ -180,7 +180,7 @@ class Rhythm:
         if arranged.digest == known.arranged.digest:
             return
         known.arranged, known.told = arranged, False
-        sets = {planned.set_id for planned in arranged.batches}
+        sets = {planned.set_id for planned in arranged.buckets}
         known.after = dict.fromkeys(sets, begun * known.size - 1)
 
     def resume(self, known: Known, epoch: int, periods: int = 0) -> Resume:
@@ -189,7 +189,7 @@ class Rhythm:
         self._known = [*(other for other in self._known if other is not known), known]
         self._resumed_after = dict(known.after)
         self._detector.pause()
-        places = {planned.set_id: known.after.get(planned.set_id, -1) for planned in known.arranged.batches}
+        places = {planned.set_id: known.after.get(planned.set_id, -1) for planned in known.arranged.buckets}
         start = min(places.values()) + 1
         known.until = (start // known.size + periods) * known.size if periods else -1
         return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())), known.until)
@@ -224,7 +224,7 @@ class Rhythm:
         """All are frozen: what is run to its end, and what of it is valid. The schedule is left behind."""
         assert self._frozen is not None
         assert self.replaying is not None
-        used = {planned.set_id for planned in self.replaying.arranged.batches}
+        used = {planned.set_id for planned in self.replaying.arranged.buckets}
         places = {
             set_id: [self._frozen[rank].get(set_id, -1) for rank in sets[set_id] if rank in self._frozen]
             for set_id in sorted(used)
@@ -268,24 +268,24 @@ class Rhythm:
         return run
 
 
-def _turn(batches: Sequence[Planned], period: Sequence[Occurrence]) -> int | None:
-    """At which of ``batches`` a period begins that has the same tensors; None if it does not fit between two of them.
+def _turn(buckets: Sequence[Planned], period: Sequence[Occurrence]) -> int | None:
+    """At which of ``buckets`` a period begins that has the same tensors; None if it does not fit between two of them.
 
-    It fits where, from there on, the batches follow the period's segments, each within one of them:
+    It fits where, from there on, the buckets follow the period's segments, each within one of them:
     the order within a segment may be another one each time.
     """
     rounds: dict[TensorKey, list[int]] = {}
     for number, segment in enumerate(segments(period)):
         for one in segment:
             rounds.setdefault(one.key, []).append(number)
-    turns = range(len(batches))
-    return next((turn for turn in turns if _follows([*batches[turn:], *batches[:turn]], rounds)), None)
+    turns = range(len(buckets))
+    return next((turn for turn in turns if _follows([*buckets[turn:], *buckets[:turn]], rounds)), None)
 
 
-def _follows(batches: Sequence[Planned], rounds: Mapping[TensorKey, Sequence[int]]) -> bool:
+def _follows(buckets: Sequence[Planned], rounds: Mapping[TensorKey, Sequence[int]]) -> bool:
     left = {key: iter(numbers) for key, numbers in rounds.items()}
     reached = 0
-    for planned in batches:
+    for planned in buckets:
         numbers = {next(left[key]) for key in _planned_keys(planned)}
         if len(numbers) > 1 or min(numbers) < reached:
             return False
@@ -297,5 +297,5 @@ def _planned_keys(planned: Planned) -> list[TensorKey]:
     return [TensorKey(planned.set_id, name, spec) for name, spec in zip(planned.names, planned.specs)]
 
 
-def _keys(batches: Sequence[Planned]) -> list[tuple[int, str, bytes]]:
-    return [(planned.set_id, name, spec) for planned in batches for name, spec in zip(planned.names, planned.specs)]
+def _keys(buckets: Sequence[Planned]) -> list[tuple[int, str, bytes]]:
+    return [(planned.set_id, name, spec) for planned in buckets for name, spec in zip(planned.names, planned.specs)]

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from ddlcore.contracts.fusion import FusionPolicy, Ready
-from ddlcore.messages import BY_SETTING, Arranged, Batch, Planned, Spec, encode
+from ddlcore.messages import BY_SETTING, Arranged, Bucket, Planned, Spec, encode
 from ddlcore.runtime.devices import BY_HOST
 from ddlcore.runtime.periods import Occurrence, segments
 from ddlcore.types import CPU, Kind
@@ -47,15 +47,15 @@ def arrange(
 
     ``compression``: the compressor of what leaves that to the setting, see ``Spec.compressor_by``.
 
-    Tensors that depend on each other never share a batch: y comes after x, in another batch, where
+    Tensors that depend on each other never share a bucket: y comes after x, in another bucket, where
     some rank had seen x end before it asked for y.
     """
     if any(spec_of(one.key.spec).kind in _NEVER for one in period):
         return None
     planned = tuple(
-        _compressed(batch, spec_of, compression)
+        _compressed(bucket, spec_of, compression)
         for segment in segments(period)
-        for batch in _committed(_lay_out(segment, spec_of, policy, params, compression), spec_of)
+        for bucket in _committed(_lay_out(segment, spec_of, policy, params, compression), spec_of)
     )
     digest = hashlib.blake2b(encode(Arranged(number, b"", planned)), digest_size=16).digest()
     return Arranged(number, digest, planned)
@@ -68,7 +68,7 @@ def _lay_out(
     params: Mapping[str, float],
     compression: str,
 ) -> list[Planned]:
-    """Batches of tensors that do not depend on each other, by their first tensor's place in ready order."""
+    """Buckets of tensors that do not depend on each other, by their first tensor's place in ready order."""
     specs = [spec_of(one.key.spec) for one in segment]
     fusable = [i for i, spec in enumerate(specs) if spec.kind is Kind.ALLREDUCE]
     groups = [[i] for i, spec in enumerate(specs) if spec.kind is not Kind.ALLREDUCE]
@@ -77,7 +77,7 @@ def _lay_out(
     for chosen, given in ((early, params), (late, _undivided(params))):
         ready = [_ready(segment[i], specs[i], compression) for i in chosen]
         groups += [[chosen[p] for p in positions] for positions in policy.arrange(ready, given)]
-    groups.sort(key=max)  # a batch cannot start before its last tensor is ready
+    groups.sort(key=max)  # a bucket cannot start before its last tensor is ready
     return [
         Planned(
             segment[group[0]].key.set_id,
@@ -90,17 +90,17 @@ def _lay_out(
     ]
 
 
-def _committed(batches: list[Planned], spec_of: Callable[[bytes], Spec]) -> list[Planned]:
-    """The batches of one segment. The last of each set on devices is marked: what the user does next may depend on it.
+def _committed(buckets: list[Planned], spec_of: Callable[[bytes], Spec]) -> list[Planned]:
+    """The buckets of one segment. The last of each set on devices is marked: what the user does next may depend on it.
 
     What somebody has sent by way of the host is not on them: no message follows it, and those before it would have none.
     """
-    places = [spec_of(one.specs[0]).device for one in batches]
+    places = [spec_of(one.specs[0]).device for one in buckets]
     on_devices = [place != CPU.kind and not place.endswith(BY_HOST) for place in places]
-    last = {one.set_id: i for i, (one, on_device) in enumerate(zip(batches, on_devices)) if on_device}
+    last = {one.set_id: i for i, (one, on_device) in enumerate(zip(buckets, on_devices)) if on_device}
     for i in last.values():
-        batches[i] = msgspec.structs.replace(batches[i], commit=True)
-    return batches
+        buckets[i] = msgspec.structs.replace(buckets[i], commit=True)
+    return buckets
 
 
 def _compressed(planned: Planned, spec_of: Callable[[bytes], Spec], compression: str) -> Planned:
@@ -110,9 +110,9 @@ def _compressed(planned: Planned, spec_of: Callable[[bytes], Spec], compression:
 
 
 def _undivided(params: Mapping[str, float]) -> dict[str, float]:
-    """Of a period whose communication would take the computation's cores: nothing is gained by small batches."""
+    """Of a period whose communication would take the computation's cores: nothing is gained by small buckets."""
     fusion_bytes = params["fusion_bytes"]
-    return {**params, "fusion_bytes": fusion_bytes and max(fusion_bytes, UNDIVIDED_BYTES), "first_batch_bytes": 0.0}
+    return {**params, "fusion_bytes": fusion_bytes and max(fusion_bytes, UNDIVIDED_BYTES), "first_bucket_bytes": 0.0}
 
 
 def _ready(one: Occurrence, spec: Spec, compression: str) -> Ready:
@@ -128,11 +128,11 @@ class Schedule:
     def __init__(self, arranged: Arranged, sets: Mapping[int, Sequence[int]], rank: int) -> None:
         self.number = arranged.schedule
         self.digest = arranged.digest
-        self.batches = arranged.batches
-        self.mine = [rank in sets[planned.set_id] for planned in arranged.batches]
+        self.buckets = arranged.buckets
+        self.mine = [rank in sets[planned.set_id] for planned in arranged.buckets]
         self.named: dict[tuple[int, str], tuple[int, int, bytes]] = {}
         self.anonymous: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
-        for position, planned in enumerate(arranged.batches):
+        for position, planned in enumerate(arranged.buckets):
             for i, (name, spec) in enumerate(zip(planned.names, planned.specs)):
                 if name:
                     self.named[planned.set_id, name] = (position, i, spec)
@@ -149,7 +149,7 @@ class Offer(Enum):
 
 
 class Position(Generic[T]):
-    """One batch of a schedule on this rank: what stands in its slots, and what was found out about it once."""
+    """One bucket of a schedule on this rank: what stands in its slots, and what was found out about it once."""
 
     __slots__ = (
         "entries",
@@ -176,9 +176,9 @@ class Position(Generic[T]):
         self.entries: list[T | None] = [None] * self.missing  # of what is launched: the launch's
 
 
-@dataclass(slots=True, eq=False)  # one a batch: a frozen one takes three times as long to make
+@dataclass(slots=True, eq=False)  # one a bucket: a frozen one takes three times as long to make
 class Launch(Generic[T]):
-    """A batch at its place; never changed. ``entries`` is None where this rank takes part with dummy memory.
+    """A bucket at its place; never changed. ``entries`` is None where this rank takes part with dummy memory.
 
     A hole is drained with the real entries: its sizes were agreed upon, and all of it is void anyway.
     """
@@ -186,7 +186,7 @@ class Launch(Generic[T]):
     place: int
     position: Position[T]
     entries: Sequence[T] | None
-    batch: Batch | None = None  # of a hole: what was negotiated for it
+    bucket: Bucket | None = None  # of a hole: what was negotiated for it
     number: int = -1  # the how-manieth launch of this rank, whatever the schedule
 
     @property
@@ -201,20 +201,20 @@ class Replay(Generic[T]):
         """``until``: see Resume; with it, ``turned`` becomes True whenever a period ends."""
         self.schedule = schedule
         self.frozen = False
-        self.current: Position[T]  # of the next batch
+        self.current: Position[T]  # of the next bucket
         self.turned = False  # a period has ended; who reads it sets it back
         self.paused = False  # nothing is launched any more: what comes next is at ``until`` or beyond
         self._until = until if until >= 0 else _FOR_EVER
         self.turn_at = _FOR_EVER
-        self.launched: dict[int, int] = {planned.set_id: after.get(planned.set_id, -1) for planned in schedule.batches}
+        self.launched: dict[int, int] = {planned.set_id: after.get(planned.set_id, -1) for planned in schedule.buckets}
         self.positions: list[Position[T]] = [
-            Position(i, planned, mine) for i, (planned, mine) in enumerate(zip(schedule.batches, schedule.mine))
+            Position(i, planned, mine) for i, (planned, mine) in enumerate(zip(schedule.buckets, schedule.mine))
         ]
         self.filled = 0  # entries that stand in slots
         self._after = dict(after)
         self._idle = not any(schedule.mine)
         self.next = self._start = start  # the next place
-        self._holes: dict[int, deque[tuple[Batch, tuple[T, ...]]]] = {}
+        self._holes: dict[int, deque[tuple[Bucket, tuple[T, ...]]]] = {}
         self._queues: dict[tuple[int, bytes], deque[T]] = {}  # anonymous calls that wait for a slot
         self._turn: dict[tuple[int, bytes], int] = {}  # anonymous calls: how many were offered
         self.next, self.current, self.paused = self._from(start)
@@ -226,9 +226,9 @@ class Replay(Generic[T]):
             self._turn[key] = done
 
     def seat(self, set_id: int, name: str, spec: bytes) -> tuple[Position[T], int] | None:
-        """Where the named tensor stands in every period: its batch and slot. None if the schedule has none for it."""
+        """Where the named tensor stands in every period: its bucket and slot. None if the schedule has none for it."""
         found = self.schedule.named.get((set_id, name))
-        if found is None or found[2] != spec or self.schedule.batches[found[0]].hole:
+        if found is None or found[2] != spec or self.schedule.buckets[found[0]].hole:
             return None
         return self.positions[found[0]], found[1]
 
@@ -236,7 +236,7 @@ class Replay(Generic[T]):
         """Takes an entry into its slot, if the schedule has one for it."""
         if anonymous:
             places = self.schedule.anonymous.get((set_id, spec))
-            if not places or self.schedule.batches[places[0][0]].hole:
+            if not places or self.schedule.buckets[places[0][0]].hole:
                 return Offer.ALIEN
             self._queues.setdefault((set_id, spec), deque()).append(entry)
             self._refill(set_id, spec)
@@ -246,7 +246,7 @@ class Replay(Generic[T]):
             return Offer.ALIEN
         if found[2] != spec:
             return Offer.CONFLICT
-        if self.schedule.batches[found[0]].hole:
+        if self.schedule.buckets[found[0]].hole:
             return Offer.ALIEN
         self.put(self.positions[found[0]], found[1], entry)
         return Offer.TAKEN
@@ -290,25 +290,25 @@ class Replay(Generic[T]):
         position.missing -= 1
         self.filled += 1
 
-    def fill(self, batch: Batch, entries: Sequence[T], anonymous: bool, spec: bytes) -> bool:
-        """A hole has been negotiated. False if ``batch`` belongs to no hole of this schedule."""
+    def fill(self, bucket: Bucket, entries: Sequence[T], anonymous: bool, spec: bytes) -> bool:
+        """A hole has been negotiated. False if ``bucket`` belongs to no hole of this schedule."""
         if anonymous:
-            places = [position for position, _ in self.schedule.anonymous.get((batch.set_id, spec), ())]
+            places = [position for position, _ in self.schedule.anonymous.get((bucket.set_id, spec), ())]
         else:
-            found = self.schedule.named.get((batch.set_id, batch.names[0]))
+            found = self.schedule.named.get((bucket.set_id, bucket.names[0]))
             places = [found[0]] if found is not None else []
-        holes = [position for position in places if self.schedule.batches[position].hole]
+        holes = [position for position in places if self.schedule.buckets[position].hole]
         if not holes:
             return False
         # The first that has the fewest waiting: negotiation may run a period ahead of launching.
         size = len(self.positions)
         ahead = sorted(holes, key=lambda place: (len(self._holes.get(place, ())), (place - self.next) % size))
-        self._holes.setdefault(ahead[0], deque()).append((batch, tuple(entries)))
+        self._holes.setdefault(ahead[0], deque()).append((bucket, tuple(entries)))
         return True
 
     @property
     def place(self) -> int:
-        """Of the next batch."""
+        """Of the next bucket."""
         return self.next
 
     @property
@@ -333,7 +333,7 @@ class Replay(Generic[T]):
         return self.current.missing == 0 or bool(self._holes and self._holes.get(self.current.index))
 
     def launch(self, number: int = -1) -> Launch[T]:
-        """The next batch in order; only if ``ready``. It counts as launched from here on."""
+        """The next bucket in order; only if ``ready``. It counts as launched from here on."""
         launch, fresh, self.next, self.current, self.paused, turn_at = self.step(number)
         position = launch.position
         if fresh:
@@ -344,7 +344,7 @@ class Replay(Generic[T]):
         if turn_at >= 0:
             self.turned = True
             self.turn_at = turn_at
-        if launch.batch is not None:
+        if launch.bucket is not None:
             self.take_hole(position)
         self.refill()
         return launch
@@ -355,22 +355,22 @@ class Replay(Generic[T]):
         """What ``launch`` would do, before anything has changed; ``TensorQueue`` does it, among other things of one moment.
 
         The launch; its position's slots behind it, none where they stay as they are; the next place, its position, and
-        whether it is a pause; where the next period ends if one has ended, else -1. ``alone``: the one entry of a batch
+        whether it is a pause; where the next period ends if one has ended, else -1. ``alone``: the one entry of a bucket
         whose only slot is still empty.
         """
         position = self.current
         place = self.next
-        batch: Batch | None = None
+        bucket: Bucket | None = None
         entries: Sequence[T]
         fresh: list[T | None] = []
         if alone is not None:
             entries = [alone]
         elif position.planned.hole:
-            batch, entries = self._holes[position.index][0]
+            bucket, entries = self._holes[position.index][0]
         else:
             entries = cast("list[T]", position.entries)  # all are there
             fresh = [None] * len(entries)
-        launch = Launch(place, position, entries, batch, number)
+        launch = Launch(place, position, entries, bucket, number)
         following, current, paused = self._from(place + 1)
         turn_at = self._period_end(following) if following >= self.turn_at else -1
         return launch, fresh, following, current, paused, turn_at
@@ -392,8 +392,8 @@ class Replay(Generic[T]):
             position = self.current
             if position.mine and self.next <= highest[position.planned.set_id]:
                 waiting = self._holes.get(position.index)
-                batch, entries = waiting.popleft() if waiting else (None, None)
-                dummies.append(Launch(self.next, position, entries, batch))
+                bucket, entries = waiting.popleft() if waiting else (None, None)
+                dummies.append(Launch(self.next, position, entries, bucket))
             self.next, self.current, self.paused = self._from(self.next + 1)
         return dummies
 
@@ -406,7 +406,7 @@ class Replay(Generic[T]):
         return (place // len(self.positions) + 1) * len(self.positions)
 
     def _from(self, place: int) -> tuple[int, Position[T], bool]:
-        """The first batch from ``place`` on that is this rank's own and has not run; whether that is a pause instead."""
+        """The first bucket from ``place`` on that is this rank's own and has not run; whether that is a pause instead."""
         size = len(self.positions)
         while True:
             if place >= self._until:

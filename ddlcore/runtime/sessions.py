@@ -305,7 +305,7 @@ class Sessions:
             self._policy,
             first.fusion_bytes,
             self._replay,
-            first.first_batch_bytes,
+            first.first_bucket_bytes,
             first.overlap,
             self._pilot if free else None,
             self._compression,

@@ -1,4 +1,4 @@
-"""An allreduce of values that cannot be added as they travel: each rank adds one shard of every tensor of a batch.
+"""An allreduce of values that cannot be added as they travel: each rank adds one shard of every tensor of a bucket.
 
 Each tensor is cut into as many pieces as there are ranks. Every rank encodes its pieces and sends each to the rank that
 adds it (alltoallv); that one decodes them, adds them in float32 in the order of ranks, encodes the sum, and all gather
@@ -109,7 +109,7 @@ class Sharder:
             encode_once(summed.compressor, source, target, scale)
             return
         key = (id(summed.compressor), name)
-        if key in self._open:  # its batch was void, and nobody said so: this rank had no data in it
+        if key in self._open:  # its bucket was void, and nobody said so: this rank had no data in it
             summed.compressor.commit(name, False)
         self._open.add(key)
         summed.encoded.append(name)
@@ -124,7 +124,7 @@ class Sharder:
 
 
 class Summed:
-    """A batch whose sums stand encoded in transport memory."""
+    """A bucket whose sums stand encoded in transport memory."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Summed:
         self._sharder, self._postscale, self._meter = sharder, postscale, meter
 
     def __call__(self) -> list[None]:
-        """The batch is valid: decodes the sums into the targets."""
+        """The bucket is valid: decodes the sums into the targets."""
         begun_ns = now_ns()
         parts = iter(self.parts)
         for rank in range(len(self.pieces[0])):
@@ -160,7 +160,7 @@ class Summed:
         return [None] * len(self.entries)
 
     def void(self) -> None:
-        """The batch does not count: it comes again, and finds the compressor's state as it was."""
+        """The bucket does not count: it comes again, and finds the compressor's state as it was."""
         self._sharder.settle(self.compressor, self.encoded, False)
 
 

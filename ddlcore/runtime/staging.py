@@ -1,4 +1,4 @@
-"""Takes a batch of tensors on a device by way of the host: down to pinned memory, through the host's transport, up again.
+"""Takes a bucket of tensors on a device by way of the host: down to pinned memory, through the host's transport, up again.
 
 The host waits for the way down alone; the way up is queued.
 """
@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from ddlcore.contracts.transport import Memory
-from ddlcore.messages import Batch, Planned, Spec
+from ddlcore.messages import Bucket, Planned, Spec
 from ddlcore.runtime.device_routes import OnDevice
 from ddlcore.runtime.devices import Lane
 from ddlcore.runtime.executor import Deliver, HostRun, Staged, void
@@ -27,16 +27,16 @@ Outcomes = list[Outcome | None]
 
 
 class HostRuns(Protocol):
-    """What runs batches of tensors in host memory; see runtime/executor.py."""
+    """What runs buckets of tensors in host memory; see runtime/executor.py."""
 
-    def execute_on_host(self, batch: Batch, entries: Entries, specs: Sequence[Spec]) -> Outcomes: ...
+    def execute_on_host(self, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> Outcomes: ...
 
     def arranged_on_host(self, planned: Planned, specs: Sequence[Spec]) -> HostRun: ...
 
 
 @dataclass
 class _Below:
-    """A batch as it stands in host memory."""
+    """A bucket as it stands in host memory."""
 
     entries: list[Entry | None]
     pinned: Memory
@@ -49,13 +49,13 @@ class Staging:
     def __init__(self, host: HostRuns) -> None:
         self._host = host
 
-    def execute(self, route: OnDevice, batch: Batch, entries: Entries, specs: Sequence[Spec]) -> Outcomes:
-        """A batch that was negotiated."""
-        below = self._down(route, batch.kind, entries)
-        return self._up(route, batch.kind, entries, below, self._host.execute_on_host(batch, below.entries, specs))
+    def execute(self, route: OnDevice, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> Outcomes:
+        """A bucket that was negotiated."""
+        below = self._down(route, bucket.kind, entries)
+        return self._up(route, bucket.kind, entries, below, self._host.execute_on_host(bucket, below.entries, specs))
 
     def arranged(self, route: OnDevice, planned: Planned, specs: Sequence[Spec]) -> HostRun:
-        """How a batch of a schedule is run: as one in host memory, with a way down before and a way up behind it."""
+        """How a bucket of a schedule is run: as one in host memory, with a way down before and a way up behind it."""
         inner = self._host.arranged_on_host(planned, specs)
 
         def run(launch: Launch[Entry], use: str) -> Deliver:
@@ -63,7 +63,7 @@ class Staging:
             if entries is None:
                 return inner(launch, use)
             below = self._down(route, planned.kind, entries)
-            mirrored = Launch(launch.place, launch.position, _present(below), launch.batch, launch.number)
+            mirrored = Launch(launch.place, launch.position, _present(below), launch.bucket, launch.number)
             deliver = inner(mirrored, use)
             if deliver is void:
                 route.lane.pinned.give(below.pinned)

@@ -1,7 +1,7 @@
-"""Puts a stall that only ranks can see into words: who waits in which batch, who has not come to it, what is missing there.
+"""Puts a stall that only ranks can see into words: who waits in which bucket, who has not come to it, what is missing there.
 
 Pure, and part of the coordinator's state machine. In replay the coordinator does not know what is ready, and of what
-it has decided it does not know how far the ranks are. So a rank that stands at one batch for long says so, and the
+it has decided it does not know how far the ranks are. So a rank that stands at one bucket for long says so, and the
 other members are asked where they are.
 """
 
@@ -28,7 +28,7 @@ class Standings:
         self._awaited: set[int] = set()
 
     def hear(self, rank: int, standing: Standing, members: Iterable[int]) -> list[int]:
-        """``rank`` stands there. ``members``: of the batch's process set. The ranks that are to be asked where they are."""
+        """``rank`` stands there. ``members``: of the bucket's process set. The ranks that are to be asked where they are."""
         known = self._alarm
         if standing.moved:
             if known is not None and (known.epoch, known.place) == (standing.epoch, standing.place):
@@ -46,7 +46,7 @@ class Standings:
         return ask
 
     def awaited(self, epoch: int, present: Collection[int]) -> list[Awaited]:
-        """The batch of the last alarm, unless the ranks have gone on. ``epoch`` is the present one."""
+        """The bucket of the last alarm, unless the ranks have gone on. ``epoch`` is the present one."""
         alarm = self._alarm
         if alarm is None or alarm.epoch != epoch:  # replay was left meanwhile: what waits is elsewhere
             return []
@@ -63,7 +63,7 @@ class Standings:
         return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._elsewhere(alarm, there)))
 
     def _late(self, alarm: Standing, there: Collection[int]) -> list[Late]:
-        """The tensors of the batch that some rank lacks; all of them where none does."""
+        """The tensors of the bucket that some rank lacks; all of them where none does."""
         found = []
         everyone = sorted(self._told.keys() | self._awaited)
         for name in alarm.names:
@@ -138,12 +138,12 @@ class Busies:
 
 
 def _has_come(one: Standing, alarm: Standing) -> bool:
-    """It has entered the batch, or gone on: the root of a broadcast need not wait for the others."""
+    """It has entered the bucket, or gone on: the root of a broadcast need not wait for the others."""
     return one.place > alarm.place or (one.launched and one.place == alarm.place)
 
 
 def _place(one: Standing) -> str:
-    """Where a rank is that stands at another batch."""
+    """Where a rank is that stands at another bucket."""
     if one.launched:
         return f"in {_called(one.names, one.set_id)} (place {one.place})"
     return f"at place {one.place}, without {_called(one.missing, one.set_id)}"

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from ddlcore.errors import InvalidArgument
-from ddlcore.messages import Arranged, Batch, Frozen, Paused, Planned, Request, Resume, Standing
+from ddlcore.messages import Arranged, Bucket, Frozen, Paused, Planned, Request, Resume, Standing
 from ddlcore.observe.flight import Flight
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.meter import Meter, now_ns
@@ -19,12 +19,12 @@ from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
 
 __all__ = ["GONE", "TensorQueue"]
 
-LEAVE_AFTER_S = 0.005  # or so many times what the batch usually waits, whichever is more
+LEAVE_AFTER_S = 0.005  # or so many times what the bucket usually waits, whichever is more
 USUAL_TIMES = 4.0
 FIRST_USUAL_S = 0.05  # before anything is known of a schedule's usual wait
 STUCK_AFTER_S = 1.0  # the same while nobody waits here: this rank, or a peer, is most likely just slow
 WATCH_S = 0.1
-GONE = -1  # in place of the thread that runs a batch: a signal handler has called it away
+GONE = -1  # in place of the thread that runs a bucket: a signal handler has called it away
 
 
 class TensorQueue:
@@ -250,9 +250,9 @@ class TensorQueue:
     def launch_alone(
         self, entry: Recurring, address: int, owner: object, now_ns: int = 0, runner: int = 0
     ) -> Launch[Entry] | None:
-        """``again`` and ``launch`` in one, for an entry that is the next batch all by itself. The caller holds the lock.
+        """``again`` and ``launch`` in one, for an entry that is the next bucket all by itself. The caller holds the lock.
 
-        None, and nothing has changed, where it is not, or where that batch cannot be run by the caller.
+        None, and nothing has changed, where it is not, or where that bucket cannot be run by the caller.
         """
         replay, position = self._open, entry.position
         if (
@@ -356,7 +356,7 @@ class TensorQueue:
         if offer is Offer.ALIEN:
             self._unsent += [entry]
             return
-        if offer is Offer.CONFLICT:  # the others may sit in a batch that this rank will never fill
+        if offer is Offer.CONFLICT:  # the others may sit in a bucket that this rank will never fill
             self._unsent += [entry]
             self._conflict = True
             self.work.notify()
@@ -369,15 +369,15 @@ class TensorQueue:
         ready = replay.ready()
         if ready and not waits:
             self.work.notify()
-        # A batch that is ready is launched at once, unless the engine sits in another. That one's missing member may
-        # wait, outside ddl, for just this batch, which other members have too: then it must not stand here unwatched.
+        # A bucket that is ready is launched at once, unless the engine sits in another. That one's missing member may
+        # wait, outside ddl, for just this bucket, which other members have too: then it must not stand here unwatched.
         if self._waits_since_s is None and (not ready or self._launches):
             self._waits_since_s = time.monotonic()
 
     def watch(self, since_s: float) -> float:
         """For a user's thread that waits since ``since_s``: asks to leave if what it waits for cannot come in replay.
 
-        That is when a batch holds some of its tensors for longer than usual and the engine has nothing to
+        That is when a bucket holds some of its tensors for longer than usual and the engine has nothing to
         do. Returns how many seconds it may take till the next call.
         """
         if self.lock.held():
@@ -444,7 +444,7 @@ class TensorQueue:
                 self._unanswered = False
 
     def take(self, set_id: int, names: Iterable[str]) -> list[Entry | None]:
-        """The entries of a batch, out of the tensor queue; None for what this rank has not asked for (it has joined)."""
+        """The entries of a bucket, out of the tensor queue; None for what this rank has not asked for (it has joined)."""
         with self.lock:
             if self.behind:
                 self.catch_up()
@@ -471,22 +471,22 @@ class TensorQueue:
         self._schedules[arranged.schedule] = arranged
 
     def planned(self, schedule: int) -> Sequence[Planned]:
-        """The batches of a schedule that was learned."""
-        return self._schedules[schedule].batches
+        """The buckets of a schedule that was learned."""
+        return self._schedules[schedule].buckets
 
-    def fill(self, batch: Batch) -> bool:
-        """A batch that may be a hole of the schedule that runs; False if it is none."""
+    def fill(self, bucket: Bucket) -> bool:
+        """A bucket that may be a hole of the schedule that runs; False if it is none."""
         with self.lock:
             if self.behind:
                 self.catch_up()
             if self._replay is None or self._replay.frozen:
                 return False
-            found = [self._find(batch.set_id, name) for name in batch.names]
+            found = [self._find(bucket.set_id, name) for name in bucket.names]
             entries = [entry for entry in found if entry is not None]
             if len(entries) < len(found):
                 return False  # this rank has joined: no schedule runs
-            anonymous = batch.names[0].startswith(ANONYMOUS)
-            if not self._replay.fill(batch, entries, anonymous, entries[0].spec_bytes):
+            anonymous = bucket.names[0].startswith(ANONYMOUS)
+            if not self._replay.fill(bucket, entries, anonymous, entries[0].spec_bytes):
                 return False
             if self._waits_since_s is None:
                 self._waits_since_s = time.monotonic()
@@ -581,7 +581,7 @@ class TensorQueue:
             schedule = Schedule(arranged, sets, rank)
             self._end_replay()
             self._replay = Replay(schedule, message.start, dict(message.after), message.until)
-            self._usual = self._usual_s.setdefault(message.schedule, [None] * len(schedule.batches))
+            self._usual = self._usual_s.setdefault(message.schedule, [None] * len(schedule.buckets))
             for position, seconds in zip(self._replay.positions, self._usual):
                 position.usual_s = seconds
             self._open = self._replay if self._refusal is None else None
@@ -621,7 +621,7 @@ class TensorQueue:
         return self._moving
 
     def launch(self) -> Launch[Entry] | None:
-        """The next batch of the schedule, if it is ready. The caller holds the lock."""
+        """The next bucket of the schedule, if it is ready. The caller holds the lock."""
         launch = self.advance()
         if self.behind:
             self.catch_up()
@@ -666,7 +666,7 @@ class TensorQueue:
         if runner:
             self.own = launch
             self.running = runner
-        if launch.batch is not None:
+        if launch.bucket is not None:
             replay.take_hole(position)
         return launch
 
@@ -685,12 +685,12 @@ class TensorQueue:
         self._wake()
 
     def next_run(self) -> Any:
-        """How the batch is run that is to be launched next, if it is ready: see Position.run. Lock held."""
+        """How the bucket is run that is to be launched next, if it is ready: see Position.run. Lock held."""
         replay = self._replay
         return replay.current.run if replay is not None and replay.ready() else None
 
     def is_ready(self) -> bool:
-        """Whether a batch may be launched. Lock held."""
+        """Whether a bucket may be launched. Lock held."""
         if self.behind:
             self.catch_up()
         return self._replay is not None and self._replay.ready()
@@ -714,13 +714,13 @@ class TensorQueue:
             return self._replay.drain(highest) if self._replay is not None else []
 
     def put_back(self, launch: Launch[Entry]) -> bool:
-        """A void batch's entries are pending again; False once the tensor queue is closed."""
+        """A void bucket's entries are pending again; False once the tensor queue is closed."""
         with self.lock:
             self._launches.remove(launch)
             return not self._closed
 
     def delivered(self, launch: Launch[Entry]) -> None:
-        """The batch is over, for better or worse: its names may be used again. No effect on a hole that was drained."""
+        """The bucket is over, for better or worse: its names may be used again. No effect on a hole that was drained."""
         with self.lock:
             self._launches = [one for one in self._launches if one is not launch]
             flying = self._flying
@@ -748,7 +748,7 @@ class TensorQueue:
             return [entry for entry in flying if id(entry) not in launched]
 
     def refuse(self, refusal: Callable[[], BaseException]) -> None:
-        """As ``close``, but what is pending stays pending: it may still be part of a promised batch."""
+        """As ``close``, but what is pending stays pending: it may still be part of a promised bucket."""
         with self.lock:
             if self._refusal is None:
                 self._refusal = refusal

@@ -1,7 +1,7 @@
 """Where a search for better settings meets replay: in legs, each so many whole periods with the same settings.
 
 Part of the coordinator's state machine: no thread, no clock. Ranks stop by themselves at a leg's end, which
-is a period's, and say how long its periods took; when all have, the next leg begins at the same batch on all.
+is a period's, and say how long its periods took; when all have, the next leg begins at the same bucket on all.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Tuning:
         if known is not self._tuned:
             nbytes = sum(
                 spec.nbytes()
-                for planned in known.arranged.batches
+                for planned in known.arranged.buckets
                 for spec in map(decode_spec, planned.specs)
                 if spec.kind is Kind.ALLREDUCE
             )

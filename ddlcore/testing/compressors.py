@@ -128,7 +128,7 @@ class CompressorSuite(StandardSuite):
         assert error <= allowed, f"sums are off by {error:g}, more than {allowed:g}"
 
     @FLOATS
-    def test_a_void_batch_leaves_no_trace(self, dtype: DType) -> None:
+    def test_a_void_bucket_leaves_no_trace(self, dtype: DType) -> None:
         """After commit(valid=False) the state is what it was: encoding again gives the same bytes."""
         first, second = (Area(oracle.values(dtype, 500, 0, seed=seed)) for seed in (1, 2))
         compressor = self.make()
@@ -138,7 +138,7 @@ class CompressorSuite(StandardSuite):
         compressor.commit("t", False)
         again = self.encoded(compressor, second).array
         fault = oracle.difference(again, void)
-        assert not fault, f"after a void batch the same values are encoded otherwise: {fault}"
+        assert not fault, f"after a void bucket the same values are encoded otherwise: {fault}"
 
     @FLOATS
     def test_names_do_not_meet(self, dtype: DType) -> None:

@@ -19,7 +19,7 @@ from ddlcore.types import Device, DType, ReduceOp
 
 __all__ = ["DeviceSuite"]
 
-COUNTS = (3, 1, 0, 17, 130)  # of a batch's tensors: none of them ends where the next one would like to begin
+COUNTS = (3, 1, 0, 17, 130)  # of a bucket's tensors: none of them ends where the next one would like to begin
 DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.label)
 NUMBERS = pytest.mark.parametrize(
     "dtype", [one for one in DType if one is not DType.BOOL], ids=lambda dtype: dtype.label
@@ -79,7 +79,7 @@ class DeviceSuite(StandardSuite):
         self.reach(queue)
         return np.frombuffer(bytes(view(pinned.address, count * dtype.itemsize)), oracle.numpy_dtype(dtype)).copy()
 
-    def batch(self, queue: Queue, dtype: DType, seed: int = 0) -> tuple[list[oracle.Array], list[Memory], list[int]]:
+    def bucket(self, queue: Queue, dtype: DType, seed: int = 0) -> tuple[list[oracle.Array], list[Memory], list[int]]:
         """Tensors of COUNTS elements, each at another alignment that its type allows; their addresses."""
         arrays = [oracle.values(dtype, count, i, seed=seed) for i, count in enumerate(COUNTS)]
         offsets = [i * dtype.itemsize % 16 for i in range(len(COUNTS))]
@@ -172,12 +172,12 @@ class DeviceSuite(StandardSuite):
     @DTYPES
     @pytest.mark.parametrize("again", [False, True], ids=["once", "arranged"])
     def test_tensors_are_packed_and_unpacked(self, dtype: DType, again: bool) -> None:
-        """One behind the other, at whatever alignment, nothing beside them touched; arranged batches change addresses."""
+        """One behind the other, at whatever alignment, nothing beside them touched; arranged buckets change addresses."""
         with self.queue() as queue:
             pack = queue.packer(COUNTS, dtype, dtype, 1.0) if again else None
             unpack = queue.unpacker(COUNTS, dtype, dtype, 1.0) if again else None
             for seed in range(2):
-                arrays, held, sources = self.batch(queue, dtype, seed)
+                arrays, held, sources = self.bucket(queue, dtype, seed)
                 whole = np.concatenate(arrays)
                 fused = self.put(queue, np.zeros(whole.size, whole.dtype))
                 if pack is None:
@@ -185,7 +185,7 @@ class DeviceSuite(StandardSuite):
                 else:
                     pack(sources, fused.address)
                 assert not oracle.difference(self.get(queue, fused.address, dtype, whole.size), whole)
-                _, others, targets = self.batch(queue, dtype, seed + 7)
+                _, others, targets = self.bucket(queue, dtype, seed + 7)
                 if unpack is None:
                     queue.kernels.unpack(fused.address, dtype, targets, list(COUNTS), dtype)
                 else:
@@ -198,7 +198,7 @@ class DeviceSuite(StandardSuite):
     def test_values_are_scaled_on_the_way(self, dtype: DType) -> None:
         """Floats in their type (16-bit ones in float32), integers in float64 and truncated."""
         with self.queue() as queue:
-            arrays, held, sources = self.batch(queue, dtype)
+            arrays, held, sources = self.bucket(queue, dtype)
             whole = np.concatenate(arrays)
             fused = queue.runtime.allocate(whole.nbytes)
             queue.kernels.pack(sources, list(COUNTS), dtype, fused.address, dtype, 0.5)
@@ -212,13 +212,13 @@ class DeviceSuite(StandardSuite):
         if (wide, half) not in self.casts:
             pytest.skip(f"{wide.label} is not cast to {half.label} here")
         with self.queue() as queue:
-            arrays, held, sources = self.batch(queue, wide)
+            arrays, held, sources = self.bucket(queue, wide)
             expected = [array.astype(np.float32).astype(oracle.numpy_dtype(half)) for array in arrays]
             fused = queue.runtime.allocate(sum(COUNTS) * half.itemsize)
             queue.packer(COUNTS, wide, half, 1.0)(sources, fused.address)
             found = self.get(queue, fused.address, half, sum(COUNTS))
             assert not oracle.difference(found, np.concatenate(expected))
-            _, others, targets = self.batch(queue, wide, 7)
+            _, others, targets = self.bucket(queue, wide, 7)
             queue.unpacker(COUNTS, wide, half, 1.0)(fused.address, targets)
             for array, address in zip(expected, targets):
                 assert not oracle.difference(self.get(queue, address, wide, array.size), array.astype(wide.label))
@@ -251,7 +251,7 @@ class DeviceSuite(StandardSuite):
     def test_what_is_passed_is_read_at_once(self) -> None:
         """Sequences of addresses and counts are the caller's again when a call returns."""
         with self.queue() as queue:
-            arrays, held, sources = self.batch(queue, DType.F32)
+            arrays, held, sources = self.bucket(queue, DType.F32)
             counts = list(COUNTS)
             fused = queue.runtime.allocate(sum(COUNTS) * 4)
             pack = queue.packer(counts, DType.F32, DType.F32, 1.0)

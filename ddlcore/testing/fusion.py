@@ -28,7 +28,7 @@ TENSORS = st.lists(
     max_size=12,
 )
 PARAMS = st.builds(
-    lambda limit, edge: {"fusion_bytes": float(limit)} | ({} if edge is None else {"first_batch_bytes": float(edge)}),
+    lambda limit, edge: {"fusion_bytes": float(limit)} | ({} if edge is None else {"first_bucket_bytes": float(edge)}),
     st.sampled_from([0, 1, 100, 1 << 20]),
     st.sampled_from([None, 0, 1, 90, 1 << 10]),
 )
@@ -42,46 +42,46 @@ class FusionSuite(StandardSuite):
         raise NotImplementedError(f"{type(self).__name__}.make() must return the policy to test")
 
     def test_every_tensor_is_placed_once(self) -> None:
-        """Batches are a permutation of the positions; none is empty."""
+        """Buckets are a permutation of the positions; none is empty."""
         policy = self.make()
 
         @EXAMPLES
         @given(TENSORS, PARAMS)
         def placed(ready: list[Ready], params: dict[str, float]) -> None:
-            batches = policy.arrange(ready, params)
-            assert sorted(chain(*batches)) == list(range(len(ready))), f"positions of {len(ready)} tensors: {batches}"
-            assert all(batches), f"an empty batch: {batches}"
+            buckets = policy.arrange(ready, params)
+            assert sorted(chain(*buckets)) == list(range(len(ready))), f"positions of {len(ready)} tensors: {buckets}"
+            assert all(buckets), f"an empty bucket: {buckets}"
 
         placed()
 
-    def test_keys_never_share_a_batch(self) -> None:
+    def test_keys_never_share_a_bucket(self) -> None:
         """One collective has one type, op, set: what the key holds."""
         policy = self.make()
 
         @EXAMPLES
         @given(TENSORS, PARAMS)
         def apart(ready: list[Ready], params: dict[str, float]) -> None:
-            for batch in policy.arrange(ready, params):
-                keys = {ready[position].key for position in batch}
-                assert len(keys) == 1, f"batch {batch} holds keys {keys}"
+            for bucket in policy.arrange(ready, params):
+                keys = {ready[position].key for position in bucket}
+                assert len(keys) == 1, f"bucket {bucket} holds keys {keys}"
 
         apart()
 
     def test_the_limit_is_kept(self) -> None:
-        """A batch of several tensors has at most ``fusion_bytes`` bytes; with 0 nothing is fused."""
+        """A bucket of several tensors has at most ``fusion_bytes`` bytes; with 0 nothing is fused."""
         policy = self.make()
 
         @EXAMPLES
         @given(TENSORS, PARAMS)
         def limited(ready: list[Ready], params: dict[str, float]) -> None:
-            for batch in policy.arrange(ready, params):
-                nbytes = sum(ready[position].nbytes for position in batch)
+            for bucket in policy.arrange(ready, params):
+                nbytes = sum(ready[position].nbytes for position in bucket)
                 fits = nbytes <= params["fusion_bytes"] and params["fusion_bytes"] > 0
-                assert fits or len(batch) == 1, f"batch {batch} has {nbytes} bytes, {params}"
+                assert fits or len(bucket) == 1, f"bucket {bucket} has {nbytes} bytes, {params}"
 
         limited()
 
-    def test_the_same_tensors_give_the_same_batches(self) -> None:
+    def test_the_same_tensors_give_the_same_buckets(self) -> None:
         """Pure: neither what came before nor the object matters, and the arguments stay as they were."""
         policy = self.make()
 
@@ -91,9 +91,9 @@ class FusionSuite(StandardSuite):
             tensors, parameters = list(ready), dict(params)
             first = policy.arrange(ready, params)
             assert (ready, params) == (tensors, parameters), "the arguments were changed"
-            assert policy.arrange(ready, params) == first, "asked again, the policy gives other batches"
+            assert policy.arrange(ready, params) == first, "asked again, the policy gives other buckets"
             assert self.make().arrange(tuple(ready), params) == first, (
-                "another object of the policy gives other batches"
+                "another object of the policy gives other buckets"
             )
 
         pure()

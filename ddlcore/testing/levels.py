@@ -51,7 +51,7 @@ LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         BASIC: (
             "test_every_standard_test_stands",
             "test_every_tensor_is_placed_once",
-            "test_keys_never_share_a_batch",
+            "test_keys_never_share_a_bucket",
         ),
     },
     "compressor": {
@@ -61,7 +61,7 @@ LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "test_nothing_travels_wider",
             "test_there_and_back",
         ),
-        FAULT_TOLERANT: ("test_a_void_batch_leaves_no_trace", "test_names_do_not_meet"),
+        FAULT_TOLERANT: ("test_a_void_bucket_leaves_no_trace", "test_names_do_not_meet"),
     },
     "launcher": {
         BASIC: (

@@ -46,7 +46,7 @@ def pretend_registry(kernels: bool = True) -> Registry:
 class PretendWorld(World):
     """A world whose ranks have a pretend device each. ``route``: what ``device_dense`` says, by default their transport.
 
-    ``backend``, for the hosts' memories: "shm" tells all or nothing, of each batch, that all have come; with "threads"
+    ``backend``, for the hosts' memories: "shm" tells all or nothing, of each bucket, that all have come; with "threads"
     the ranks tell each other behind several; with "mute" only the device tells.
     """
 

@@ -111,7 +111,7 @@ class TransportCases(TransportBase):
         expected = [oracle.alltoallv(sources, counts, rank) for rank in range(size)]
         return Case.of(f"alltoallv of {counts} {dtype.label}", _alltoallv(counts), sources, expected)
 
-    def batch(self, size: int, plan: Plan, in_place: bool = False, seed: int = 0) -> Case:
+    def bucket(self, size: int, plan: Plan, in_place: bool = False, seed: int = 0) -> Case:
         """A prepared allreduce of the plan's tensors, lying one behind the other."""
         sources = self.inputs(size, plan.dtype, sum(plan.counts), seed)
         expected = [oracle.reduce(sources, plan.op, plan.prescale, plan.postscale, self.adding(size))] * size

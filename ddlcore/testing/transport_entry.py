@@ -1,4 +1,4 @@
-"""Batches that are entered all or nothing: with real data from everybody, or without a trace."""
+"""Buckets that are entered all or nothing: with real data from everybody, or without a trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["TransportEntry"]
 FEW, MANY = "few", "many"  # bytes: less than a chunk, several of them
 
 
-class _Batch:
+class _Bucket:
     """One rank's tensors of a plan, in place, and what they are to become."""
 
     def __init__(self, plan: Plan, rank: int, size: int, seed: int) -> None:
@@ -34,7 +34,7 @@ class _Batch:
         """Empty if the tensors hold the sums, or (not ``real``) what they held before."""
         for area, wanted in zip(self.areas, self.sums if real else self.before):
             if area.damage() or area.array.tobytes() != np.ascontiguousarray(wanted).tobytes():
-                return area.damage() or ("a sum is wrong" if real else "a void batch was written to")
+                return area.damage() or ("a sum is wrong" if real else "a void bucket was written to")
         return ""
 
 
@@ -44,7 +44,7 @@ class TransportEntry(TransportBase):
     def entry_plan(self, length: str) -> Plan:
         """Tensors of whole numbers, whose sums do not depend on the order."""
         if not self.capabilities().entry:
-            pytest.skip("capabilities: batches cannot be entered all or nothing")
+            pytest.skip("capabilities: buckets cannot be entered all or nothing")
         one = self.chunk_bytes // 4
         return Plan((3, 0, 200) if length == FEW else (5, 2 * one + 7, 0, one), DType.I32, ReduceOp.Sum)
 
@@ -60,18 +60,18 @@ class TransportEntry(TransportBase):
                 prepared = transport.prepare(plan)
                 kept = []  # a transport that follows stale addresses shall be told so, and not crash
                 for seed in (0, 10, 20):
-                    batch = _Batch(plan, rank, size, seed)
-                    kept.append((batch, list(batch.areas)))
-                    prepared.bind(batch.addresses, batch.addresses)
+                    bucket = _Bucket(plan, rank, size, seed)
+                    kept.append((bucket, list(bucket.areas)))
+                    prepared.bind(bucket.addresses, bucket.addresses)
                     for _ in range(3):
-                        for area, values in zip(batch.areas, batch.before):
+                        for area, values in zip(bucket.areas, bucket.before):
                             area.array[:] = values
                         complete = prepared.enter_bound(True)
-                        faults.append(batch.fault(True) if complete else "a batch of real data was void")
-                other = _Batch(plan, rank, size, 30)
-                other.addresses[0] = batch.addresses[0]  # of which the last one is the rest
-                batch.areas[0].array[:] = other.before[0]
-                other.areas[0] = batch.areas[0]
+                        faults.append(bucket.fault(True) if complete else "a bucket of real data was void")
+                other = _Bucket(plan, rank, size, 30)
+                other.addresses[0] = bucket.addresses[0]  # of which the last one is the rest
+                bucket.areas[0].array[:] = other.before[0]
+                other.areas[0] = bucket.areas[0]
                 faults.append("" if prepared.enter(other.addresses, other.addresses, True) else "void")
                 faults.append(other.fault(True))
 
@@ -80,7 +80,7 @@ class TransportEntry(TransportBase):
 
     @only_where("entry")
     @pytest.mark.parametrize("length", [FEW, MANY])
-    def test_a_dummy_makes_a_batch_void(self, length: str) -> None:
+    def test_a_dummy_makes_a_bucket_void(self, length: str) -> None:
         """Whoever comes without data, alone or all together: nobody's memory changes, and everybody is told."""
         plan = self.entry_plan(length)
         for size in self.sizes:
@@ -89,7 +89,7 @@ class TransportEntry(TransportBase):
 
     @only_where("entry")
     def test_entries_between_other_collectives(self) -> None:
-        """Some batches void, some not, in any order, among barriers and broadcasts that a root leaves early."""
+        """Some buckets void, some not, in any order, among barriers and broadcasts that a root leaves early."""
         plans = [self.entry_plan(FEW), self.entry_plan(MANY)]
         for size in self.sizes:
             for seed in range(3):
@@ -98,17 +98,17 @@ class TransportEntry(TransportBase):
                 self._play_entries(size, plans[seed % 2], absent, others=draw)
 
     def _play_entries(self, size: int, plan: Plan, absent: list[set[int]], others: random.Random | None = None) -> None:
-        """One batch for each of ``absent``, who are the ranks that come without data."""
+        """One bucket for each of ``absent``, who are the ranks that come without data."""
         faults: list[str] = []
         between = [others.choice(("barrier", "broadcast", "nothing")) if others else "nothing" for _ in absent]
 
         def enter(prepared: Prepared, rank: int, number: int, missing: set[int]) -> None:
-            batch = _Batch(plan, rank, size, seed=number)
-            addresses = batch.addresses if rank not in missing else []
+            bucket = _Bucket(plan, rank, size, seed=number)
+            addresses = bucket.addresses if rank not in missing else []
             complete = prepared.enter(addresses, addresses, rank not in missing)
             if complete is bool(missing):
                 faults.append(f"rank {rank} was told {complete} with {len(missing)} ranks without data")
-            faults.append(batch.fault(complete))
+            faults.append(bucket.fault(complete))
 
         def play(rank: int, transport: Transport) -> None:
             prepared = transport.prepare(plan)

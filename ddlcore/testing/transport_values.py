@@ -202,7 +202,7 @@ class TransportValues(TransportCases):
 
         programs()
 
-    # --- batches
+    # --- buckets
 
     @only_where("vectored")
     @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I64], ids=lambda dtype: dtype.label)
@@ -212,7 +212,7 @@ class TransportValues(TransportCases):
         one = self.chunk_bytes // dtype.itemsize
         plans = [Plan((5, 0, one + 1, 1, one // 2), dtype, ReduceOp.Sum), Plan((0, 3, 3), dtype, ReduceOp.Max)]
         for size in self.sizes:
-            rounds = [[self.batch(size, plan, n % 2 == 1, seed=n) for plan in plans] for n in range(4)]
+            rounds = [[self.bucket(size, plan, n % 2 == 1, seed=n) for plan in plans] for n in range(4)]
 
             def play(rank: int, transport: Transport, rounds: list[list[Case]] = rounds) -> None:
                 prepared = [transport.prepare(plan) for plan in plans]
@@ -226,7 +226,7 @@ class TransportValues(TransportCases):
 
     @only_where("vectored")
     def test_scattered_tensors_of_a_plan(self) -> None:
-        """A batch's tensors lie anywhere; nothing between them is written."""
+        """A bucket's tensors lie anywhere; nothing between them is written."""
         self.needs_vectored(DType.F32)
         plan = Plan((7, 1, 0, 1000), DType.F32, ReduceOp.Sum)
         for size in self.sizes:
@@ -254,12 +254,12 @@ class TransportValues(TransportCases):
             pytest.skip("capabilities: scaling is the executor's business")
         for size in self.sizes:
             plan = Plan((9, 0, 1000), dtype, ReduceOp.Sum, prescale=0.5, postscale=1 / size)
-            self.check(size, [self.batch(size, plan), self.batch(size, plan, in_place=True)])
+            self.check(size, [self.bucket(size, plan), self.bucket(size, plan, in_place=True)])
 
     @only_where("order_fixed")
     @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.BF16], ids=lambda dtype: dtype.label)
-    def test_bits_do_not_depend_on_the_batch(self, dtype: DType) -> None:
-        """Whole, in pieces, and as a batch: always the bits of addition in rank order, or by host."""
+    def test_bits_do_not_depend_on_the_bucket(self, dtype: DType) -> None:
+        """Whole, in pieces, and as a bucket: always the bits of addition in rank order, or by host."""
         self.needs(dtype)
         if not self.capabilities().order_fixed:
             pytest.skip("capabilities: the order of addition is not fixed")
@@ -268,7 +268,7 @@ class TransportValues(TransportCases):
         for size in self.sizes:
             cases = [self.reducing(size, dtype, ReduceOp.Sum, whole)]
             if self.capabilities().vectored:
-                cases.append(self.batch(size, Plan(counts, dtype, ReduceOp.Sum)))
+                cases.append(self.bucket(size, Plan(counts, dtype, ReduceOp.Sum)))
             sources = self.inputs(size, dtype, whole)
             for i, count in enumerate(counts):
                 piece = slice(sum(counts[:i]), sum(counts[:i]) + count)

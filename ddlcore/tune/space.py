@@ -10,8 +10,8 @@ from ddlcore.contracts.tuner import Knob, Value
 __all__ = ["COMPRESSION", "CORE", "choose", "narrowed"]
 
 CORE: tuple[Knob, ...] = (
-    Knob("fusion_bytes", 64 << 10, 256 << 20, logarithmic=True, doc="largest batch"),
-    Knob("first_batch_bytes", 64 << 10, 64 << 20, logarithmic=True, doc="a step's first and last batch"),
+    Knob("fusion_bytes", 64 << 10, 256 << 20, logarithmic=True, doc="largest bucket"),
+    Knob("first_bucket_bytes", 64 << 10, 64 << 20, logarithmic=True, doc="a step's first and last bucket"),
     Knob("overlap", choices=("off", "on"), doc="whether tensors go off while the step computes"),
 )
 # Takes part in the search only where the user allows it: it changes the values.
@@ -26,13 +26,13 @@ def choose(knobs: Iterable[Knob], fixed: Iterable[str]) -> tuple[Knob, ...]:
 
 
 def narrowed(knobs: Sequence[Knob], nbytes: int, default: Mapping[str, Value]) -> tuple[Knob, ...]:
-    """``knobs`` for steps of ``nbytes`` bytes: batches larger than all of a step are all the same.
+    """``knobs`` for steps of ``nbytes`` bytes: buckets larger than all of a step are all the same.
 
     Another default that lies outside is let in.
     """
     made = []
     for knob in knobs:
-        if knob.name in ("fusion_bytes", "first_batch_bytes"):
+        if knob.name in ("fusion_bytes", "first_bucket_bytes"):
             high = float(min(knob.high, max(nbytes, 4 * _LEAST_BYTES)))
             low = float(max(min(knob.low, high / 64), _LEAST_BYTES))
             made.append(replace(knob, low=low, high=high))

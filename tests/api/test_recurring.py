@@ -36,7 +36,7 @@ def test_the_result_goes_to_the_output_which_may_change_between_starts() -> None
             assert (tensor == rank + 1.0).all()
             assert len(set(output)) == 1
             found.append(float(output[0]))
-        assert job.stats()["batches_replayed"] > 0
+        assert job.stats()["buckets_replayed"] > 0
         return found
 
     assert run_world(2, play) == [[3.0] * 60] * 2

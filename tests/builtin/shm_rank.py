@@ -50,7 +50,7 @@ def _buffer(values: array.array[Any], dtype: DType) -> Buffer:
 
 
 def check(transport: ShmTransport, rank: int, size: int) -> None:
-    """Batches of all lengths, gathers and broadcasts, with known answers."""
+    """Buckets of all lengths, gathers and broadcasts, with known answers."""
     for k, count in enumerate((1, 7, 1000, 50_000, 200_001) * 3):
         x = array.array("f", [rank + k]) * count
         y = array.array("f", [rank]) * 3

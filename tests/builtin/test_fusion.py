@@ -1,4 +1,4 @@
-"""The threshold policy: order of arrival, one open batch for each key, groups together, giants alone."""
+"""The threshold policy: order of arrival, one open bucket for each key, groups together, giants alone."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ def arrange(*tensors: tuple[str, int] | tuple[str, int, str], limit: float = 100
     return ThresholdFusion().arrange(ready, {"fusion_bytes": limit})
 
 
-def test_batches_fill_up_to_the_threshold() -> None:
-    """The threshold itself still fits; one byte more opens the next batch."""
+def test_buckets_fill_up_to_the_threshold() -> None:
+    """The threshold itself still fits; one byte more opens the next bucket."""
     assert arrange(("a", 60), ("a", 40), ("a", 1), ("a", 99), ("a", 1)) == [[0, 1], [2, 3], [4]]
 
 
-def test_other_keys_in_between_do_not_part_a_batch() -> None:
-    """Each key has its own open batch; batches run in the order of their first members."""
+def test_other_keys_in_between_do_not_part_a_bucket() -> None:
+    """Each key has its own open bucket; buckets run in the order of their first members."""
     assert arrange(("a", 30), ("b", 30), ("a", 30), ("b", 30), ("a", 30)) == [[0, 2, 4], [1, 3]]
     assert arrange(("b", 90), ("a", 30), ("b", 30), ("a", 30)) == [[0], [1, 3], [2]]
 
 
 def test_a_giant_goes_alone() -> None:
-    """It neither joins a batch nor closes the one that is open."""
+    """It neither joins a bucket nor closes the one that is open."""
     assert arrange(("a", 30), ("a", 101), ("a", 30)) == [[0, 2], [1]]
     assert arrange(("a", 101), ("a", 30)) == [[0], [1]]
 
@@ -38,17 +38,17 @@ def test_zero_fuses_nothing() -> None:
 
 
 def test_empty_tensors_fit_anywhere() -> None:
-    """They cost a batch nothing."""
+    """They cost a bucket nothing."""
     assert arrange(("a", 100), ("a", 0), ("a", 0)) == [[0, 1, 2]]
 
 
 def test_nothing_gives_nothing() -> None:
-    """No tensor, no batch."""
+    """No tensor, no bucket."""
     assert arrange() == []
 
 
 def test_a_group_stays_together() -> None:
-    """Its tensors come as one where the first of them came, in the open batch if all fit, else in a new one."""
+    """Its tensors come as one where the first of them came, in the open bucket if all fit, else in a new one."""
     assert arrange(("a", 10), ("a", 30, "g"), ("a", 20), ("a", 30, "g")) == [[0, 1, 3, 2]]
     assert arrange(("a", 50), ("a", 30, "g"), ("a", 30, "g"), ("a", 30)) == [[0], [1, 2, 3]]
 
@@ -72,16 +72,16 @@ def test_many_tensors_are_arranged_quickly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "batches"),
+    ("sizes", "buckets"),
     [
         ([40, 40, 40, 40, 40, 40], [[0], [1, 2, 3, 4], [5]]),  # small at both ends
         ([10, 20, 30, 10, 20, 30], [[0, 1], [2, 3], [4, 5]]),
-        ([10, 20], [[0, 1]]),  # a step that fits the edge is one batch
+        ([10, 20], [[0, 1]]),  # a step that fits the edge is one bucket
         ([100, 100], [[0], [1]]),
         ([300, 10, 10], [[0], [1, 2]]),  # what is larger than any goes alone, and is not the last
         ([10, 300], [[0], [1]]),
     ],
 )
-def test_first_and_last_are_small(sizes: list[int], batches: list[list[int]]) -> None:
+def test_first_and_last_are_small(sizes: list[int], buckets: list[list[int]]) -> None:
     ready = [Ready(f"t{i}", "k", nbytes) for i, nbytes in enumerate(sizes)]
-    assert ThresholdFusion().arrange(ready, {"fusion_bytes": 200, "first_batch_bytes": 50}) == batches
+    assert ThresholdFusion().arrange(ready, {"fusion_bytes": 200, "first_bucket_bytes": 50}) == buckets

@@ -198,7 +198,7 @@ def test_a_world_says_its_route_and_each_set_has_its_own(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 1, 0), (2, 0, 1)])
 def test_bits_are_those_of_addition_by_host(hosts: tuple[int, ...]) -> None:
-    """Negotiated and replayed, in batches of any size, compressed or not: always the same."""
+    """Negotiated and replayed, in buckets of any size, compressed or not: always the same."""
     size = len(hosts)
     values = [np.random.default_rng(rank).normal(size=3000).astype(np.float32) for rank in range(size)]
     sums = [np.sum([v for v, h in zip(values, hosts) if h == host], axis=0, dtype=np.float32) for host in range(3)]
@@ -213,7 +213,7 @@ def test_bits_are_those_of_addition_by_host(hosts: tuple[int, ...]) -> None:
             handles = [ddl.allreduce_async(values[rank][i::3].copy(), name=f"t{i}", op=ReduceOp.Sum) for i in range(3)]
             got = [ddl.synchronize(handle) for handle in handles]
             same = same and all((one == expected[i::3]).all() for i, one in enumerate(got))
-        return same, ddl.stats()["batches_replayed"]
+        return same, ddl.stats()["buckets_replayed"]
 
     for fusion_bytes in (0, 1 << 20):
         settings = {"fusion_bytes": fusion_bytes}

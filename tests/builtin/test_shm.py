@@ -88,20 +88,20 @@ def test_every_type_over_many_chunks(size: int, dtype: DType) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [DType.F16, DType.F32], ids=lambda dtype: dtype.label)
-def test_batches_do_not_change_a_bit(size: int, dtype: DType) -> None:
-    """Tensors one by one, all in one batch, or in any other company: the same bits, on every rank."""
+def test_buckets_do_not_change_a_bit(size: int, dtype: DType) -> None:
+    """Tensors one by one, all in one bucket, or in any other company: the same bits, on every rank."""
     counts = [5, 40_000, 1, 70_001, 300]
     inputs = [[numbers(dtype, count, 10 * r + i) for i, count in enumerate(counts)] for r in range(size)]
 
-    def run(batches: list[list[int]]) -> list[bytes]:
+    def run(buckets: list[list[int]]) -> list[bytes]:
         with World(ShmTransport, size) as world:
 
             def body(transport: Transport, rank: int) -> bytes:
                 outputs = [np.empty(count, native(dtype)) for count in counts]
-                for batch in batches:
-                    plan = Plan(tuple(counts[i] for i in batch), dtype, ReduceOp.Sum, 1.0, 1 / 3)
-                    sources = [inputs[rank][i].ctypes.data for i in batch]
-                    transport.prepare(plan).start(sources, [outputs[i].ctypes.data for i in batch])
+                for bucket in buckets:
+                    plan = Plan(tuple(counts[i] for i in bucket), dtype, ReduceOp.Sum, 1.0, 1 / 3)
+                    sources = [inputs[rank][i].ctypes.data for i in bucket]
+                    transport.prepare(plan).start(sources, [outputs[i].ctypes.data for i in bucket])
                 return b"".join(output.tobytes() for output in outputs)
 
             results: list[bytes] = world.run(body)
@@ -161,7 +161,7 @@ def test_a_plan_needs_addresses_and_an_open_transport() -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_abort_at_any_moment(size: int) -> None:
-    """However far the ranks are in a batch of many chunks, all of them raise soon after an abort."""
+    """However far the ranks are in a bucket of many chunks, all of them raise soon after an abort."""
     for attempt in range(8):
         with World(ShmTransport, size) as world:
             draw = random.Random(attempt)

@@ -14,7 +14,7 @@ from ddlcore.testing.store import ThreadStore
 from ddlcore.types import Buffer, DType, Member
 from tests.kernels.reference import OPS, Array, native, numbers, reduced, same
 
-__all__ = ["World", "buffer", "random_batch", "random_collectives"]
+__all__ = ["World", "buffer", "random_bucket", "random_collectives"]
 
 Body = Callable[[Transport, int], Any]
 
@@ -59,7 +59,7 @@ class World:
             transport.abort()
 
 
-def random_batch(random: np.random.Generator, size: int, most: int) -> Body:
+def random_bucket(random: np.random.Generator, size: int, most: int) -> Body:
     """A vectored allreduce: some tensors, empty ones too, in place or not, some op and scales."""
     dtype, op = DType(random.integers(len(DType))), OPS[random.integers(len(OPS))]
     counts = [int(c) for c in random.integers(0, most, random.integers(1, 6))]
@@ -147,7 +147,7 @@ def _barrier(random: np.random.Generator, size: int, most: int) -> Body:
 def random_collectives(seed: int, size: int, length: int, most: int) -> Body:
     """A program of ``length`` collectives on up to ``most`` elements, the same on every rank, that checks itself."""
     random = np.random.default_rng(seed)
-    kinds = (random_batch, random_batch, _gather, _alltoall, _reducescatter, _broadcast, _barrier)
+    kinds = (random_bucket, random_bucket, _gather, _alltoall, _reducescatter, _broadcast, _barrier)
     steps = [kinds[random.integers(len(kinds))](random, size, most) for _ in range(length)]
 
     def program(transport: Transport, rank: int) -> None:

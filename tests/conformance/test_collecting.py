@@ -37,7 +37,7 @@ def counts(directory: Path, offers: str) -> dict[str, int]:
     path = directory / "test_less.py"
     path.write_text(SUITE.format(offers=offers))
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "ddlcore.testing.collecting"]
-    words += ["-k", "plan or batch or abort or entr or offered or barrier", "--rootdir", str(directory), str(path)]
+    words += ["-k", "plan or bucket or abort or entr or offered or barrier", "--rootdir", str(directory), str(path)]
     done = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=400, check=False)
     told = done.stdout.strip().splitlines()[-1]
     return {word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|deselected|failed)", told)}

@@ -59,7 +59,7 @@ class Overridden(FusionSuite):
         pass
 
 class Honest(Overridden):
-    @pytest.mark.skip(reason="batches of this network have a size of their own")
+    @pytest.mark.skip(reason="buckets of this network have a size of their own")
     def test_the_limit_is_kept(self):
         pass
 

@@ -172,14 +172,14 @@ def _abort_of_barrier(suite: TransportSuite) -> None:
     ("mutant", "bitten_by", "complaint"),
     [
         (TailDropped, lambda suite: suite.test_large_allreduce(DType.F32), "1 of .* elements differ"),
-        (OrderReversed, lambda suite: suite.test_bits_do_not_depend_on_the_batch(DType.F32), "elements differ"),
+        (OrderReversed, lambda suite: suite.test_bits_do_not_depend_on_the_bucket(DType.F32), "elements differ"),
         (OrderReversed, lambda suite: suite.test_allgatherv(DType.I32), "elements differ"),
         (NothingIgnored, lambda suite: suite.test_allgatherv(DType.I32), "did not end within 3 s|elements"),
         (GuardBroken, lambda suite: suite.test_broadcast(DType.U8), "bytes behind the memory were written over"),
         (SourceSpent, lambda suite: suite.test_reducescatterv(DType.I32, ReduceOp.Sum), "the source was changed"),
         (BarrierSkipped, lambda suite: suite.test_barrier(), "passed barrier 1"),
         (AbortForgotten, _abort_of_barrier, "call went on 1 s after its abort"),
-        (DummyTaken, lambda suite: suite.test_a_dummy_makes_a_batch_void("few"), "written to|was told True with 1"),
+        (DummyTaken, lambda suite: suite.test_a_dummy_makes_a_bucket_void("few"), "written to|was told True with 1"),
         (BoundOnce, lambda suite: suite.test_bound_memory_is_entered_again("few"), "a sum is wrong"),
         (FileLeft, lambda suite: suite.test_nothing_stays(), "left behind after close: {'descriptors'"),
     ],
@@ -201,7 +201,7 @@ def test_the_same_tests_pass_without_the_faults() -> None:
     """What bites is the fault, not the way in which the mutants are run."""
     with suite_of(ThreadsTransport) as suite:
         suite.test_large_allreduce(DType.F32)
-        suite.test_bits_do_not_depend_on_the_batch(DType.F32)
+        suite.test_bits_do_not_depend_on_the_bucket(DType.F32)
         suite.test_allgatherv(DType.I32)
         suite.test_broadcast(DType.U8)
         suite.test_reducescatterv(DType.I32, ReduceOp.Sum)
@@ -269,14 +269,14 @@ class FeedbackTooEarly(Bf16Compression):
 
 
 def test_a_compressor_that_commits_too_early_is_found() -> None:
-    """Its state changed although the batch was void; it also takes one tensor's rest for another's."""
+    """Its state changed although the bucket was void; it also takes one tensor's rest for another's."""
 
     class Mutant(CompressorSuite):
         compressor = FeedbackTooEarly
         error = 2.0**-6
 
-    with pytest.raises(AssertionError, match="after a void batch the same values are encoded otherwise"):
-        Mutant().test_a_void_batch_leaves_no_trace(DType.F32)
+    with pytest.raises(AssertionError, match="after a void bucket the same values are encoded otherwise"):
+        Mutant().test_a_void_bucket_leaves_no_trace(DType.F32)
 
 
 class KeysMixed(ThresholdFusion):
@@ -296,7 +296,7 @@ class TensorLost(ThresholdFusion):
 @pytest.mark.parametrize(
     ("mutant", "bitten_by", "complaint"),
     [
-        (KeysMixed, FusionSuite.test_keys_never_share_a_batch, "holds keys"),
+        (KeysMixed, FusionSuite.test_keys_never_share_a_bucket, "holds keys"),
         (TensorLost, FusionSuite.test_every_tensor_is_placed_once, "positions of"),
     ],
 )

@@ -88,7 +88,7 @@ def test_digits_are_learned(
 
     def play(rank: int, job: Job) -> tuple[float, float]:
         accuracy, share = train(compression, epochs=8)
-        assert job.stats()["batches_replayed"] > 100
+        assert job.stats()["buckets_replayed"] > 100
         return accuracy, share
 
     for accuracy, share in run_world(2, play, backend=backend, settings=settings):

@@ -58,7 +58,7 @@ for step in range(60):
         handles = []
         for i, name in enumerate(names):
             if step == silent_at and i == 2:
-                assert (ddl.stats()["batches_replayed"] > 0) is (case["phase"] == "replay")
+                assert (ddl.stats()["buckets_replayed"] > 0) is (case["phase"] == "replay")
                 fall_silent()
             handles.append(ddl.allreduce_async(ones[i], name=name, op=ddl.Sum))
         found = [handle.wait() for handle in handles]
@@ -66,7 +66,7 @@ for step in range(60):
         found = []
         for i, name in enumerate(names):
             if step == silent_at and i == 2:
-                assert (ddl.stats()["batches_replayed"] > 0) is (case["phase"] == "replay")
+                assert (ddl.stats()["buckets_replayed"] > 0) is (case["phase"] == "replay")
                 fall_silent()
             found.append(ddl.allreduce(ones[i], name=name, op=ddl.Sum))
     assert all((one == step * ddl.size()).all() for one in found)

@@ -1,4 +1,4 @@
-"""A signal that calls a waiting thread away from a batch it was running itself: nothing is lost, nobody hangs."""
+"""A signal that calls a waiting thread away from a bucket it was running itself: nothing is lost, nobody hangs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAUSE_S = 0.6  # how long rank 1 keeps rank 0 waiting; interrupts come within it
 
 
 def is_interrupted(rank: int, say: Say) -> None:
-    """Rank 0 is interrupted, many times, while it waits for rank 1 in a replayed batch, and waits again."""
+    """Rank 0 is interrupted, many times, while it waits for rank 1 in a replayed bucket, and waits again."""
     ddl.init()
     x = np.zeros(1000)
     caught = 0
@@ -52,7 +52,7 @@ def is_interrupted(rank: int, say: Say) -> None:
         else:
             ddl.allreduce_(x, name="x", op=ddl.Sum)
         assert (x == 2 * step + 1).all(), f"step {step}: {x[0]}"
-    say("replayed", ddl.stats()["batches_replayed"])
+    say("replayed", ddl.stats()["buckets_replayed"])
     say("done", caught)
     ddl.shutdown()
 
@@ -64,7 +64,7 @@ def interrupt(times: int) -> None:
 
 
 def test_an_interrupted_wait_can_be_repeated() -> None:
-    """KeyboardInterrupt comes at once, and the engine goes on with the batch: it ends as if nothing had been."""
+    """KeyboardInterrupt comes at once, and the engine goes on with the bucket: it ends as if nothing had been."""
     launch = Launch(2, is_interrupted)
     _, caught = launch.await_word(0, "done")
     launch.await_word(1, "done")
@@ -222,7 +222,7 @@ def is_hammered(rank: int, say: Say) -> None:
     stats = job.stats()
     assert not job.completion.wanted
     assert job.tensor_queue.pending() == []
-    say("done", f"{hammer.struck} {step} {stats['batches_replayed']} {stats['batches_negotiated']}")
+    say("done", f"{hammer.struck} {step} {stats['buckets_replayed']} {stats['buckets_negotiated']}")
     ddl.shutdown()
 
 

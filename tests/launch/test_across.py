@@ -405,7 +405,7 @@ while not (ddl.rank() == 0 and os.path.exists("stop")):
     if step % 50 == 0:
         after = ddl.stats()
         open(f"steps.{ddl.rank()}", "w").write(
-            f"{after['control_messages'] - before['control_messages']} {after['batches_replayed']}"
+            f"{after['control_messages'] - before['control_messages']} {after['buckets_replayed']}"
         )
     step += 1
 """

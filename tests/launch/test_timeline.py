@@ -14,7 +14,7 @@ import pytest
 from ddlcore.config import Settings, load_settings
 from ddlcore.launch.cli import main
 from ddlcore.launch.timeline import Gathering
-from ddlcore.messages import Batch
+from ddlcore.messages import Bucket
 from ddlcore.observe.merge import merge, parts_in, read_trace
 from ddlcore.observe.plain import plain
 from ddlcore.observe.records import Code, Ring
@@ -60,7 +60,7 @@ def test_a_rank_that_is_killed_leaves_its_part(ddl: Ddl, tmp_path: Path) -> None
 
 @pytest.mark.alone
 @processes
-def test_the_ends_of_a_batch_agree_within_the_clock_error_that_is_stated(ddl: Ddl, tmp_path: Path) -> None:
+def test_the_ends_of_a_bucket_agree_within_the_clock_error_that_is_stated(ddl: Ddl, tmp_path: Path) -> None:
     """On one clock, too: but for ranks that had no core when theirs came, and no rank has a sum before all have begun."""
     (tmp_path / "loop.py").write_text(SCRIPT)
     done = ddl("run", "-np", "2", "--timeline", "t.json", "python", "loop.py", "-1")
@@ -114,7 +114,7 @@ def trace(tmp_path: Path) -> Path:
         for period in range(4):
             end = (period + 1) * 10_000.0
             args = {
-                "batch": f"e1.p{period}", "period": period, "schedule": 0, "position": 0, "set": 0, "tensors": 2, "nbytes": 4096,
+                "bucket": f"e1.p{period}", "period": period, "schedule": 0, "position": 0, "set": 0, "tensors": 2, "nbytes": 4096,
                 "names": ["a", "<b>"], "ready_us": [0.0, 500.0], "entered_us": 600.0,
             }  # fmt: skip
             begin = end - wait
@@ -144,9 +144,9 @@ def test_the_summary_names_shares_stragglers_and_tensors(trace: Path, capsys: py
     assert main(["timeline", "summary", str(trace)]) == 0
     out = capsys.readouterr().out
     assert "25.0% of a step (10.00 ms, median of 3 that ran from memory) is spent standing in ddl" in out
-    assert "Rank 1 holds the others up most: last to 100% of the batches, by 3.000 ms (median)." in out
+    assert "Rank 1 holds the others up most: last to 100% of the buckets, by 3.000 ms (median)." in out
     assert "holds 2.0 tensors, 4.0 KiB of 8.0 KiB that fusion allows" in out
-    assert "8 batches ran from memory and 0 were negotiated" in out
+    assert "8 buckets ran from memory and 0 were negotiated" in out
     assert main(["timeline", "summary", str(trace), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["exposed"] == pytest.approx(0.25)
@@ -186,11 +186,11 @@ def test_what_is_known_of_the_clocks_is_said(
 
 
 def test_what_comes_before_replay_makes_no_straggler(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ranks do not start at the same moment: a first batch that waits a second says nothing of the steps."""
+    """Ranks do not start at the same moment: a first bucket that waits a second says nothing of the steps."""
     found = json.loads(trace.read_text())
     for pid, ready_us in ((0, 1000.0), (1, 0.0)):
         args = {
-            "batch": "d0",
+            "bucket": "d0",
             "set": 0,
             "tensors": 1,
             "nbytes": 4,
@@ -210,7 +210,7 @@ def test_what_comes_before_replay_makes_no_straggler(trace: Path, capsys: pytest
         found["traceEvents"].append(top)
     trace.write_text(json.dumps(found))
     assert main(["timeline", "summary", str(trace)]) == 0
-    assert "Rank 1 holds the others up most: last to 100% of the batches, by 3.000 ms" in capsys.readouterr().out
+    assert "Rank 1 holds the others up most: last to 100% of the buckets, by 3.000 ms" in capsys.readouterr().out
 
 
 class Tags(HTMLParser):
@@ -242,7 +242,7 @@ def test_the_page_needs_nothing_else(trace: Path, tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["summary", "gone.json"], "gone.json: No such file or directory"),
-        (["summary", "empty.json"], "holds no batch"),
+        (["summary", "empty.json"], "holds no bucket"),
         (["summary", "other.json"], "no trace"),
         (["summary", "numbers.json"], "numbers.json is no trace that ddl wrote"),
         (["summary", "foreign.json"], "foreign.json is no trace that ddl wrote"),
@@ -295,7 +295,7 @@ def hostile_trace(path: Path) -> None:
         ring = Ring(64)
         for i, name in enumerate(HOSTILE):
             begin = 1_000_000 * (i + 1)
-            ring.put(Code.BATCH, begin, begin + 500_000, 100, 100, -1, Batch(i, 0, Kind.ALLREDUCE, (name,)), 400)
+            ring.put(Code.BUCKET, begin, begin + 500_000, 100, 100, -1, Bucket(i, 0, Kind.ALLREDUCE, (name,)), 400)
         file.add(scribe.write(list(ring.take())))
         file.close()
     assert merge(parts_in(parts), path) == []
@@ -319,7 +319,7 @@ def test_any_name_can_be_shown(
     page = target.read_text(encoding="utf-8")
     assert "half \\ud800" in page and "<script>" not in page
     assert main(["timeline", "summary", str(trace), "--json"]) == 0
-    names = {row["names"] for row in json.loads(capsys.readouterr().out)["batches"]}
+    names = {row["names"] for row in json.loads(capsys.readouterr().out)["buckets"]}
     assert set(HOSTILE) <= names
 
 

@@ -28,7 +28,7 @@ from ddlcore.tune.session import Phase, Sample, Session
 from ddlcore.tune.space import CORE
 from ddlcore.types import Value
 
-DEFAULT: dict[str, Value] = {"fusion_bytes": 8 << 20, "first_batch_bytes": 1 << 20, "overlap": "off"}
+DEFAULT: dict[str, Value] = {"fusion_bytes": 8 << 20, "first_bucket_bytes": 1 << 20, "overlap": "off"}
 
 SCRIPT = """
 import sys, time
@@ -50,7 +50,7 @@ def finished(
 
     class Told(GridTuner):
         def ask(self) -> dict[str, Value] | None:
-            other: dict[str, Value] = {"fusion_bytes": 1 << 20, "first_batch_bytes": 64 << 10, "overlap": "on"}
+            other: dict[str, Value] = {"fusion_bytes": 1 << 20, "first_bucket_bytes": 64 << 10, "overlap": "on"}
             return {knob.name: other[knob.name] if knob.name in names else DEFAULT[knob.name] for knob in self.knobs}
 
     session = Session(CORE, DEFAULT, Told, 4)
@@ -107,7 +107,7 @@ def test_any_command_and_any_value_can_be_written(tmp_path: Path) -> None:
 
 def test_what_it_was_tuned_with_stays(tmp_path: Path) -> None:
     """The settings of the config file that it began with, but for what is changed; also where nothing is."""
-    base: dict[str, Value] = {"first_batch_bytes": 4096, "backend": "shm", "overlap": "off"}
+    base: dict[str, Value] = {"first_bucket_bytes": 4096, "backend": "shm", "overlap": "off"}
     (tmp_path / "tuned.toml").write_text(config_text(finished(0.2), "x", base))
     assert read_toml(tmp_path / "tuned.toml") == {**base, "overlap": "on"}
     (tmp_path / "tuned.toml").write_text(config_text(finished(0.0), "x", base))
@@ -181,7 +181,7 @@ def test_plain_lines() -> None:
     lines.began(Session(CORE, DEFAULT, GridTuner, 4), 1 << 20)
     session = finished(0.2, watch=lambda session: lines.sampled(session, session.samples[-1], 1 << 20))
     lines.ended(session, "")
-    assert said[0].startswith("searching fusion_bytes, first_batch_bytes, overlap in 4 trials; a step moves 1.00 MiB")
+    assert said[0].startswith("searching fusion_bytes, first_bucket_bytes, overlap in 4 trials; a step moves 1.00 MiB")
     assert sum("samples (" in line for line in said) == len(session.samples) // 5
     assert sum(line.startswith("comparing the default with the best so far: ") for line in said) == 1
     assert said[-1].startswith("overlap=on: 20.0 % faster than the default")

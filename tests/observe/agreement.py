@@ -1,7 +1,7 @@
-"""What the batches of a trace say themselves of its clocks: no rank has a sum before the last one has come.
+"""What the buckets of a trace say themselves of its clocks: no rank has a sum before the last one has come.
 
-A batch is a message between each two of its ranks, there and back, and so bounds by how much their clocks may differ,
-as an exchange of NTP's does. To say that a batch's ends lie no further apart than what is said of the clocks plus what the
+A bucket is a message between each two of its ranks, there and back, and so bounds by how much their clocks may differ,
+as an exchange of NTP's does. To say that a bucket's ends lie no further apart than what is said of the clocks plus what the
 algorithm takes from the last rank's entry on is the same: either fails where a rank ends before another has begun.
 """
 
@@ -27,7 +27,7 @@ class Apart:
     replayed: bool
 
 
-def _batches(runs: Iterable[Run]) -> list[dict[int, Run]]:
+def _buckets(runs: Iterable[Run]) -> list[dict[int, Run]]:
     found: dict[str, dict[int, Run]] = defaultdict(dict)
     for run in runs:
         if run.kind == "ALLREDUCE":
@@ -39,7 +39,7 @@ def ends_apart(runs: Iterable[Run], metadata: dict[str, Any]) -> list[Apart]:
     """Of each sum. By clocks that are right, its ends lie no further apart than ``error_us + took_us``."""
     error_us = {one["pid"]: one["clock_error_us"] for one in metadata["ranks"]}
     found = []
-    for members in _batches(runs):
+    for members in _buckets(runs):
         ends = [run.ended for run in members.values()]
         took_us = max(ends) - max(run.begun for run in members.values()) + 0.002  # two roundings to a nanosecond
         worst_us = sum(sorted(error_us[pid] for pid in members)[-2:])
@@ -50,5 +50,5 @@ def ends_apart(runs: Iterable[Run], metadata: dict[str, Any]) -> list[Apart]:
 
 def ahead_us(runs: Iterable[Run], pid: int) -> tuple[float, float]:
     """By how much ``pid``'s clock may be ahead of rank 0's, if all sums of both are to make sense."""
-    both = [(members[0], members[pid]) for members in _batches(runs) if 0 in members and pid in members]
+    both = [(members[0], members[pid]) for members in _buckets(runs) if 0 in members and pid in members]
     return max(one.begun - base.ended for base, one in both), min(one.ended - base.begun for base, one in both)

@@ -58,7 +58,7 @@ def test_a_world_s_first_rank_serves() -> None:
 
             assert found["ddl_steps_total"][mine] == stats["steps"] > 0
             assert found["ddl_control_messages_total"][mine] == stats["control_messages"]
-            assert found["ddl_batches_total"][labels("how", "replayed")] == stats["batches_replayed"]
+            assert found["ddl_buckets_total"][labels("how", "replayed")] == stats["buckets_replayed"]
             assert found["ddl_tensor_bytes_total"][labels("operation", "allreduce")] == 12 * 256
             stages = {dict(labels)["stage"] for labels in found["ddl_stage_seconds_total"]}
             assert stages == set(stats["seconds"]) >= {"idle", "transport", "user"}

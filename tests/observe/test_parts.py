@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlcore.messages import Batch
+from ddlcore.messages import Bucket
 from ddlcore.observe.clock import Reading, compare
 from ddlcore.observe.merge import merge, parts_in, read_part, read_trace
 from ddlcore.observe.readiness import Readiness
@@ -227,12 +227,12 @@ def test_anonymous_calls_that_are_negotiated_are_forgotten() -> None:
     for i in range(100):
         name = f"noname.{i}"
         ready.one(0, name, b"spec", 10 * i)
-        assert ready.of(Batch(i, 0, Kind.ALLREDUCE, (name,)), 10 * i + 5) == [10 * i]
+        assert ready.of(Bucket(i, 0, Kind.ALLREDUCE, (name,)), 10 * i + 5) == [10 * i]
     assert sum(map(len, ready._anonymous.values())) <= 1
 
 
 def part(directory: Path, rank: int, offset_ns: int, late_us: float = 0.0) -> None:
-    """A part of one batch, whose clock is ``offset_ns`` behind the coordinator's."""
+    """A part of one bucket, whose clock is ``offset_ns`` behind the coordinator's."""
     shift = -offset_ns / 1000
     file = TraceFile(directory / f"rank{rank}.json")
     args = {
@@ -240,14 +240,14 @@ def part(directory: Path, rank: int, offset_ns: int, late_us: float = 0.0) -> No
         "nbytes": 8,
         "set": 0,
         "ready_us": [0.0, late_us],
-        "batch": "d0",
+        "bucket": "d0",
         "names": ["a", "b"],
         "entered_us": 1.0,
     }
     events = (
             {"name": "TIMELINE", "ph": "i", "pid": rank, "tid": 2, "ts": 1000 + shift, "args": {"rank": rank, "world": "w"}},
             {"name": "CLOCK", "ph": "i", "pid": rank, "tid": 2, "ts": 1000 + shift, "args": {"offset_ns": offset_ns, "error_ns": 700}},
-            {"name": "NEGOTIATE_ALLREDUCE", "ph": "X", "pid": rank, "tid": 10, "ts": 2000 + shift, "dur": 50.0, "args": {"batch": "d0"}},
+            {"name": "NEGOTIATE_ALLREDUCE", "ph": "X", "pid": rank, "tid": 10, "ts": 2000 + shift, "dur": 50.0, "args": {"bucket": "d0"}},
             {"name": "ALLREDUCE", "ph": "X", "pid": rank, "tid": 10, "ts": 2050 + shift, "dur": 100.0, "args": args},
     )  # fmt: skip
     file.add([json.dumps(event) for event in events])
@@ -255,7 +255,7 @@ def part(directory: Path, rank: int, offset_ns: int, late_us: float = 0.0) -> No
 
 
 def test_merging_brings_all_parts_to_one_clock(tmp_path: Path) -> None:
-    """Ranks' clocks are 5 ms and -3 ms off; in the trace the batch stands at one place, and marks say who was ready when."""
+    """Ranks' clocks are 5 ms and -3 ms off; in the trace the bucket stands at one place, and marks say who was ready when."""
     part(tmp_path, 0, 0)
     part(tmp_path, 1, 5_000_000, late_us=30.0)
     part(tmp_path, 2, -3_000_000, late_us=10.0)

@@ -57,7 +57,7 @@ def steps(rank: int, count: int = 30) -> None:
 
 @pytest.mark.parametrize("backend", ["threads", "shm"])
 def test_the_trace_of_a_world(backend: str, tmp_path: Path) -> None:
-    """One process a rank; phases of each batch in order; nothing negative; all ranks' batches at one time; REPLAY and its ends."""
+    """One process a rank; phases of each bucket in order; nothing negative; all ranks' buckets at one time; REPLAY and its ends."""
     metadata, events = record(3, tmp_path / "t.json", steps, backend)
     assert {event["pid"] for event in events} == {0, 1, 2}
     assert {e["args"]["name"].split(" (")[0] for e in events if e["name"] == "process_name"} == {
@@ -73,11 +73,11 @@ def test_the_trace_of_a_world(backend: str, tmp_path: Path) -> None:
     if backend == "threads":
         assert {"MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"} <= names
     assert phases_out_of_order(events, backend) == []
-    batches = defaultdict(list)
+    buckets = defaultdict(list)
     for run in runs_of(events):
-        batches[run.key].append(run)
-    assert len(batches) > 25
-    for key, runs in batches.items():
+        buckets[run.key].append(run)
+    assert len(buckets) > 25
+    for key, runs in buckets.items():
         assert sorted(run.pid for run in runs) == [0, 1, 2], key
     apart = ends_apart(runs_of(events), metadata)
     assert len(apart) > 20 and all(one.us <= one.took_us for one in apart), "one clock"
@@ -86,7 +86,7 @@ def test_the_trace_of_a_world(backend: str, tmp_path: Path) -> None:
 def test_clocks_that_had_to_be_measured_are_as_right_as_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no boot says that it is one clock: what is added is within its error of the truth, and so are the batches' ends."""
+    """Where no boot says that it is one clock: what is added is within its error of the truth, and so are the buckets' ends."""
     monkeypatch.setattr("ddlcore.runtime.recording.boot_id", lambda: "")
     metadata, events = record(3, tmp_path / "t.json", steps)
     looks = [event["args"] for event in events if event["name"] == "CLOCK"]
@@ -98,7 +98,7 @@ def test_clocks_that_had_to_be_measured_are_as_right_as_is_said(
 
 
 @pytest.mark.parametrize("wrong_us", [-20_000, 20_000])
-def test_a_clock_that_is_wrong_shows_in_the_ends_of_batches(wrong_us: int, tmp_path: Path) -> None:
+def test_a_clock_that_is_wrong_shows_in_the_ends_of_buckets(wrong_us: int, tmp_path: Path) -> None:
     """In either direction, and by how much: the test above would notice."""
     metadata, events = record(2, tmp_path / "t.json", steps)
     moved = [{**e, "ts": e["ts"] + wrong_us} if e["pid"] == 1 and "ts" in e else e for e in events]
@@ -108,7 +108,7 @@ def test_a_clock_that_is_wrong_shows_in_the_ends_of_batches(wrong_us: int, tmp_p
 
 
 def phases_out_of_order(events: list[Event], backend: str) -> list[str]:
-    """Of slices that follow each other within a batch: those that begin before the one before has ended."""
+    """Of slices that follow each other within a bucket: those that begin before the one before has ended."""
     wrong = []
     rows = defaultdict(list)
     for event in events:
@@ -127,22 +127,22 @@ def phases_out_of_order(events: list[Event], backend: str) -> list[str]:
                 if event["ts"] - 0.0015 <= e["ts"] < event["ts"] + event["dur"]
             ]
             if inside != sorted(inside, key=ORDER.index) or "WIRE" not in inside:
-                wrong.append(f"{event['args']['batch']}: {inside}")
+                wrong.append(f"{event['args']['bucket']}: {inside}")
     return wrong
 
 
 def test_who_is_ready_when_is_marked_in_the_negotiation(tmp_path: Path) -> None:
     """In that of the lowest rank: a mark for each rank, within the slice."""
     _, events = record(3, tmp_path / "t.json", steps)
-    slices = {e["args"]["batch"]: e for e in events if e["name"] == "NEGOTIATE_ALLREDUCE" and e["pid"] == 0}
+    slices = {e["args"]["bucket"]: e for e in events if e["name"] == "NEGOTIATE_ALLREDUCE" and e["pid"] == 0}
     marks = defaultdict(list)
     for event in events:
         if "ready" in event.get("args", {}):
             marks[event["args"]["ready"]].append(event)
     assert len(slices) > 2
-    for batch, one in slices.items():
-        assert sorted(mark["name"] for mark in marks[batch]) == ["0", "1", "2"]
-        assert all(one["ts"] <= mark["ts"] <= one["ts"] + one["dur"] + 0.0015 for mark in marks[batch])
+    for bucket, one in slices.items():
+        assert sorted(mark["name"] for mark in marks[bucket]) == ["0", "1", "2"]
+        assert all(one["ts"] <= mark["ts"] <= one["ts"] + one["dur"] + 0.0015 for mark in marks[bucket])
 
 
 def test_anonymous_calls_know_when_they_were_made(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ddlcore.messages import (
     Adjust,
     Answer,
     Arranged,
-    Batch,
+    Bucket,
     Bye,
     Drain,
     Failure,
@@ -164,7 +164,7 @@ class _Node:
         self.tensor_queue = TensorQueue(self.completion, lambda: None)
         self.up: deque[ToCoordinator] = deque()
         self.down: deque[FromCoordinator] = deque()
-        self.queue: deque[tuple[Batch, list[Entry | None]] | Callable[[], None]] = deque()
+        self.queue: deque[tuple[Bucket, list[Entry | None]] | Callable[[], None]] = deque()
         self.flights: list[_Flight] = []
         self.dummies: deque[Launch[Entry]] = deque()
         self.verdict: Drain | None = None  # a drain under way
@@ -272,7 +272,7 @@ class _Node:
         self.messages += 1
         if isinstance(message, Answer):
             for item in message.items:
-                if not (isinstance(item, Batch) and self.tensor_queue.fill(item)):
+                if not (isinstance(item, Bucket) and self.tensor_queue.fill(item)):
                     self._item(item)
             self.tensor_queue.answered(message.serial)
         elif isinstance(message, Freeze):
@@ -287,8 +287,8 @@ class _Node:
         else:
             assert isinstance(message, Farewell)
 
-    def _item(self, item: Batch | Failure | Arranged | Resume | Adjust) -> None:
-        if isinstance(item, Batch):
+    def _item(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> None:
+        if isinstance(item, Bucket):
             self.queue.append((item, self.tensor_queue.take(item.set_id, item.names)))
         elif isinstance(item, Failure):
             for entry in self.tensor_queue.take(item.set_id, item.names):
@@ -336,32 +336,32 @@ class _Node:
         assert launch is not None
         self._enter(launch)
 
-    def _run(self, batch: Batch, entries: list[Entry | None]) -> None:
-        self.world.order[self.rank].append(batch.index)
-        if batch.kind is Kind.JOIN:
+    def _run(self, bucket: Bucket, entries: list[Entry | None]) -> None:
+        self.world.order[self.rank].append(bucket.index)
+        if bucket.kind is Kind.JOIN:
             self.joined = False
-            self._finish_batch(batch, entries)
+            self._finish_bucket(bucket, entries)
             return
         contents = tuple(self.content[id(entry)] if entry is not None else None for entry in entries)
-        assert batch.specs or None not in contents, "a dummy in a batch that was negotiated"
-        number = self.world.wire.enter(batch.set_id, self.rank, ("negotiated", batch.index, batch.names), contents)
-        self.flights.append(_Flight(batch.set_id, number, lambda: self._finish_batch(batch, entries)))
+        assert bucket.specs or None not in contents, "a dummy in a bucket that was negotiated"
+        number = self.world.wire.enter(bucket.set_id, self.rank, ("negotiated", bucket.index, bucket.names), contents)
+        self.flights.append(_Flight(bucket.set_id, number, lambda: self._finish_bucket(bucket, entries)))
 
-    def _finish_batch(self, batch: Batch, entries: list[Entry | None]) -> None:
+    def _finish_bucket(self, bucket: Bucket, entries: list[Entry | None]) -> None:
         self.negotiated += 1
-        if batch.kind is Kind.ADD_SET and entries[0] is not None:
-            self.world.add_set(batch.result, entries[0].spec.ranks or ())
+        if bucket.kind is Kind.ADD_SET and entries[0] is not None:
+            self.world.add_set(bucket.result, entries[0].spec.ranks or ())
         for entry in entries:
             if entry is not None:
-                self._done(entry, None, batch.index)
+                self._done(entry, None, bucket.index)
 
     def _enter(self, launch: Launch[Entry]) -> None:
         planned = launch.planned
         contents: tuple[Content, ...] = (None,) * len(planned.names)
         if launch.entries is not None:
             contents = tuple(self.content[id(entry)] for entry in launch.entries)
-        assert (launch.batch is not None) == planned.hole or launch.entries is None
-        signature = ("replayed", self.tensor_queue._epoch, launch.place, launch.batch.index if launch.batch else -1)
+        assert (launch.bucket is not None) == planned.hole or launch.entries is None
+        signature = ("replayed", self.tensor_queue._epoch, launch.place, launch.bucket.index if launch.bucket else -1)
         number = self.world.wire.enter(planned.set_id, self.rank, signature, contents)
         drained = self.verdict is not None
         self.flights.append(_Flight(planned.set_id, number, lambda: self._returned(launch, number, drained)))
@@ -375,7 +375,7 @@ class _Node:
         if frozen:
             self.held.append((launch, real))
             return
-        assert real, "a batch with a dummy in it was handed over"
+        assert real, "a bucket with a dummy in it was handed over"
         self._hand_over(launch)
 
     def _hand_over(self, launch: Launch[Entry]) -> None:
@@ -550,7 +550,7 @@ class Machines:
         return all(position == len(row) for node in self.nodes for position, row in zip(node.position, node.program))
 
     def replayed(self) -> int:
-        """How many batches of schedules were handed over, over all ranks."""
+        """How many buckets of schedules were handed over, over all ranks."""
         return sum(node.replayed for node in self.nodes)
 
     def check_rest(self) -> None:

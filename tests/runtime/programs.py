@@ -203,7 +203,7 @@ def beside(one: Loop, other: Loop) -> Loop:
 
 
 def one_shot(rng: random.Random) -> tuple[Loop, int]:
-    """A loop that teaches a schedule of one to three batches, then one step in which each rank waits as it pleases.
+    """A loop that teaches a schedule of one to three buckets, then one step in which each rank waits as it pleases.
 
     With a set of two among three ranks, tensors of no schedule, and a meeting outside ddl, mostly.
     The collectives that may be in flight at once.
@@ -214,15 +214,15 @@ def one_shot(rng: random.Random) -> tuple[Loop, int]:
         sets[1] = tuple(sorted(rng.sample(range(3), 2)))
     names = iter("abcdef")
     spec = encode(Spec(Kind.ALLREDUCE, DType.F32, (4,)))
-    batches = []
+    buckets = []
     for _ in range(rng.choice([1, 2, 3])):
         set_id = rng.choice(list(sets))
-        batches.append([Tensor(name, set_id, ((name, spec),)) for name, _ in zip(names, range(rng.choice([1, 2])))])
+        buckets.append([Tensor(name, set_id, ((name, spec),)) for name, _ in zip(names, range(rng.choice([1, 2])))])
     loop = Loop(sets, rng)
     for _ in range(4):
-        for batch in batches:
-            loop.step(batch)
-    tensors = [tensor for batch in batches for tensor in batch]
+        for bucket in buckets:
+            loop.step(bucket)
+    tensors = [tensor for bucket in buckets for tensor in bucket]
     if rng.random() < 0.6:
         tensors.append(Tensor("x", rng.choice(list(sets)), (("x", spec),)))
     before = [len(program[0]) for program in loop.programs]

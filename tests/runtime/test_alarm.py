@@ -18,7 +18,7 @@ def looks(alarm: Alarm, doing: Standing | Busy | None, begin_s: int, end_s: int)
 
 
 def test_an_alarm_comes_once_before_the_first_limit_and_is_taken_back_once() -> None:
-    """Early enough for the others to be asked; with how long it has lasted. Of a batch of a schedule and of a decided one."""
+    """Early enough for the others to be asked; with how long it has lasted. Of a bucket of a schedule and of a decided one."""
     for doing in (AT, BUSY):
         alarm = Alarm(Patience(warning_s=10.0, shutdown_s=20.0))
         assert looks(alarm, doing, 1, 9) == []

@@ -1,4 +1,4 @@
-"""What a device has under way when it fails: no batch is lost, so that every handle of them ends."""
+"""What a device has under way when it fails: no bucket is lost, so that every handle of them ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fail() -> bool:
 
 
 def test_what_was_done_before_a_failure_is_handed_over() -> None:
-    """The batch in front is done, then the device fails: one comes back, and the other when it is asked again."""
+    """The bucket in front is done, then the device fails: one comes back, and the other when it is asked again."""
     aloft = Aloft(Completion(), Meter())
     first: Any = object()
     second: Any = object()

@@ -1,4 +1,4 @@
-"""A call that is a batch by itself, called away by a signal's handler while it is launched."""
+"""A call that is a bucket by itself, called away by a signal's handler while it is launched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Called(BaseException):
 
 
 class Run:
-    """How the batch is run; ``resumable`` is asked for before anything has changed."""
+    """How the bucket is run; ``resumable`` is asked for before anything has changed."""
 
     def __init__(self, strikes: bool = False) -> None:
         self._strikes = strikes

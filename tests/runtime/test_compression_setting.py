@@ -57,14 +57,14 @@ def test_gradients_and_nothing_else(backend: str, replay: bool) -> None:
             assert (whole == 2 / 3).all(), "of float32 alone"
             assert (ddl.allreduce(full(LARGE), name="most", op=Max, compression=BY_SETTING) == np.float32(LARGE)).all()
             assert (ddl.allreduce(full(1 / 3), name="asked", op=Sum, compression="bf16") != 2 * THIRD).all()
-        assert (job.stats()["batches_replayed"] > 0) is replay
+        assert (job.stats()["buckets_replayed"] > 0) is replay
 
     with World(2, backend=backend, settings={"compression": "fp16", "replay": replay}) as world:
         world.run(program)
 
 
 def test_without_the_setting_nothing_is_compressed(backend: str) -> None:
-    """And gradients share their batches with what was given no compression."""
+    """And gradients share their buckets with what was given no compression."""
 
     def program(rank: int, job: Job) -> None:
         for _ in range(STEPS):
@@ -79,7 +79,7 @@ def test_without_the_setting_nothing_is_compressed(backend: str) -> None:
 
 
 def test_a_compressor_with_state_by_the_setting() -> None:
-    """One that is not summable is used from the first step on, and told of each batch."""
+    """One that is not summable is used from the first step on, and told of each bucket."""
     from ddlcore.hooks import CompressorProvider
     from ddlcore.plug.registry import Distribution
     from ddlcore.testing.pretend_world import pretend_registry

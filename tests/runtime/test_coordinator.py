@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlcore.builtin.fusion import ThresholdFusion
-from ddlcore.messages import Answer, Ask, Batch, Bye, Failure, Farewell, Frozen, Leave, Lost, Request, Spec, encode
+from ddlcore.messages import Answer, Ask, Bucket, Bye, Failure, Farewell, Frozen, Leave, Lost, Request, Spec, encode
 from ddlcore.runtime.coordinator import Coordinator
 from ddlcore.types import DType, Kind, ReduceOp
 from tests.runtime.effort import examples
@@ -87,7 +87,7 @@ class Simulation:
             assert self.unanswered[rank]
             self.unanswered[rank] = False
         for item in answer.items:
-            if isinstance(item, Batch):
+            if isinstance(item, Bucket):
                 self.ran[rank].append((item.index, item.set_id, item.names))
             else:
                 assert isinstance(item, Failure)
@@ -135,16 +135,16 @@ def test_random_programs_end_in_one_order(
     one.sets.update(sets)
     simulation = Simulation(size, one, programs, random.Random(seed))
     simulation.run()
-    batches: dict[int, tuple[int, tuple[str, ...]]] = {}
+    buckets: dict[int, tuple[int, tuple[str, ...]]] = {}
     for rank in range(size):
         indexes = [index for index, _, _ in simulation.ran[rank]]
-        assert indexes == sorted(set(indexes)), "batches arrive in their total order"
+        assert indexes == sorted(set(indexes)), "buckets arrive in their total order"
         ran = [name for _, _, names in simulation.ran[rank] for name in names]
         asked = {one_ask.name for one_ask in programs[rank]}
         assert sorted(ran) == sorted(asked - wrong)
         assert simulation.failed[rank] == asked & wrong
         for index, set_id, names in simulation.ran[rank]:
-            assert batches.setdefault(index, (set_id, names)) == (set_id, names)
+            assert buckets.setdefault(index, (set_id, names)) == (set_id, names)
             assert rank in sets[set_id]
     assert not one.table.all()
 
@@ -194,13 +194,13 @@ def test_joined_ranks_are_always_ready(size: int, tensors: int, seed: int) -> No
     simulation.run()
     names = {name for program in programs for name in (a.name for a in program)}
     for rank in range(size):
-        assert {name for _, _, batch in simulation.ran[rank] for name in batch} == names
+        assert {name for _, _, bucket in simulation.ran[rank] for name in bucket} == names
         assert simulation.ran[rank] == simulation.ran[0], "joined ranks take part in everything"
         assert simulation.ran[rank][-1][2] == ("join",)
 
 
 def test_fusion_follows_the_policy() -> None:
-    """Tensors that become ready together share batches up to the threshold."""
+    """Tensors that become ready together share buckets up to the threshold."""
     one = coordinator(2, fusion_bytes=32)
     asks = [Ask(0, f"t{i}", spec()) for i in range(5)]  # 16 bytes each
     assert ask(one, 0, *asks) == {0: []}
@@ -238,7 +238,7 @@ def test_disagreement_is_told_to_every_rank_with_a_table(first: bytes, second: b
         assert "0-1" in failure.text
     for rank in range(2):
         ask(one, rank, Ask(0, "x[0]", spec()))
-    assert isinstance(ask(one, 2, Ask(0, "x[0]", spec()))[0][0], Batch)
+    assert isinstance(ask(one, 2, Ask(0, "x[0]", spec()))[0][0], Bucket)
 
 
 def test_a_group_runs_when_all_of_it_is_ready_everywhere() -> None:
@@ -262,9 +262,9 @@ def test_process_sets_are_entries_of_the_order() -> None:
     for rank in range(2):
         ask(one, rank, Ask(0, "noname.0.0", add))
     told = ask(one, 2, Ask(0, "noname.0.0", add))
-    (batch,) = told[1]
-    assert isinstance(batch, Batch)
-    assert batch.result == 1
+    (bucket,) = told[1]
+    assert isinstance(bucket, Bucket)
+    assert bucket.result == 1
     ask(one, 0, Ask(1, "x", spec()))
     assert set(ask(one, 2, Ask(1, "x", spec()))) == {0, 2}
     (refused,) = ask(one, 1, Ask(1, "x", spec()))[1]
@@ -347,4 +347,4 @@ def test_an_ask_that_cannot_be_read_fails_on_who_asked() -> None:
     assert isinstance(failure, Failure)
     assert "rows [1]" in failure.text
     ask(one, 0, Ask(0, "x", spec()))
-    assert isinstance(ask(one, 1, Ask(0, "x", spec()))[0][0], Batch)
+    assert isinstance(ask(one, 1, Ask(0, "x", spec()))[0][0], Bucket)

@@ -68,7 +68,7 @@ def test_waiting_is_the_streams_business(step: int) -> None:
             assert not handle.poll()
         values = tensor.numpy()
         assert handle.poll()
-        assert (job.stats()["batches_replayed"] > 0) is (step > 0)
+        assert (job.stats()["buckets_replayed"] > 0) is (step > 0)
         return values
 
     with PretendWorld(2) as world:
@@ -90,7 +90,7 @@ def test_a_steady_step_needs_no_control_message(way: tuple[str, str]) -> None:
             for entry in entries:
                 entry.wait()
         after = job.stats()
-        assert after["batches_replayed"] > before["batches_replayed"]
+        assert after["buckets_replayed"] > before["buckets_replayed"]
         messages = after["control_messages"] - before["control_messages"]
         commits = after["commit_messages"] - before["commit_messages"]
         return messages, commits, after["seconds"]["device"] - before["seconds"]["device"]
@@ -119,10 +119,10 @@ def test_hosts_tell_each_other_once_for_what_is_waited_for_together(backend: str
                 handle.wait()
         after = job.stats()
         assert (tensors[2].numpy() == 3).all()
-        keys = ("steps", "commit_messages", "batches_replayed")
-        steps, commits, batches = (after[key] - before[key] for key in keys)  # type: ignore[literal-required]
+        keys = ("steps", "commit_messages", "buckets_replayed")
+        steps, commits, buckets = (after[key] - before[key] for key in keys)  # type: ignore[literal-required]
         assert after["seconds"]["commit"] > before["seconds"]["commit"]
-        return steps, commits, batches, after["seconds"]["device"] - before["seconds"]["device"]
+        return steps, commits, buckets, after["seconds"]["device"] - before["seconds"]["device"]
 
     with PretendWorld(3, backend=backend, hosts=(0, 0, 1), settings={"fusion_bytes": 0}) as world:
         assert world.on_streams(play) == [(20, 3 * 20, 5 * 20, 0.0)] * 3
@@ -190,7 +190,7 @@ def test_a_rank_that_has_joined_stands_in(way: tuple[str, str]) -> None:
 
 @WAYS
 def test_sets_that_overlap_have_routes_of_their_own(way: tuple[str, str]) -> None:
-    """Each set's batches run on its own communicator, in the one order of all; a set that is removed is closed."""
+    """Each set's buckets run on its own communicator, in the one order of all; a set that is removed is closed."""
 
     def play(rank: int, job: Job) -> dict[int, str]:
         low, high = ddl.add_process_set([0, 1]), ddl.add_process_set([1, 2])
@@ -218,7 +218,7 @@ def test_sets_that_overlap_have_routes_of_their_own(way: tuple[str, str]) -> Non
 
 @WAYS
 def test_what_a_device_uses_is_enabled(way: tuple[str, str]) -> None:
-    """From the first batch there on; a batch of another set, or one by way of the host, does not count."""
+    """From the first bucket there on; a bucket of another set, or one by way of the host, does not count."""
 
     def play(rank: int, job: Job) -> None:
         low = ddl.add_process_set([0, 1])
@@ -247,7 +247,7 @@ def test_compressors_work_on_the_device(way: tuple[str, str], compression: str) 
             ]
             for i, handle in enumerate(handles):
                 assert (handle.wait().numpy() == 0.5 + i).all(), step
-        assert job.stats()["batches_replayed"] > 0
+        assert job.stats()["buckets_replayed"] > 0
 
     with PretendWorld(2, backend=way[0], route=way[1]) as world:
         world.on_streams(play)
@@ -284,7 +284,7 @@ def test_what_cannot_be_added_as_it_travels_goes_by_way_of_the_host(
             with pytest.raises(TransportError, match="'rounding' is for sums and averages, not for min; use another"):
                 least.wait()
         stats = job.stats()
-        return stats["batches_replayed"], stats["encoded_bytes"]
+        return stats["buckets_replayed"], stats["encoded_bytes"]
 
     setting = "none" if asked == "by the call" else "rounding"
     settings = {"device_dense": way[1], "compression": setting, "log_level": "INFO"}
@@ -302,7 +302,7 @@ def test_what_cannot_be_added_as_it_travels_goes_by_way_of_the_host(
 
 @WAYS
 def test_every_encoding_gets_its_verdict(way: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In batches that turn out void, too, whichever way they go; reducescatter and calls without a name leave no state."""
+    """In buckets that turn out void, too, whichever way they go; reducescatter and calls without a name leave no state."""
     monkeypatch.setattr(Noting, "made", [])
     registry = pretend_registry()
     registry.offer(CompressorProvider("noting", "tests.runtime.rounding:Noting"), Distribution("test", "1"))
@@ -310,7 +310,7 @@ def test_every_encoding_gets_its_verdict(way: tuple[str, str], monkeypatch: pyte
     def play(rank: int, job: Job) -> int:
         for step in range(40):
             odd = step % 10 == 9
-            if odd and rank == 1:  # rank 0 has launched its batch of the schedule by the time this one leaves
+            if odd and rank == 1:  # rank 0 has launched its bucket of the schedule by the time this one leaves
                 PRETEND.allreduce_async(filled(1), name=f"other{step}").wait()
             handle = PRETEND.allreduce_async(filled(rank + 1), name="t", op=ddl.Sum, compression="noting")
             if odd and rank == 0:
@@ -319,7 +319,7 @@ def test_every_encoding_gets_its_verdict(way: tuple[str, str], monkeypatch: pyte
         part = PRETEND.reducescatter_async(filled(1), name="part", op=ddl.Sum, compression="noting").wait()
         assert (part.numpy() == 2).all()
         assert (PRETEND.allreduce_async(filled(1), op=ddl.Sum, compression="noting").wait().numpy() == 2).all()
-        return job.stats()["batches_void"]
+        return job.stats()["buckets_void"]
 
     def on_stream(rank: int, job: Job) -> int:
         runtime = PretendRuntime()
@@ -352,7 +352,7 @@ def test_a_world_of_one_moves_nothing_in_place() -> None:
             assert (PRETEND.broadcast_async(tensor, 0, name="b").wait().numpy() == 3).all()
             output, received = PRETEND.alltoall_async(tensor, [4], name="t").wait()
             assert (output.numpy() == 3).all() and received == [4]
-        assert job.stats()["batches_replayed"] > 0
+        assert job.stats()["buckets_replayed"] > 0
         assert job.stats()["routes"] == {0: f"solo (auto: a world of one); {KIND}: solo (auto: a world of one)"}
 
     with PretendWorld(1, route="auto") as world:
@@ -361,7 +361,7 @@ def test_a_world_of_one_moves_nothing_in_place() -> None:
 
 @WAYS
 def test_what_a_device_has_done_with_is_let_go(way: tuple[str, str]) -> None:
-    """The engine keeps a batch's tensors until the device is done with them, and not until the next batch comes."""
+    """The engine keeps a bucket's tensors until the device is done with them, and not until the next bucket comes."""
 
     def play(rank: int, job: Job) -> None:
         for _ in range(STEPS):
@@ -498,7 +498,7 @@ def test_a_death_ends_every_wait(way: tuple[str, str], seed: int, size: int) -> 
 
 
 def test_an_event_that_raises_anything_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device is to tell that a batch is valid, and a plugin's event breaks: every wait ends, and says why."""
+    """Where the device is to tell that a bucket is valid, and a plugin's event breaks: every wait ends, and says why."""
     broken: list[bool] = []
     original = Aloft.landed
 
@@ -585,7 +585,7 @@ def test_a_group_on_two_devices_is_refused() -> None:
         world.on_streams(play)
 
 
-def test_several_devices_of_a_rank_never_share_a_batch() -> None:
+def test_several_devices_of_a_rank_never_share_a_bucket() -> None:
     """Devices are known by the order in which a rank came to them, whatever their numbers."""
 
     def play(rank: int, job: Job) -> list[float]:
@@ -603,7 +603,7 @@ def test_several_devices_of_a_rank_never_share_a_batch() -> None:
                     ]
                     values += [handle.wait().numpy()[0] for handle in handles]
             assert values == [3, 5, 3, 5]
-        assert job.stats()["batches_replayed"] > 0
+        assert job.stats()["buckets_replayed"] > 0
         text = job.stats()["routes"][0]
         assert "pretend: pretend" in text and "pretend, device 2 of the rank: pretend" in text
         return values
@@ -697,9 +697,9 @@ def test_one_call_may_go_by_way_of_the_host() -> None:
 
 @pytest.mark.parametrize("route", [KIND, "cpu"])
 def test_a_search_that_opens_communicators_anew_opens_the_devices_too(route: str) -> None:
-    """What the hosts' transport confirms a batch with is gone with it; the routes are there again at once."""
+    """What the hosts' transport confirms a bucket with is gone with it; the routes are there again at once."""
     knob = Knob("shm_chunk_bytes", choices=(0, 65536), reopens=True)
-    default: dict[str, Value] = {"fusion_bytes": 8 << 20, "first_batch_bytes": 0, "overlap": "on"}
+    default: dict[str, Value] = {"fusion_bytes": 8 << 20, "first_bucket_bytes": 0, "overlap": "on"}
     default["shm_chunk_bytes"] = 0
     plan = Plan((knob,), default, lambda knobs: GridTuner(knobs, 1), trials=4, steps=3, warmup=1)
     pilot = Pilot(plan, (), lambda work: work())

@@ -35,7 +35,7 @@ def lost(during: str) -> PeerLost:
 
 
 class Wait:
-    """A handle whose batch is queued, behind ``event``; ``meanwhile`` is what happens while the adapter waits for that."""
+    """A handle whose bucket is queued, behind ``event``; ``meanwhile`` is what happens while the adapter waits for that."""
 
     def __init__(self) -> None:
         self.verdict = Verdict()

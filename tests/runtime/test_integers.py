@@ -33,7 +33,7 @@ def test_an_average_is_exact(backend: str, size: int, replay: bool) -> None:
 
     def program(rank: int, job: Job) -> None:
         check_averages(rank, size, 6 if replay else 2)
-        assert (ddl.stats()["batches_replayed"] > 0) is replay
+        assert (ddl.stats()["buckets_replayed"] > 0) is replay
 
     with World(size, backend=backend, settings={"replay": replay}) as world:
         world.run(program)

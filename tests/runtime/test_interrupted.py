@@ -27,7 +27,7 @@ DATA = encode(SPEC)
 class Rank:
     """A tensor queue and an engine without threads: the test plays all of them, one after the other."""
 
-    def __init__(self, *batches: tuple[str, ...]) -> None:
+    def __init__(self, *buckets: tuple[str, ...]) -> None:
         self.completion = Completion()
         self.woken = 0
         self.tensor_queue = TensorQueue(self.completion, self._wake)
@@ -39,8 +39,8 @@ class Rank:
         self.engine = Engine(
             executor, none, self.tensor_queue, self.completion, Verdict(), self.broken.append, self.meter, "engine"
         )
-        if batches:
-            planned = tuple(Planned(0, Kind.ALLREDUCE, names, (DATA,) * len(names), False) for names in batches)
+        if buckets:
+            planned = tuple(Planned(0, Kind.ALLREDUCE, names, (DATA,) * len(names), False) for names in buckets)
             self.tensor_queue.learn(Arranged(0, b"", planned))
             self.tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
             for position in self.tensor_queue._replay.positions if self.tensor_queue._replay is not None else ():
@@ -84,7 +84,7 @@ class Rank:
 
 
 class Run:
-    """How a batch is run: the same ticket again has no effect, as with shared memory."""
+    """How a bucket is run: the same ticket again has no effect, as with shared memory."""
 
     resumable = True
 
@@ -162,7 +162,7 @@ def test_calls_of_a_replayed_step_run_once(names: tuple[str, str]) -> None:
                 handles.append(handle)
             rank.work()
         assert not any(handle.pending for handle in handles)
-        assert [len(batch) for batch in rank.ran] == [2, 2, 2]
+        assert [len(bucket) for bucket in rank.ran] == [2, 2, 2]
         return struck
 
     assert each_place(scene) > 10
@@ -218,7 +218,7 @@ def test_an_allreduce_that_a_thread_runs_itself_is_finished_by_the_engine() -> N
 
 
 def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
-    """Recurring ones and those of a grouped call in one batch, whose names are free again behind it."""
+    """Recurring ones and those of a grouped call in one bucket, whose names are free again behind it."""
 
     def scene(at: int) -> bool:
         rank = Rank(("a", "g[0]", "b", "g[1]"))
@@ -279,7 +279,7 @@ def test_an_error_is_told_until_the_next_start() -> None:
 
 
 def test_a_thread_that_is_inside_gets_a_named_error_and_changes_nothing() -> None:
-    """Verbs from a finalizer: in the middle of the lock, in the middle of a batch, and on a thread of ddl's own."""
+    """Verbs from a finalizer: in the middle of the lock, in the middle of a bucket, and on a thread of ddl's own."""
     rank = Rank(("x",))
     entry = rank.recurring("x")
     handle, entries = rank.entries("y")

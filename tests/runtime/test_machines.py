@@ -39,7 +39,7 @@ def compare(loop: Loop, order: Order, fusion_bytes: int, depth: int) -> Machines
     assert replayed.done() == negotiated.done()
     assert replayed.failed() == negotiated.failed()
     assert negotiated.replayed() == 0
-    event("some batches were replayed" if replayed.replayed() else "all batches were negotiated")
+    event("some buckets were replayed" if replayed.replayed() else "all buckets were negotiated")
     event("it ends" if negotiated.has_ended() else "it cannot end")
     return replayed
 
@@ -47,7 +47,7 @@ def compare(loop: Loop, order: Order, fusion_bytes: int, depth: int) -> Machines
 @examples(250)
 @given(st.integers(0, 1 << 30), orders())
 def test_a_step_that_waits_as_it_pleases(seed: int, order: Order) -> None:
-    """A schedule of one to three batches, then a step that waits anywhere: overlapping sets, meetings, three in flight."""
+    """A schedule of one to three buckets, then a step that waits anywhere: overlapping sets, meetings, three in flight."""
     loop, depth = one_shot(random.Random(seed))
     compare(loop, order, 1 << 20, depth)
 
@@ -146,7 +146,7 @@ def test_what_replay_costs_in_messages(body: Callable[[Loop, int], None], most: 
     assert sent[1] <= most * sent[0]
 
 
-def test_what_was_seen_to_depend_never_shares_a_batch_again() -> None:
+def test_what_was_seen_to_depend_never_shares_a_bucket_again() -> None:
     """A loop begins to wait for one tensor before it asks for the next: it is left once, and replayed apart from then on."""
     loop = Loop({0: (0, 1)}, random.Random(1))
     first, second = TRAIN[:1], TRAIN[1:2]
@@ -163,8 +163,8 @@ def test_what_was_seen_to_depend_never_shares_a_batch_again() -> None:
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_a_full_batch_behind_a_collective_that_lacks_a_rank_is_watched(prioritized: bool) -> None:
-    """The rank that is lacking waits, outside ddl, for that full batch of a set that it is no member of."""
+def test_a_full_bucket_behind_a_collective_that_lacks_a_rank_is_watched(prioritized: bool) -> None:
+    """The rank that is lacking waits, outside ddl, for that full bucket of a set that it is no member of."""
     a = allreduces("a", 1)
     c = [Tensor("c", 1, (("c", UNNAMED),))]
     for seed in range(30):

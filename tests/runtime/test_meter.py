@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import pytest
@@ -28,8 +28,17 @@ def together(size: int, program: Callable[[int, Job], T], backend: str = "thread
         return world.run(program)
 
 
-def test_negotiated_batches_are_counted() -> None:
-    """Without replay: one request and one answer a step, one batch, no void, no divergence."""
+def test_former_keys_are_read_with_a_warning() -> None:
+    stats = cast("dict[str, object]", Meter().stats(0.0, {}))
+    assert "batches_void" not in stats
+    with pytest.warns(FutureWarning, match="'batches_void'.*'buckets_void'"):
+        assert stats["batches_void"] == 0
+    with pytest.raises(KeyError, match="batches_of_old"):
+        stats["batches_of_old"]
+
+
+def test_negotiated_buckets_are_counted() -> None:
+    """Without replay: one request and one answer a step, one bucket, no void, no divergence."""
 
     def program(rank: int, job: Job) -> tuple[Stats, Stats]:
         ddl.allreduce(np.ones(4), name="a")
@@ -39,15 +48,15 @@ def test_negotiated_batches_are_counted() -> None:
         return before, ddl.stats()
 
     for before, after in together(2, program, replay=False):
-        assert after["batches_negotiated"] - before["batches_negotiated"] == 10
-        # An answer goes to all who take part, and to who has asked: to the first at once, to the second with the batch.
+        assert after["buckets_negotiated"] - before["buckets_negotiated"] == 10
+        # An answer goes to all who take part, and to who has asked: to the first at once, to the second with the bucket.
         assert 20 <= after["control_messages"] - before["control_messages"] <= 30
-        assert after["batches_replayed"] == after["batches_void"] == after["divergences"] == 0
+        assert after["buckets_replayed"] == after["buckets_void"] == after["divergences"] == 0
         assert after["commit_messages"] == after["stall_messages"] == 0
 
 
-def test_replayed_batches_are_counted() -> None:
-    """In steady replay every step counts its batches, and no message."""
+def test_replayed_buckets_are_counted() -> None:
+    """In steady replay every step counts its buckets, and no message."""
 
     def program(rank: int, job: Job) -> tuple[Stats, Stats]:
         for _ in range(10):
@@ -58,12 +67,12 @@ def test_replayed_batches_are_counted() -> None:
         return before, ddl.stats()
 
     for before, after in together(2, program):
-        assert after["batches_replayed"] - before["batches_replayed"] == 10
-        assert after["batches_negotiated"] == before["batches_negotiated"]
+        assert after["buckets_replayed"] - before["buckets_replayed"] == 10
+        assert after["buckets_negotiated"] == before["buckets_negotiated"]
         assert after["control_messages"] == before["control_messages"]
 
 
-def test_void_batches_and_divergences_are_counted() -> None:
+def test_void_buckets_and_divergences_are_counted() -> None:
     """One rank launches what the other cannot fill: void on the one, a divergence on the other, nothing else lost."""
     launched = threading.Event()
 
@@ -87,13 +96,13 @@ def test_void_batches_and_divergences_are_counted() -> None:
     first, second = together(2, program)
     assert second["divergences"] == 1
     assert first["divergences"] == 0
-    assert first["batches_void"] == 1
-    assert second["batches_void"] == 0, "it has not launched the batch"
+    assert first["buckets_void"] == 1
+    assert second["buckets_void"] == 0, "it has not launched the bucket"
 
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_bytes_are_those_of_the_users_tensors(replay: bool) -> None:
-    """By operation, whatever the batches, the compressor and the number of ranks; ragged kinds by this rank's rows."""
+    """By operation, whatever the buckets, the compressor and the number of ranks; ragged kinds by this rank's rows."""
     steps = 12
 
     def program(rank: int, job: Job) -> Stats:
@@ -119,7 +128,7 @@ def test_bytes_are_those_of_the_users_tensors(replay: bool) -> None:
             "allgather": steps * (1 + rank) * 3 * 4,
             "alltoall": steps * 3 * 8,
         }
-        assert (stats["batches_replayed"] > 0) is replay
+        assert (stats["buckets_replayed"] > 0) is replay
 
 
 def test_seconds_are_where_they_were_spent() -> None:
@@ -189,7 +198,7 @@ def test_every_key_is_documented() -> None:
 
 
 def test_counting_is_cheap() -> None:
-    """What a batch pays for being counted and timed: a look at the clock and some additions; a bound with much air."""
+    """What a bucket pays for being counted and timed: a look at the clock and some additions; a bound with much air."""
     meter = Meter()
     best_ns = []
     for _ in range(20):
@@ -201,5 +210,5 @@ def test_counting_is_cheap() -> None:
             meter.busy_ns += ended_ns - since_ns
             since_ns = ended_ns
         best_ns.append((now_ns() - begun_ns) / 1000)
-    print(f"counting one batch: {min(best_ns):.0f} ns")
+    print(f"counting one bucket: {min(best_ns):.0f} ns")
     assert min(best_ns) < 2000

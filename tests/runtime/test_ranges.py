@@ -1,4 +1,4 @@
-"""Where several frameworks are in use, a batch appears in the profiler of each."""
+"""Where several frameworks are in use, a bucket appears in the profiler of each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The release rule on streams: no work of the user's is ever queued behind a batch that can still be void.
+"""The release rule on streams: no work of the user's is ever queued behind a bucket that can still be void.
 
 Worlds of threads on pretend devices. Every operation on a tensor goes to a stream that dawdles, the host waits for
-no stream until the end, and ranks leave replay at any moment: a batch that touched a tensor in vain, or a result
+no stream until the end, and ranks leave replay at any moment: a bucket that touched a tensor in vain, or a result
 that was used before it stood, shows as a wrong value.
 """
 
@@ -172,7 +172,7 @@ def test_what_the_stream_sees_is_what_negotiation_gives(
     backend, route = way
     with PretendWorld(size, backend=backend, route=route, settings={"fusion_bytes": fusion_bytes}) as world:
         played = world.on_streams(partial(train, seed=seed, size=size), deadline_s=60)
-    event(f"void {sum(stats['batches_void'] for _, stats in played) > 0}")
+    event(f"void {sum(stats['buckets_void'] for _, stats in played) > 0}")
     assert [bits for bits, _ in played] == on_host(seed, size)
 
 
@@ -187,7 +187,7 @@ def test_across_hosts_a_small_message_tells(seed: int, hosts: tuple[int, ...], f
     size, settings = len(hosts), {"fusion_bytes": fusion_bytes}
     with PretendWorld(size, backend="shm+threads", hosts=hosts, settings=settings) as world:
         played = world.on_streams(partial(train, seed=seed, size=size), deadline_s=60)
-    event(f"void {sum(stats['batches_void'] for _, stats in played) > 0}")
+    event(f"void {sum(stats['buckets_void'] for _, stats in played) > 0}")
     event(f"commits {sum(stats['commit_messages'] for _, stats in played) > 0}")
     assert [bits for bits, _ in played] == on_host(seed, size)
 
@@ -219,7 +219,7 @@ def _with_nothing_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def _before_the_verdict(patch: pytest.MonkeyPatch) -> None:
-    """Results go to the user's tensors as soon as they are queued, while the batch may still be void."""
+    """Results go to the user's tensors as soon as they are queued, while the bucket may still be void."""
     original = DeviceExecutor._apart
 
     def hasty(self: DeviceExecutor, route: Any, one: Any, launch: Any, use: str) -> Later:

@@ -30,8 +30,8 @@ REPLAY = {"replay": True}
 SPEC = encode(Spec(Kind.ALLREDUCE, DType.F32, (4,)))
 
 
-def occurrence(name: str, batch: int, stamp: int = -1) -> Occurrence:
-    return Occurrence(TensorKey(0, name, SPEC), batch, stamp)
+def occurrence(name: str, bucket: int, stamp: int = -1) -> Occurrence:
+    return Occurrence(TensorKey(0, name, SPEC), bucket, stamp)
 
 
 @examples(200)
@@ -40,17 +40,17 @@ def test_a_period_is_found_whatever_its_order(tensors: int, before: int, seed: i
     """After at most four periods, however shuffled, and whatever came before; it holds each tensor once."""
     rng = random.Random(seed)
     detector = PeriodDetector()
-    batch = 0
+    bucket = 0
     for i in range(before):
-        assert detector.observe(occurrence(f"once{i}", batch)) is None
-        batch += 1
+        assert detector.observe(occurrence(f"once{i}", bucket)) is None
+        bucket += 1
     names = [f"t{i}" for i in range(tensors)]
     found = None
     for _ in range(4):
         rng.shuffle(names)
         for name in names:
-            found = detector.observe(occurrence(name, batch)) or found
-            batch += 1
+            found = detector.observe(occurrence(name, bucket)) or found
+            bucket += 1
     assert found is not None
     assert Counter(one.key.name for one in found) == Counter(names)
 
@@ -69,13 +69,13 @@ def test_a_loop_without_names_is_found_by_its_sequence(loop: list[int], before: 
     assert found is not None
 
 
-def steps(detector: PeriodDetector, loop: list[tuple[str, int]], batch: int, turns: int) -> list[list[str]]:
-    """Plays ``turns`` of a loop of (name, batches under way that the user has not seen end); the periods that are found."""
+def steps(detector: PeriodDetector, loop: list[tuple[str, int]], bucket: int, turns: int) -> list[list[str]]:
+    """Plays ``turns`` of a loop of (name, buckets under way that the user has not seen end); the periods that are found."""
     found = []
     for _ in range(turns):
         for name, unseen in loop:
-            period = detector.observe(occurrence(name, batch, batch - 1 - unseen))
-            batch += 1
+            period = detector.observe(occurrence(name, bucket, bucket - 1 - unseen))
+            bucket += 1
             if period is not None:
                 found.append([one.key.name for one in period])
     return found
@@ -89,8 +89,8 @@ def test_a_period_does_not_begin_amid_tensors_that_are_under_way_together() -> N
     detector = PeriodDetector()
     detector.observe(occurrence("a", 0, -1))  # before the pause, and b and c are asked for before it ends
     detector.pause()
-    for batch, name in enumerate("bc", 1):
-        assert detector.observe(occurrence(name, batch, -1)) is None
+    for bucket, name in enumerate("bc", 1):
+        assert detector.observe(occurrence(name, bucket, -1)) is None
     assert steps(detector, STEP, 3, 5)[0] == ["a", "b", "c"]
 
 
@@ -117,7 +117,7 @@ def test_a_step_that_lacks_a_tensor_refutes_the_period() -> None:
 
 
 def test_a_schedule_goes_on_where_its_period_is_met_again() -> None:
-    """Batch by batch: found anew from its second segment on, it begins there; cut otherwise, it is laid out anew."""
+    """Bucket by bucket: found anew from its second segment on, it begins there; cut otherwise, it is laid out anew."""
     detector = Rhythm(ThresholdFusion(), {"fusion_bytes": 1 << 20}, decode_spec, True)
 
     def found(*names: str) -> Known:
@@ -125,13 +125,13 @@ def test_a_schedule_goes_on_where_its_period_is_met_again() -> None:
         known = None
         while known is None:
             for name in names:
-                batch = next(count)
-                known = known or detector.decided([(TensorKey(0, name, SPEC), batch, batch - 1)], lambda i: True)[1]
+                bucket = next(count)
+                known = known or detector.decided([(TensorKey(0, name, SPEC), bucket, bucket - 1)], lambda i: True)[1]
         return known
 
     count = itertools.count()
     first = found("a", "b", "c")
-    assert [planned.names for planned in first.arranged.batches] == [("a",), ("b",), ("c",)]
+    assert [planned.names for planned in first.arranged.buckets] == [("a",), ("b",), ("c",)]
     assert detector.resume(first, 1).start == 0
     detector.disturbed()
     again = found("b", "c", "a")
@@ -140,7 +140,7 @@ def test_a_schedule_goes_on_where_its_period_is_met_again() -> None:
     detector.disturbed()
     other = found("a", "c", "b")
     assert other is not first
-    assert [planned.names for planned in other.arranged.batches] == [("a",), ("c",), ("b",)]
+    assert [planned.names for planned in other.arranged.buckets] == [("a",), ("c",), ("b",)]
     assert detector.resume(other, 3).start == 0
 
 
@@ -158,8 +158,8 @@ def test_a_step_in_two_may_ask_for_more() -> None:
     """A metric in each second step: the period is what comes each time."""
     detector = PeriodDetector()
     found = None
-    for batch, name in enumerate("ab abm ab abm ab abm ab".replace(" ", "")):
-        found = detector.observe(occurrence(name, batch)) or found
+    for bucket, name in enumerate("ab abm ab abm ab abm ab".replace(" ", "")):
+        found = detector.observe(occurrence(name, bucket)) or found
     assert found is not None
     assert [one.key.name for one in found] == ["a", "b"]
 
@@ -218,7 +218,7 @@ def play(job: Job, rank: int, shape: dict[str, int], meeting: threading.Barrier)
     for step in range(own.randint(0, 3)):
         ddl.allreduce(np.ones(4), op=ddl.Sum, name=f"last{step}")
     ddl.join()
-    return job.stats()["batches_replayed"], job.stats()["divergences"]
+    return job.stats()["buckets_replayed"], job.stats()["divergences"]
 
 
 def _step(rank: int, order: list[tuple[str, ddl.ProcessSet, str, int]], step: int, own: random.Random) -> None:
@@ -259,7 +259,7 @@ def test_what_negotiation_finishes_replay_finishes_with_equal_values(shape: dict
         shape["size"], backend=backend, settings={"fusion_bytes": shape["fusion_bytes"], "replay": True}
     ) as world:
         counts = world.run(lambda rank, job: play(job, rank, shape, meeting), deadline_s=20)
-    event("some batches were replayed" if max(replayed for replayed, _ in counts) else "all batches were negotiated")
+    event("some buckets were replayed" if max(replayed for replayed, _ in counts) else "all buckets were negotiated")
 
 
 def test_steady_steps_send_nothing() -> None:
@@ -275,7 +275,7 @@ def test_steady_steps_send_nothing() -> None:
             for handle in handles:
                 handle.wait()
             counts.append(job.stats()["control_messages"])
-        return counts[-1] - counts[9], job.stats()["batches_replayed"]
+        return counts[-1] - counts[9], job.stats()["buckets_replayed"]
 
     with World(3, settings=REPLAY) as world:
         for messages, replayed in world.run(program):
@@ -283,7 +283,7 @@ def test_steady_steps_send_nothing() -> None:
             assert replayed >= 50
 
 
-def test_waiting_for_half_a_batch_leaves_and_goes_on() -> None:
+def test_waiting_for_half_a_bucket_leaves_and_goes_on() -> None:
     """A rank that waits for one tensor before it makes the next: replay is left, the values are right, it comes back."""
 
     def program(rank: int, job: Job) -> int:
@@ -302,7 +302,7 @@ def test_waiting_for_half_a_batch_leaves_and_goes_on() -> None:
 
 
 def test_replay_can_be_turned_off() -> None:
-    """With replay off every batch is negotiated, and the values are the same bits."""
+    """With replay off every bucket is negotiated, and the values are the same bits."""
 
     def program(rank: int, job: Job) -> list[bytes]:
         rng = np.random.default_rng(rank)
@@ -311,7 +311,7 @@ def test_replay_can_be_turned_off() -> None:
             xs = [rng.standard_normal(33).astype(np.float32) for _ in range(3)]
             handles = [ddl.allreduce_async(x, name=f"g{i}") for i, x in enumerate(xs)]
             out += [handle.wait().tobytes() for handle in handles]
-        replayed.append(job.stats()["batches_replayed"])
+        replayed.append(job.stats()["buckets_replayed"])
         return out
 
     results = []
@@ -420,14 +420,14 @@ def test_a_rank_that_takes_its_time_costs_no_schedule() -> None:
         grown = 0
         for step in range(40):
             if step == 25:
-                before = job.stats()["batches_negotiated"]
+                before = job.stats()["buckets_negotiated"]
                 if rank == 0:
                     time.sleep(2.5)  # a checkpoint, say; the wait itself is what is tested
             first = ddl.allreduce_async(np.ones(3), name="first", op=ddl.Sum)
             rest = ddl.allreduce_async(np.full(5, step), name="rest", op=ddl.Sum)
             assert first.wait()[0] == 2
             assert rest.wait()[0] == 2 * step
-        grown = job.stats()["batches_negotiated"] - before
+        grown = job.stats()["buckets_negotiated"] - before
         return grown, job.stats()["divergences"]
 
     with World(2, settings={**REPLAY, "fusion_bytes": 0}) as world:

@@ -1,4 +1,4 @@
-"""How a period is laid out: behind which batches hosts tell each other what stands on their devices."""
+"""How a period is laid out: behind which buckets hosts tell each other what stands on their devices."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ddlcore.runtime.schedule import arrange
 from ddlcore.types import CPU, DType, Kind, ReduceOp
 
 
-def tensor(name: str, batch: int, stamp: int = -1, device: str = "gpu", set_id: int = 0) -> Occurrence:
-    """One that was decided in ``batch``, by ranks of which one had seen ``stamp`` end."""
+def tensor(name: str, bucket: int, stamp: int = -1, device: str = "gpu", set_id: int = 0) -> Occurrence:
+    """One that was decided in ``bucket``, by ranks of which one had seen ``stamp`` end."""
     spec = encode(Spec(Kind.ALLREDUCE, DType.F32, (4,), ReduceOp.Sum, device=device))
-    return Occurrence(TensorKey(set_id, name, spec), batch, stamp)
+    return Occurrence(TensorKey(set_id, name, spec), bucket, stamp)
 
 
 def commits(*period: Occurrence) -> list[tuple[str, bool]]:
-    """The batches' names and marks, each tensor in a batch of its own."""
-    arranged = arrange(0, period, decode_spec, ThresholdFusion(), {"fusion_bytes": 0, "first_batch_bytes": 0})
+    """The buckets' names and marks, each tensor in a bucket of its own."""
+    arranged = arrange(0, period, decode_spec, ThresholdFusion(), {"fusion_bytes": 0, "first_bucket_bytes": 0})
     assert arranged is not None
-    return [(planned.names[0], planned.commit) for planned in arranged.batches]
+    return [(planned.names[0], planned.commit) for planned in arranged.buckets]
 
 
 def test_one_commit_a_period_where_nothing_depends() -> None:
-    """Behind the last batch on a device; what lies in host memory needs none."""
+    """Behind the last bucket on a device; what lies in host memory needs none."""
     period = [tensor("a", 0), tensor("b", 1), tensor("host", 2, device=CPU.kind)]
     assert commits(*period) == [("a", False), ("b", True), ("host", False)]
 

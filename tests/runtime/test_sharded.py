@@ -66,7 +66,7 @@ def test_sums_and_averages(size: int, backend: str) -> None:
         assert half.tolist() == [6.0] * 5
         left_alone = ddl.allreduce(np.arange(3), name="whole", op=ddl.Max, compression="rounding")
         assert left_alone.tolist() == [0, 1, 2]
-        return results, ddl.stats()["batches_replayed"]
+        return results, ddl.stats()["buckets_replayed"]
 
     with world(size, backend) as ranks:
         outcomes = ranks.run(play)
@@ -96,8 +96,8 @@ def test_what_rounding_takes_comes_next_time() -> None:
             assert abs(total - 4.0) <= 1.0
 
 
-def test_a_void_batch_commits_false_and_comes_again() -> None:
-    """A rank that meets something else drains without data: the others' batch is void, and no state has changed."""
+def test_a_void_bucket_commits_false_and_comes_again() -> None:
+    """A rank that meets something else drains without data: the others' bucket is void, and no state has changed."""
     rounds = 4
     replaying = [False, False]
     meet = threading.Barrier(2)
@@ -121,14 +121,14 @@ def test_a_void_batch_commits_false_and_comes_again() -> None:
     def await_launch(job: Job) -> None:
         until_s = time.monotonic() + PATIENCE_S
         while (standing := job.tensor_queue.standing()) is None or not standing.launched:
-            assert time.monotonic() < until_s, f"the batch was not launched; the rank stands at {standing}"
+            assert time.monotonic() < until_s, f"the bucket was not launched; the rank stands at {standing}"
             time.sleep(0.001)
 
     def play(rank: int, job: Job) -> int:
         values = []
         for i in range(rounds):
             values += settle(rank, job)
-            if rank == 1:  # rank 0 has launched its batch of the schedule by the time this one leaves
+            if rank == 1:  # rank 0 has launched its bucket of the schedule by the time this one leaves
                 assert launched[i].wait(2 * PATIENCE_S)
                 ddl.allreduce(np.ones(1, np.float32), name=f"other{i}", op=ddl.Sum)
             handle = small()
@@ -138,7 +138,7 @@ def test_a_void_batch_commits_false_and_comes_again() -> None:
                 ddl.allreduce(np.ones(1, np.float32), name=f"other{i}", op=ddl.Sum)
             values.append(float(handle.wait()[0]))
         assert abs(sum(values) - 0.5 * len(values)) <= 1.0, f"{len(values)} sums add up to {sum(values)}"
-        return ddl.stats()["batches_void"]
+        return ddl.stats()["buckets_void"]
 
     with world(2) as ranks:
         void = ranks.run(play)

@@ -224,7 +224,7 @@ def test_a_freeze_that_a_rank_does_not_answer_is_waited_for() -> None:
     assert coordinator.awaited() == []
     epoch = coordinator.epoch
     standing = Standing(epoch, 0, True, 0, ("x",), waits_s=1.5)
-    told = coordinator.handle(0, Leave(epoch, "a batch waits", True, standing))
+    told = coordinator.handle(0, Leave(epoch, "a bucket waits", True, standing))
     assert [rank for rank, _ in told] == [0, 1, 2]
     (wait,) = coordinator.awaited()
     assert wait.asked == f"to stop launching (Freeze of epoch {epoch})"
@@ -247,7 +247,7 @@ def test_a_goodbye_that_waits_for_a_freeze_says_so() -> None:
 
 
 def test_a_join_waits_for_those_that_train_on() -> None:
-    """It begins anew with each batch that is decided meanwhile."""
+    """It begins anew with each bucket that is decided meanwhile."""
     coordinator = Coordinator(2, NoFusion(), 0)
     join = encode(Spec(Kind.JOIN))
     coordinator.handle(0, Request(0, 1, (Ask(0, "join.0", join),)))
@@ -273,7 +273,7 @@ def test_the_end_of_a_leg_waits_for_those_that_have_not_come_to_it() -> None:
     assert tuning.awaited() == ()
 
 
-def test_a_decided_batch_is_the_ranks_to_tell_of() -> None:
+def test_a_decided_bucket_is_the_ranks_to_tell_of() -> None:
     """The coordinator has done its part when it has decided; a rank that sits in it says so, in any epoch."""
     coordinator = Coordinator(2, NoFusion(), 0)
     coordinator.handle(0, Busy("allreduce 'x'", 4, 0, ("x",), 58.0))
@@ -378,14 +378,14 @@ def test_a_stall_ends_the_job_on_every_rank_by_name(
 # --- the flight recorder
 
 
-def test_the_last_batches_are_kept_and_no_more(tmp_path: Path) -> None:
+def test_the_last_buckets_are_kept_and_no_more(tmp_path: Path) -> None:
     """Of both kinds, in their order, with sizes as torch's flight recorder has them; and nothing is kept where none is wanted."""
 
     def program(rank: int, job: Job) -> tuple[Path | None, int]:
         for step in range(40):
             ddl.allreduce(np.full((2, 3), step, np.float32), name="a")
         ddl.allgather(np.ones((rank + 1, 2)), name="b")
-        return job.dump_flight("signal", "asked"), ddl.stats()["batches_replayed"]
+        return job.dump_flight("signal", "asked"), ddl.stats()["buckets_replayed"]
 
     with World(2, settings={"flight_dir": str(tmp_path / "new"), "flight_records": 16}) as world:
         (path, replayed), _ = world.run(program)

@@ -31,7 +31,7 @@ def details(one: Standings, size: int) -> Details:
 
 
 def test_all_are_asked_once_and_the_report_names_who_lacks_what() -> None:
-    """By the first alarm of a batch; the second one is an answer."""
+    """By the first alarm of a bucket; the second one is an answer."""
     one = Standings()
     assert one.hear(0, ALARM, range(4)) == [1, 2, 3]
     assert one.hear(2, ALARM, range(4)) == []
@@ -43,7 +43,7 @@ def test_all_are_asked_once_and_the_report_names_who_lacks_what() -> None:
         (Late("a", 0, (0, 1, 2), (3,), 0.0), Late("b", 0, (0, 2), (1, 3), 0.0)),
         ("rank 3: in 'z' (place 11)",),
     )
-    assert one.hear(0, ALARM, range(4)) == [], "the same batch"
+    assert one.hear(0, ALARM, range(4)) == [], "the same bucket"
 
 
 def test_a_rank_that_has_not_answered_is_waited_for() -> None:
@@ -55,7 +55,7 @@ def test_a_rank_that_has_not_answered_is_waited_for() -> None:
     assert details(one, 1).ranks == ()
 
 
-def test_a_batch_that_all_have_entered_is_the_networks() -> None:
+def test_a_bucket_that_all_have_entered_is_the_networks() -> None:
     """Nobody is missing. A rank that has gone on was there, too."""
     one = Standings()
     one.hear(0, ALARM, range(3))
@@ -68,7 +68,7 @@ def test_a_batch_that_all_have_entered_is_the_networks() -> None:
 
 
 def test_ranks_of_which_the_same_is_to_be_said_share_a_line() -> None:
-    """Five hundred ranks that stand one batch behind are one line."""
+    """Five hundred ranks that stand one bucket behind are one line."""
     one = Standings()
     one.hear(0, ALARM, range(501))
     for rank in range(1, 501):
@@ -84,12 +84,12 @@ def test_a_wait_that_is_over_is_none() -> None:
     one.hear(0, ALARM, range(2))
     assert one.awaited(4, range(2)) == []
     one.hear(0, Standing(3, 11, True, 0, ("z",), moved=True), range(2))
-    assert details(one, 2).ranks == (1,), "that was of an older batch"
+    assert details(one, 2).ranks == (1,), "that was of an older bucket"
     one.hear(0, Standing(3, 12, True, 0, ("a", "b"), moved=True), range(2))
     assert one.awaited(3, range(2)) == []
 
 
-def test_a_decided_batch_is_waited_for_until_all_who_were_in_it_are_out() -> None:
+def test_a_decided_bucket_is_waited_for_until_all_who_were_in_it_are_out() -> None:
     """Those that have not said so are missing; the root of a broadcast comes out first, and is none of them."""
     one = Busies()
     busy = Busy("allreduce 'x'", 4, 7, ("x",), 58.0)
@@ -117,7 +117,7 @@ def test_what_ends_by_itself_is_no_stall_while_the_ranks_answer() -> None:
 
 
 def play(late: Callable[[], None], warning_s: float, dtype: type = np.float64) -> tuple[list[int], list[int]]:
-    """Thirty steps on three ranks; in the 20th rank 1 is ``late`` between two tensors, in one batch or (of two types) in two.
+    """Thirty steps on three ranks; in the 20th rank 1 is ``late`` between two tensors, in one bucket or (of two types) in two.
 
     How many messages about stalls, and how many control messages of the steps after the warm-up, each rank counts.
     """
@@ -154,7 +154,7 @@ class Reported:
 
 
 def test_a_late_rank_is_named_with_what_it_lacks(capfd: pytest.CaptureFixture[str]) -> None:
-    """The others have launched the batch; the late one is in its own code, and its control thread answers. Replay goes on."""
+    """The others have launched the bucket; the late one is in its own code, and its control thread answers. Replay goes on."""
     late = Reported(capfd)
     stalls, control = play(late, WARNING_S, np.float32)
     assert f"stalled for more than {WARNING_S:g} s in replay (epoch" in late.text, late.text
@@ -166,8 +166,8 @@ def test_a_late_rank_is_named_with_what_it_lacks(capfd: pytest.CaptureFixture[st
     assert control == [0, 0, 0], "a late rank is no reason to leave"
 
 
-def test_a_rank_that_is_late_with_half_a_batch_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    """In replay, or in the discovery to which the ranks go when a batch has been half full for long."""
+def test_a_rank_that_is_late_with_half_a_bucket_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    """In replay, or in the discovery to which the ranks go when a bucket has been half full for long."""
     late = Reported(capfd)
     play(late, WARNING_S)
     (row,) = [line.split() for line in late.text.splitlines() if line.startswith("  allreduce.second")]

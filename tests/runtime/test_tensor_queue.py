@@ -17,7 +17,7 @@ SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
 
 
 def replaying() -> tuple[TensorQueue, Recurring]:
-    """A tensor queue whose schedule is one batch of one tensor, and that tensor."""
+    """A tensor queue whose schedule is one bucket of one tensor, and that tensor."""
     completion = Completion()
     tensor_queue = TensorQueue(completion, lambda: None)
     tensor_queue.learn(Arranged(0, b"", (Planned(0, Kind.ALLREDUCE, ("x",), (encode(SPEC),), False),)))
@@ -46,7 +46,7 @@ def test_an_error_that_nobody_waited_for_is_not_the_next_call_s() -> None:
     assert entry.source.address == 128
 
 
-def test_the_engine_is_woken_for_a_batch_whose_thread_was_called_away() -> None:
+def test_the_engine_is_woken_for_a_bucket_whose_thread_was_called_away() -> None:
     """The thread said that it would wait, and never came to it."""
     tensor_queue, entry = replaying()
     woken = []
@@ -56,7 +56,7 @@ def test_the_engine_is_woken_for_a_batch_whose_thread_was_called_away() -> None:
     assert woken
 
 
-def test_a_batch_that_is_ready_behind_another_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_is_ready_behind_another_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine sits in the one before, for which this one may have to run first; seated or not, it asks to leave."""
     completion, names = Completion(), ("x", "y")
     tensor_queue = TensorQueue(completion, lambda: None)
@@ -105,12 +105,12 @@ def seated() -> tuple[TensorQueue, Recurring, Launch[Entry]]:
 
 
 class Here:
-    """Stands for a way to run a batch that the caller may take."""
+    """Stands for a way to run a bucket that the caller may take."""
 
     resumable = True
 
 
-def test_a_call_that_is_a_batch_by_itself_is_launched_and_landed_at_once() -> None:
+def test_a_call_that_is_a_bucket_by_itself_is_launched_and_landed_at_once() -> None:
     tensor_queue, entry, launch = seated()
     launch.position.run = Here()
     with tensor_queue.lock:

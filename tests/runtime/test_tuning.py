@@ -1,4 +1,4 @@
-"""Settings change while a loop is replayed: at a period's end, on all ranks at the same batch, and no value is ever wrong."""
+"""Settings change while a loop is replayed: at a period's end, on all ranks at the same bucket, and no value is ever wrong."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Whim:
         self.legs -= 1
         values: dict[str, Value] = {
             "fusion_bytes": self.rng.choice([0, 16, 48, 1 << 20]),
-            "first_batch_bytes": self.rng.choice([0, 16]),
+            "first_bucket_bytes": self.rng.choice([0, 16]),
             "overlap": self.rng.choice(["on", "off"]),
             "chunk_bytes": self.rng.choice([1, 2, 3]),
         }
@@ -92,10 +92,10 @@ def compare(loop: Loop, order: Order, depth: int, pilot: Whim) -> Machines:
 
 
 @examples(150)
-@example(seed=721101918, order=Order(1), legs=1)  # a full batch stands behind a collective that lacks a rank
+@example(seed=721101918, order=Order(1), legs=1)  # a full bucket stands behind a collective that lacks a rank
 @given(st.integers(0, 1 << 30), orders(), st.integers(1, 12))
 def test_a_step_that_waits_as_it_pleases(seed: int, order: Order, legs: int) -> None:
-    """A schedule of one to three batches, then a step that waits anywhere: overlapping sets, meetings, three in flight."""
+    """A schedule of one to three buckets, then a step that waits anywhere: overlapping sets, meetings, three in flight."""
     loop, depth = one_shot(random.Random(seed))
     compare(loop, order, depth, Whim(random.Random(seed), legs))
 
@@ -124,7 +124,7 @@ def steady(steps: int, size: int = 3) -> Loop:
 @examples(30)
 @given(st.integers(0, 1 << 30), st.booleans())
 def test_a_steady_loop_is_never_left(seed: int, prioritized: bool) -> None:
-    """Changes cost no void batch, no divergence and no freeze; the last one is followed by silence."""
+    """Changes cost no void bucket, no divergence and no freeze; the last one is followed by silence."""
     pilot = Whim(random.Random(seed), legs=10)
     world = Machines(steady(80).sets, steady(80).programs, pilot=pilot)
     world.run(Order(seed, prioritized=prioritized))

@@ -46,7 +46,7 @@ class Calls:
         self._busy = True
         try:
             if self._random.random() < 0.7:
-                assert ddl.stats()["batches_void"] >= 0
+                assert ddl.stats()["buckets_void"] >= 0
                 self.looked += 1
             elif self._random.random() < 0.5:
                 self.start()
@@ -245,7 +245,7 @@ def test_a_finalizer_of_the_tensor_that_a_call_lets_go_of() -> None:
 
         class Owner:
             def __del__(self) -> None:
-                assert job.stats()["batches_void"] == 0
+                assert job.stats()["buckets_void"] == 0
                 try:
                     operations.allreduce_async(np.ones(2), name="never", job=job).wait()
                     told.append("made")

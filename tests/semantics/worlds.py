@@ -214,7 +214,7 @@ def _play(spec: Spec, seeds: Sequence[int], rank: int, out: Connection) -> None:
         ddl.init()
         for seed in seeds:
             out.send(("trace", seed, act(program_of(spec, seed), rank)))
-        out.send(("trace", None, ddl.stats()["batches_replayed"]))
+        out.send(("trace", None, ddl.stats()["buckets_replayed"]))
         ddl.shutdown()
     except Exception as error:
         out.send(("error", seed, (traceback.format_exc(), isinstance(error, DdlInternalError))))
@@ -324,7 +324,7 @@ def _threads(spec: Spec, seeds: Sequence[int]) -> Iterator[tuple[str, int, str]]
                     break
                 yield "done", seed, check(program, traces, expected(program))
             else:
-                yield "ends", world.jobs[0].stats()["batches_replayed"], ""
+                yield "ends", world.jobs[0].stats()["buckets_replayed"], ""
         left = left[over:]
 
 

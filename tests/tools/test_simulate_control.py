@@ -18,8 +18,8 @@ def test_a_small_job_from_its_first_word_to_its_last() -> None:
     for name, own in by_name.items():
         for cost in own:
             if name == "replayed":
-                assert cost == Cost(batches=cost.batches)
-                assert cost.batches >= 1
+                assert cost == Cost(buckets=cost.buckets)
+                assert cost.buckets >= 1
             else:
                 assert cost.cpu_s > 0
                 assert ranks <= cost.requests + ranks <= cost.up + ranks
@@ -38,9 +38,9 @@ def test_a_cost_beyond_the_target_is_a_miss(
 ) -> None:
     """And so is one message in a replayed step."""
     assert verdict("discovered, the first", Cost(cpu_s=0.6)) == "MISSED"
-    assert verdict("replayed", Cost(up=1, batches=1)) == "MISSED"
+    assert verdict("replayed", Cost(up=1, buckets=1)) == "MISSED"
     assert verdict("replayed", Cost()) == "MISSED", "a step in which nothing ran is no replay"
-    assert verdict("replayed", Cost(batches=1)) == "ok"
+    assert verdict("replayed", Cost(buckets=1)) == "ok"
     assert simulate(4, 10, 1)
     assert "MISSED" not in capsys.readouterr().out
     monkeypatch.setattr("tools.simulate_control.TARGET_S", 0.0)

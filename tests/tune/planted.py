@@ -9,10 +9,10 @@ from ddlcore.builtin.threads import ThreadsTransport
 from ddlcore.contracts.transport import Context, Plan, Prepared, Work
 from ddlcore.types import Buffer, ReduceOp
 
-__all__ = ["Clock", "PlantedTransport", "batch_ns", "step_ns"]
+__all__ = ["Clock", "PlantedTransport", "bucket_ns", "step_ns"]
 
-LATENCY_NS = 1_000_000.0  # of a batch
-BEST_BYTES = 192 << 10  # a batch of so many bytes costs the least for each of them
+LATENCY_NS = 1_000_000.0  # of a bucket
+BEST_BYTES = 192 << 10  # a bucket of so many bytes costs the least for each of them
 COMPUTE_NS = 10_000_000.0  # of a step; a short one would be taken more often
 
 
@@ -26,20 +26,20 @@ class Clock:
         return int(cls.now_ns)
 
 
-def batch_ns(nbytes: int) -> float:
+def bucket_ns(nbytes: int) -> float:
     """A latency, and congestion that grows with the square: too small is as bad as too large."""
     return LATENCY_NS * (1.0 + (nbytes / BEST_BYTES) ** 2)
 
 
 def step_ns(tensor_bytes: Sequence[int], fusion_bytes: int) -> float:
-    """A step with batches filled in order up to ``fusion_bytes``."""
-    batches: list[int] = []
+    """A step with buckets filled in order up to ``fusion_bytes``."""
+    buckets: list[int] = []
     for nbytes in tensor_bytes:
-        if batches and batches[-1] + nbytes <= fusion_bytes:
-            batches[-1] += nbytes
+        if buckets and buckets[-1] + nbytes <= fusion_bytes:
+            buckets[-1] += nbytes
         else:
-            batches.append(nbytes)
-    return COMPUTE_NS + sum(map(batch_ns, batches))
+            buckets.append(nbytes)
+    return COMPUTE_NS + sum(map(bucket_ns, buckets))
 
 
 class PlantedTransport(ThreadsTransport):
@@ -60,7 +60,7 @@ class PlantedTransport(ThreadsTransport):
 
     def _spend(self, nbytes: int) -> None:
         if self.context.rank == 0:
-            Clock.now_ns += batch_ns(nbytes)
+            Clock.now_ns += bucket_ns(nbytes)
 
 
 class _Planted(Prepared):

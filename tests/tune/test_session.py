@@ -15,7 +15,7 @@ from ddlcore.tune.session import PAIRS, Phase, Session
 from ddlcore.tune.space import CORE, choose, narrowed
 from ddlcore.types import Knob, Value
 
-DEFAULT: dict[str, Value] = {"fusion_bytes": 8 << 20, "first_batch_bytes": 1 << 20, "overlap": "off"}
+DEFAULT: dict[str, Value] = {"fusion_bytes": 8 << 20, "first_bucket_bytes": 1 << 20, "overlap": "off"}
 LEAST_S = 0.010
 SEEDS = range(5)
 
@@ -33,7 +33,7 @@ def bayes(knobs: Sequence[Knob], seed: int) -> Tuner:
 
 def planted(values: Mapping[str, Value]) -> float:
     """Seconds of a step; least at 3 MiB, 400 KiB, overlap."""
-    fusion, first = values["fusion_bytes"], values["first_batch_bytes"]
+    fusion, first = values["fusion_bytes"], values["first_bucket_bytes"]
     assert isinstance(fusion, int) and isinstance(first, int)
     cost = LEAST_S * (1 + 0.08 * math.log2(fusion / (3 << 20)) ** 2)
     cost *= 1 + 0.03 * math.log2(first / (400 << 10)) ** 2
@@ -90,7 +90,7 @@ def test_two_changes_of_which_either_suffices() -> None:
 
     class Both(GridTuner):
         def ask(self) -> dict[str, Value] | None:
-            return {"fusion_bytes": 1 << 20, "first_batch_bytes": 1 << 20, "overlap": "on"}
+            return {"fusion_bytes": 1 << 20, "first_bucket_bytes": 1 << 20, "overlap": "on"}
 
     session = search(Session(CORE, DEFAULT, Both, 5), cost, noise=0.001)
     assert session.result is not None
@@ -173,8 +173,8 @@ def test_false_alarms_are_rare() -> None:
 
 
 def test_what_is_searched() -> None:
-    """Not what the user has fixed; no batches that are larger than a step; a default of its own kind is a choice."""
-    assert [knob.name for knob in choose(CORE, ["overlap", "backend"])] == ["fusion_bytes", "first_batch_bytes"]
+    """Not what the user has fixed; no buckets that are larger than a step; a default of its own kind is a choice."""
+    assert [knob.name for knob in choose(CORE, ["overlap", "backend"])] == ["fusion_bytes", "first_bucket_bytes"]
     fusion, first, overlap = narrowed(CORE, 1 << 20, {**DEFAULT, "overlap": "sometimes"})
     assert (fusion.low, fusion.high) == (16 << 10, 1 << 20)
     assert first.high == 1 << 20

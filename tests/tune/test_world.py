@@ -32,7 +32,7 @@ COUNT = 8 << 10  # elements: 32 KiB
 BYTES = [COUNT * 4] * TENSORS
 DEFAULT: dict[str, Value] = {
     "fusion_bytes": 8 << 20,
-    "first_batch_bytes": 0,
+    "first_bucket_bytes": 0,
     "overlap": "on",
     "compression": "none",
     "knock_bytes": 1,
@@ -90,7 +90,7 @@ def search(pilot: Pilot, most: int = 3000) -> list[tuple[int, int]]:
     with World(
         2,
         backend="planted",
-        settings={"overlap": "on", "first_batch_bytes": 0},
+        settings={"overlap": "on", "first_bucket_bytes": 0},
         registry=registry_with_planted(),
         pilot=pilot,
     ) as world:
@@ -138,7 +138,7 @@ def test_what_only_a_new_communicator_takes_up() -> None:
     assert pilot.session.result == {"knock_bytes": 1}  # it changes nothing, so it is not written
 
 
-def test_compression_is_a_way_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_is_a_way_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allowed, it is tried, on all ranks alike: small whole numbers come out the same."""
     encoded: set[str] = set()
 

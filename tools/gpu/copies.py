@@ -18,8 +18,8 @@ from tools.gpu.rows import Row, number, tell
 __all__ = ["main", "measure_copies"]
 
 MIB = 1 << 20
-TENSORS, BATCH_BYTES = 160, 64 * MIB
-ROTATED = 8  # batches: 512 MiB of tensors and as much of runs, so that no cache serves them
+TENSORS, BUCKET_BYTES = 160, 64 * MIB
+ROTATED = 8  # buckets: 512 MiB of tensors and as much of runs, so that no cache serves them
 ROUNDS = 15
 SMALL_TENSORS, SMALL_BYTES, SMALL_REPEATS = 400, 16 << 10, 50
 HOST_CALLS = 300
@@ -44,41 +44,41 @@ class _Clock:
         return float(begin.elapsed_time(end)) * 1e-3
 
 
-def _tensors(n: int, nbytes: int, batches: int) -> list[list[torch.Tensor]]:
+def _tensors(n: int, nbytes: int, buckets: int) -> list[list[torch.Tensor]]:
     each = nbytes // n // 4
-    return [[torch.randn(each, device="cuda") for _ in range(n)] for _ in range(batches)]
+    return [[torch.randn(each, device="cuda") for _ in range(n)] for _ in range(buckets)]
 
 
-def _batches(queue: CudaQueue, clock: _Clock) -> Iterator[Row]:
+def _buckets(queue: CudaQueue, clock: _Clock) -> Iterator[Row]:
     """64 MiB each, all contenders in turn in every round."""
-    tensors = _tensors(TENSORS, BATCH_BYTES, ROTATED)
-    flats = [torch.empty(sum(t.numel() for t in batch), device="cuda") for batch in tensors]
+    tensors = _tensors(TENSORS, BUCKET_BYTES, ROTATED)
+    flats = [torch.empty(sum(t.numel() for t in bucket), device="cuda") for bucket in tensors]
     others = [torch.empty_like(flat) for flat in flats]
-    views = [list(flat.split([t.numel() for t in batch])) for flat, batch in zip(flats, tensors)]
+    views = [list(flat.split([t.numel() for t in bucket])) for flat, bucket in zip(flats, tensors)]
     counts = [t.numel() for t in tensors[0]]
     torch.cuda.synchronize()
     calls: dict[str, list[Callable[[], object]]] = {
         name: [] for name in ("pack", "unpack", "copy", "cat", "foreach", "foreach back")
     }
-    for batch, flat, other, parts in zip(tensors, flats, others, views):
-        addresses, target = [t.data_ptr() for t in batch], flat.data_ptr()
+    for bucket, flat, other, parts in zip(tensors, flats, others, views):
+        addresses, target = [t.data_ptr() for t in bucket], flat.data_ptr()
         pack = queue.packer(counts, DType.F32, DType.F32, 1.0)
         unpack = queue.unpacker(counts, DType.F32, DType.F32, 1.0)
         calls["pack"].append(lambda f=pack, a=addresses, t=target: f(a, t))  # type: ignore[misc]  # mypy has no type for a lambda's default
         calls["unpack"].append(lambda f=unpack, a=addresses, t=target: f(t, a))  # type: ignore[misc]  # mypy has no type for a lambda's default
-        copied = (flat.data_ptr(), other.data_ptr(), BATCH_BYTES)
+        copied = (flat.data_ptr(), other.data_ptr(), BUCKET_BYTES)
         calls["copy"].append(lambda c=copied: queue.copy(*c))  # type: ignore[misc]  # mypy has no type for a lambda's default
-        calls["cat"].append(lambda b=batch, f=flat: torch.cat(b, out=f))  # type: ignore[misc]  # mypy has no type for a lambda's default
-        calls["foreach"].append(lambda p=parts, b=batch: torch._foreach_copy_(p, b))  # type: ignore[misc]  # mypy has no type for a lambda's default
-        calls["foreach back"].append(lambda p=parts, b=batch: torch._foreach_copy_(b, p))  # type: ignore[misc]  # mypy has no type for a lambda's default
+        calls["cat"].append(lambda b=bucket, f=flat: torch.cat(b, out=f))  # type: ignore[misc]  # mypy has no type for a lambda's default
+        calls["foreach"].append(lambda p=parts, b=bucket: torch._foreach_copy_(p, b))  # type: ignore[misc]  # mypy has no type for a lambda's default
+        calls["foreach back"].append(lambda p=parts, b=bucket: torch._foreach_copy_(b, p))  # type: ignore[misc]  # mypy has no type for a lambda's default
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(ROUNDS + 1):  # the first is not timed
         for name, each in calls.items():
             spent = clock.seconds(each) / ROTATED
             if round_:
                 seconds[name].append(spent)
-    gigabytes = 2 * BATCH_BYTES / statistics.median(seconds["copy"]) / 1e9
-    print(f"device copy: {gigabytes:.0f} GB/s read and written; rotating over {2 * ROTATED * BATCH_BYTES // MIB} MiB")
+    gigabytes = 2 * BUCKET_BYTES / statistics.median(seconds["copy"]) / 1e9
+    print(f"device copy: {gigabytes:.0f} GB/s read and written; rotating over {2 * ROTATED * BUCKET_BYTES // MIB} MiB")
     over = (("pack", "copy"), ("unpack", "copy"), ("pack", "cat"), ("pack", "foreach"), ("unpack", "foreach back"))
     for (what, asked), (ours, theirs) in zip(COPY_ROWS, over):
         ratios = [peer / own for own, peer in zip(seconds[ours], seconds[theirs])]
@@ -87,8 +87,8 @@ def _batches(queue: CudaQueue, clock: _Clock) -> Iterator[Row]:
 
 def _small(queue: CudaQueue, clock: _Clock) -> Iterator[Row]:
     """Many small tensors: the time of one launch among many."""
-    (batch,) = _tensors(SMALL_TENSORS, SMALL_TENSORS * SMALL_BYTES, 1)
-    counts, addresses = [t.numel() for t in batch], [t.data_ptr() for t in batch]
+    (bucket,) = _tensors(SMALL_TENSORS, SMALL_TENSORS * SMALL_BYTES, 1)
+    counts, addresses = [t.numel() for t in bucket], [t.data_ptr() for t in bucket]
     flat = torch.empty(sum(counts), device="cuda")
     pack = queue.packer(counts, DType.F32, DType.F32, 1.0)
     unpack = queue.unpacker(counts, DType.F32, DType.F32, 1.0)
@@ -102,10 +102,10 @@ def _small(queue: CudaQueue, clock: _Clock) -> Iterator[Row]:
 
 
 def _host(queue: CudaQueue) -> Iterator[Row]:
-    """What the host spends on one batch whose tensors lie elsewhere each time: fence, pack, unpack, event."""
-    batches = _tensors(TENSORS, MIB, 2)
-    counts = [t.numel() for t in batches[0]]
-    addresses = [[t.data_ptr() for t in batch] for batch in batches]
+    """What the host spends on one bucket whose tensors lie elsewhere each time: fence, pack, unpack, event."""
+    buckets = _tensors(TENSORS, MIB, 2)
+    counts = [t.numel() for t in buckets[0]]
+    addresses = [[t.data_ptr() for t in bucket] for bucket in buckets]
     flat = torch.empty(sum(counts), device="cuda")
     pack = queue.packer(counts, DType.F32, DType.F32, 1.0)
     unpack = queue.unpacker(counts, DType.F32, DType.F32, 1.0)
@@ -132,7 +132,7 @@ def measure_copies() -> Iterator[Row]:
     device.open(Device("cuda", 0))
     queue = device.queue()
     clock = _Clock(torch.cuda.ExternalStream(queue.handle))
-    yield from _batches(queue, clock)
+    yield from _buckets(queue, clock)
     yield from _small(queue, clock)
     yield from _host(queue)
     queue.close(10.0)

@@ -12,5 +12,5 @@ COPY_ROWS = (
     ("unpack: speed over torch._foreach_copy_", "≥ 1 ×"),
     ("pack 400 tensors of 16 KiB, on the device", "≤ 25 µs"),
     ("unpack 400 tensors of 16 KiB, on the device", "≤ 25 µs"),
-    ("one replayed batch's copies, on the host", "≤ 40 µs"),
+    ("one replayed bucket's copies, on the host", "≤ 40 µs"),
 )

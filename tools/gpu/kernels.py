@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from ddl_nccl.cuda.batches import CudaKernels
+from ddl_nccl.cuda.buckets import CudaKernels
 from ddl_nccl.cuda.runtime import CudaDevice
 
 from ddlcore.contracts.transport import Memory
@@ -236,7 +236,7 @@ def check_kernels(on_gpu: bool) -> Iterator[Row]:
     ground = Ground(on_gpu)
     titles = {"pack": "kernels: pack, unpack, scale, cast", "reduce": "kernels: reduce, fill_identity"}
     if on_gpu and ground.device.driver.memory()[0] > FAR_BYTES:
-        titles["far"] = "kernels: a batch of more than 4 GiB"
+        titles["far"] = "kernels: a bucket of more than 4 GiB"
     for kind, title in titles.items():
         done, fault = 0, ""
         for run in (run for of, run in _checks(ground) if of == kind):

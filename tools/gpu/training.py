@@ -86,10 +86,10 @@ def _of_model(model: str, asked: argparse.Namespace, finish: Callable[[], None])
     for contender in contenders.values():
         _step_s(contender, WARM_STEPS, finish)
     fault = _apart(contenders)
-    before = ddl.stats()["batches_replayed"]
+    before = ddl.stats()["buckets_replayed"]
     for contender in contenders.values():  # as many steps of all: they must stay together
         _step_s(contender, 5, finish)
-    replays = ddl.stats()["batches_replayed"] > before
+    replays = ddl.stats()["buckets_replayed"] > before
     if ddl.size() > 1 and not replays:  # alone, there may be nothing to reduce
         fault = fault or "ddl has not replayed"
     fault = fault or _apart(contenders)

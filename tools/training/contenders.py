@@ -18,7 +18,7 @@ WARM_STEPS = 12  # ddl has found the period and replays, a peer has settled (DDP
 BLOCK_S = 0.5  # about how long one contender trains before the next has its turn
 LEAST_STEPS, MOST_STEPS = 2, 50  # of such a block
 WARM_SHARE = 5  # so many times fewer steps, one at least, go untimed before: a turn begins in another's caches
-COUNTED = ("control_messages", "batches_replayed", "divergences")
+COUNTED = ("control_messages", "buckets_replayed", "divergences")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, ro
         steps=steps,
         seconds={turn: [sum(each) / len(each) for each in values] for turn, values in of_ranks.items()},
         control_messages=max(meet.of_ranks(counted["control_messages"])) / timed,
-        replayed=min(meet.of_ranks(counted["batches_replayed"])) / timed,
+        replayed=min(meet.of_ranks(counted["buckets_replayed"])) / timed,
         divergences=round(sum(meet.of_ranks(counted["divergences"]))),
         framework=framework,
         waiting=sum(waiting) / len(waiting) if trainings.waited_s is not None else None,

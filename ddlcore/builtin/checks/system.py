@@ -17,7 +17,7 @@ _UNLIMITED = -1
 
 
 class SharedMemoryCheck(Check):
-    """/dev/shm holds more than a few batches."""
+    """/dev/shm holds more than a few buckets."""
 
     name = "dev-shm"
 

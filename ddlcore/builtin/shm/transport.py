@@ -128,7 +128,7 @@ class ShmTransport(Transport):
         return f"communicator {context.name or '(unnamed)'}" if context else "the communicator"
 
     def prepare(self, plan: Plan) -> Prepared:
-        return _PreparedBatch(self, plan)
+        return _PreparedBucket(self, plan)
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
         dense(source, target)
@@ -162,7 +162,7 @@ class ShmTransport(Transport):
         return self.run("barrier")
 
 
-class _PreparedBatch(Prepared):
+class _PreparedBucket(Prepared):
     """A plan's words, and two tables of addresses, which are written only when these change."""
 
     def __init__(self, transport: ShmTransport, plan: Plan) -> None:

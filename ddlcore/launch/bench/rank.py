@@ -49,7 +49,7 @@ def measure_all(job: Job, plan: BenchPlan, peers: Mapping[str, BenchPeer], tell:
     tell({"transport": communicator.route.name})
 
     def replayed() -> int:
-        return job.stats()["batches_replayed"]
+        return job.stats()["buckets_replayed"]
 
     for operation in plan.operations:
         for nbytes in plan.sizes:

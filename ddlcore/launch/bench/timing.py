@@ -49,7 +49,7 @@ def measure(
     """Seconds a call of the slowest rank, by contender and round; and which share of the whole calls was replayed.
 
     Each contender has about ``budget_s`` in each round, and every rank repeats as often as rank 0 says.
-    ``replayed`` counts this rank's batches that ran from memory.
+    ``replayed`` counts this rank's buckets that ran from memory.
     """
     repeats = {}
     for name, call in calls.items():

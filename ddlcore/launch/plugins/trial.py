@@ -185,10 +185,10 @@ def _buffer(array: Any, dtype: DType) -> Buffer:
 
 def _fusion(provider: FusionProvider, registry: Registry) -> str:
     ready = [Ready(f"{i}", "float32", 4 * i, group=None) for i in (1, 2, 3)]
-    batches = registry.load(provider)().arrange(ready, {"fusion_bytes": 16.0})
-    if sorted(chain(*batches)) != [0, 1, 2]:
-        raise ValueError(f"three tensors were placed as {batches}")
-    return f"laid three tensors out as {batches}"
+    buckets = registry.load(provider)().arrange(ready, {"fusion_bytes": 16.0})
+    if sorted(chain(*buckets)) != [0, 1, 2]:
+        raise ValueError(f"three tensors were placed as {buckets}")
+    return f"laid three tensors out as {buckets}"
 
 
 def _tuner(provider: TunerProvider, registry: Registry) -> str:

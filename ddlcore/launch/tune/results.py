@@ -15,7 +15,7 @@ from ddlcore.tune.session import Phase, Session
 
 __all__ = ["about_text", "config_text", "kept_beside", "settings_found", "values_of", "write_config", "write_whole"]
 
-_SIZES = ("fusion_bytes", "first_batch_bytes")
+_SIZES = ("fusion_bytes", "first_bucket_bytes")
 
 
 def about_text(command: Sequence[str], ranks: int, hosts: int) -> str:

@@ -17,7 +17,7 @@ def test_an_average_is_exact(backend: str, hosts: list[int]) -> None:
 
     def program(rank: int, job: Job) -> None:
         check_averages(rank, 3, 5)
-        assert job.stats()["batches_replayed"] > 0
+        assert job.stats()["buckets_replayed"] > 0
 
     with World(3, backend=backend, hosts=hosts) as world:
         world.run(program)

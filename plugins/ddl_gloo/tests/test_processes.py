@@ -56,7 +56,7 @@ def test_steady_steps_send_nothing_and_a_death_is_told(tmp_path: Path) -> None:
     found = told("found", shown)
     assert len(found) == 3, shown
     assert all(rank["control_messages"] == 0 for rank in found), found
-    assert all(rank["batches_replayed"] >= STEPS and rank["batches_negotiated"] == 0 for rank in found)
+    assert all(rank["buckets_replayed"] >= STEPS and rank["buckets_negotiated"] == 0 for rank in found)
     assert all(rank["route"] == "gloo (asked for)" for rank in found)
     lost = told("lost", shown)
     assert [rank["ranks"] for rank in lost] == [[1], [1]], shown

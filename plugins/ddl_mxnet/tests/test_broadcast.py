@@ -62,10 +62,10 @@ def test_deferred_parameters_come_later() -> None:
             net.add(gluon.nn.Dense(3), gluon.nn.Dense(2))
         net.initialize(mx.init.Constant(rank + 1.0))
         ddl.broadcast_parameters(net.collect_params())
-        counted = [job.stats()["batches_negotiated"]]
+        counted = [job.stats()["buckets_negotiated"]]
         for _ in range(2):
             net(mx.nd.ones((1, 4))).wait_to_read()
-            counted.append(job.stats()["batches_negotiated"])
+            counted.append(job.stats()["buckets_negotiated"])
         found = [float(parameter.data().asnumpy().max()) for parameter in net.collect_params().values()]
         return found, counted[1] - counted[0], counted[2] - counted[1]
 

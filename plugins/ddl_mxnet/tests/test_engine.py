@@ -159,7 +159,7 @@ def test_named_calls_are_replayed() -> None:
         ddl.barrier()  # who leaves sends messages
         return (
             after["control_messages"] - before["control_messages"],
-            after["batches_replayed"] - before["batches_replayed"],
+            after["buckets_replayed"] - before["buckets_replayed"],
             after["divergences"] - before["divergences"],
         )
 
@@ -178,7 +178,7 @@ def test_who_waits_in_mxnet_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch)
             for i, array in enumerate(arrays):
                 ddl.allreduce_(array, name=f"g{i}", op=ddl.Sum)
             stand(*arrays)
-        replayed = ddl.stats()["batches_replayed"]
+        replayed = ddl.stats()["buckets_replayed"]
         assert replayed > 0
         begun_s = time.monotonic()
         ddl.allreduce_(arrays[0], name="g0", op=ddl.Sum)

@@ -96,7 +96,7 @@ def test_all_gradients_go_off_together() -> None:
         train(made, rank, 2, range(20, 40))
         after = job.stats()
         train(made, rank, 2, range(1))  # none has left before the other has counted
-        replayed = after["batches_replayed"] - before["batches_replayed"]
+        replayed = after["buckets_replayed"] - before["buckets_replayed"]
         return replayed, after["control_messages"] - before["control_messages"]
 
     for batches, messages in run_world(2, play, backend="threads"):
@@ -187,7 +187,7 @@ def test_two_optimizers_do_not_share_names_and_are_replayed() -> None:
 
     def counts(job: Any) -> tuple[int, int]:
         stats = job.stats()
-        return stats["batches_replayed"], stats["control_messages"]
+        return stats["buckets_replayed"], stats["control_messages"]
 
     first, second = run_world(2, play)
     for own, other in zip(first[0], second[0], strict=True):

@@ -228,7 +228,7 @@ def test_two_trainers_are_replayed_together() -> None:
                 trainer.step(2)
         for net, _ in mine:
             np.testing.assert_allclose(net.weight.data().asnumpy(), 1.0 - 60 * 0.1 * 1.5, rtol=1e-4)
-        return int(job.stats()["batches_replayed"])
+        return int(job.stats()["buckets_replayed"])
 
     assert min(run_world(2, play)) >= 40
 
@@ -374,7 +374,7 @@ class Gate(autograd.Function):  # type: ignore[misc]  # MXNet has no types
 
 def test_the_first_allreduce_starts_before_the_last_gradient_is_computed() -> None:
     """The first layer's gradient waits until a batch with the last layer's has run: negotiated ones, then replayed ones."""
-    settings = {"overlap": "on", "first_batch_bytes": 100_000}  # the last layer's gradients are enough for a batch
+    settings = {"overlap": "on", "first_bucket_bytes": 100_000}  # the last layer's gradients are enough for a batch
 
     def play(rank: int, job: Any) -> tuple[list[bool], int]:
         first, last = gluon.nn.Dense(600, in_units=600), gluon.nn.Dense(600, in_units=600)  # of 1.4 MB each
@@ -397,7 +397,7 @@ def test_the_first_allreduce_starts_before_the_last_gradient_is_computed() -> No
             passed.append(gate.passed)
             if not gate.passed:
                 break
-        return passed, job.stats()["batches_replayed"]
+        return passed, job.stats()["buckets_replayed"]
 
     for passed, replayed in run_world(2, play, backend="threads", settings=settings):
         assert passed == [True] * 12
@@ -409,7 +409,7 @@ def _open_after_a_batch(job: Any, opened: threading.Event) -> None:
 
     def batches() -> int:
         counted = job.stats()
-        return int(counted["batches_replayed"] + counted["batches_negotiated"])
+        return int(counted["buckets_replayed"] + counted["buckets_negotiated"])
 
     before, until_s = batches(), time.monotonic() + STEP_S
     while batches() == before and time.monotonic() < until_s:

@@ -25,8 +25,8 @@ def test_processes_agree_and_steady_steps_are_quiet() -> None:
         np.testing.assert_allclose(values, expected, atol=1e-5)
         assert values == others
     for rank in (first, second):
-        assert rank["batches_replayed"] >= 30
-        assert [rank["control_messages"], rank["batches_negotiated"]] == [0, 0]
+        assert rank["buckets_replayed"] >= 30
+        assert [rank["control_messages"], rank["buckets_negotiated"]] == [0, 0]
 
 
 def test_a_trainer_outlives_its_world_and_hears_of_a_death() -> None:

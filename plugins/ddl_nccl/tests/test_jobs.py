@@ -67,7 +67,7 @@ def test_steps_are_replayed(backend: str) -> None:
                 total = handle.wait().numpy()
                 assert (total == sum(r + step + i for r in range(job.size))).all(), (step, i)
         stats = job.stats()
-        assert stats["batches_replayed"] > 0
+        assert stats["buckets_replayed"] > 0
         assert "over-the-stand-in" in stats["routes"][0]
 
     with NcclWorld(SIZE, backend=backend) as world:
@@ -96,7 +96,7 @@ def test_integers_are_averaged_exactly(backend: str) -> None:
                 assert np.array_equal(whole, wanted) and np.array_equal(in_place, wanted)
                 begin = sum(rows[:rank])
                 assert np.array_equal(part, wanted[begin : begin + rows[rank]])
-        assert job.stats()["batches_replayed"] > 0
+        assert job.stats()["buckets_replayed"] > 0
 
     with NcclWorld(SIZE, backend=backend) as world:
         world.on_streams(program)
@@ -108,7 +108,7 @@ KINDS = ("float32", "float16", "float32", "float32", "float16")
 
 
 def test_a_rank_that_dies() -> None:
-    """The others, in the midst of a batch on their devices, hear who it was, within 5 s; nothing of NCCL's is left."""
+    """The others, in the midst of a bucket on their devices, hear who it was, within 5 s; nothing of NCCL's is left."""
     began: list[float] = []
     gone = threading.Event()
 

@@ -149,7 +149,7 @@ def test_the_watchdog_ends_what_nobody_ends(monkeypatch: pytest.MonkeyPatch) -> 
     assert standin.faults == []
 
 
-def test_a_batch_that_takes_too_long() -> None:
+def test_a_bucket_that_takes_too_long() -> None:
     """Only where the user has set a limit: then it is an error that names the setting."""
     standin = StandIn()
     with open_group(2, standin, {"nccl_timeout_s": 0.2}) as group:
@@ -157,7 +157,7 @@ def test_a_batch_that_takes_too_long() -> None:
         def play(rank: int, transport: Transport) -> None:
             done = transport.allreduce(buffer(ones()), buffer(ones()), ReduceOp.Sum)
             finish(done)
-            time.sleep(0.3)  # between batches time does not count
+            time.sleep(0.3)  # between buckets time does not count
             finish(transport.allreduce(buffer(ones()), buffer(ones()), ReduceOp.Sum))
             if rank == 0:
                 with pytest.raises(TransportError, match=r"not complete after 0\.2 s \(DDL_NCCL_TIMEOUT_S\)"):

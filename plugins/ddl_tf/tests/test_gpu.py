@@ -65,7 +65,7 @@ def test_gradients(late: LateGpu) -> None:
                 loss = tf.reduce_sum(weight * weight) * (rank + 1.0)
             (gradient,) = ddl.DistributedGradientTape(tape).gradient(loss, [weight])
             weight.assign_sub(0.1 * gradient)
-        assert ddl.stats()["batches_replayed"] > 0
+        assert ddl.stats()["buckets_replayed"] > 0
         return list(weight.numpy().tolist())
 
     one, other = on_ranks(late, play)

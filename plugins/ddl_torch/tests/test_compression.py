@@ -117,7 +117,7 @@ def test_the_setting_is_for_gradients_that_nobody_spoke_of(options: dict[str, An
             optimizer.zero_grad()
             metric = ddl.allreduce(torch.tensor([7e4]), name="loss", op=ddl.Sum)
             assert metric.item() == 1.4e5, step
-        assert job.stats()["batches_replayed"] > 0
+        assert job.stats()["buckets_replayed"] > 0
 
     with World(2, settings={"compression": "fp16"}) as world:
         world.run(play)

@@ -98,14 +98,14 @@ def test_a_loop_that_changes_its_ways_comes_to_the_same_bits(monkeypatch: pytest
     assert len(curves[True]) == 9
     print(counts)
     # 82 steps with all ranks, and 40 batches of evaluations among them: most of either is replayed.
-    assert counts[True]["batches_replayed"] >= 60
+    assert counts[True]["buckets_replayed"] >= 60
     # A frozen layer makes ranks leave once; now and then a slow machine keeps one waiting for too long.
     left = {replay: [int(times) for times in re.findall(r"left replay (\d+) times", shown[replay])] for replay in shown}
     assert 1 <= sum(left[True]) <= 9
     assert left[False] == [0, 0, 0]
     assert counts[True]["control_messages"] < counts[False]["control_messages"]
-    assert counts[False]["batches_negotiated"] > 0
-    assert [counts[False][key] for key in ("batches_replayed", "batches_void", "divergences")] == [0, 0, 0]
+    assert counts[False]["buckets_negotiated"] > 0
+    assert [counts[False][key] for key in ("buckets_replayed", "buckets_void", "divergences")] == [0, 0, 0]
 
 
 def test_foreign_ddp_runs_unchanged() -> None:

@@ -58,7 +58,7 @@ def agree(late: LateStreams, train: Callable[[Part], Any], make: Any = late_part
 
     def play(rank: int) -> tuple[Any, list[torch.Tensor], int]:
         part = make(late, rank, 2)
-        return train(part), parameters(part.model), ddl.stats()["batches_replayed"]
+        return train(part), parameters(part.model), ddl.stats()["buckets_replayed"]
 
     found = on_ranks(late, play, **options)
     for _, ours, replayed in found:

@@ -35,7 +35,7 @@ def main(died: str) -> None:
     for _ in range(STEPS):
         step()
     after = ddl.stats()
-    keys = ("control_messages", "batches_replayed", "batches_negotiated")
+    keys = ("control_messages", "buckets_replayed", "buckets_negotiated")
     counts = {key: after[key] - before[key] for key in keys}  # type: ignore[literal-required]  # keys of a TypedDict
     print("found", json.dumps({**counts, "route": after["routes"][0]}), flush=True)
     if died:

@@ -7,6 +7,6 @@ from tests.runtime.integers import check_averages
 
 ddl.init()
 check_averages(ddl.rank(), ddl.size(), 5)
-replayed = ddl.stats()["batches_replayed"] > 0
+replayed = ddl.stats()["buckets_replayed"] > 0
 ddl.shutdown()
 print("exact" if replayed else "never replayed")

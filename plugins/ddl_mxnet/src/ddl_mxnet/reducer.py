@@ -2,7 +2,7 @@
 
 The path of one gradient: a fence in MXNet's engine opens when nothing writes or reads it any more; the thread
 that trains waits for the fences one by one, in the order in which backward comes by, and submits the gradient in
-place; at last it waits for all. So the engine computes, and batches travel, while it waits.
+place; at last it waits for all. So the engine computes, and buckets travel, while it waits.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class Reducer:
     def _reduce_in_place(self, plan: Plan) -> Exception | None:
         """Runs once a step, for hundreds of gradients: each costs one call of MXNet and a line of ddl's.
 
-        Where nothing travels while the step computes, all go off together, and this thread runs their batch itself.
+        Where nothing travels while the step computes, all go off together, and this thread runs their bucket itself.
         """
         started: list[tuple[Any, int, Any]] = []
         address, data_of = ctypes.c_void_p(), _LIB.MXNDArrayGetData

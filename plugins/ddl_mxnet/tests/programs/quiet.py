@@ -48,7 +48,7 @@ def main() -> None:
         step(number)
     after = ddl.stats()
     step(60)  # no rank has left before the other has counted
-    counted = {key: after[key] - before[key] for key in ("control_messages", "batches_replayed", "batches_negotiated")}
+    counted = {key: after[key] - before[key] for key in ("control_messages", "buckets_replayed", "buckets_negotiated")}
     found = {"values": values, "last": net[2].bias.data().asnumpy().tolist(), **counted}
     print("found", json.dumps(found), flush=True)
 

@@ -34,7 +34,7 @@ CURES = (
         "set NCCL_P2P_DISABLE=1, or let every rank see all of its host's GPUs",
     ),
     (r"no space left|/dev/shm|shared memory segment", "give the container more shared memory: --shm-size=1g"),
-    (r"out of memory", "the GPU's memory is full; make batches smaller, or set NCCL_BUFFSIZE lower"),
+    (r"out of memory", "the GPU's memory is full; make buckets smaller, or set NCCL_BUFFSIZE lower"),
     (
         r"libcuda|driver version is insufficient|unsupported toolkit|no cuda-capable device|initialization error",
         "the NVIDIA driver is missing or older than this NCCL's CUDA; nvidia-smi says which it serves",

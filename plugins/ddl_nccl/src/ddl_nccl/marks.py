@@ -1,4 +1,4 @@
-"""Moments of a queue by which the device has to have come: where a batch may take only so long."""
+"""Moments of a queue by which the device has to have come: where a bucket may take only so long."""
 
 from __future__ import annotations
 

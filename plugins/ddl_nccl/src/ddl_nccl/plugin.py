@@ -48,7 +48,7 @@ def ddl_transports() -> list[TransportProvider]:
                     "nccl_timeout_s",
                     float,
                     0.0,
-                    "after how many seconds on the GPU a batch is given up; 0: never, as a slow rank is not a dead one",
+                    "after how many seconds on the GPU a bucket is given up; 0: never, as a slow rank is not a dead one",
                     minimum=0,
                 ),
             ),

@@ -375,7 +375,7 @@ class NcclTransport(Transport):
         try:
             if marks.late():
                 took = f"was not complete after {marks.patience_s:g} s (DDL_NCCL_TIMEOUT_S)"
-                self._fail(TransportError(f"nccl: a batch on {self._name()} {took}"))
+                self._fail(TransportError(f"nccl: a bucket on {self._name()} {took}"))
         except DdlInternalError as error:  # the device itself
             self._fail(error)
 

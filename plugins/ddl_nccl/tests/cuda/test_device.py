@@ -1,4 +1,4 @@
-"""CudaDevice over a driver without a device: queues, events, memory and tables of batches."""
+"""CudaDevice over a driver without a device: queues, events, memory and tables of buckets."""
 
 from __future__ import annotations
 
@@ -75,20 +75,20 @@ def test_packs_and_unpacks_in_order(opened: Opened) -> None:
 
 @pytest.mark.parametrize("places", [64, 2])
 def test_tables_under_way_are_not_written_over(opened: Opened, places: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several batches are queued before the first has run; each finds its own addresses."""
+    """Several buckets are queued before the first has run; each finds its own addresses."""
     monkeypatch.setattr("ddl_nccl.cuda.queue.PLACES", places)
     _, driver, queue = opened()
     pack = queue.packer(COUNTS, DType.F32, DType.F32, 1.0)
-    batches = [tensors(seed) for seed in range(7)]
-    flats = [np.zeros(sum(COUNTS), np.float32) for _ in batches]
+    buckets = [tensors(seed) for seed in range(7)]
+    flats = [np.zeros(sum(COUNTS), np.float32) for _ in buckets]
     with driver.held():
-        for batch, flat in zip(batches[:places], flats):
-            pack(addresses(batch), flat.ctypes.data)
-    for batch, flat in zip(batches[places:], flats[places:]):  # where there are few places, these wait for one
-        pack(addresses(batch), flat.ctypes.data)
+        for bucket, flat in zip(buckets[:places], flats):
+            pack(addresses(bucket), flat.ctypes.data)
+    for bucket, flat in zip(buckets[places:], flats[places:]):  # where there are few places, these wait for one
+        pack(addresses(bucket), flat.ctypes.data)
     finish(queue)
-    for batch, flat in zip(batches, flats):
-        np.testing.assert_array_equal(flat, np.concatenate(batch))
+    for bucket, flat in zip(buckets, flats):
+        np.testing.assert_array_equal(flat, np.concatenate(bucket))
 
 
 def test_as_many_tables_as_are_needed_and_no_more(opened: Opened) -> None:
@@ -117,7 +117,7 @@ def test_a_list_that_is_reused_is_read_anew(opened: Opened) -> None:
 
 
 def test_the_same_addresses_are_not_sent_again(opened: Opened) -> None:
-    """In replay a batch whose tensors lie where they lay costs one launch and nothing else."""
+    """In replay a bucket whose tensors lie where they lay costs one launch and nothing else."""
     _, driver, queue = opened()
     pack = queue.packer(COUNTS, DType.F32, DType.F32, 1.0)
     near, flat = tensors(1), np.zeros(sum(COUNTS), np.float32)
@@ -321,7 +321,7 @@ def test_memory_is_let_go_while_other_is_looked_for(opened: Opened, monkeypatch:
     assert not garbage
 
 
-def test_without_a_compiler_batches_are_copied(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_compiler_buckets_are_copied(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     """Plain copies, said once with the reason; what needs a kernel says what is missing."""
 
     def nothing(name: Name, capability: tuple[int, int]) -> bytes:

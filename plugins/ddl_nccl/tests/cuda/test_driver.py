@@ -26,14 +26,14 @@ class Result(IntEnum):
 
 
 class Bindings(SimpleNamespace):
-    """A thread's contexts, and copies that need the right one. ``batch``: how the call for several answers."""
+    """A thread's contexts, and copies that need the right one. ``bucket``: how the call for several answers."""
 
-    def __init__(self, batch: Any, contexts: list[int]) -> None:
+    def __init__(self, bucket: Any, contexts: list[int]) -> None:
         self.contexts, self.copied = contexts, list[tuple[int, ...]]()
         self.CUmemcpyAttributes = SimpleNamespace
         self.CUmemcpySrcAccessOrder = SimpleNamespace(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM=1)
         self.CUdeviceptr = int
-        self.cuMemcpyBatchAsync = batch
+        self.cuMemcpyBatchAsync = bucket
 
     def cuCtxGetCurrent(self) -> tuple[Result, int]:
         return Result.SUCCESS, self.contexts[-1] if self.contexts else 0
@@ -75,11 +75,11 @@ def test_several_copies_are_one_call() -> None:
     """Of the same arguments in the bindings for CUDA 12 and 13; in 12 a second result names the copy that failed."""
     asked: list[tuple[Any, ...]] = []
 
-    def batch(*arguments: Any) -> tuple[Result, int]:
+    def bucket(*arguments: Any) -> tuple[Result, int]:
         asked.append(arguments)
         return Result.SUCCESS, 0
 
-    bindings = Bindings(batch, [])
+    bindings = Bindings(bucket, [])
     driver(bindings).copy_many([1, 2], [3, 4], [5, 6], 7)
     ((targets, sources, sizes, count, attributes, of_which, kinds, stream),) = asked
     assert (targets, sources, sizes, count, of_which, kinds, stream) == ([1, 2], [3, 4], [5, 6], 2, [0], 1, 7)
@@ -95,10 +95,10 @@ def _other(one: int) -> tuple[Result]:
 
 
 @pytest.mark.parametrize(
-    ("batch", "version"), [(_refusing, (13, 0)), (_other, (13, 0)), (None, (13, 0)), (_other, (12, 7))]
+    ("bucket", "version"), [(_refusing, (13, 0)), (_other, (13, 0)), (None, (13, 0)), (_other, (12, 7))]
 )
-def test_where_there_is_no_such_call_copies_go_one_by_one(batch: Any, version: tuple[int, int]) -> None:
-    bindings = Bindings(batch, [])
+def test_where_there_is_no_such_call_copies_go_one_by_one(bucket: Any, version: tuple[int, int]) -> None:
+    bindings = Bindings(bucket, [])
     driver(bindings, version).copy_many([1, 2], [3, 4], [5, 6], 7)
     assert bindings.copied == [(1, 3, 5, 7), (2, 4, 6, 7)]
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from ddl_nccl.cuda.batches import CudaKernels
+from ddl_nccl.cuda.buckets import CudaKernels
 from ddl_nccl.cuda.chunks import LEAST_BYTES
 from ddl_nccl.cuda.simulate import Simulated
 
@@ -156,7 +156,7 @@ def test_tensors_of_several_chunks(kernels: CudaKernels, wire: DType) -> None:
     assert flat.intact() and all(b.intact() for b in back)
 
 
-def test_a_batch_without_elements(kernels: CudaKernels) -> None:
+def test_a_bucket_without_elements(kernels: CudaKernels) -> None:
     kernels.pack([0, 0], [0, 0], DType.F32, 0, DType.F32)
     kernels.unpack(0, DType.F16, [], [], DType.F32)
     kernels.reduce([0, 0], 0, 0, DType.F32, Sum)

@@ -1,4 +1,4 @@
-"""Two ranks whose tensors lie on CUDA devices, by way of the host: the whole way of a batch over CudaDevice."""
+"""Two ranks whose tensors lie on CUDA devices, by way of the host: the whole way of a bucket over CudaDevice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_training_loop_by_way_of_the_host(driver: FakeDriver) -> None:
                 handle = OPERATIONS.grouped_allreduce_async([Tensor.of(x) for x in near], name="g", op=ddl.Average)
                 for i, result in enumerate(handle.wait()):
                     np.testing.assert_array_equal(result.numpy(), np.full(COUNTS[i], 10 * step + i + 1, np.float32))
-            return job.stats()["batches_replayed"]
+            return job.stats()["buckets_replayed"]
         finally:
             leave()
 

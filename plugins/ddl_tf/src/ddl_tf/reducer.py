@@ -300,7 +300,7 @@ class Reducer:
         if not self.job.overlaps:
             return [late_first]
         settings = self.job.settings
-        return cut(looks, late_first, settings.whole("first_batch_bytes"), settings.whole("fusion_bytes"))
+        return cut(looks, late_first, settings.whole("first_bucket_bytes"), settings.whole("fusion_bytes"))
 
     # --- both
 

@@ -364,7 +364,7 @@ def _form_groups(reducer: Reducer, groups: int | Sequence[Sequence[torch.Tensor]
 
 
 def _by_device(slots: Sequence[Slot]) -> dict[torch.device, list[Slot]]:
-    """A batch is on one device."""
+    """A bucket is on one device."""
     found: dict[torch.device, list[Slot]] = {}
     for slot in slots:
         found.setdefault(slot.param.device, []).append(slot)

@@ -55,7 +55,7 @@ def _operation_failed(sender: Sender, recurring: Any, error: Exception) -> None:
 
 
 def _wait_on_streams(sender: Sender) -> None:
-    """Make the current streams wait for what is in flight on devices: once for each event, of which a batch has one."""
+    """Make the current streams wait for what is in flight on devices: once for each event, of which a bucket has one."""
     behind: dict[Any, Any] = {}  # event: an allreduce whose result stands behind it
     for recurring in reversed(sender.round.on_devices):
         try:

@@ -210,7 +210,7 @@ class Sender:
         """Do for all gradients at once what ``_send`` does for one, where nothing was sent while backward ran."""
         round = self.round
         now = round.number
-        batch = []
+        bucket = []
         written = []
         others = []
         for slot in arrived:
@@ -224,17 +224,17 @@ class Sender:
                 storage = grad.untyped_storage()
                 if use_count(storage._cdata) == ALONE:
                     slot.starts, slot.round = recurring.starts, now
-                    batch.append((recurring, grad.data_ptr(), storage))
+                    bucket.append((recurring, grad.data_ptr(), storage))
                     written.append(grad)
                     continue
             others.append((slot, grad))
-        if batch:
+        if bucket:
             try:
-                self.binding.job.again_together(batch)
+                self.binding.job.again_together(bucket)
             except (DdlInternalError, ValueError) as error:
                 round.failure = round.failure or error
             round.written += written
-            round.in_flight += [recurring for recurring, _, _ in batch]  # a refused one is idle, and not waited for
+            round.in_flight += [recurring for recurring, _, _ in bucket]  # a refused one is idle, and not waited for
         for slot, grad in others:
             if slot.round != now:  # it may have arrived twice
                 self._try_to_send(slot, grad)

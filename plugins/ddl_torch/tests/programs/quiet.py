@@ -75,8 +75,8 @@ def main(example: str) -> None:
     found = {
         "seconds": seconds,
         "messages": after["control_messages"] - before["control_messages"],
-        "replayed": after["batches_replayed"] - before["batches_replayed"],
-        "negotiated": after["batches_negotiated"] - before["batches_negotiated"],
+        "replayed": after["buckets_replayed"] - before["buckets_replayed"],
+        "negotiated": after["buckets_negotiated"] - before["buckets_negotiated"],
         "wires": [
             [wires_after[name][way] - wires[name][way] for way in (0, 1)]
             for name in sorted(wires.keys() & wires_after.keys())

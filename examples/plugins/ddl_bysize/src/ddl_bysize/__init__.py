@@ -1,1 +1,1 @@
-"""Batches of tensors of like size, the small ones first: a fusion policy for ddl."""
+"""Buckets of tensors of like size, the small ones first: a fusion policy for ddl."""

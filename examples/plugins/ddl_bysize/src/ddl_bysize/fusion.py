@@ -1,4 +1,4 @@
-"""Lays out what becomes ready together by size: small tensors first, so that many of them share one batch."""
+"""Lays out what becomes ready together by size: small tensors first, so that many of them share one bucket."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class BySizeFusion:
     def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
         limit = params["fusion_bytes"]
         order = sorted(range(len(ready)), key=lambda at: (_moment(ready[at]), ready[at].nbytes, at))
-        batches: list[list[int]] = []
-        filling: dict[tuple[int, object], tuple[list[int], int]] = {}  # its open batch, the bytes in it
+        buckets: list[list[int]] = []
+        filling: dict[tuple[int, object], tuple[list[int], int]] = {}  # its open bucket, the bytes in it
         for position in order:
             tensor = ready[position]
             where = (_moment(tensor), tensor.key)
-            batch, filled = filling.get(where, ([], 0))
-            if not batch or filled + tensor.nbytes > limit or limit <= 0:
-                batch, filled = [], 0
-                batches.append(batch)
-            batch.append(position)
-            filling[where] = (batch, filled + tensor.nbytes)
-        return batches
+            bucket, filled = filling.get(where, ([], 0))
+            if not bucket or filled + tensor.nbytes > limit or limit <= 0:
+                bucket, filled = [], 0
+                buckets.append(bucket)
+            bucket.append(position)
+            filling[where] = (bucket, filled + tensor.nbytes)
+        return buckets
 
 
 def _moment(tensor: Ready) -> int:

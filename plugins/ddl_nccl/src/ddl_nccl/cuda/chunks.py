@@ -1,4 +1,4 @@
-"""How a batch is divided among blocks: so many for each tensor as it has bytes. Lists and integers only."""
+"""How a bucket is divided among blocks: so many for each tensor as it has bytes. Lists and integers only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["LEAST_BYTES", "MOST_BYTES", "chunk_bytes", "table"]
 
 MOST_BYTES = 32 << 10  # of a chunk: some passes of a block; more would leave multiprocessors idle at the end
 LEAST_BYTES = 4 << 10  # one access of 16 bytes for each of 256 threads
-WAVES = 4  # blocks for each multiprocessor that a batch should come to, if its chunks get no smaller than LEAST_BYTES
+WAVES = 4  # blocks for each multiprocessor that a bucket should come to, if its chunks get no smaller than LEAST_BYTES
 
 
 def chunk_bytes(nbytes: int, multiprocessors: int) -> int:
-    """Bytes of a chunk for a batch of ``nbytes``: a power of two between LEAST_BYTES and MOST_BYTES."""
+    """Bytes of a chunk for a bucket of ``nbytes``: a power of two between LEAST_BYTES and MOST_BYTES."""
     size = MOST_BYTES
     while size > LEAST_BYTES and nbytes < size * multiprocessors * WAVES:
         size >>= 1

@@ -22,7 +22,7 @@ _NOTHING: Any = contextlib.nullcontext()
 
 # Of CUresult: what to do about it.
 _CURES = {
-    2: "free memory on the device, or make batches smaller: DDL_FUSION_BYTES",
+    2: "free memory on the device, or make buckets smaller: DDL_FUSION_BYTES",
     3: "set CUDA_VISIBLE_DEVICES before the first use of CUDA, and start processes by spawn, not by fork",
     46: "another process has the device for itself, or it is in exclusive mode; see nvidia-smi",
     100: "start the container with --gpus all; see CUDA_VISIBLE_DEVICES and nvidia-smi",
@@ -244,12 +244,12 @@ class Driver:
     def copy_many(self, targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int], stream: int) -> None:
         """Several copies in one call where the driver has one for it (CUDA 12.8), else one by one."""
         with self.current():
-            if self._copy_batch(targets, sources, sizes, stream):
+            if self._copy_bucket(targets, sources, sizes, stream):
                 return
             for target, source, nbytes in zip(targets, sources, sizes):
                 self._ask("cuMemcpyAsync", f"copying {nbytes} bytes", target, source, nbytes, stream)
 
-    def _copy_batch(self, targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int], stream: int) -> bool:
+    def _copy_bucket(self, targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int], stream: int) -> bool:
         call = getattr(self._cu, "cuMemcpyBatchAsync", None)
         if call is None or self._version < (12, 8):
             return False

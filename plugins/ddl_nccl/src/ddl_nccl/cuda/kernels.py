@@ -1,6 +1,6 @@
 """The kernels as numba sees them: which thread moves what, and in which widths; element types are the primitives' affair.
 
-One launch does a batch. A block has one chunk of one tensor, which it finds in the batch's table; its threads
+One launch does a bucket. A block has one chunk of one tensor, which it finds in the bucket's table; its threads
 share the chunk. Addresses and sizes are int64. What runs these functions is a ``Machine``: NVVM or, for tests,
 the simulator. Imported only while compiling. Calls of Python's own functions are avoided: numba would ask for the present device.
 """

@@ -1,4 +1,4 @@
-"""A stream of a CUDA device as a queue of the device door, and what batches stand on there."""
+"""A stream of a CUDA device as a queue of the device door, and what buckets stand on there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddl_nccl.cuda.batches import Addresses, Batch, CudaKernels, Ground, Launch
+from ddl_nccl.cuda.buckets import Addresses, Bucket, CudaKernels, Ground, Launch
 from ddl_nccl.cuda.names import Name
 from ddlcore.contracts.device import Event, Queue
 from ddlcore.contracts.transport import Memory
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["CudaEvent", "CudaQueue"]
 
 THREADS = 256  # of a block
-PLACES = 64  # for a batch's tables of addresses that are on their way to the device at once; made as they are needed
+PLACES = 64  # for a bucket's tables of addresses that are on their way to the device at once; made as they are needed
 SPIN_S = 20e-6  # as long as a waiting thread keeps its core
 LEAST_SLEEP_S, MOST_SLEEP_S = 50e-6, 1e-3  # what it sleeps after that, ever longer
-TABLE_S = 60.0  # for one of them to be free again, where the host is so many batches ahead
+TABLE_S = 60.0  # for one of them to be free again, where the host is so many buckets ahead
 CLOSED = "CUDA: the stream is closed"
 
 
@@ -88,12 +88,12 @@ class CudaQueue(Queue):
     def packer(
         self, counts: Sequence[int], dtype: DType, wire: DType, scale: float
     ) -> Callable[[Sequence[int], int], None]:
-        return Batch(self._ground, counts, dtype, wire, scale, False).run
+        return Bucket(self._ground, counts, dtype, wire, scale, False).run
 
     def unpacker(
         self, counts: Sequence[int], dtype: DType, wire: DType, scale: float
     ) -> Callable[[int, Sequence[int]], None]:
-        run = Batch(self._ground, counts, dtype, wire, scale, True).run
+        run = Bucket(self._ground, counts, dtype, wire, scale, True).run
 
         def unpack(source: int, targets: Sequence[int]) -> None:
             run(targets, source)
@@ -112,7 +112,7 @@ class CudaQueue(Queue):
 
 
 class _Stream(Ground):
-    """Batches of one stream."""
+    """Buckets of one stream."""
 
     def __init__(self, device: CudaDevice, stream: int) -> None:
         self.device = device
@@ -177,7 +177,7 @@ class _Table(Addresses):
         if self._places and (len(self._places) >= PLACES or self._places[0][2].done()):
             place, view, sent = self._places[0]
             if not sent.wait(TABLE_S):
-                raise DeviceError(f"CUDA: {PLACES} batches have been waiting on the device for {TABLE_S:.0f} s")
+                raise DeviceError(f"CUDA: {PLACES} buckets have been waiting on the device for {TABLE_S:.0f} s")
             self._places.popleft()
             return place, view
         place = self._ground.device.pinned(self._nbytes)

@@ -65,7 +65,7 @@ class CudaDevice(DeviceRuntime):
         self._getting, self._retiring = self.driver.create_stream(), self.driver.create_stream()
         self._freeing = Freeing(self, self._getting)
         self._closed = False
-        self.has_kernel(COPY)  # here, where a user waits, and not where the first batch is due
+        self.has_kernel(COPY)  # here, where a user waits, and not where the first bucket is due
 
     def queue(self) -> CudaQueue:
         stream = self.driver.create_stream()

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddl_nccl.cuda.batches import Addresses, Ground, Launch
+from ddl_nccl.cuda.buckets import Addresses, Ground, Launch
 from ddl_nccl.cuda.kernels import build
 from ddl_nccl.cuda.names import Name
 from ddl_nccl.cuda.primitives import Primitive

@@ -1,4 +1,4 @@
-"""The batch kernels for numba: convert, pack, unpack, reduce and digest memory; know no ranks.
+"""The bucket kernels for numba: convert, pack, unpack, reduce and digest memory; know no ranks.
 
 Imported only while compiling. Arguments are int64 (addresses, counts, codes) or float64 (scales).
 """

@@ -16,9 +16,9 @@ from ddl_nccl.cuda.names import COPY, FILL, Name, conversion, reduction
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.types import DType, ReduceOp
 
-__all__ = ["Addresses", "Batch", "CudaKernels", "Ground", "Launch"]
+__all__ = ["Addresses", "Bucket", "CudaKernels", "Ground", "Launch"]
 
-ARRANGED = 64  # batches that pack() and unpack() keep the tables of
+ARRANGED = 64  # buckets that pack() and unpack() keep the tables of
 BLOCK_BYTES = 32 << 10  # of what a block reduces or fills
 
 
@@ -45,7 +45,7 @@ class Addresses(ABC):
 
 
 class Ground(ABC):
-    """What batches stand on: a stream of a device, or what stands in for one."""
+    """What buckets stand on: a stream of a device, or what stands in for one."""
 
     multiprocessors: int
 
@@ -69,7 +69,7 @@ class Ground(ABC):
         """Copies without a kernel, called with (sources, targets)."""
 
 
-class Batch:
+class Bucket:
     """Packing or unpacking of tensors of these counts, arranged once."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Batch:
 
 
 class _Copies:
-    """A batch without a kernel."""
+    """A bucket without a kernel."""
 
     def __init__(self, ground: Ground, counts: Sequence[int], dtype: DType, unpack: bool) -> None:
         self._tensors = [i for i, count in enumerate(counts) if count]
@@ -124,19 +124,19 @@ class CudaKernels(Kernels):
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
-        # What was arranged for a batch serves it again: the tables of those used last are kept.
-        self._batch = functools.lru_cache(ARRANGED)(functools.partial(Batch, ground))
+        # What was arranged for a bucket serves it again: the tables of those used last are kept.
+        self._bucket = functools.lru_cache(ARRANGED)(functools.partial(Bucket, ground))
         self._sources = functools.lru_cache(ARRANGED)(ground.addresses)
 
     def pack(
         self, sources: Sequence[int], counts: Sequence[int], dtype: DType, target: int, wire: DType, scale: float = 1.0
     ) -> None:
-        self._batch(tuple(counts), dtype, wire, scale, False).run(sources, target)
+        self._bucket(tuple(counts), dtype, wire, scale, False).run(sources, target)
 
     def unpack(
         self, source: int, wire: DType, targets: Sequence[int], counts: Sequence[int], dtype: DType, scale: float = 1.0
     ) -> None:
-        self._batch(tuple(counts), dtype, wire, scale, True).run(targets, source)
+        self._bucket(tuple(counts), dtype, wire, scale, True).run(targets, source)
 
     def reduce(
         self,
