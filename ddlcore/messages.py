@@ -370,13 +370,13 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 
 class Planned(msgspec.Struct, frozen=True, array_like=True):
-    """One bucket of a schedule. A hole is negotiated each time, at its place: sizes or bytes differ from step to step."""
+    """One bucket of a schedule. A ragged slot is negotiated each time, at its place: sizes or bytes differ from step to step."""
 
     set_id: int
     kind: Kind
     names: tuple[str, ...]  # "" for anonymous calls, which are known by their specs
     specs: tuple[bytes, ...]
-    hole: bool = False
+    ragged: bool = False
     compressor: str = ""  # that it travels by, where its specs leave that to the setting
     commit: bool = False  # the last of a set on devices that somebody may wait for: behind it the hosts tell each other
 

@@ -348,7 +348,7 @@ class Coordinator:
     def _beside_replay(
         self, ready: Sequence[Pending], items: list[tuple[Iterable[int], Item]], rank: int, serial: int
     ) -> Outgoing:
-        """Holes are filled; a tensor outside the schedule that all members have ready is inserted by one freeze."""
+        """Ragged slots are filled; a tensor outside the schedule that all members have ready is inserted by one freeze."""
         insert = bool(self.table.joined)
         for pending in dict.fromkeys(ready):
             text = self.table.objection(pending)
@@ -356,7 +356,7 @@ class Coordinator:
                 self._diverged = insert = True
             elif text:
                 items += self._fail(pending, "mismatch", text)
-            elif self.rhythm.is_hole(self.table.key(pending)) and not self.table.joined:
+            elif self.rhythm.is_ragged_slot(self.table.key(pending)) and not self.table.joined:
                 self.table.take(pending)
                 items.append(self._run([pending]))
             elif self.table.complete_group(pending):

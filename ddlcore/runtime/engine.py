@@ -410,7 +410,7 @@ class Engine:
                     self._mixed = True
             for entry in launch.entries if self._mixed else ():
                 if not isinstance(entry, Recurring):
-                    entry.handle.complete(entry.slot, None, -1)
+                    entry.handle.complete(entry.number, None, -1)
                     entry.handle.pass_on(self._queue)
             self._landing = None
         self._completion.announce()
@@ -546,7 +546,7 @@ class Engine:
                     entry.source.owner = None
                     entry.state = IDLE
                 elif entry is not None:
-                    entry.handle.complete(entry.slot, outcome, index)
+                    entry.handle.complete(entry.number, outcome, index)
                     then = entry.handle.over()
                     if then is not None:
                         after.append(then)

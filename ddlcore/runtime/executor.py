@@ -164,7 +164,7 @@ class Executor:
         run: Run | None = launch.position.run
         if run is None:
             run = launch.position.run = self._arranged(launch.planned)
-            if not launch.planned.hole:
+            if not launch.planned.ragged:
                 launch.position.nbytes = sum(decode_spec(spec).nbytes() for spec in launch.planned.specs)
         return run(launch, use)
 
@@ -181,8 +181,8 @@ class Executor:
     def arranged_on_host(self, planned: Planned, specs: Sequence[Spec]) -> HostRun:
         """The same for tensors in host memory."""
         communicator = self._sets.communicator(planned.set_id)
-        if planned.hole:
-            return partial(self._run_hole, communicator, specs)
+        if planned.ragged:
+            return partial(self._run_ragged_slot, communicator, specs)
         if planned.kind is Kind.BARRIER:
             return partial(_run_barrier, communicator)
         if planned.kind is Kind.ALLREDUCE:
@@ -192,7 +192,9 @@ class Executor:
                 return Entered(prepared, len(specs), resumable)
         return partial(self._run_packed, communicator, specs)
 
-    def _run_hole(self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str) -> Deliver:
+    def _run_ragged_slot(
+        self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str
+    ) -> Deliver:
         assert launch.bucket is not None and launch.entries is not None
         outcomes = self.execute_on_host(launch.bucket, launch.entries, specs)
         _finish(communicator.transport.barrier())

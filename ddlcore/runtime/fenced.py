@@ -79,11 +79,11 @@ class FencedHandle(Handle):
                 _follow(self._completion, event, self._after, self._tensors)
         return super().wait()
 
-    def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
+    def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
         """See Handle.complete."""
         if outcome is not None and outcome.event is not None and outcome.event not in self._events:
             self._events.append(outcome.event)
-        super().complete(slot, outcome, index)
+        super().complete(number, outcome, index)
 
 
 class FencedRecurring(Recurring):
@@ -130,7 +130,7 @@ class FencedRecurring(Recurring):
         if event is not None:
             _follow(self.completion, event, self._after, ())
 
-    def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
+    def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
         """See Recurring.complete."""
         self.event = outcome.event if outcome is not None else None
-        super().complete(slot, outcome, index)
+        super().complete(number, outcome, index)

@@ -216,11 +216,11 @@ class Handle:
         if then is not None:
             then()
 
-    def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
+    def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
         """One entry is done; again: no effect. The caller holds the completion's lock, and announces."""
-        if self._left <= 0 or self._outcomes[slot] is not _OPEN:
+        if self._left <= 0 or self._outcomes[number] is not _OPEN:
             return
-        self._outcomes[slot] = outcome
+        self._outcomes[number] = outcome
         if index > self._index:
             self._index = index
         self._left -= 1

@@ -29,7 +29,7 @@ class Stats(TypedDict):
     ``stall_messages``: about what waits too long, beside the control messages, on their own timer.
     ``steps``: periods of a schedule that were launched; none is known, and counted, before a schedule is found.
     ``buckets_negotiated``: decided by the coordinator, and run. ``buckets_replayed``: of a schedule,
-    handed over; holes, which are negotiated at their place, are among them. ``buckets_void``:
+    handed over; ragged slots, which are negotiated at their place, are among them. ``buckets_void``:
     launched in vain, and run again later. ``divergences``: how often this rank asked to leave replay.
     ``bytes``: by operation, of this rank's tensors in buckets that were handed over, as the user gave
     them: whatever a compressor makes of them, how often the transport moves them, and what the others

@@ -33,15 +33,15 @@ class Outcome:
 
 
 class Entry:
-    """One ask and what it is about. ``slot`` is its place in its handle (grouped calls share one)."""
+    """One ask and what it is about. ``number`` counts the entries of its handle: a grouped call has several."""
 
     __slots__ = (
         "digest",
         "handle",
         "name",
+        "number",
         "rows",
         "set_id",
-        "slot",
         "source",
         "spec",
         "spec_bytes",
@@ -52,7 +52,7 @@ class Entry:
     def __init__(
         self,
         handle: Handle | Recurring,
-        slot: int,
+        number: int,
         set_id: int,
         name: str,
         spec: Spec,
@@ -63,7 +63,7 @@ class Entry:
         digest: bytes = b"",
     ) -> None:
         self.handle = handle
-        self.slot = slot
+        self.number = number
         self.set_id = set_id
         self.name = name
         self.spec = spec
@@ -86,7 +86,7 @@ class Recurring(Entry):
     was interrupted meanwhile can tell. ``error`` stays until the next start, so that no interrupt loses it.
     """
 
-    __slots__ = ("completion", "error", "how", "index", "position", "replay", "seat", "starts", "state", "submitted")
+    __slots__ = ("completion", "error", "how", "index", "position", "replay", "slot", "starts", "state", "submitted")
 
     source: Buffer
     target: Buffer
@@ -109,9 +109,9 @@ class Recurring(Entry):
         self.error: BaseException | None = None
         self.how: Any = None  # whoever keeps it may say what it was made from
         self.index = -1  # of the bucket it was part of last, as the coordinator counts
-        self.replay: Any = self  # whose slot it has: position and seat hold for no other
+        self.replay: Any = self  # whose slot it has: position and slot hold for no other
         self.position: Any = None
-        self.seat = -1
+        self.slot = -1
 
     def poll(self) -> bool:
         """Whether ``wait`` would return or raise at once."""
@@ -140,7 +140,7 @@ class Recurring(Entry):
     def pass_on(self, queue: Any) -> None:
         """As Handle.pass_on: nobody is to be called."""
 
-    def complete(self, slot: int, outcome: Outcome | None, index: int) -> None:
+    def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
         """The caller holds the completion's lock, and announces."""
         self.index = index
         self.source.owner = None  # the tensor is the user's again

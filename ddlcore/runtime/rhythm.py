@@ -58,12 +58,12 @@ class Known:
         self.after = dict.fromkeys({planned.set_id for planned in self.arranged.buckets}, self.until - 1)
 
     @property
-    def holes(self) -> frozenset[TensorKey]:
+    def ragged_slots(self) -> frozenset[TensorKey]:
         """The tensors that are negotiated each time."""
         return frozenset(
             TensorKey(planned.set_id, name, spec)
             for planned in self.arranged.buckets
-            if planned.hole
+            if planned.ragged
             for name, spec in zip(planned.names, planned.specs)
         )
 
@@ -194,9 +194,9 @@ class Rhythm:
         known.until = (start // known.size + periods) * known.size if periods else -1
         return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())), known.until)
 
-    def is_hole(self, key: TensorKey) -> bool:
+    def is_ragged_slot(self, key: TensorKey) -> bool:
         """Whether the schedule that runs leaves this tensor to negotiation, at its place."""
-        return self.replaying is not None and key in self.replaying.holes
+        return self.replaying is not None and key in self.replaying.ragged_slots
 
     # --- leaving
 

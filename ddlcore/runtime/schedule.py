@@ -180,13 +180,13 @@ class Position(Generic[T]):
 class Launch(Generic[T]):
     """A bucket at its place; never changed. ``entries`` is None where this rank takes part with dummy memory.
 
-    A hole is drained with the real entries: its sizes were agreed upon, and all of it is void anyway.
+    A ragged slot is drained with the real entries: its sizes were agreed upon, and all of it is void anyway.
     """
 
     place: int
     position: Position[T]
     entries: Sequence[T] | None
-    bucket: Bucket | None = None  # of a hole: what was negotiated for it
+    bucket: Bucket | None = None  # of a ragged slot: what was negotiated for it
     number: int = -1  # the how-manieth launch of this rank, whatever the schedule
 
     @property
@@ -214,7 +214,7 @@ class Replay(Generic[T]):
         self._after = dict(after)
         self._idle = not any(schedule.mine)
         self.next = self._start = start  # the next place
-        self._holes: dict[int, deque[tuple[Bucket, tuple[T, ...]]]] = {}
+        self._ragged_slots: dict[int, deque[tuple[Bucket, tuple[T, ...]]]] = {}
         self._queues: dict[tuple[int, bytes], deque[T]] = {}  # anonymous calls that wait for a slot
         self._turn: dict[tuple[int, bytes], int] = {}  # anonymous calls: how many were offered
         self.next, self.current, self.paused = self._from(start)
@@ -225,10 +225,10 @@ class Replay(Generic[T]):
             done = sum(1 for position, _ in places if self._is_behind(position))
             self._turn[key] = done
 
-    def seat(self, set_id: int, name: str, spec: bytes) -> tuple[Position[T], int] | None:
+    def slot(self, set_id: int, name: str, spec: bytes) -> tuple[Position[T], int] | None:
         """Where the named tensor stands in every period: its bucket and slot. None if the schedule has none for it."""
         found = self.schedule.named.get((set_id, name))
-        if found is None or found[2] != spec or self.schedule.buckets[found[0]].hole:
+        if found is None or found[2] != spec or self.schedule.buckets[found[0]].ragged:
             return None
         return self.positions[found[0]], found[1]
 
@@ -236,7 +236,7 @@ class Replay(Generic[T]):
         """Takes an entry into its slot, if the schedule has one for it."""
         if anonymous:
             places = self.schedule.anonymous.get((set_id, spec))
-            if not places or self.schedule.buckets[places[0][0]].hole:
+            if not places or self.schedule.buckets[places[0][0]].ragged:
                 return Offer.ALIEN
             self._queues.setdefault((set_id, spec), deque()).append(entry)
             self._refill(set_id, spec)
@@ -246,7 +246,7 @@ class Replay(Generic[T]):
             return Offer.ALIEN
         if found[2] != spec:
             return Offer.CONFLICT
-        if self.schedule.buckets[found[0]].hole:
+        if self.schedule.buckets[found[0]].ragged:
             return Offer.ALIEN
         self.put(self.positions[found[0]], found[1], entry)
         return Offer.TAKEN
@@ -291,19 +291,21 @@ class Replay(Generic[T]):
         self.filled += 1
 
     def fill(self, bucket: Bucket, entries: Sequence[T], anonymous: bool, spec: bytes) -> bool:
-        """A hole has been negotiated. False if ``bucket`` belongs to no hole of this schedule."""
+        """A ragged slot has been negotiated. False if ``bucket`` belongs to no ragged slot of this schedule."""
         if anonymous:
             places = [position for position, _ in self.schedule.anonymous.get((bucket.set_id, spec), ())]
         else:
             found = self.schedule.named.get((bucket.set_id, bucket.names[0]))
             places = [found[0]] if found is not None else []
-        holes = [position for position in places if self.schedule.buckets[position].hole]
-        if not holes:
+        ragged_slots = [position for position in places if self.schedule.buckets[position].ragged]
+        if not ragged_slots:
             return False
         # The first that has the fewest waiting: negotiation may run a period ahead of launching.
         size = len(self.positions)
-        ahead = sorted(holes, key=lambda place: (len(self._holes.get(place, ())), (place - self.next) % size))
-        self._holes.setdefault(ahead[0], deque()).append((bucket, tuple(entries)))
+        ahead = sorted(
+            ragged_slots, key=lambda place: (len(self._ragged_slots.get(place, ())), (place - self.next) % size)
+        )
+        self._ragged_slots.setdefault(ahead[0], deque()).append((bucket, tuple(entries)))
         return True
 
     @property
@@ -318,19 +320,19 @@ class Replay(Generic[T]):
         return self.next // size - self._start // size
 
     @property
-    def filled_holes(self) -> bool:
-        """Whether a filled hole stands unlaunched."""
-        return bool(self._holes) and any(self._holes.values())
+    def filled_ragged_slots(self) -> bool:
+        """Whether a filled ragged slot stands unlaunched."""
+        return bool(self._ragged_slots) and any(self._ragged_slots.values())
 
     def waits(self) -> bool:
-        """Whether an entry stands in a slot, or a filled hole, unlaunched."""
-        return self.filled > 0 or any(self._holes.values())
+        """Whether an entry stands in a slot, or a filled ragged slot, unlaunched."""
+        return self.filled > 0 or any(self._ragged_slots.values())
 
     def ready(self) -> bool:
         """Whether ``launch`` has something to give."""
         if self.frozen:
             return False
-        return self.current.missing == 0 or bool(self._holes and self._holes.get(self.current.index))
+        return self.current.missing == 0 or bool(self._ragged_slots and self._ragged_slots.get(self.current.index))
 
     def launch(self, number: int = -1) -> Launch[T]:
         """The next bucket in order; only if ``ready``. It counts as launched from here on."""
@@ -345,7 +347,7 @@ class Replay(Generic[T]):
             self.turned = True
             self.turn_at = turn_at
         if launch.bucket is not None:
-            self.take_hole(position)
+            self.take_ragged_slot(position)
         self.refill()
         return launch
 
@@ -365,8 +367,8 @@ class Replay(Generic[T]):
         fresh: list[T | None] = []
         if alone is not None:
             entries = [alone]
-        elif position.planned.hole:
-            bucket, entries = self._holes[position.index][0]
+        elif position.planned.ragged:
+            bucket, entries = self._ragged_slots[position.index][0]
         else:
             entries = cast("list[T]", position.entries)  # all are there
             fresh = [None] * len(entries)
@@ -375,9 +377,9 @@ class Replay(Generic[T]):
         turn_at = self._period_end(following) if following >= self.turn_at else -1
         return launch, fresh, following, current, paused, turn_at
 
-    def take_hole(self, position: Position[T]) -> None:
+    def take_ragged_slot(self, position: Position[T]) -> None:
         """What was negotiated for it is launched."""
-        self._holes[position.index].popleft()
+        self._ragged_slots[position.index].popleft()
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
         """No launch after this; for each process set the last place that was launched."""
@@ -391,7 +393,7 @@ class Replay(Generic[T]):
         while self.next <= until:
             position = self.current
             if position.mine and self.next <= highest[position.planned.set_id]:
-                waiting = self._holes.get(position.index)
+                waiting = self._ragged_slots.get(position.index)
                 bucket, entries = waiting.popleft() if waiting else (None, None)
                 dummies.append(Launch(self.next, position, entries, bucket))
             self.next, self.current, self.paused = self._from(self.next + 1)

@@ -171,7 +171,7 @@ def _mirror(entry: Entry, pinned: Memory, address: int) -> Entry:
     target = copy if entry.target is not None else None
     return Entry(
         entry.handle,
-        entry.slot,
+        entry.number,
         entry.set_id,
         entry.name,
         entry.spec,

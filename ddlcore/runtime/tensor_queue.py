@@ -159,7 +159,7 @@ class TensorQueue:
                 observed = self._completion.observed
                 for entry, address, owner in started:
                     position = entry.position
-                    if entry.replay is not replay or entry.state != IDLE or position.entries[entry.seat] is not None:
+                    if entry.replay is not replay or entry.state != IDLE or position.entries[entry.slot] is not None:
                         try:
                             self._again_anew(entry, address, owner, waits)
                         except Exception as error:
@@ -174,7 +174,7 @@ class TensorQueue:
                     buffer = entry.source
                     buffer.address = address
                     buffer.owner = owner
-                    position.entries[entry.seat] = entry
+                    position.entries[entry.slot] = entry
                     position.missing -= 1
                     replay.filled += 1
                     entry.starts += 1
@@ -193,7 +193,7 @@ class TensorQueue:
             raise refusal
 
     def _again_anew(self, entry: Recurring, address: int, owner: object, waits: bool) -> None:
-        """Starts one that has no seat in what is replayed now."""
+        """Starts one that has no slot in what is replayed now."""
         if self._refusal is not None:
             raise self._refusal()
         self._require_free(entry)
@@ -362,10 +362,10 @@ class TensorQueue:
             self.work.notify()
             return
         if isinstance(entry, Recurring):
-            seat = replay.seat(entry.set_id, entry.name, entry.spec_bytes)
-            if seat is not None:
+            slot = replay.slot(entry.set_id, entry.name, entry.spec_bytes)
+            if slot is not None:
                 entry.replay = replay
-                entry.position, entry.seat = seat
+                entry.position, entry.slot = slot
         ready = replay.ready()
         if ready and not waits:
             self.work.notify()
@@ -475,7 +475,7 @@ class TensorQueue:
         return self._schedules[schedule].buckets
 
     def fill(self, bucket: Bucket) -> bool:
-        """A bucket that may be a hole of the schedule that runs; False if it is none."""
+        """A bucket that may be a ragged slot of the schedule that runs; False if it is none."""
         with self.lock:
             if self.behind:
                 self.catch_up()
@@ -639,9 +639,9 @@ class TensorQueue:
         usual_s = None
         if self._waits_since_s is not None:
             usual_s = max(now_s - self._waits_since_s, (position.usual_s or 0.0) * 0.9)
-        leaves_room = replay.queued or replay.filled_holes
+        leaves_room = replay.queued or replay.filled_ragged_slots
         launch, fresh, following, current, paused, turn_at = replay.step(number)
-        # Launched, or not: nothing is called from here on, but for a hole, which no user's thread launches.
+        # Launched, or not: nothing is called from here on, but for a ragged slot, which no user's thread launches.
         if fresh:
             replay.filled -= position.missing_when_empty
             position.entries = fresh
@@ -667,7 +667,7 @@ class TensorQueue:
             self.own = launch
             self.running = runner
         if launch.bucket is not None:
-            replay.take_hole(position)
+            replay.take_ragged_slot(position)
         return launch
 
     def _turn(self, replay: Replay[Entry]) -> None:
@@ -720,7 +720,7 @@ class TensorQueue:
             return not self._closed
 
     def delivered(self, launch: Launch[Entry]) -> None:
-        """The bucket is over, for better or worse: its names may be used again. No effect on a hole that was drained."""
+        """The bucket is over, for better or worse: its names may be used again. No effect on a ragged slot that was drained."""
         with self.lock:
             self._launches = [one for one in self._launches if one is not launch]
             flying = self._flying

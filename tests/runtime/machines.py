@@ -223,11 +223,11 @@ class _Node:
         handle = Handle(self.completion, len(tensors), lambda outcomes: None)
         self.handles[label] = handle
         entries = []
-        for slot, (name, data) in enumerate(tensors):
+        for number, (name, data) in enumerate(tensors):
             name = name or self.tensor_queue.anonymous(set_id)
             spec = decode_spec(data)
             rows = (self.rank,) * (len(self.world.sets[set_id]) if spec.kind is Kind.ALLTOALL else 1)
-            entry = Entry(handle, slot, set_id, name, spec, data, rows=rows if spec.kind.is_ragged else ())
+            entry = Entry(handle, number, set_id, name, spec, data, rows=rows if spec.kind.is_ragged else ())
             self._count(label, entry)
             entries.append(entry)
         self.entries += entries
@@ -360,7 +360,7 @@ class _Node:
         contents: tuple[Content, ...] = (None,) * len(planned.names)
         if launch.entries is not None:
             contents = tuple(self.content[id(entry)] for entry in launch.entries)
-        assert (launch.bucket is not None) == planned.hole or launch.entries is None
+        assert (launch.bucket is not None) == planned.ragged or launch.entries is None
         signature = ("replayed", self.tensor_queue._epoch, launch.place, launch.bucket.index if launch.bucket else -1)
         number = self.world.wire.enter(planned.set_id, self.rank, signature, contents)
         drained = self.verdict is not None
@@ -396,7 +396,7 @@ class _Node:
         held, self.held = self.held, []
         for launch, real in held:
             valid = launch.place <= lowest[launch.planned.set_id]
-            if not launch.planned.hole:
+            if not launch.planned.ragged:
                 assert valid == real, "the verdict of Drain is not the truth"
             if valid:
                 self._hand_over(launch)
@@ -420,7 +420,7 @@ class _Node:
             return
         assert label in self.failed or self.lacking[label] > 0, f"{label} was done twice"
         self.lacking[label] = max(0, self.lacking[label] - 1)
-        entry.handle.complete(entry.slot, outcome, index)
+        entry.handle.complete(entry.number, outcome, index)
 
     # --- the deadline
 

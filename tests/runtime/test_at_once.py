@@ -48,7 +48,7 @@ def ready(run: Run) -> tuple[Engine, TensorQueue, Recurring, list[BaseException]
     none = cast("Any", None)
     executor: Any = SimpleNamespace(execute=None, replay=None)
     engine = Engine(executor, none, tensor_queue, completion, Verdict(), broken.append, Meter(), "engine")
-    tensor_queue.again(entry, 64, None, waits=True)  # gives it its seat
+    tensor_queue.again(entry, 64, None, waits=True)  # gives it its slot
     launch = tensor_queue.launch()
     assert launch is not None
     tensor_queue.delivered(launch)
@@ -69,7 +69,7 @@ def test_who_is_called_away_before_anything_has_changed_may_call_again() -> None
 
 
 def test_a_call_that_is_not_launched_here_leaves_the_engine_free() -> None:
-    """It has no seat yet: the engine's thread, not this one, runs it."""
+    """It has no slot yet: the engine's thread, not this one, runs it."""
     engine, tensor_queue, entry, broken = ready(Run())
     entry.replay = entry
     waiting = threading.Thread(target=engine.at_once, args=(entry, 64, None), daemon=True)

@@ -58,7 +58,7 @@ class Rank:
     def entries(self, *names: str) -> tuple[Handle, list[Entry]]:
         handle = Handle(self.completion, len(names), lambda outcomes: list(outcomes))
         source = Buffer(64, 4, DType.F32, (4,))
-        return handle, [Entry(handle, slot, 0, name, SPEC, DATA, source, source) for slot, name in enumerate(names)]
+        return handle, [Entry(handle, number, 0, name, SPEC, DATA, source, source) for number, name in enumerate(names)]
 
     def look(self) -> Request | None:
         """What the control thread does."""

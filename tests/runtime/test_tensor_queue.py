@@ -57,7 +57,7 @@ def test_the_engine_is_woken_for_a_bucket_whose_thread_was_called_away() -> None
 
 
 def test_a_bucket_that_is_ready_behind_another_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine sits in the one before, for which this one may have to run first; seated or not, it asks to leave."""
+    """The engine sits in the one before, for which this one may have to run first; with a slot or without, it asks to leave."""
     completion, names = Completion(), ("x", "y")
     tensor_queue = TensorQueue(completion, lambda: None)
     planned = tuple(Planned(0, Kind.ALLREDUCE, (name,), (encode(SPEC),), False) for name in names)
@@ -66,14 +66,14 @@ def test_a_bucket_that_is_ready_behind_another_is_watched(monkeypatch: pytest.Mo
     x, y = (Recurring(completion, 0, name, SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,))) for name in names)
     now_s = 0.0
     monkeypatch.setattr("ddlcore.runtime.tensor_queue.time.monotonic", lambda: now_s)
-    for seated in (False, True):
+    for with_slot in (False, True):
         tensor_queue.again(x, 64, None)
         assert tensor_queue.launch() is not None
         tensor_queue.again(y, 64, None)
         assert (y.replay is tensor_queue._replay, tensor_queue.is_ready()) == (True, True)
         assert tensor_queue.stuck() is None, "not at once"
         now_s += 10.0
-        assert tensor_queue.stuck() == 1, f"seated: {seated}"
+        assert tensor_queue.stuck() == 1, f"with slot: {with_slot}"
         assert tensor_queue.stuck() is None, "it asks once"
         assert tensor_queue.launch() is not None
         for launch, entry in zip(list(tensor_queue._launches), (x, y)):
@@ -93,8 +93,8 @@ def test_those_before_a_refused_one_are_asked_for() -> None:
     assert len(request.asks) == 1
 
 
-def seated() -> tuple[TensorQueue, Recurring, Launch[Entry]]:
-    """The same after the first call, which gave the tensor its seat; and its launch."""
+def with_slot() -> tuple[TensorQueue, Recurring, Launch[Entry]]:
+    """The same after the first call, which gave the tensor its slot; and its launch."""
     tensor_queue, entry = replaying()
     tensor_queue.again(entry, 64, None, waits=True)
     launch = tensor_queue.launch()
@@ -111,7 +111,7 @@ class Here:
 
 
 def test_a_call_that_is_a_bucket_by_itself_is_launched_and_landed_at_once() -> None:
-    tensor_queue, entry, launch = seated()
+    tensor_queue, entry, launch = with_slot()
     launch.position.run = Here()
     with tensor_queue.lock:
         again = tensor_queue.launch_alone(entry, 128, "owner")
@@ -123,10 +123,10 @@ def test_a_call_that_is_a_bucket_by_itself_is_launched_and_landed_at_once() -> N
 
 
 def test_a_call_is_not_launched_alone_where_another_must_run_it() -> None:
-    tensor_queue, entry, launch = seated()
+    tensor_queue, entry, launch = with_slot()
     stranger = Recurring(Completion(), 0, "y", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     with tensor_queue.lock:
-        assert tensor_queue.launch_alone(stranger, 64, None) is None  # it has no seat
+        assert tensor_queue.launch_alone(stranger, 64, None) is None  # it has no slot
         assert tensor_queue.launch_alone(entry, 64, None) is None  # nobody has found out how it is run
         launch.position.run = Here()
         entry.state = PENDING
@@ -139,7 +139,7 @@ def test_a_call_is_not_launched_alone_where_another_must_run_it() -> None:
 
 
 def test_what_was_launched_alone_waits_for_the_verdict_of_a_freeze() -> None:
-    tensor_queue, entry, launch = seated()
+    tensor_queue, entry, launch = with_slot()
     launch.position.run = Here()
     with tensor_queue.lock:
         again = tensor_queue.launch_alone(entry, 64, None)
