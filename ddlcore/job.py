@@ -220,8 +220,8 @@ class Job:
             self._ranks,
             {"ddl": VERSION, "fusion_bytes": self.settings.whole("fusion_bytes")},
         )
-        accelerators.devices.used = self._engine.aloft.used
-        self._engine.aloft.tidy = accelerators.tidy
+        accelerators.devices.used = self._engine.in_flight.used
+        self._engine.in_flight.tidy = accelerators.tidy
         self._link = Link(
             channel,
             self.tensor_queue,

@@ -13,10 +13,10 @@ from functools import partial
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Bucket, Drain, Frozen, Leave, Planned, Resume
 from ddlcore.observe.recorder import Recorder
-from ddlcore.runtime.aloft import Aloft
 from ddlcore.runtime.checks import called
 from ddlcore.runtime.executor import Deliver, Executor, Later, Staged, Unserved
 from ddlcore.runtime.handle import SLICE_S, Completion, Waited
+from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.ranges import Ranges, title
@@ -83,7 +83,7 @@ class Engine:
         self.recorder: Recorder | None = None  # while a timeline is written
         self._queue: deque[Todo] = deque()
         self._held: list[tuple[Launch[Entry], Deliver]] = []
-        self.aloft = Aloft(completion, meter)
+        self.in_flight = DevicesInFlight(completion, meter)
         self._since_ns = 0  # when the last bucket ended, or the last wait for one
         self._me = -2  # the engine's thread
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -186,7 +186,7 @@ class Engine:
                     self._take_over()
                 if not self._tensor_queue.running:
                     todo = self._queue.popleft() if self._queue else self._tensor_queue.launch()
-                    if todo is None and self.aloft.is_due(slept, self._stopped):
+                    if todo is None and self.in_flight.is_due(slept, self._stopped):
                         todo = _LAND
                     if todo is not None or self._stopped:
                         self._tensor_queue.running = self._me
@@ -194,7 +194,7 @@ class Engine:
                 if self._tensor_queue.conflict:
                     self.leave(self._tensor_queue.stopped_waiting())
                 idle_ns = now_ns()
-                slept = not self._tensor_queue.work.wait(self.aloft.look_s())
+                slept = not self._tensor_queue.work.wait(self.in_flight.look_s())
                 self._since_ns = now_ns()
                 self._meter.idle_ns += self._since_ns - idle_ns
 
@@ -217,17 +217,17 @@ class Engine:
         if self._verdict.given:
             self.fail(entries, None, bucket.index)
             return
-        flown = self._tensor_queue.flight.begin(bucket)
+        recorded = self._tensor_queue.flight.begin(bucket)
         try:
             outcomes = self._execute(bucket, entries)
         except Unserved as error:
-            self._tensor_queue.flight.done(flown, "failed")
+            self._tensor_queue.flight.done(recorded, "failed")
             self.fail(entries, error, bucket.index)
         except BaseException as error:
             self._explain(error)
             self.fail(entries, None, bucket.index)
         else:
-            self._tensor_queue.flight.done(flown)
+            self._tensor_queue.flight.done(recorded)
             if bucket.kind is Kind.REMOVE_SET:
                 self._tensor_queue.forget(bucket.result)
             elif bucket.kind is Kind.JOIN:
@@ -247,9 +247,9 @@ class Engine:
     def _settle(self, launch: Launch[Entry], deliver: Deliver | Later) -> None:
         """A bucket is complete: it is handed over at once while nothing is frozen, else after Drain."""
         if isinstance(deliver, Later):
-            self.aloft.add(launch, deliver)
+            self.in_flight.add(launch, deliver)
             if deliver.told:
-                for valid, valid_deliver in self.aloft.through(launch):
+                for valid, valid_deliver in self.in_flight.through(launch):
                     self._settle(valid, valid_deliver)
             return
         with self._tensor_queue.lock:
@@ -265,14 +265,14 @@ class Engine:
 
     def _hurry(self) -> None:
         """Somebody waits for what is on a device; any thread."""
-        if self.aloft:
+        if self.in_flight:
             with self._tensor_queue.lock:
                 self._tensor_queue.work.notify()
 
     def _land(self) -> None:
         """Hands over what a device has done, where that alone tells that it is valid."""
         try:
-            for launch, deliver in self.aloft.landed():
+            for launch, deliver in self.in_flight.landed():
                 self._settle(launch, deliver)
         except BaseException as error:  # a device of somebody's own may raise anything, and this thread must live
             self._explain(error)
@@ -490,7 +490,7 @@ class Engine:
         highest, lowest = dict(message.highest), dict(message.lowest)
         for launch in self._tensor_queue.drain(highest):
             self._take_part(launch, partial(self._run_replayed, launch, "dummy"))
-        held, self._held = self._held + self.aloft.all(), []
+        held, self._held = self._held + self.in_flight.all(), []
         for launch, deliver in held:
             if launch.place <= lowest[launch.planned.set_id]:
                 self._hand_over(launch, deliver)
@@ -520,7 +520,7 @@ class Engine:
 
     def abandon(self) -> None:
         """On the engine's thread: the job is over, no verdict will come for what is held."""
-        held, self._held = self._held + self.aloft.all(), []
+        held, self._held = self._held + self.in_flight.all(), []
         for launch, _ in held:
             self._failed(launch, None)
 

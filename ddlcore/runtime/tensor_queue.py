@@ -49,10 +49,10 @@ class TensorQueue:
         self._completion = completion
         completion.watch = self.watch
         self._wake = wake
-        self._flying: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
+        self._in_flight: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
         self._recurring: dict[tuple[int, str], Recurring] = {}  # those that have been started by ``again``
         self.flight = flight if flight is not None else Flight(0)
-        self._flown, self._flown_mask = self.flight.launches, self.flight.mask
+        self._recent, self._recent_mask = self.flight.launches, self.flight.mask
         self._launched = 0
         self._launches: list[Launch[Entry]] = []  # launched, and neither delivered nor put back
         self._unsent: list[Entry] = []
@@ -214,7 +214,7 @@ class TensorQueue:
         observed = self._completion.observed
         for entry in self._placing:
             if not isinstance(entry, Recurring):
-                self._flying[entry.set_id, entry.name] = entry
+                self._in_flight[entry.set_id, entry.name] = entry
                 entry.stamp = observed
             self._place(entry, waits)
         self._placing = ()
@@ -227,7 +227,7 @@ class TensorQueue:
             placed = any(entry is one for one in self._unsent) or (replay is not None and replay.holds(entry))
             if not placed:
                 if not isinstance(entry, Recurring):
-                    self._flying[entry.set_id, entry.name] = entry
+                    self._in_flight[entry.set_id, entry.name] = entry
                     entry.stamp = self._completion.observed
                 self._place(entry)
         self._placing = ()
@@ -288,7 +288,7 @@ class TensorQueue:
             self.behind = True
         self._launched = number
         self._launches += [launch]
-        self._flown[number & self._flown_mask] = (number, launch.place, position.planned, now_ns)
+        self._recent[number & self._recent_mask] = (number, launch.place, position.planned, now_ns)
         self._waits_since_s = since_s
         if runner:
             self.own = launch
@@ -336,7 +336,7 @@ class TensorQueue:
     def _require_free(self, entry: Entry) -> None:
         key = (entry.set_id, entry.name)
         other = self._recurring.get(key)
-        if key in self._flying or (other is not None and other.state != IDLE):
+        if key in self._in_flight or (other is not None and other.state != IDLE):
             raise InvalidArgument(
                 f"{entry.name!r} is already in flight on this rank; wait for its handle first, "
                 "or give each call a name of its own"
@@ -451,7 +451,7 @@ class TensorQueue:
             return [self._take(set_id, name) for name in names]
 
     def _take(self, set_id: int, name: str) -> Entry | None:
-        entry = self._flying.pop((set_id, name), None)
+        entry = self._in_flight.pop((set_id, name), None)
         if entry is None:
             entry = self._find(set_id, name)
             if isinstance(entry, Recurring):
@@ -459,7 +459,7 @@ class TensorQueue:
         return entry
 
     def _find(self, set_id: int, name: str) -> Entry | None:
-        entry = self._flying.get((set_id, name))
+        entry = self._in_flight.get((set_id, name))
         if entry is None:
             recurring = self._recurring.get((set_id, name))
             entry = recurring if recurring is not None and recurring.state == PENDING else None
@@ -547,7 +547,7 @@ class TensorQueue:
         """Names of what was asked for and has not ended."""
         with self.lock:
             busy = [entry for entry in self._recurring.values() if entry.state != IDLE]
-            return [entry.name for entry in (*self._flying.values(), *busy)]
+            return [entry.name for entry in (*self._in_flight.values(), *busy)]
 
     def standing(self) -> Standing | None:
         """Where this rank is in replay; None outside."""
@@ -610,7 +610,7 @@ class TensorQueue:
         self._conflict = False
         self._waits_since_s = None
         busy = [entry for entry in self._recurring.values() if entry.state == PENDING]
-        for entry in sorted([*self._flying.values(), *busy], key=_ordinal):
+        for entry in sorted([*self._in_flight.values(), *busy], key=_ordinal):
             self._place(entry)
         if self._unsent:
             self._wake()
@@ -656,7 +656,7 @@ class TensorQueue:
             self.behind = True
         self._launched = number
         self._launches += [launch]
-        self._flown[number & self._flown_mask] = (number, launch.place, position.planned, at_ns)
+        self._recent[number & self._recent_mask] = (number, launch.place, position.planned, at_ns)
         if usual_s is not None:
             position.usual_s = usual_s
             self._usual[position.index] = usual_s
@@ -723,12 +723,12 @@ class TensorQueue:
         """The bucket is over, for better or worse: its names may be used again. No effect on a ragged slot that was drained."""
         with self.lock:
             self._launches = [one for one in self._launches if one is not launch]
-            flying = self._flying
-            if flying:
+            in_flight = self._in_flight
+            if in_flight:
                 for entry in launch.entries or ():
                     key = (entry.set_id, entry.name)
-                    if flying.get(key) is entry:  # else it was delivered before, by a thread that was interrupted
-                        del flying[key]
+                    if in_flight.get(key) is entry:  # else it was delivered before, by a thread that was interrupted
+                        del in_flight[key]
 
     # --- the end
 
@@ -740,12 +740,15 @@ class TensorQueue:
             if self._refusal is None:
                 self._refusal = refusal
             launched = {id(entry) for launch in self._launches for entry in launch.entries or ()}
-            flying = [*self._flying.values(), *(entry for entry in self._recurring.values() if entry.state == PENDING)]
+            in_flight = [
+                *self._in_flight.values(),
+                *(entry for entry in self._recurring.values() if entry.state == PENDING),
+            ]
             self._closed = True
-            self._flying.clear()
+            self._in_flight.clear()
             self._unsent.clear()
             self._end_replay()
-            return [entry for entry in flying if id(entry) not in launched]
+            return [entry for entry in in_flight if id(entry) not in launched]
 
     def refuse(self, refusal: Callable[[], BaseException]) -> None:
         """As ``close``, but what is pending stays pending: it may still be part of a promised bucket."""

@@ -559,7 +559,7 @@ class Machines:
             assert node.verdict is None and not node.held and not node.queue
             undone = {label for label, lacking in node.lacking.items() if lacking}
             held = [
-                *node.tensor_queue._flying.values(),
+                *node.tensor_queue._in_flight.values(),
                 *(one for one in node.tensor_queue._recurring.values() if one.pending),
             ]
             assert undone == {node.labels[id(entry)] for entry in held}

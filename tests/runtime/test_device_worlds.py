@@ -23,9 +23,9 @@ from ddlcore.errors import DdlInternalError, DeviceError, MismatchError, PeerLos
 from ddlcore.hooks import CompressorProvider, KernelsProvider, TransportProvider
 from ddlcore.job import Job
 from ddlcore.plug.registry import Distribution, Registry
-from ddlcore.runtime.aloft import Aloft
 from ddlcore.runtime.devices import Lane
 from ddlcore.runtime.fenced import FencedRecurring
+from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.testing import World
 from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.testing.pretend_tensors import PretendTensor, current_stream, stream
@@ -500,14 +500,14 @@ def test_a_death_ends_every_wait(way: tuple[str, str], seed: int, size: int) -> 
 def test_an_event_that_raises_anything_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the device is to tell that a bucket is valid, and a plugin's event breaks: every wait ends, and says why."""
     broken: list[bool] = []
-    original = Aloft.landed
+    original = DevicesInFlight.landed
 
-    def landed(aloft: Aloft) -> Any:
+    def landed(in_flight: DevicesInFlight) -> Any:
         if broken:
             raise ValueError("no such event")
-        return original(aloft)
+        return original(in_flight)
 
-    monkeypatch.setattr(Aloft, "landed", landed)
+    monkeypatch.setattr(DevicesInFlight, "landed", landed)
 
     def play(rank: int, job: Job) -> str:
         for _ in range(STEPS):

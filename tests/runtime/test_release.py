@@ -240,8 +240,8 @@ def _whatever_the_freeze(patch: pytest.MonkeyPatch) -> None:
         if not isinstance(deliver, Later):
             original(self, launch, deliver)
             return
-        self.aloft.add(launch, deliver)
-        for valid, valid_deliver in self.aloft.through(launch) if deliver.told else ():
+        self.in_flight.add(launch, deliver)
+        for valid, valid_deliver in self.in_flight.through(launch) if deliver.told else ():
             self._hand_over(valid, valid_deliver)
 
     patch.setattr(Engine, "_settle", settle)

@@ -138,7 +138,7 @@ class Reducer:
         # Whether a step has begun that is not over. Found so by the next one, it was torn by an exception in its midst:
         # a signal's handler, or an operator of MXNet's that failed. Then nobody knows what the peers have of it.
         self.torn = False
-        self._aloft: list[Any] = []  # recurring allreduces under way
+        self._in_flight: list[Any] = []  # recurring allreduces under way
         self.bind()
 
     def bind(self) -> None:
@@ -155,7 +155,7 @@ class Reducer:
         """Goes over to the job that is current now, where the one it had is over; whether it did."""
         if not self.job.closed:
             return False
-        self._aloft, self.torn = [], False
+        self._in_flight, self.torn = [], False
         self.__dict__.pop("label", None)
         self.bind()
         return True
@@ -225,7 +225,7 @@ class Reducer:
                     here.copyto(there)
                 failure = self._reduce_sparse(plan) if plan.sparse else None
         except DdlInternalError:  # what has become of the job, which takes nothing any more
-            self.torn, self._aloft = False, []
+            self.torn, self._in_flight = False, []
             raise
         except BaseException:
             self._shelter(plan)
@@ -260,7 +260,7 @@ class Reducer:
 
     def _start(self, started: Sequence[tuple[Any, int, Any]], waits: bool) -> None:
         self.torn = True
-        self._aloft += [recurring for recurring, _, _ in started]
+        self._in_flight += [recurring for recurring, _, _ in started]
         if started:
             self.job.again_together(started, waits)
 
@@ -280,13 +280,13 @@ class Reducer:
     def _land(self) -> Exception | None:
         """Waits for all that is under way, the last first: by then most of the others are over. The first error."""
         failure: Exception | None = None
-        aloft = self._aloft
-        while aloft:
+        in_flight = self._in_flight
+        while in_flight:
             try:
-                aloft[-1].wait()
+                in_flight[-1].wait()
             except DdlInternalError as error:
                 failure = failure or error
-            aloft.pop()
+            in_flight.pop()
         return failure
 
     def _shelter(self, plan: Plan) -> None:
@@ -294,18 +294,18 @@ class Reducer:
 
         The exception goes on to the user meanwhile, who may compute others.
         """
-        aloft, self._aloft = self._aloft, []
-        if not any(recurring.pending for recurring in aloft):
+        in_flight, self._in_flight = self._in_flight, []
+        if not any(recurring.pending for recurring in in_flight):
             return
         if is_naive():
-            _wait_for(aloft)
+            _wait_for(in_flight)
             return
 
         def begin() -> None:
             threading.Thread(target=end, name="ddl-mxnet-shelter", daemon=True).start()
 
         def end() -> None:
-            _wait_for(aloft)
+            _wait_for(in_flight)
             guard.end()
 
         guard = Pushed((), [slot.array for fence in plan.fences for slot in fence.slots], begin)
@@ -317,7 +317,7 @@ class Reducer:
         reduce: Callable[..., Waitable] = partial(
             OPERATIONS.grouped_allreduce_async, op=Sum, process_set=self.reduction.process_set, job=self.job
         )
-        handles = self._aloft
+        handles = self._in_flight
         for slot in plan.exact:
             handles.append(reduce([slot.array], outputs=[slot.array], name=slot.name))
         landing: list[Callable[[Any], None]] = [_leave] * len(handles)
@@ -336,7 +336,7 @@ class Reducer:
             handles.append(handle)
             landing.append(partial(_unpack, compressor, [ctx for _, ctx in packed], arrays))
         results, failure = _results(handles)
-        self._aloft = []
+        self._in_flight = []
         if failure is None:
             for result, land in zip(results, landing, strict=True):
                 land(result)
@@ -408,8 +408,8 @@ def _results(handles: Sequence[Waitable]) -> tuple[list[Any], Exception | None]:
     return results, failure
 
 
-def _wait_for(aloft: Sequence[Any]) -> None:
+def _wait_for(in_flight: Sequence[Any]) -> None:
     """Until all are over, one way or the other."""
-    for recurring in aloft:
+    for recurring in in_flight:
         with suppress(Exception):
             recurring.wait()

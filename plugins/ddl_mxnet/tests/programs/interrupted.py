@@ -39,7 +39,7 @@ def until(true: Any) -> None:
 
 def signal_when_sent(reducer: Any) -> None:
     """Once gradients have gone off: the other rank comes only after the handler has run, so they are under way still."""
-    until(lambda: reducer.torn and any(one.pending for one in reducer._aloft))
+    until(lambda: reducer.torn and any(one.pending for one in reducer._in_flight))
     os.kill(os.getpid(), signal.SIGUSR1)
 
 

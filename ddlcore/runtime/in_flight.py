@@ -15,13 +15,13 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.request import Entry
 from ddlcore.runtime.schedule import Launch
 
-__all__ = ["Aloft"]
+__all__ = ["DevicesInFlight"]
 
 LOOK_S = 0.001  # between two looks while nobody waits
 SLICE_S = 0.0005  # of a wait: a bucket that becomes ready meanwhile is launched first
 
 
-class Aloft:
+class DevicesInFlight:
     """Of one engine. ``tidy`` lets go of memory that devices have done with, and says whether there is more.
 
     It raises where what is under way was broken off: an event behind that tells nothing.

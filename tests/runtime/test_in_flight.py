@@ -9,10 +9,10 @@ import pytest
 
 from ddlcore.contracts.device import Event
 from ddlcore.errors import DeviceError
-from ddlcore.runtime.aloft import Aloft
 from ddlcore.runtime.devices import Devices
 from ddlcore.runtime.executor import Later
 from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.meter import Meter
 from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.types import Device
@@ -37,15 +37,15 @@ def fail() -> bool:
 
 def test_what_was_done_before_a_failure_is_handed_over() -> None:
     """The bucket in front is done, then the device fails: one comes back, and the other when it is asked again."""
-    aloft = Aloft(Completion(), Meter())
+    in_flight = DevicesInFlight(Completion(), Meter())
     first: Any = object()
     second: Any = object()
-    aloft.add(first, Later(Asked(lambda: True), list))
-    aloft.add(second, Later(Asked(fail), list))
-    assert [launch for launch, _ in aloft.landed()] == [first]
+    in_flight.add(first, Later(Asked(lambda: True), list))
+    in_flight.add(second, Later(Asked(fail), list))
+    assert [launch for launch, _ in in_flight.landed()] == [first]
     with pytest.raises(DeviceError, match="gone"):
-        aloft.landed()
-    assert [launch for launch, _ in aloft.all()] == [second]
+        in_flight.landed()
+    assert [launch for launch, _ in in_flight.all()] == [second]
 
 
 def test_a_device_may_be_opened_while_the_engine_tidies() -> None:
