@@ -27,7 +27,7 @@ from ddlcore.job import Job, build_sessions
 from ddlcore.messages import Arrive, FromCoordinator, Lost, Refused, Seats, ToCoordinator
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.sessions import Sessions
-from ddlcore.search import build_pilot
+from ddlcore.search import build_search_driver
 from ddlcore.types import Placement
 
 __all__ = ["Guest"]
@@ -145,12 +145,12 @@ class Guest:
 
     def _sessions(self, settings: Settings) -> Sessions:
         """Where settings make no sense that rank 0 alone uses, all ranks are to be told: the others wait for it."""
-        pilot = None
+        driver = None
         try:
             if settings["autotune"]:  # its tuner thinks in this rank's process: who can, starts the ranks by `ddl run`
                 hosts = (0,) * self.seat.size if self.seat.on_one_host else None
-                pilot = build_pilot(settings, self._registry, hosts)
-            return build_sessions(self.seat.size, settings, self._registry, pilot)
+                driver = build_search_driver(settings, self._registry, hosts)
+            return build_sessions(self.seat.size, settings, self._registry, driver)
         except (ValueError, PluginError, OSError) as error:
             return build_sessions(self.seat.size, load_settings({}), self._registry, refuses=str(error))
 

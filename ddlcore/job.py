@@ -54,7 +54,7 @@ from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.runtime.sessions import Sessions
 from ddlcore.runtime.stall import Patience
 from ddlcore.runtime.tensor_queue import TensorQueue
-from ddlcore.runtime.tuning import Pilot
+from ddlcore.runtime.tuning import SearchDriver
 from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Member, Placement
 
@@ -610,11 +610,11 @@ class _SessionStore(PrefixStore):
 
 
 def build_sessions(
-    size: int, settings: Settings, registry: Registry, pilot: Pilot | None = None, refuses: str = ""
+    size: int, settings: Settings, registry: Registry, driver: SearchDriver | None = None, refuses: str = ""
 ) -> Sessions:
     """The coordinator's side for a launch of ``size`` ranks; the launcher gives it to its control server.
 
-    ``pilot`` looks for better settings meanwhile; see search.py. ``refuses``: why no world can begin, which every rank
+    ``driver`` looks for better settings meanwhile; see search.py. ``refuses``: why no world can begin, which every rank
     is then told. Raises ValueError or PluginError, in one line, for settings that make no sense.
     """
     name = settings.text("fusion_policy")
@@ -626,7 +626,7 @@ def build_sessions(
     policy = registry.load(provider)()
     compression = settings.text("compression")
     registry.compressor(compression)  # a wrong name is told before anything starts
-    return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), pilot, compression, refuses)
+    return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), driver, compression, refuses)
 
 
 def patience_of(settings: Settings) -> Patience:
@@ -668,14 +668,14 @@ def local_jobs(
     settings: Mapping[str, object] | None = None,
     hosts: Sequence[int] | None = None,
     registry: Registry | None = None,
-    pilot: Pilot | None = None,
+    driver: SearchDriver | None = None,
 ) -> list[Job]:
     """A world within this process: jobs not yet started, one for each of ``size`` threads.
 
-    ``pilot`` looks for better settings meanwhile.
+    ``driver`` looks for better settings meanwhile.
     """
     given, registry = settings_of(os.environ, {"backend": backend, **(settings or {})}, registry=registry)
-    network = LocalNetwork(size, build_sessions(size, given, registry, pilot))
+    network = LocalNetwork(size, build_sessions(size, given, registry, driver))
     placed = tuple(hosts) if hosts is not None else (0,) * size
 
     def meet(rank: int) -> Callable[[], tuple[Channel, JobStore]]:

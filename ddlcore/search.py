@@ -11,25 +11,25 @@ from ddlcore.contracts.tuner import Knob, Tuner
 from ddlcore.errors import TransportError
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route, choose_route
+from ddlcore.tune.driver import Plan, SearchDriver, Watcher
 from ddlcore.tune.log import CsvLog
-from ddlcore.tune.pilot import Pilot, Plan, Watcher
 from ddlcore.tune.space import COMPRESSION, CORE, choose
 from ddlcore.types import Member
 
-__all__ = ["build_pilot", "chosen_tuner", "plan_search"]
+__all__ = ["build_search_driver", "chosen_tuner", "plan_search"]
 
 FIXED_BY = ("flag", "env")  # what the user has said this way is not searched
 SEED = 1
 
 
-def build_pilot(
+def build_search_driver(
     settings: Settings,
     registry: Registry,
     hosts: Sequence[int] | None,
     launcher: str = "",
     watchers: Sequence[Watcher] = (),
     warm: Sequence[Mapping[str, Value]] = (),
-) -> Pilot:
+) -> SearchDriver:
     """The search. ``hosts``: the host index of each rank, None where it is not known yet; ``launcher``: what starts them.
 
     Raises ValueError or PluginError, in one line, for settings that make no sense.
@@ -38,7 +38,7 @@ def build_pilot(
         raise ValueError("autotune measures steps that are replayed, and replay is off; leave --no-replay out")
     log = settings.text("autotune_log")
     own: list[Watcher] = [CsvLog(log)] if log else []
-    return Pilot(plan_search(settings, registry, hosts, launcher, warm), [*own, *watchers])
+    return SearchDriver(plan_search(settings, registry, hosts, launcher, warm), [*own, *watchers])
 
 
 def plan_search(
@@ -48,7 +48,7 @@ def plan_search(
     launcher: str = "",
     warm: Sequence[Mapping[str, Value]] = (),
 ) -> Plan:
-    """What is searched, from where, and how. Raises as ``build_pilot``."""
+    """What is searched, from where, and how. Raises as ``build_search_driver``."""
     default: dict[str, Value] = {name: value for name, value in settings.items() if name != "overlap"}
     across = 2 if hosts is None else len(set(hosts))
     default["overlap"] = "on" if settings.overlaps(across) else "off"

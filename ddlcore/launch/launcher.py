@@ -39,7 +39,7 @@ from ddlcore.launch.warmup import compile_kernels
 from ddlcore.launch.watch import Watch
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route, choose_route
-from ddlcore.runtime.tuning import Pilot
+from ddlcore.runtime.tuning import SearchDriver
 from ddlcore.types import Member
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Launch:
     verbose: bool = False
     watch: Watch | None = None
     launched_by: str = ""  # the launcher's name, where a transport may ask for it
-    pilot: Pilot | None = None  # looks for better settings meanwhile
+    driver: SearchDriver | None = None  # looks for better settings meanwhile
     bar: Bar | None = None  # a line that stays below all others on the terminal
     end: EndEarly | None = None  # by which somebody may end the ranks before they end by themselves
 
@@ -157,7 +157,7 @@ def run_job(launch: Launch) -> int:
 
             elsewhere = Elsewhere(launch.across, say)
         try:
-            server, witness = open_network(launch.size, launch.settings, launch.registry, say, elsewhere, launch.pilot)
+            server, witness = open_network(launch.size, launch.settings, launch.registry, say, elsewhere, launch.driver)
         except (ValueError, DdlInternalError) as error:
             raise NotStarted(str(error)) from None
         stack.callback(server.close)

@@ -11,7 +11,7 @@ from ddlcore.control.server import Server
 from ddlcore.job import build_sessions
 from ddlcore.messages import Bye, Differ, Profile, Pulse, ToCoordinator
 from ddlcore.plug.registry import Registry
-from ddlcore.runtime.tuning import Pilot
+from ddlcore.runtime.tuning import SearchDriver
 
 if TYPE_CHECKING:
     from ddlcore.launch.elsewhere import Elsewhere
@@ -81,14 +81,14 @@ def open_network(
     registry: Registry,
     say: Callable[[str], None],
     elsewhere: Elsewhere | None = None,
-    pilot: Pilot | None = None,
+    driver: SearchDriver | None = None,
 ) -> tuple[Server, Witness]:
     """A server that is not yet started: its job file stands, its thread does not run. ``elsewhere``: it has agents.
 
-    ``pilot`` looks for better settings meanwhile.
+    ``driver`` looks for better settings meanwhile.
     Raises ValueError for a ``control_address`` that is none, DdlInternalError where it is in use.
     """
-    sessions = build_sessions(size, settings, registry, pilot)
+    sessions = build_sessions(size, settings, registry, driver)
     witness = Witness(sessions, sessions.dead)
     if elsewhere is None:
         return Server(size, witness, settings.text("control_address"), report=say), witness

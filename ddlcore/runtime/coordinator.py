@@ -45,7 +45,7 @@ from ddlcore.runtime.rhythm import Known, Rhythm
 from ddlcore.runtime.stall_table import Late
 from ddlcore.runtime.standing import Busies, Standings
 from ddlcore.runtime.table import Table
-from ddlcore.runtime.tuning import Pilot, Tuning, Value
+from ddlcore.runtime.tuning import SearchDriver, Tuning, Value
 from ddlcore.types import Kind
 
 __all__ = ["Coordinator"]
@@ -65,12 +65,12 @@ class Coordinator:
         replay: bool = True,
         first_bucket_bytes: int = 0,
         overlap: bool = True,
-        pilot: Pilot | None = None,
+        driver: SearchDriver | None = None,
         compression: str = "none",
     ) -> None:
         """``compression``: what float32 allreduces travel as that leave it to the setting, see ``Spec.compressor_by``.
 
-        ``pilot`` looks for better settings meanwhile.
+        ``driver`` looks for better settings meanwhile.
         """
         self.size = size
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
@@ -87,7 +87,7 @@ class Coordinator:
         self.rhythm = Rhythm(policy, whole, self.table.spec, replay)
         self.rhythm.compression = compression
         sizes: dict[str, Value] = {"fusion_bytes": fusion_bytes, "first_bucket_bytes": first_bucket_bytes}
-        self.tuning = Tuning(pilot, {**sizes, "overlap": "on" if overlap else "off", "compression": compression})
+        self.tuning = Tuning(driver, {**sizes, "overlap": "on" if overlap else "off", "compression": compression})
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
         self._slow = False  # a rank suspects so
@@ -331,7 +331,7 @@ class Coordinator:
         return [*items, (self._present, self.rhythm.resume(known, self.epoch, periods))]
 
     def _next_leg(self, rank: int, message: Paused) -> Outgoing:
-        """All have come to the end of a leg, which is a period's: the next begins there, maybe in other buckets."""
+        """All have come to the end of a trial, which is a period's: the next begins there, maybe in other buckets."""
         known = self.rhythm.replaying
         if known is None or self.rhythm.freezing or not self.tuning.paused(rank, message):
             return []

@@ -42,7 +42,7 @@ from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.coordinator import Coordinator
 from ddlcore.runtime.stall import Patience, StallWatch
 from ddlcore.runtime.stall_table import on_ranks
-from ddlcore.runtime.tuning import Pilot
+from ddlcore.runtime.tuning import SearchDriver
 
 __all__ = ["Sessions"]
 
@@ -107,15 +107,15 @@ class Sessions:
         policy: FusionPolicy,
         patience: Patience | None = None,
         replay: bool = True,
-        pilot: Pilot | None = None,
+        driver: SearchDriver | None = None,
         compression: str = "none",
         refuses: str = "",
     ) -> None:
-        """``pilot`` looks for better settings, in one world at a time. ``refuses``: why no world can begin."""
+        """``driver`` looks for better settings, in one world at a time. ``refuses``: why no world can begin."""
         self.size = size
         self._refuses = refuses
-        self._pilot = pilot
-        self._piloted: _World | None = None
+        self._driver = driver
+        self._searched: _World | None = None
         self._compression = compression
         self._policy = policy
         self._patience = patience or Patience()
@@ -299,7 +299,7 @@ class Sessions:
         hellos = self._gathering.pop(key)
         self._made += 1
         first = hellos[key[0][0]]
-        free = self._piloted is None or not self._piloted.active
+        free = self._searched is None or not self._searched.active
         coordinator = Coordinator(
             len(key[0]),
             self._policy,
@@ -307,12 +307,12 @@ class Sessions:
             self._replay,
             first.first_bucket_bytes,
             first.overlap,
-            self._pilot if free else None,
+            self._driver if free else None,
             self._compression,
         )
         world = _World(key, coordinator, self._patience, set(key[0]))
         if free:
-            self._piloted = world
+            self._searched = world
         for rank in key[0]:
             self._worlds[rank] = world
         return [(rank, Welcome(f"world{self._made}")) for rank in key[0]]

@@ -1,7 +1,7 @@
-"""Where a search for better settings meets replay: in legs, each so many whole periods with the same settings.
+"""Where a search for better settings meets replay: in trials, each so many whole periods with the same settings.
 
-Part of the coordinator's state machine: no thread, no clock. Ranks stop by themselves at a leg's end, which
-is a period's, and say how long its periods took; when all have, the next leg begins at the same bucket on all.
+Part of the coordinator's state machine: no thread, no clock. Ranks stop by themselves at a trial's end, which
+is a period's, and say how long its periods took; when all have, the next trial begins at the same bucket on all.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ddlcore.messages import Adjust, Paused, decode_spec
 from ddlcore.runtime.rhythm import Known
 from ddlcore.types import Kind, Value
 
-__all__ = ["Leg", "Pilot", "Tuning", "Value"]
+__all__ = ["SearchDriver", "Trial", "Tuning", "Value"]
 
-MOST_SPOILED = 8  # legs in a row that were left in the middle: this loop does not hold still for being measured
+MOST_DISCARDED = 8  # trials in a row that were left in the middle: this loop does not hold still for being measured
 
 
-class Leg(Protocol):
+class Trial(Protocol):
     """What is run next."""
 
     @property
@@ -30,7 +30,7 @@ class Leg(Protocol):
         """For so many periods; 0: for ever."""
 
 
-class Pilot(Protocol):
+class SearchDriver(Protocol):
     """The search, as the coordinator sees it. Every call returns at once; one thread at a time."""
 
     @property
@@ -41,93 +41,93 @@ class Pilot(Protocol):
     def reopens(self) -> Collection[str]:
         """The settings that only take effect when a communicator opens; what a schedule is laid out by are the others."""
 
-    def leg(self, nbytes: int) -> Leg:
-        """The next leg of a schedule whose period moves ``nbytes`` bytes."""
+    def trial(self, nbytes: int) -> Trial:
+        """The next trial of a schedule whose period moves ``nbytes`` bytes."""
 
-    def flown(self, periods_ns: Sequence[Sequence[int]]) -> None:
-        """The last leg is over: how long its periods took, the first of them left out, by rank."""
+    def trial_over(self, periods_ns: Sequence[Sequence[int]]) -> None:
+        """The last trial is over: how long its periods took, the first of them left out, by rank."""
 
-    def spoiled(self) -> None:
-        """The last leg was left in the middle: it says nothing."""
+    def trial_discarded(self) -> None:
+        """The last trial was left in the middle: it says nothing."""
 
     def gave_up(self, why: str) -> None:
-        """The search is over: from now on a leg never ends."""
+        """The search is over: from now on a trial never ends."""
 
 
 class Tuning:
     """Of one world. The schedule that moves the most bytes is tuned; others are replayed as they are."""
 
-    def __init__(self, pilot: Pilot | None, layout: Mapping[str, Value]) -> None:
+    def __init__(self, driver: SearchDriver | None, layout: Mapping[str, Value]) -> None:
         """``layout``: what holds before anything is tuned."""
         self.layout: dict[str, Value] = dict(layout)  # what schedules are laid out by, now
-        self._pilot = pilot
-        self._told: dict[str, Value] = {**(pilot.given if pilot is not None else {}), **layout}  # what all ranks have
+        self._driver = driver
+        self._told: dict[str, Value] = {**(driver.given if driver is not None else {}), **layout}  # what all ranks have
         self._tuned: Known | None = None
         self._tuned_bytes = 0
-        self._paused: dict[int, Paused] | None = None  # by rank; None: no leg is under way
+        self._paused: dict[int, Paused] | None = None  # by rank; None: no trial is under way
         self._awaited: frozenset[int] = frozenset()
-        self._measured = False  # whether the leg under way is one of the pilot's
-        self._spoiled = 0
+        self._measured = False  # whether the trial under way is one of the search driver's
+        self._discarded = 0
 
     def tunes(self, known: Known) -> bool:
         """Whether ``known``, which is about to be replayed, is what is tuned."""
         self._paused, self._measured = None, False
-        return self._pilot is not None and self._is_tuned(known)
+        return self._driver is not None and self._is_tuned(known)
 
     def begin(self, aligned: bool, awaited: frozenset[int]) -> tuple[int, list[Adjust]]:
-        """A leg of what is tuned: of how many periods (0: it never ends), and what all ranks must be told before.
+        """A trial of what is tuned: of how many periods (0: it never ends), and what all ranks must be told before.
 
-        ``aligned``: it begins at a period's begin, and is to be laid out anew by ``layout``; else a leg to the end
+        ``aligned``: it begins at a period's begin, and is to be laid out anew by ``layout``; else a trial to the end
         of the present period comes first. ``awaited``: who will say Paused.
         """
-        assert self._pilot is not None
+        assert self._driver is not None
         self._paused, self._awaited = {}, awaited
         if not aligned:
             return 1, []
-        leg = self._pilot.leg(self._tuned_bytes)
-        self._measured = leg.periods > 0
-        if not leg.periods:
+        trial = self._driver.trial(self._tuned_bytes)
+        self._measured = trial.periods > 0
+        if not trial.periods:
             self._paused = None
-        reopens = self._pilot.reopens
-        self.layout.update({name: value for name, value in leg.values.items() if name not in reopens})
-        told = {name: value for name, value in leg.values.items() if name in reopens or name == "overlap"}
+        reopens = self._driver.reopens
+        self.layout.update({name: value for name, value in trial.values.items() if name not in reopens})
+        told = {name: value for name, value in trial.values.items() if name in reopens or name == "overlap"}
         changed = {name: value for name, value in told.items() if self._told.get(name) != value}
         self._told.update(changed)
-        return leg.periods, [Adjust(tuple(sorted(changed.items())))] if changed else []
+        return trial.periods, [Adjust(tuple(sorted(changed.items())))] if changed else []
 
     def paused(self, rank: int, message: Paused) -> bool:
-        """``rank`` has come to the leg's end. True when all have: the next is to begin."""
+        """``rank`` has come to the trial's end. True when all have: the next is to begin."""
         if self._paused is None:
             return False
         self._paused[rank] = message
         if not self._awaited <= self._paused.keys():
             return False
-        if self._measured and self._pilot is not None:
-            self._spoiled = 0
-            self._pilot.flown([self._paused[one].periods_ns for one in sorted(self._awaited)])
+        if self._measured and self._driver is not None:
+            self._discarded = 0
+            self._driver.trial_over([self._paused[one].periods_ns for one in sorted(self._awaited)])
         self._paused = None
         self._measured = False
         return True
 
     def awaited(self) -> tuple[int, ...]:
-        """The ranks that have not come to the end of the leg under way, where others wait there."""
+        """The ranks that have not come to the end of the trial under way, where others wait there."""
         return tuple(sorted(self._awaited - self._paused.keys())) if self._paused else ()
 
     def left(self) -> None:
-        """Replay is left in the middle of whatever leg is under way."""
+        """Replay is left in the middle of whatever trial is under way."""
         self._paused = None
-        if not self._measured or self._pilot is None:
+        if not self._measured or self._driver is None:
             return
         self._measured = False
-        self._spoiled += 1
-        self._pilot.spoiled()
-        if self._spoiled >= MOST_SPOILED:
-            self._pilot.gave_up("the training loop leaves its period too often to be measured")
+        self._discarded += 1
+        self._driver.trial_discarded()
+        if self._discarded >= MOST_DISCARDED:
+            self._driver.gave_up("the training loop leaves its period too often to be measured")
 
     def stop(self) -> None:
         """A rank is going: there is nothing more to be learned in this world, and nothing changes any more."""
         self.left()
-        self._pilot = None
+        self._driver = None
 
     def _is_tuned(self, known: Known) -> bool:
         if known is not self._tuned:

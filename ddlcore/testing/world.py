@@ -11,7 +11,7 @@ from typing import TypeVar
 from ddlcore import api
 from ddlcore.job import Job, local_jobs
 from ddlcore.plug.registry import Registry
-from ddlcore.runtime.tuning import Pilot
+from ddlcore.runtime.tuning import SearchDriver
 from ddlcore.testing.ranks import Ranks
 
 __all__ = ["World", "run_world"]
@@ -39,12 +39,12 @@ class World:
         settings: Mapping[str, object] | None = None,
         hosts: Sequence[int] | None = None,
         registry: Registry | None = None,
-        pilot: Pilot | None = None,
+        driver: SearchDriver | None = None,
     ) -> None:
-        """``registry``: what is on offer, where that is not what is installed. ``pilot`` looks for better settings."""
+        """``registry``: what is on offer, where that is not what is installed. ``driver`` looks for better settings."""
         given = {**PATIENCE, **(settings or {})}
         self.jobs: list[Job] = local_jobs(
-            size, backend=backend, settings=given, hosts=hosts, registry=registry, pilot=pilot
+            size, backend=backend, settings=given, hosts=hosts, registry=registry, driver=driver
         )
         self._ranks = Ranks(size)
         self._leaving: list[threading.Thread] = []

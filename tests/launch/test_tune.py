@@ -23,7 +23,7 @@ from ddlcore.launch.verdict import NotStarted
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.settings import settings_of
 from ddlcore.search import chosen_tuner, plan_search
-from ddlcore.tune.pilot import Pilot
+from ddlcore.tune.driver import SearchDriver
 from ddlcore.tune.session import Phase, Sample, Session
 from ddlcore.tune.space import CORE
 from ddlcore.types import Value
@@ -239,9 +239,9 @@ def test_a_search_that_is_given_up_ends_the_command(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     code = (
-        "import ddlcore.tune.pilot as pilot, sys; from ddlcore.launch.cli import main\n"
+        "import ddlcore.tune.search driver as search driver, sys; from ddlcore.launch.cli import main\n"
         "def narrowed(*given): raise RuntimeError('no idea')\n"
-        "pilot.narrowed = narrowed; sys.exit(main(sys.argv[1:]))"
+        "search driver.narrowed = narrowed; sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "tune", "-np", "2", "--tuner", "grid", "--out", str(tmp_path / "tuned.toml"),
@@ -299,11 +299,11 @@ def test_what_was_measured_before_a_run_that_does_not_start(
     """The report of the runs before it is written."""
 
     def run_job(launch: Launch) -> int:
-        assert isinstance(launch.pilot, Pilot)
-        if launch.pilot.session is not None:
+        assert isinstance(launch.driver, SearchDriver)
+        if launch.driver.session is not None:
             raise error
-        launch.pilot.session = Session(CORE, DEFAULT, GridTuner, 9)
-        launch.pilot.session.measured([0.01])
+        launch.driver.session = Session(CORE, DEFAULT, GridTuner, 9)
+        launch.driver.session.measured([0.01])
         return 0
 
     monkeypatch.setattr("ddlcore.launch.tune.command.run_job", run_job)
@@ -321,10 +321,10 @@ def test_a_short_training_is_run_until_the_search_has_ended(
 
     def run_job(launch: Launch) -> int:
         nonlocal done
-        assert isinstance(launch.pilot, Pilot)
-        launch.pilot.session = launch.pilot.session or Session(CORE, DEFAULT, GridTuner, 40)
+        assert isinstance(launch.driver, SearchDriver)
+        launch.driver.session = launch.driver.session or Session(CORE, DEFAULT, GridTuner, 40)
         if done < 11:
-            launch.pilot.session.measured([0.01])
+            launch.driver.session.measured([0.01])
         done += 1
         return 0
 
@@ -345,10 +345,10 @@ def test_a_search_that_fails_leaves_what_an_earlier_one_has_written(
     """What it has itself stands beside that."""
 
     def run_job(launch: Launch) -> int:
-        assert isinstance(launch.pilot, Pilot)
-        launch.pilot.session = Session(CORE, DEFAULT, GridTuner, 9)
+        assert isinstance(launch.driver, SearchDriver)
+        launch.driver.session = Session(CORE, DEFAULT, GridTuner, 9)
         for _ in range(measured):
-            launch.pilot.session.measured([0.01])
+            launch.driver.session.measured([0.01])
         return 3
 
     monkeypatch.setattr("ddlcore.launch.tune.command.run_job", run_job)

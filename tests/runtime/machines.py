@@ -38,7 +38,7 @@ from ddlcore.runtime.handle import Completion, Handle
 from ddlcore.runtime.request import Entry, Outcome, Recurring
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import TensorQueue
-from ddlcore.runtime.tuning import Pilot
+from ddlcore.runtime.tuning import SearchDriver
 from ddlcore.types import Buffer, DType, Kind
 
 __all__ = ["Call", "Do", "Join", "Machines", "Meet", "Order", "Part", "Wait"]
@@ -453,12 +453,12 @@ class Machines:
         depth: int = 1,
         blind: bool = False,
         join_spec: bytes = b"",
-        pilot: Pilot | None = None,
+        driver: SearchDriver | None = None,
     ) -> None:
         self.sets = dict(sets)
         self.blind = blind
         self.join_spec = join_spec
-        self.coordinator = Coordinator(len(sets[0]), ThresholdFusion(), fusion_bytes, replay, pilot=pilot)
+        self.coordinator = Coordinator(len(sets[0]), ThresholdFusion(), fusion_bytes, replay, driver=driver)
         self.coordinator.sets.update(sets)
         self.coordinator._next_set = len(sets)
         self.wire = _Wire(sets)

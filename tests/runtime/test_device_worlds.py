@@ -32,7 +32,7 @@ from ddlcore.testing.pretend_tensors import PretendTensor, current_stream, strea
 from ddlcore.testing.pretend_transport import PretendTransport
 from ddlcore.testing.pretend_world import PRETEND, PretendWorld, pretend_registry
 from ddlcore.testing.world import PATIENCE
-from ddlcore.tune.pilot import Pilot, Plan
+from ddlcore.tune.driver import Plan, SearchDriver
 from ddlcore.tune.session import Phase
 from ddlcore.types import Device, DType, Value
 from tests.runtime.effort import examples
@@ -702,7 +702,7 @@ def test_a_search_that_opens_communicators_anew_opens_the_devices_too(route: str
     default: dict[str, Value] = {"fusion_bytes": 8 << 20, "first_bucket_bytes": 0, "overlap": "on"}
     default["shm_chunk_bytes"] = 0
     plan = Plan((knob,), default, lambda knobs: GridTuner(knobs, 1), trials=4, steps=3, warmup=1)
-    pilot = Pilot(plan, (), lambda work: work())
+    driver = SearchDriver(plan, (), lambda work: work())
 
     def play(rank: int, job: Job) -> str:
         runtime = PretendRuntime()
@@ -710,13 +710,13 @@ def test_a_search_that_opens_communicators_anew_opens_the_devices_too(route: str
         with stream(runtime):
             for _ in range(1000):
                 assert (PRETEND.allreduce_async(filled(rank + 1), name="x", op=ddl.Sum).wait().numpy() == 3).all()
-                done = pilot.session is not None and pilot.session.phase is Phase.DONE
+                done = driver.session is not None and driver.session.phase is Phase.DONE
                 if ddl.broadcast(np.array([done]), root_rank=0, name="done")[0]:
                     return job.stats()["routes"][0]
         raise AssertionError("the search did not end")
 
     settings = {"device_dense": route}
-    with World(2, backend="shm", settings=settings, registry=pretend_registry(), pilot=pilot) as world:
+    with World(2, backend="shm", settings=settings, registry=pretend_registry(), driver=driver) as world:
         for text in world.run(play, last=True):
             assert KIND in text and "asked for" in text
 

@@ -262,8 +262,8 @@ def test_a_join_waits_for_those_that_train_on() -> None:
 
 def test_the_end_of_a_leg_waits_for_those_that_have_not_come_to_it() -> None:
     """While settings are searched; nobody is waited for before the first has come there, nor behind the last."""
-    pilot: Any = SimpleNamespace(given={})  # is asked for nothing else before a leg that is aligned
-    tuning = Tuning(pilot, {})
+    driver: Any = SimpleNamespace(given={})  # is asked for nothing else before a trial that is aligned
+    tuning = Tuning(driver, {})
     tuning.begin(False, frozenset({0, 1, 2}))
     assert tuning.awaited() == ()
     assert not tuning.paused(1, Paused(0, ()))

@@ -20,8 +20,8 @@ from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.registry import Distribution, Registry
 from ddlcore.runtime import tensor_queue
 from ddlcore.testing import World
+from ddlcore.tune.driver import Plan, SearchDriver
 from ddlcore.tune.log import CsvLog, read_log
-from ddlcore.tune.pilot import Pilot, Plan
 from ddlcore.tune.session import Phase
 from ddlcore.tune.space import COMPRESSION, CORE
 from ddlcore.types import Value
@@ -59,7 +59,7 @@ def at_once(work: Callable[[], None]) -> None:
     work()
 
 
-def train(rank: int, job: Job, pilot: Pilot, most: int) -> tuple[int, int]:
+def train(rank: int, job: Job, driver: SearchDriver, most: int) -> tuple[int, int]:
     """Steps until the search is over, and 30 more; the control messages and the steps of those."""
     tensors = [np.full(COUNT, float(rank + 1), np.float32) for _ in range(TENSORS)]
     after = 0
@@ -73,7 +73,7 @@ def train(rank: int, job: Job, pilot: Pilot, most: int) -> tuple[int, int]:
         ]
         for handle in handles:
             assert (ddl.synchronize(handle) == 3.0 * (step % 40)).all()
-        done = pilot.session is not None and pilot.session.phase is Phase.DONE
+        done = driver.session is not None and driver.session.phase is Phase.DONE
         # All ranks must take the same number of steps: rank 0 says when it is over.
         if ddl.broadcast(np.array([done]), root_rank=0, name="done")[0]:
             after += 1
@@ -83,18 +83,18 @@ def train(rank: int, job: Job, pilot: Pilot, most: int) -> tuple[int, int]:
                 messages = job.stats()["control_messages"] - messages
             if after == 30:
                 return messages, step
-    raise AssertionError(f"the search was not over after {most} steps: {pilot.session and pilot.session.lacks()}")
+    raise AssertionError(f"the search was not over after {most} steps: {driver.session and driver.session.lacks()}")
 
 
-def search(pilot: Pilot, most: int = 3000) -> list[tuple[int, int]]:
+def search(driver: SearchDriver, most: int = 3000) -> list[tuple[int, int]]:
     with World(
         2,
         backend="planted",
         settings={"overlap": "on", "first_bucket_bytes": 0},
         registry=registry_with_planted(),
-        pilot=pilot,
+        driver=driver,
     ) as world:
-        return world.run(lambda rank, job: train(rank, job, pilot, most), deadline_s=50.0, last=True)
+        return world.run(lambda rank, job: train(rank, job, driver, most), deadline_s=50.0, last=True)
 
 
 def tuner_of(name: str, knobs: Sequence[Knob], seed: int) -> Tuner:
@@ -111,9 +111,9 @@ def test_the_planted_optimum_is_found(name: str, seed: int, tmp_path: Path) -> N
     if name == "bayes":
         pytest.importorskip("skopt", reason="pip install 'ddlcore[tune]': the tuner bayes needs scikit-optimize")
     plan = Plan(CORE[:1], DEFAULT, lambda knobs: tuner_of(name, knobs, seed), trials=20, steps=3, warmup=1)
-    pilot = Pilot(plan, [CsvLog(tmp_path / "log.csv")], at_once)
-    ends = search(pilot)
-    session = pilot.session
+    driver = SearchDriver(plan, [CsvLog(tmp_path / "log.csv")], at_once)
+    ends = search(driver)
+    session = driver.session
     assert session is not None and session.result is not None
     best_ns = min(step_ns(BYTES, n * COUNT * 4) for n in range(1, TENSORS + 1))
     found = session.result["fusion_bytes"]
@@ -129,13 +129,13 @@ def test_the_planted_optimum_is_found(name: str, seed: int, tmp_path: Path) -> N
 def test_what_only_a_new_communicator_takes_up() -> None:
     """A knob that reopens: every rank opens its communicators anew, at the same point, and goes on."""
     plan = Plan((KNOCK,), DEFAULT, lambda knobs: GridTuner(knobs, 1), trials=6, steps=3, warmup=1)
-    pilot = Pilot(plan, (), at_once)
-    search(pilot)
+    driver = SearchDriver(plan, (), at_once)
+    search(driver)
     seen = [[value for rank, value in PlantedTransport.opened if rank == own] for own in (0, 1)]
     assert seen[0] == seen[1]
     assert seen[0][0] is None and 2 in seen[0]
-    assert pilot.session is not None
-    assert pilot.session.result == {"knock_bytes": 1}  # it changes nothing, so it is not written
+    assert driver.session is not None
+    assert driver.session.result == {"knock_bytes": 1}  # it changes nothing, so it is not written
 
 
 def test_compression_is_a_way_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +149,8 @@ def test_compression_is_a_way_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> No
     original = Fp16Compression.encode
     monkeypatch.setattr(Fp16Compression, "encode", encode)
     plan = Plan((CORE[0], COMPRESSION), DEFAULT, lambda knobs: GridTuner(knobs, 1), trials=9, steps=3, warmup=1)
-    pilot = Pilot(plan, (), at_once)
-    search(pilot)
-    assert pilot.session is not None
-    assert {sample.values["compression"] for sample in pilot.session.samples} == {"none", "fp16", "bf16"}
+    driver = SearchDriver(plan, (), at_once)
+    search(driver)
+    assert driver.session is not None
+    assert {sample.values["compression"] for sample in driver.session.samples} == {"none", "fp16", "bf16"}
     assert encoded == {f"allreduce.t{i}" for i in range(TENSORS)}

@@ -23,9 +23,9 @@ from ddlcore.launch.tune.report import write_report
 from ddlcore.launch.tune.results import about_text, kept_beside, settings_found, values_of, write_config
 from ddlcore.launch.tune.talk import Lines
 from ddlcore.launch.verdict import NotStarted
-from ddlcore.search import build_pilot, chosen_tuner
+from ddlcore.search import build_search_driver, chosen_tuner
+from ddlcore.tune.driver import SearchDriver, Watcher
 from ddlcore.tune.log import read_log
-from ddlcore.tune.pilot import Pilot, Watcher
 from ddlcore.tune.session import Phase, Sample, Session, Values
 
 __all__ = ["tune"]
@@ -95,7 +95,7 @@ def tune(
     except (NotStarted, KeyboardInterrupt) as error:
         code = error.code if isinstance(error, NotStarted) else 130
         _say(str(error) or "interrupted")
-        if search.pilot.session is None:
+        if search.driver.session is None:
             ctx.exit(code)
         # What earlier runs have measured is still told of.
     hosts = len(set(launch.layout.ranks))
@@ -109,7 +109,7 @@ def tune(
 @dataclass(frozen=True)
 class _Search:
     launch: Launch
-    pilot: Pilot
+    driver: SearchDriver
     bar: Bar | None
 
 
@@ -143,11 +143,13 @@ def _search(launch: Launch, warm_start: Sequence[Path], goal: _Goal) -> _Search:
         goal,
     ]
     warm = [values for path in warm_start for values in _read_warm(path)]
-    pilot = build_pilot(launch.settings, launch.registry, launch.layout.ranks, launch.launched_by, watchers, warm)
+    driver = build_search_driver(
+        launch.settings, launch.registry, launch.layout.ranks, launch.launched_by, watchers, warm
+    )
     name = chosen_tuner(launch.settings, launch.registry)
     if launch.settings["tuner"] == "auto" and name != "bayes":
         _say(f"tuner {name}; for the Gaussian process: {launch.registry.missing(launch.registry.tuners['bayes'])}")
-    return _Search(launch, pilot, bar)
+    return _Search(launch, driver, bar)
 
 
 def _read_warm(path: Path) -> list[Values]:
@@ -184,13 +186,13 @@ def _check_writable(out: Path, report: Path) -> None:
 def _run(search: _Search, goal: _Goal, runs: int | None) -> int:
     """The exit code of the last run; 0 where the search ended it. One that measured nothing is the last."""
     for number in range(1, runs + 1) if runs else itertools.count(1):
-        before = len(search.pilot.session.samples) if search.pilot.session is not None else 0
+        before = len(search.driver.session.samples) if search.driver.session is not None else 0
         goal.end = EndEarly()
-        code = run_job(replace(search.launch, pilot=search.pilot, bar=search.bar, end=goal.end))
-        search.pilot.settle()
+        code = run_job(replace(search.launch, driver=search.driver, bar=search.bar, end=goal.end))
+        search.driver.settle()
         if search.bar is not None:
             search.bar.clear()
-        session = search.pilot.session
+        session = search.driver.session
         if goal.end.asked:
             return 0
         if code != 0 or session is None or session.phase is Phase.DONE or len(session.samples) == before:
@@ -203,7 +205,7 @@ def _run(search: _Search, goal: _Goal, runs: int | None) -> int:
 
 def _conclude(search: _Search, out: Path, report: Path, about: str, code: int, why: str) -> int:
     """The exit code. ``why``: the search was given up."""
-    session, settings = search.pilot.session, search.launch.settings
+    session, settings = search.driver.session, search.launch.settings
     base = {
         name: value
         for name, value in settings.items()

@@ -9,8 +9,8 @@ from functools import partial
 
 from ddlcore.launch.launcher import Launch
 from ddlcore.launch.tune.bar import Bar, gain_text, progress
-from ddlcore.search import build_pilot
-from ddlcore.tune.pilot import Pilot, Watcher
+from ddlcore.search import build_search_driver
+from ddlcore.tune.driver import SearchDriver, Watcher
 from ddlcore.tune.session import Phase, Sample, Session, values_text
 
 __all__ = ["Lines", "after_training", "outcome", "while_training"]
@@ -61,7 +61,7 @@ def after_training(launch: Launch) -> None:
     """Takes the bar away, and says what the search lacked where it was not over."""
     if launch.bar is not None:
         launch.bar.clear()
-    session = launch.pilot.session if isinstance(launch.pilot, Pilot) else None
+    session = launch.driver.session if isinstance(launch.driver, SearchDriver) else None
     if session is None:
         _say("no step was measured: a search needs steps that repeat and allreduce")
     elif session.phase is not Phase.DONE:
@@ -73,8 +73,8 @@ def _say(text: str, bar: Bar | None = None) -> None:
 
 
 def while_training(launch: Launch) -> Launch:
-    """``launch`` with a search that goes on while it trains. Raises as ``build_pilot``."""
+    """``launch`` with a search that goes on while it trains. Raises as ``build_search_driver``."""
     bar = Bar() if os.isatty(2) and launch.watch is None else None  # a table has the screen for itself
     watchers: list[Watcher] = [Lines(partial(_say, bar=bar), samples=bar is None), *([bar] if bar is not None else [])]
-    pilot = build_pilot(launch.settings, launch.registry, launch.layout.ranks, launch.launched_by, watchers)
-    return replace(launch, pilot=pilot, bar=bar)
+    driver = build_search_driver(launch.settings, launch.registry, launch.layout.ranks, launch.launched_by, watchers)
+    return replace(launch, driver=driver, bar=bar)

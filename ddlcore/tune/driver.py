@@ -1,4 +1,4 @@
-"""Flies one search through a training: legs out, times in; the tuner thinks in a thread of its own meanwhile."""
+"""Runs one search through a training: trials out, times in; the tuner thinks in a thread of its own meanwhile."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ddlcore.contracts.tuner import Knob, Tuner, Value
 from ddlcore.tune.session import Phase, Sample, Session
 from ddlcore.tune.space import narrowed
 
-__all__ = ["Pilot", "Plan", "Stretch", "Watcher", "in_thread"]
+__all__ = ["Plan", "SearchDriver", "Stretch", "Watcher", "in_thread"]
 
 LEAST_SAMPLE_S = 0.05  # a sample of very short steps has more of them
 MOST_TIMES = 20  # but not so many times what was asked for
 THINKING_S = 0.02  # how long the steps go on before it is asked again whether the tuner has come to something
 MOST_THINKING = 200
-FIRST_STEPS = 10  # more, that do not count, in the first leg of all
+FIRST_STEPS = 10  # more, that do not count, in the first trial of all
 FEWEST_STEPS = 3  # of a sample in a loop that is left all the time
-SPOILED_IN_A_ROW = 2
+DISCARDED_IN_A_ROW = 2
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def in_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="ddl-tuner", daemon=True).start()
 
 
-class Pilot:
-    """What the coordinator asks for legs, and tells what they took; it never waits for the tuner."""
+class SearchDriver:
+    """What the coordinator asks for trials, and tells what they took; it never waits for the tuner."""
 
     def __init__(
         self,
@@ -87,21 +87,21 @@ class Pilot:
         self._working = False
         self._nbytes = 0
         self._values: dict[str, Value] | None = None  # to be measured; None: the tuner is at it
-        self._flying: Stretch | None = None  # the leg under way, where it counts
-        self._holds: dict[str, Value] = dict(plan.default)  # what the last leg had
+        self._current: Stretch | None = None  # the trial under way, where it counts
+        self._holds: dict[str, Value] = dict(plan.default)  # what the last trial had
         self._step_s = 0.0  # what a step takes, about; 0: not known
         self._steps = plan.steps
-        self._skipped = 0  # steps of the leg under way that do not count
+        self._skipped = 0  # steps of the trial under way that do not count
         self._cold = True  # the training has just begun: nothing of it was measured yet
-        self._spoiled = 0
+        self._discarded = 0
         self._why = ""
 
     # --- for the coordinator
 
-    def leg(self, nbytes: int) -> Stretch:
-        """The next leg: a sample; or, while the tuner thinks, more of the same; or what was found, for ever."""
+    def trial(self, nbytes: int) -> Stretch:
+        """The next trial: a sample; or, while the tuner thinks, more of the same; or what was found, for ever."""
         with self._lock:
-            self._flying = None
+            self._current = None
             if self._why:
                 return Stretch(dict(self._holds), 0)
             if nbytes != self._nbytes:  # another schedule: what was measured before is not comparable
@@ -119,8 +119,8 @@ class Pilot:
             self._holds = dict(self._values)
             # A loop that has just begun is not yet what it will be.
             self._skipped = self._plan.warmup + (FIRST_STEPS if self._cold or not session.samples else 0)
-            self._flying = Stretch(dict(self._values), 1 + self._skipped + self._counted())
-            return self._flying
+            self._current = Stretch(dict(self._values), 1 + self._skipped + self._counted())
+            return self._current
 
     def _counted(self) -> int:
         """How many steps of a sample count."""
@@ -128,41 +128,41 @@ class Pilot:
             return self._steps
         return max(self._steps, min(math.ceil(LEAST_SAMPLE_S / self._step_s), MOST_TIMES * self._steps))
 
-    def flown(self, periods_ns: Sequence[Sequence[int]]) -> None:
-        """A leg is over. Each rank's periods, the first left out; the slowest rank of a step decides."""
+    def trial_over(self, periods_ns: Sequence[Sequence[int]]) -> None:
+        """A trial is over. Each rank's periods, the first left out; the slowest rank of a step decides."""
         fewest = min(len(row) for row in periods_ns)
         steps_s = [max(row[len(row) - fewest + i] for row in periods_ns) * 1e-9 for i in range(fewest)]
         with self._lock:
-            flying, self._flying = self._flying, None
+            current, self._current = self._current, None
             session, nbytes = self.session, self._nbytes
-            counted = steps_s[self._skipped :] if flying is not None else steps_s
+            counted = steps_s[self._skipped :] if current is not None else steps_s
             if not counted or min(counted) <= 0.0:
                 return
             self._step_s = median(counted)
-            if flying is None or session is None:
+            if current is None or session is None:
                 return
-            self._spoiled = 0
+            self._discarded = 0
             self._cold = False
             self._values = None
             if session.phase is Phase.SEARCH:
                 self._do_aside(lambda: self._think(session, counted, nbytes))
-            else:  # no tuner has to be asked: the next leg is the next sample
+            else:  # no tuner has to be asked: the next trial is the next sample
                 sample = self._learn(session, counted)
                 self._do_aside(lambda: self._tell(session, sample, nbytes))
 
-    def spoiled(self) -> None:
-        """The loop left its period in the middle of a leg: it is flown again, with fewer steps if that goes on."""
+    def trial_discarded(self) -> None:
+        """The loop left its period in the middle of a trial: it is repeated, with fewer steps if that goes on."""
         with self._lock:
-            if self._flying is None:
+            if self._current is None:
                 return
-            self._flying = None
-            self._spoiled += 1
-            if self._spoiled >= SPOILED_IN_A_ROW:
-                self._spoiled = 0
+            self._current = None
+            self._discarded += 1
+            if self._discarded >= DISCARDED_IN_A_ROW:
+                self._discarded = 0
                 self._steps = max(FEWEST_STEPS, self._steps // 2)
 
     def gave_up(self, why: str) -> None:
-        """The search is over without a result: the default holds from the next leg on."""
+        """The search is over without a result: the default holds from the next trial on."""
         with self._lock:
             session = self.session
             if self._why or (session is not None and session.phase is Phase.DONE):
@@ -183,7 +183,7 @@ class Pilot:
         """The training has ended: waits until the tuner has thought about what it was told."""
         with self._idle:
             self._idle.wait_for(lambda: not self._working, timeout_s)
-            self._flying = None
+            self._current = None
             self._step_s = 0.0  # whatever comes next begins anew
             self._cold = True
 

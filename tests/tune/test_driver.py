@@ -1,4 +1,4 @@
-"""What the coordinator gets from a search: legs that count, legs while the tuner thinks, and an end."""
+"""What the coordinator gets from a search: trials that count, trials while the tuner thinks, and an end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ddlcore.builtin.tuners.grid import GridTuner
 from ddlcore.contracts.tuner import Tuner
-from ddlcore.tune.pilot import FEWEST_STEPS, FIRST_STEPS, Pilot, Plan
+from ddlcore.tune.driver import FEWEST_STEPS, FIRST_STEPS, Plan, SearchDriver
 from ddlcore.tune.session import Phase, Sample, Session
 from ddlcore.types import Knob, Value
 
@@ -50,111 +50,111 @@ def plan(make: Callable[[Sequence[Knob]], Tuner] = GridTuner) -> Plan:
     return Plan((KNOB,), DEFAULT, make, trials=3, steps=5, warmup=2)
 
 
-def fly(pilot: Pilot, ns: int = 100_000_000, nbytes: int = NBYTES) -> str:
-    """One leg of two ranks; how it was flown."""
-    leg = pilot.leg(nbytes)
-    if leg.periods == 0:
+def run_trial(driver: SearchDriver, ns: int = 100_000_000, nbytes: int = NBYTES) -> str:
+    """One trial of two ranks; the setting it ran with."""
+    trial = driver.trial(nbytes)
+    if trial.periods == 0:
         return "for ever"
-    pilot.flown([[ns] * (leg.periods - 1), [ns // 2] * (leg.periods - 1)])
-    return str(leg.values["overlap"])
+    driver.trial_over([[ns] * (trial.periods - 1), [ns // 2] * (trial.periods - 1)])
+    return str(trial.values["overlap"])
 
 
 def test_while_the_tuner_thinks_the_steps_go_on() -> None:
-    """Legs of the same settings, which count for nothing, until it has come to something."""
+    """Trials of the same settings, which count for nothing, until it has come to something."""
     later = Later()
-    pilot = Pilot(plan(), (), later)
-    assert pilot.leg(NBYTES).values == DEFAULT
-    assert pilot.leg(NBYTES).values == DEFAULT  # no session yet
+    driver = SearchDriver(plan(), (), later)
+    assert driver.trial(NBYTES).values == DEFAULT
+    assert driver.trial(NBYTES).values == DEFAULT  # no session yet
     later.do()
-    first = pilot.leg(NBYTES)
+    first = driver.trial(NBYTES)
     assert first.periods == 1 + FIRST_STEPS + 2 + 5
-    pilot.flown([[100_000_000] * (first.periods - 1)] * 2)
-    assert [fly(pilot), fly(pilot)] == ["off", "off"]
-    assert pilot.session is not None and not pilot.session.samples
+    driver.trial_over([[100_000_000] * (first.periods - 1)] * 2)
+    assert [run_trial(driver), run_trial(driver)] == ["off", "off"]
+    assert driver.session is not None and not driver.session.samples
     later.do()
-    assert len(pilot.session.samples) == 1
-    assert pilot.leg(NBYTES).values == {"overlap": "on"}
+    assert len(driver.session.samples) == 1
+    assert driver.trial(NBYTES).values == {"overlap": "on"}
 
 
 def test_the_slowest_rank_of_each_step_decides() -> None:
     """And the steps right after a change do not count."""
-    pilot = Pilot(plan(), (), lambda work: work())
-    leg = pilot.leg(NBYTES)
+    driver = SearchDriver(plan(), (), lambda work: work())
+    trial = driver.trial(NBYTES)
     skipped = [900_000_000] * (FIRST_STEPS + 2)
-    pilot.flown([[*skipped, 100, 200, 300, 400, 500], [*skipped, 500, 400, 300, 200, 100]])
-    assert leg.periods == len(skipped) + 6
-    assert pilot.session is not None
-    assert [round(s * 1e9) for s in pilot.session.samples[0].steps_s] == [500, 400, 300, 400, 500]
+    driver.trial_over([[*skipped, 100, 200, 300, 400, 500], [*skipped, 500, 400, 300, 200, 100]])
+    assert trial.periods == len(skipped) + 6
+    assert driver.session is not None
+    assert [round(s * 1e9) for s in driver.session.samples[0].steps_s] == [500, 400, 300, 400, 500]
 
 
 def test_short_steps_are_measured_more_often() -> None:
     """A sample lasts 50 ms at least, but not for ever."""
     for ns, steps in ((10_000_000, 5), (1_000_000, 50), (1_000, 100)):
-        pilot = Pilot(plan(), (), lambda work: work())
-        fly(pilot, ns)
-        assert pilot.leg(NBYTES).periods == 1 + 2 + steps, ns
+        driver = SearchDriver(plan(), (), lambda work: work())
+        run_trial(driver, ns)
+        assert driver.trial(NBYTES).periods == 1 + 2 + steps, ns
 
 
 def test_it_comes_to_an_end_and_says_so_once() -> None:
-    """Then one leg for ever, with what was found."""
+    """Then one trial for ever, with what was found."""
     notes = Notes()
-    pilot = Pilot(plan(), [notes], lambda work: work())
+    driver = SearchDriver(plan(), [notes], lambda work: work())
     ways = []
     for _ in range(60):
-        ways.append(fly(pilot, 50_000_000 if pilot._holds["overlap"] == "on" else 100_000_000))
+        ways.append(run_trial(driver, 50_000_000 if driver._holds["overlap"] == "on" else 100_000_000))
         if ways[-1] == "for ever":
             break
     assert ways[-1] == "for ever"
     assert notes.ends == [""] and notes.begun == 1
-    assert pilot.session is not None and len(notes.samples) == len(pilot.session.samples)
-    assert pilot.session.phase is Phase.DONE
+    assert driver.session is not None and len(notes.samples) == len(driver.session.samples)
+    assert driver.session.phase is Phase.DONE
 
 
-def test_spoiled_legs_are_flown_again_and_get_shorter() -> None:
+def test_discarded_trials_are_repeated_and_get_shorter() -> None:
     """A loop that is left now and then is still measured, in shorter stretches."""
-    pilot = Pilot(plan(), (), lambda work: work())
+    driver = SearchDriver(plan(), (), lambda work: work())
     lengths = []
     for _ in range(6):
-        leg = pilot.leg(NBYTES)
-        lengths.append(leg.periods - FIRST_STEPS - 3)
-        pilot.spoiled()
+        trial = driver.trial(NBYTES)
+        lengths.append(trial.periods - FIRST_STEPS - 3)
+        driver.trial_discarded()
     assert lengths == [5, 5, FEWEST_STEPS, FEWEST_STEPS, FEWEST_STEPS, FEWEST_STEPS]
-    assert pilot.session is not None and not pilot.session.samples
+    assert driver.session is not None and not driver.session.samples
 
 
 def test_another_schedule_begins_anew() -> None:
     """What was measured of a step that moved other bytes is not comparable."""
     notes = Notes()
-    pilot = Pilot(plan(), [notes], lambda work: work())
+    driver = SearchDriver(plan(), [notes], lambda work: work())
     for _ in range(3):
-        fly(pilot)
-    before = pilot.session
-    fly(pilot, nbytes=2 * NBYTES)
-    assert pilot.session is not before and notes.begun == 2
+        run_trial(driver)
+    before = driver.session
+    run_trial(driver, nbytes=2 * NBYTES)
+    assert driver.session is not before and notes.begun == 2
 
 
 def test_a_schedule_that_comes_again_goes_on_where_it_was() -> None:
     """A script that is run again may begin with another loop, which moves less: the search is not lost by it."""
     notes = Notes()
-    pilot = Pilot(plan(), [notes], lambda work: work())
-    fly(pilot)
-    before = pilot.session
+    driver = SearchDriver(plan(), [notes], lambda work: work())
+    run_trial(driver)
+    before = driver.session
     assert before is not None
     taken = len(before.samples)
-    pilot.settle()
-    fly(pilot, nbytes=NBYTES // 2)
-    fly(pilot)
-    assert pilot.session is before and len(before.samples) == taken + 1
+    driver.settle()
+    run_trial(driver, nbytes=NBYTES // 2)
+    run_trial(driver)
+    assert driver.session is before and len(before.samples) == taken + 1
     assert notes.begun == 2
 
 
 def test_each_run_begins_with_steps_that_do_not_count() -> None:
     """A script that is run again is as cold as it was the first time."""
-    pilot = Pilot(plan(), (), lambda work: work())
-    fly(pilot)
-    assert pilot.leg(NBYTES).periods == 1 + 2 + 5
-    pilot.settle()
-    assert pilot.leg(NBYTES).periods == 1 + FIRST_STEPS + 2 + 5
+    driver = SearchDriver(plan(), (), lambda work: work())
+    run_trial(driver)
+    assert driver.trial(NBYTES).periods == 1 + 2 + 5
+    driver.settle()
+    assert driver.trial(NBYTES).periods == 1 + FIRST_STEPS + 2 + 5
 
 
 def test_a_search_that_cannot_begin_is_told_of() -> None:
@@ -165,9 +165,9 @@ def test_a_search_that_cannot_begin_is_told_of() -> None:
             raise RuntimeError("no idea")
 
     notes = Notes()
-    pilot = Pilot(plan(Broken), [notes], lambda work: work())
-    assert fly(pilot) == "off"
-    assert fly(pilot) == "for ever"
+    driver = SearchDriver(plan(Broken), [notes], lambda work: work())
+    assert run_trial(driver) == "off"
+    assert run_trial(driver) == "for ever"
     assert notes.ends == ["the tuner failed: RuntimeError: no idea"]
 
 
@@ -179,9 +179,9 @@ def test_a_tuner_that_fails_ends_the_search_and_nothing_else() -> None:
             raise RuntimeError("no idea")
 
     notes = Notes()
-    pilot = Pilot(plan(Broken), [notes], lambda work: work())
+    driver = SearchDriver(plan(Broken), [notes], lambda work: work())
     for _ in range(3):
-        fly(pilot)
-    assert pilot.leg(NBYTES).periods == 0
-    assert pilot.leg(NBYTES).values == DEFAULT
+        run_trial(driver)
+    assert driver.trial(NBYTES).periods == 0
+    assert driver.trial(NBYTES).values == DEFAULT
     assert notes.ends == ["the tuner failed: RuntimeError: no idea"]
