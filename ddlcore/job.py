@@ -49,7 +49,7 @@ from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.ranges import in_use, ranges_of
 from ddlcore.runtime.recording import Recording
 from ddlcore.runtime.reentry import Lock, reentrant
-from ddlcore.runtime.request import Entry, Recurring
+from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.runtime.sessions import Sessions
 from ddlcore.runtime.stall import Patience
@@ -114,7 +114,9 @@ class Job:
         self._kernels = LateKernels(settings.text("cache_dir"))
         self._compressors: dict[str, Compressor] = {}
         self.companions = Companions(self)
-        self.recurring: dict[Any, Recurring] = {}  # calls by name that wait at once, described the first time
+        self.persistent_requests: dict[
+            Any, PersistentRequest
+        ] = {}  # calls by name that wait at once, described the first time
         self._verifiers: dict[tuple[int, str], Verifying] = {}  # by process set and label
         self._told = False  # digests whose difference would end the job
         self._shown = False  # to a thread of the user's, why the job is over
@@ -374,11 +376,11 @@ class Job:
 
     # --- in between
 
-    # For those who submit the same tensors in every step: see TensorQueue.again; ``again_together``, for many at once and a
-    # caller who goes on to wait; ``at_once``, for one who waits for it: see Engine.at_once. Others while a timeline runs.
-    again: Callable[..., None]
-    again_together: Callable[..., None]
-    at_once: Callable[..., None]
+    # For those who submit the same tensors in every step: see TensorQueue.start_request; ``start_all``, for many at once and a
+    # caller who goes on to wait; ``start_and_wait``, for one who waits for it: see Engine.start_and_wait. Others while a timeline runs.
+    start_request: Callable[..., None]
+    start_all: Callable[..., None]
+    start_and_wait: Callable[..., None]
     submit_entries: Callable[..., None]
 
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
@@ -441,8 +443,8 @@ class Job:
         return ordinal
 
     def retire(self) -> None:
-        """Forgets all that ``recurring`` holds: names that do not come again must not fill the memory."""
-        known, self.recurring = self.recurring, {}
+        """Forgets all that ``request`` holds: names that do not come again must not fill the memory."""
+        known, self.persistent_requests = self.persistent_requests, {}
         self.tensor_queue.retire(known.values())
 
     def disown(self) -> None:

@@ -154,7 +154,7 @@ CPU = Device("cpu")
 class Buffer:
     """Dense memory of one tensor, seen without a framework.
 
-    Only a recurring tensor's address, owner, event and order ever change, while nothing is under way.
+    Only a persistent request's address, owner, event and order ever change, while nothing is under way.
 
     ``strides`` (in elements) is None for row-major memory, else the tensor's own dense permutation.
     ``owner`` keeps the memory alive, and the event. ``wait``, where the producer may still be writing,

@@ -56,11 +56,11 @@ def _calls(recorder: Recorder, tensors: int) -> dict[str, tuple[Callable[[], obj
     started = [(entry, 0, None) for entry in entries]
     planned = Planned(0, Kind.ALLREDUCE, tuple(entry.name for entry in entries), (b"",) * tensors)
     nothing: Callable[..., None] = lambda *args: None  # noqa: E731  # as short as a call can be
-    again, together = recorder.starting(nothing), recorder.starting_together(nothing)
+    again, together = recorder.starting(nothing), recorder.starting_all(nothing)
     submit = recorder.submitting(nothing)
     return {
         "a tensor, each by itself (again)": (lambda: again(entries[0], 0, None), 1, 0),
-        f"a tensor of {tensors} together (again_together)": (lambda: together(started), tensors, 0),
+        f"a tensor of {tensors} together (start_all)": (lambda: together(started), tensors, 0),
         "a tensor that is negotiated (submit)": (lambda: submit(entries), tensors, 0),
         "a bucket (bucket)": (lambda: recorder.bucket(planned, 3, 1, 2), 0, 1),
         "a wait (waited)": (lambda: recorder.waited(1, 2), 0, 1),
@@ -102,14 +102,14 @@ def steps(tensors: int, count: int, rounds: int, directory: str) -> tuple[list[f
     ddl.init()
     job, operations = current_job(), Operations(NumpyAdapter())
     grads = [np.ones(count, np.float32) for _ in range(tensors)]
-    entries = [operations.recurring_allreduce(grad, name=f"g{i}", op=ddl.Max) for i, grad in enumerate(grads)]
+    entries = [operations.persistent_allreduce(grad, name=f"g{i}", op=ddl.Max) for i, grad in enumerate(grads)]
     started = [(entry, grad.ctypes.data, grad) for entry, grad in zip(entries, grads)]
 
     def block(length: int) -> float:
         ddl.barrier()
         begun_s = time.perf_counter()
         for _ in range(length):
-            job.again_together(started)
+            job.start_all(started)
             for entry in entries:
                 entry.wait()
         return (time.perf_counter() - begun_s) / length

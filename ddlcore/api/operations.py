@@ -16,15 +16,15 @@ from ddlcore.errors import InvalidArgument
 from ddlcore.job import Job
 from ddlcore.messages import Spec, encode
 from ddlcore.runtime.executor import reducescatter_rows
-from ddlcore.runtime.fenced import FencedHandle, FencedRecurring
+from ddlcore.runtime.fenced import FencedHandle, FencedPersistentRequest
 from ddlcore.runtime.handle import Handle
-from ddlcore.runtime.request import ANONYMOUS, Entry, Outcome, Recurring
+from ddlcore.runtime.request import ANONYMOUS, Entry, Outcome, PersistentRequest
 from ddlcore.types import CPU, Adasum, Average, Buffer, DType, Kind, ReduceOp
 
 __all__ = ["Operations"]
 
 SPEC_CACHE_LIMIT = 65536
-RECURRING_LIMIT = 1024  # names of calls that wait at once; in a loop there are few
+PERSISTENT_LIMIT = 1024  # names of calls that wait at once; in a loop there are few
 
 
 class Operations:
@@ -124,7 +124,7 @@ class Operations:
         self._submit(job, handle, set_id, names, specs, sources, targets, waits=waits)
         return handle
 
-    def recurring_allreduce(
+    def persistent_allreduce(
         self,
         tensor: Any,
         *,
@@ -138,11 +138,11 @@ class Operations:
         output: Any = None,
         part_of: str = "",
         by_host: bool = False,
-    ) -> Recurring:
+    ) -> PersistentRequest:
         """An ``allreduce_async`` of tensors like this one, in place, described once; nothing is sent yet.
 
-        ``job.again(recurring, address, owner)`` starts it, then ``recurring.wait()``. On the wire it is the same.
-        ``output``: where the result goes instead; before a start, ``recurring.target.address`` may be set to other
+        ``job.start_request(request, address, owner)`` starts it, then ``request.wait()``. On the wire it is the same.
+        ``output``: where the result goes instead; before a start, ``request.target.address`` may be set to other
         such memory, which the caller keeps alive till the end. ``part_of``: of what it is a part; ranks that say
         different things raise MismatchError, which shows what each said.
         """
@@ -155,7 +155,7 @@ class Operations:
         device = _device(job, [buffer], "allreduce", by_host)
         spec = _allreduce_spec(buffer, op, prescale_factor, postscale_factor, compression, 0, device, part_of)
         what = (job.completion, set_id, f"allreduce.{checked_name(name)}", spec, self._encoded(spec), buffer, target)
-        return Recurring(*what) if device == CPU.kind else FencedRecurring(*what, self.adapter.after)
+        return PersistentRequest(*what) if device == CPU.kind else FencedPersistentRequest(*what, self.adapter.after)
 
     def allreduce_in_place(
         self,
@@ -174,23 +174,23 @@ class Operations:
         prescale_factor, postscale_factor = float(prescale_factor), float(postscale_factor)
         set_id = process_set.process_set_id
         how = (self.adapter.name, op, prescale_factor, postscale_factor, compression)  # compared, never hashed: dear
-        recurring = job.recurring.get((name, set_id))
+        request = job.persistent_requests.get((name, set_id))
         address, owner = None, tensor
-        if recurring is not None and recurring.how == how:
-            address = self.adapter.address(tensor, recurring.source)
-        if recurring is None or address is None:
+        if request is not None and request.how == how:
+            address = self.adapter.address(tensor, request.source)
+        if request is None or address is None:
             factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
             kinds: Any = {**factors, "op": op, "process_set": process_set, "compression": compression, "job": job}
             if not name:
                 self.allreduce_async(tensor, output=tensor, waits=True, **kinds).wait()
                 return
-            if len(job.recurring) >= RECURRING_LIMIT:
+            if len(job.persistent_requests) >= PERSISTENT_LIMIT:
                 job.retire()
-            recurring = self.recurring_allreduce(tensor, name=name, **kinds)
-            recurring.how = how
-            job.recurring[name, set_id] = recurring
-            address, owner = recurring.source.address, recurring.source.owner
-        job.at_once(recurring, address, owner)
+            request = self.persistent_allreduce(tensor, name=name, **kinds)
+            request.how = how
+            job.persistent_requests[name, set_id] = request
+            address, owner = request.source.address, request.source.owner
+        job.start_and_wait(request, address, owner)
 
     # --- allgather
 

@@ -77,6 +77,6 @@ class Adapter(ABC):
 
         On its current stream, without a wait of the host; the event may be gone when this has returned. Only
         for adapters whose buffers lie on devices. It is called by ``wait``, once a handle and event; the
-        tensors are those of the handle, none of a recurring one, whose tensor the caller knows.
+        tensors are those of the handle, none of a persistent request, whose tensor the caller knows.
         """
         raise NotImplementedError(f"adapter {self.name} serves host memory only")

@@ -50,7 +50,7 @@ class Readiness:
             waiting.append(name)
 
     def together(self, entries: Sequence[Any], at_ns: int) -> None:
-        """Recurring ones were, in one call."""
+        """Persistent requests were, in one call."""
         if len(entries) == 1:
             self._note((entries[0].set_id, entries[0].name), at_ns)
             return

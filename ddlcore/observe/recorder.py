@@ -48,7 +48,7 @@ class Recorder:
         return noted
 
     def starting(self, start: Callable[..., None]) -> Callable[..., None]:
-        """``start(entry, …)`` of a recurring entry, noting first when."""
+        """``start(entry, …)`` of a persistent request, noting first when."""
         numbers, slots, mask, code = self.ring.numbers, self.ring.slots, self.ring.mask, Code.READY_TOGETHER
 
         def noted(entry: Any, address: int, owner: object, *args: Any) -> None:
@@ -58,7 +58,7 @@ class Recorder:
 
         return noted
 
-    def starting_together(self, start: Callable[..., None]) -> Callable[..., None]:
+    def starting_all(self, start: Callable[..., None]) -> Callable[..., None]:
         """The same for many, of which each is (entry, address, owner)."""
         numbers, slots, mask, code = self.ring.numbers, self.ring.slots, self.ring.mask, Code.READY_TOGETHER
 

@@ -18,7 +18,7 @@ class Code(IntEnum):
     """What a record tells, and what follows number, code and time in it."""
 
     READY = 0  # set id, name, spec: the user has asked for this tensor
-    READY_TOGETHER = 1  # recurring entries: for all of these
+    READY_TOGETHER = 1  # persistent requests: for all of these
     DECIDED = 2  # Bucket: the coordinator's word has come
     BUCKET = 3  # end, pack, unpack (all ns), place (-1: negotiated), Bucket or Planned, bytes: it has run
     WAITED = 4  # end: a thread of the user's stood in ``wait``

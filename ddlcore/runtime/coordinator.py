@@ -110,7 +110,7 @@ class Coordinator:
             asked = self._standings.hear(rank, message, self.sets.get(message.set_id, ()))
             return [(other, Where(self.epoch)) for other in asked if other not in self._left]
         if isinstance(message, Paused):
-            return self._next_leg(rank, message)
+            return self._next_trial(rank, message)
         if isinstance(message, Frozen):
             return self._drain() if self.rhythm.frozen(rank, message, self._present) else []
         if isinstance(message, Leave):
@@ -330,7 +330,7 @@ class Coordinator:
             items.append((self._present, known.arranged))
         return [*items, (self._present, self.rhythm.resume(known, self.epoch, periods))]
 
-    def _next_leg(self, rank: int, message: Paused) -> Outgoing:
+    def _next_trial(self, rank: int, message: Paused) -> Outgoing:
         """All have come to the end of a trial, which is a period's: the next begins there, maybe in other buckets."""
         known = self.rhythm.replaying
         if known is None or self.rhythm.freezing or not self.tuning.paused(rank, message):

@@ -21,7 +21,7 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.ranges import Ranges, title
 from ddlcore.runtime.reentry import reentrant
-from ddlcore.runtime.request import IDLE, Entry, Outcome, Recurring
+from ddlcore.runtime.request import IDLE, Entry, Outcome, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import GONE, TensorQueue
 from ddlcore.runtime.verdict import Verdict
@@ -279,8 +279,8 @@ class Engine:
         if self._verdict.given:
             self.abandon()
 
-    def at_once(self, entry: Recurring, address: int, owner: object) -> None:
-        """``TensorQueue.again`` and ``entry.wait()`` in one, for a user's thread that does nothing in between.
+    def start_and_wait(self, entry: PersistentRequest, address: int, owner: object) -> None:
+        """``TensorQueue.start_request`` and ``entry.wait()`` in one, for a user's thread that does nothing in between.
 
         Where the entry is a bucket by itself and it is its turn, three things happen: one section of the
         lock to launch it, one call of the transport, one section to end it. After a pause every line counts
@@ -301,7 +301,7 @@ class Engine:
                     if tensor_queue.behind:
                         tensor_queue.catch_up()
             if launch is None:
-                tensor_queue.again(entry, address, owner, True)
+                tensor_queue.start_request(entry, address, owner, True)
             else:
                 deliver = self._enter_bucket(launch, entry)
                 if deliver is launch.position.run.done:
@@ -402,14 +402,14 @@ class Engine:
         self._tensor_queue.delivered(launch)
         with self._completion.lock:
             for entry in self._rest:
-                if entry.__class__ is Recurring:  # type() would be a call, behind which a handler may raise
+                if entry.__class__ is PersistentRequest:  # type() would be a call, behind which a handler may raise
                     entry.index = -1
                     entry.source.owner = None
                     entry.state = IDLE
                 else:
                     self._mixed = True
             for entry in launch.entries if self._mixed else ():
-                if not isinstance(entry, Recurring):
+                if not isinstance(entry, PersistentRequest):
                     entry.handle.complete(entry.number, None, -1)
                     entry.handle.pass_on(self._queue)
             self._landing = None
@@ -541,7 +541,7 @@ class Engine:
         after: list[Callable[[], None]] = []
         with self._completion.lock:
             for entry, outcome in zip(entries, outcomes):
-                if type(entry) is Recurring:  # as its ``complete`` would, hundreds of times a step
+                if type(entry) is PersistentRequest:  # as its ``complete`` would, hundreds of times a step
                     entry.index = index
                     entry.source.owner = None
                     entry.state = IDLE

@@ -12,10 +12,10 @@ from ddlcore.contracts.device import Event
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Spec
 from ddlcore.runtime.handle import Completion, Handle
-from ddlcore.runtime.request import IDLE, Outcome, Recurring
+from ddlcore.runtime.request import IDLE, Outcome, PersistentRequest
 from ddlcore.types import Buffer
 
-__all__ = ["FencedHandle", "FencedRecurring"]
+__all__ = ["FencedHandle", "FencedPersistentRequest"]
 
 After = Callable[[int, Sequence[Any]], None]  # Adapter.after
 VERDICT_WAIT_S = 2.0  # how long a failed device waits to hear that a peer died: the better explanation
@@ -86,8 +86,8 @@ class FencedHandle(Handle):
         super().complete(number, outcome, index)
 
 
-class FencedRecurring(Recurring):
-    """As Recurring, for a tensor on a device: ``source.event`` and its kin are set before each start."""
+class FencedPersistentRequest(PersistentRequest):
+    """As PersistentRequest, for a tensor on a device: ``source.event`` and its kin are set before each start."""
 
     __slots__ = ("_after", "event")
 
@@ -125,12 +125,12 @@ class FencedRecurring(Recurring):
         return self.event
 
     def wait(self) -> None:
-        """As Recurring.wait: what the calling thread does comes after the result, on its current stream."""
+        """As PersistentRequest.wait: what the calling thread does comes after the result, on its current stream."""
         event = self.arrive()
         if event is not None:
             _follow(self.completion, event, self._after, ())
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
-        """See Recurring.complete."""
+        """See PersistentRequest.complete."""
         self.event = outcome.event if outcome is not None else None
         super().complete(number, outcome, index)

@@ -36,9 +36,9 @@ class Calls(Protocol):
     """A job's ways to its tensor queue, which are other functions while a timeline is recorded."""
 
     submit_entries: Callable[..., None]
-    again: Callable[..., None]
-    again_together: Callable[..., None]
-    at_once: Callable[..., None]
+    start_request: Callable[..., None]
+    start_all: Callable[..., None]
+    start_and_wait: Callable[..., None]
 
 
 def parts_beside(file: Path) -> Path:
@@ -139,17 +139,17 @@ class Recording:
     def _hook(self, recorder: Recorder) -> None:
         self._engine.recorder = self._completion.recorder = recorder
         self._calls.submit_entries = recorder.submitting(self._tensor_queue.submit)
-        self._calls.again = recorder.starting(self._tensor_queue.again)
-        self._calls.again_together = recorder.starting_together(self._tensor_queue.again_together)
-        self._calls.at_once = recorder.starting(self._engine.at_once)
+        self._calls.start_request = recorder.starting(self._tensor_queue.start_request)
+        self._calls.start_all = recorder.starting_all(self._tensor_queue.start_all)
+        self._calls.start_and_wait = recorder.starting(self._engine.start_and_wait)
 
     def unrecorded(self) -> None:
         """The calls as they are without a recorder: nothing stands in between."""
         self._engine.recorder = self._completion.recorder = None
         self._calls.submit_entries = self._tensor_queue.submit
-        self._calls.again = self._tensor_queue.again
-        self._calls.again_together = self._tensor_queue.again_together
-        self._calls.at_once = self._engine.at_once
+        self._calls.start_request = self._tensor_queue.start_request
+        self._calls.start_all = self._tensor_queue.start_all
+        self._calls.start_and_wait = self._engine.start_and_wait
 
     # --- what the writing thread asks for
 

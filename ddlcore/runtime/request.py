@@ -11,11 +11,11 @@ from ddlcore.messages import Ask, Spec
 from ddlcore.runtime.handle import Completion, Handle
 from ddlcore.types import Buffer
 
-__all__ = ["ANONYMOUS", "DECIDED", "IDLE", "PENDING", "Entry", "Outcome", "Recurring"]
+__all__ = ["ANONYMOUS", "DECIDED", "IDLE", "PENDING", "Entry", "Outcome", "PersistentRequest"]
 
 ANONYMOUS = "noname."  # what names begin with that nobody has given; alone (or before "[i]"), still to be numbered
 
-# Where a recurring entry is.
+# Where a persistent request is.
 IDLE = 0  # with the user
 PENDING = 1  # in the tensor queue, or in a bucket of a schedule
 DECIDED = 2  # in a bucket that was negotiated
@@ -51,7 +51,7 @@ class Entry:
 
     def __init__(
         self,
-        handle: Handle | Recurring,
+        handle: Handle | PersistentRequest,
         number: int,
         set_id: int,
         name: str,
@@ -78,10 +78,10 @@ class Entry:
         return Ask(self.set_id, self.name, self.spec_bytes, self.rows, self.stamp, self.digest)
 
 
-class Recurring(Entry):
+class PersistentRequest(Entry):
     """An allreduce that comes again in every step: entry and handle in one, described once.
 
-    ``TensorQueue.again`` starts it; it is idle again when its result stands. Its buffers are its own (one, in place)
+    ``TensorQueue.start_request`` starts it; it is idle again when its result stands. Its buffers are its own (one, in place)
     and tell where the tensor lies this time. ``starts`` counts, in the same moment, how often it was started: whoever
     was interrupted meanwhile can tell. ``error`` stays until the next start, so that no interrupt loses it.
     """
@@ -105,7 +105,7 @@ class Recurring(Entry):
         self.completion = completion
         self.state = IDLE
         self.starts = 0
-        self.submitted = False  # as Handle.submitted; ``starts`` says it of ``TensorQueue.again``
+        self.submitted = False  # as Handle.submitted; ``starts`` says it of ``TensorQueue.start_request``
         self.error: BaseException | None = None
         self.how: Any = None  # whoever keeps it may say what it was made from
         self.index = -1  # of the bucket it was part of last, as the coordinator counts

@@ -285,7 +285,7 @@ class Replay(Generic[T]):
         )
 
     def put(self, position: Position[T], i: int, entry: T) -> None:
-        """Into a slot that is free. This is all that a recurring tensor costs here."""
+        """Into a slot that is free. This is all that a persistent request costs here."""
         position.entries[i] = entry
         position.missing -= 1
         self.filled += 1

@@ -14,7 +14,7 @@ from ddlcore.observe.flight import Flight
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.reentry import Lock, reentrant
-from ddlcore.runtime.request import ANONYMOUS, DECIDED, IDLE, PENDING, Entry, Recurring
+from ddlcore.runtime.request import ANONYMOUS, DECIDED, IDLE, PENDING, Entry, PersistentRequest
 from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
 
 __all__ = ["GONE", "TensorQueue"]
@@ -50,7 +50,7 @@ class TensorQueue:
         completion.watch = self.watch
         self._wake = wake
         self._in_flight: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
-        self._recurring: dict[tuple[int, str], Recurring] = {}  # those that have been started by ``again``
+        self._persistent: dict[tuple[int, str], PersistentRequest] = {}  # those that have been started by ``again``
         self.flight = flight if flight is not None else Flight(0)
         self._recent, self._recent_mask = self.flight.launches, self.flight.mask
         self._launched = 0
@@ -136,17 +136,17 @@ class TensorQueue:
             if ordinal >= 0:
                 self._anonymous[entries[0].set_id] = ordinal
 
-    def again(self, entry: Recurring, address: int, owner: object, waits: bool = False) -> None:
-        """Starts a recurring entry on the tensor at ``address``, which ``owner`` keeps alive. The rest as ``submit``.
+    def start_request(self, entry: PersistentRequest, address: int, owner: object, waits: bool = False) -> None:
+        """Starts a persistent request on the tensor at ``address``, which ``owner`` keeps alive. The rest as ``submit``.
 
         This runs once a tensor and step. In replay it does no more than fill the slot.
         """
-        self.again_together(((entry, address, owner),), waits)
+        self.start_all(((entry, address, owner),), waits)
 
-    def again_together(self, started: Sequence[tuple[Recurring, int, object]], waits: bool = True) -> None:
+    def start_all(self, started: Sequence[tuple[PersistentRequest, int, object]], waits: bool = True) -> None:
         """``again`` for each (entry, address, owner). Where one is refused, those before it have been started.
 
-        Where a signal handler raises, ``Recurring.starts`` tells which have been.
+        Where a signal handler raises, ``PersistentRequest.starts`` tells which have been.
         """
         if self.lock.held():
             raise reentrant("an operation")
@@ -161,7 +161,7 @@ class TensorQueue:
                     position = entry.position
                     if entry.replay is not replay or entry.state != IDLE or position.entries[entry.slot] is not None:
                         try:
-                            self._again_anew(entry, address, owner, waits)
+                            self._start_anew(entry, address, owner, waits)
                         except Exception as error:
                             refusal = error  # those before it still want to be asked for
                             break
@@ -192,12 +192,12 @@ class TensorQueue:
         if refusal is not None:
             raise refusal
 
-    def _again_anew(self, entry: Recurring, address: int, owner: object, waits: bool) -> None:
+    def _start_anew(self, entry: PersistentRequest, address: int, owner: object, waits: bool) -> None:
         """Starts one that has no slot in what is replayed now."""
         if self._refusal is not None:
             raise self._refusal()
         self._require_free(entry)
-        self._recurring[entry.set_id, entry.name] = entry
+        self._persistent[entry.set_id, entry.name] = entry
         placing = (entry,)
         entry.stamp = self._completion.observed
         entry.state = PENDING
@@ -213,7 +213,7 @@ class TensorQueue:
         """Where what was submitted belongs. Interrupted, ``catch_up`` goes on with it."""
         observed = self._completion.observed
         for entry in self._placing:
-            if not isinstance(entry, Recurring):
+            if not isinstance(entry, PersistentRequest):
                 self._in_flight[entry.set_id, entry.name] = entry
                 entry.stamp = observed
             self._place(entry, waits)
@@ -226,7 +226,7 @@ class TensorQueue:
         for entry in self._placing:
             placed = any(entry is one for one in self._unsent) or (replay is not None and replay.holds(entry))
             if not placed:
-                if not isinstance(entry, Recurring):
+                if not isinstance(entry, PersistentRequest):
                     self._in_flight[entry.set_id, entry.name] = entry
                     entry.stamp = self._completion.observed
                 self._place(entry)
@@ -248,7 +248,7 @@ class TensorQueue:
             self._wake()
 
     def launch_alone(
-        self, entry: Recurring, address: int, owner: object, now_ns: int = 0, runner: int = 0
+        self, entry: PersistentRequest, address: int, owner: object, now_ns: int = 0, runner: int = 0
     ) -> Launch[Entry] | None:
         """``again`` and ``launch`` in one, for an entry that is the next bucket all by itself. The caller holds the lock.
 
@@ -295,7 +295,7 @@ class TensorQueue:
             self.running = runner
         return launch
 
-    def land_alone(self, launch: Launch[Entry], entry: Recurring, meter: Meter, took_ns: int) -> bool:
+    def land_alone(self, launch: Launch[Entry], entry: PersistentRequest, meter: Meter, took_ns: int) -> bool:
         """As ``delivered`` for what ``launch_alone`` gave, and counts it; False, where a verdict must come first. Lock held."""
         if self._moving:
             return False
@@ -316,26 +316,26 @@ class TensorQueue:
         meter.alone_ns += took_ns
         return True
 
-    def retire(self, entries: Iterable[Recurring]) -> None:
+    def retire(self, entries: Iterable[PersistentRequest]) -> None:
         """Forgets those that are idle; they may be started again all the same."""
         self.lock.refuse("an operation")
         with self.lock:
             for entry in entries:
                 key = (entry.set_id, entry.name)
-                if entry.state == IDLE and self._recurring.get(key) is entry:
+                if entry.state == IDLE and self._persistent.get(key) is entry:
                     entry.replay = entry
-                    del self._recurring[key]
+                    del self._persistent[key]
 
     def forget(self, set_id: int) -> None:
-        """A process set is gone: its recurring entries will not come again."""
+        """A process set is gone: its persistent requests will not come again."""
         with self.lock:
-            self._recurring = {
-                key: one for key, one in self._recurring.items() if key[0] != set_id or one.state != IDLE
+            self._persistent = {
+                key: one for key, one in self._persistent.items() if key[0] != set_id or one.state != IDLE
             }
 
     def _require_free(self, entry: Entry) -> None:
         key = (entry.set_id, entry.name)
-        other = self._recurring.get(key)
+        other = self._persistent.get(key)
         if key in self._in_flight or (other is not None and other.state != IDLE):
             raise InvalidArgument(
                 f"{entry.name!r} is already in flight on this rank; wait for its handle first, "
@@ -343,7 +343,7 @@ class TensorQueue:
             )
         if other is not None and other is not entry:  # another tensor takes the name over
             other.replay = other
-            del self._recurring[key]
+            del self._persistent[key]
 
     def _place(self, entry: Entry, waits: bool = False) -> None:
         """Into its slot of the schedule, or to the coordinator."""
@@ -361,7 +361,7 @@ class TensorQueue:
             self._conflict = True
             self.work.notify()
             return
-        if isinstance(entry, Recurring):
+        if isinstance(entry, PersistentRequest):
             slot = replay.slot(entry.set_id, entry.name, entry.spec_bytes)
             if slot is not None:
                 entry.replay = replay
@@ -454,15 +454,15 @@ class TensorQueue:
         entry = self._in_flight.pop((set_id, name), None)
         if entry is None:
             entry = self._find(set_id, name)
-            if isinstance(entry, Recurring):
+            if isinstance(entry, PersistentRequest):
                 entry.state = DECIDED
         return entry
 
     def _find(self, set_id: int, name: str) -> Entry | None:
         entry = self._in_flight.get((set_id, name))
         if entry is None:
-            recurring = self._recurring.get((set_id, name))
-            entry = recurring if recurring is not None and recurring.state == PENDING else None
+            request = self._persistent.get((set_id, name))
+            entry = request if request is not None and request.state == PENDING else None
         return entry
 
     def learn(self, arranged: Arranged) -> None:
@@ -546,7 +546,7 @@ class TensorQueue:
     def pending(self) -> list[str]:
         """Names of what was asked for and has not ended."""
         with self.lock:
-            busy = [entry for entry in self._recurring.values() if entry.state != IDLE]
+            busy = [entry for entry in self._persistent.values() if entry.state != IDLE]
             return [entry.name for entry in (*self._in_flight.values(), *busy)]
 
     def standing(self) -> Standing | None:
@@ -609,7 +609,7 @@ class TensorQueue:
         self._unsent = []
         self._conflict = False
         self._waits_since_s = None
-        busy = [entry for entry in self._recurring.values() if entry.state == PENDING]
+        busy = [entry for entry in self._persistent.values() if entry.state == PENDING]
         for entry in sorted([*self._in_flight.values(), *busy], key=_ordinal):
             self._place(entry)
         if self._unsent:
@@ -742,7 +742,7 @@ class TensorQueue:
             launched = {id(entry) for launch in self._launches for entry in launch.entries or ()}
             in_flight = [
                 *self._in_flight.values(),
-                *(entry for entry in self._recurring.values() if entry.state == PENDING),
+                *(entry for entry in self._persistent.values() if entry.state == PENDING),
             ]
             self._closed = True
             self._in_flight.clear()

@@ -48,7 +48,7 @@ WRITING: list[tuple[str, Callable[[Any], Any]]] = [
     ("grouped_allreduce_", lambda a: ddl.grouped_allreduce_([np.ones(3, np.float32), a])),
     ("broadcast_", lambda a: ddl.broadcast_(a, 0)),
     ("output", lambda a: arrays._ops.allreduce_async(np.ones(COUNT, np.float32), output=a)),
-    ("recurring", lambda a: arrays._ops.recurring_allreduce(a, name="r")),
+    ("request", lambda a: arrays._ops.persistent_allreduce(a, name="r")),
 ]
 
 

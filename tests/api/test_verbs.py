@@ -383,7 +383,7 @@ def test_a_world_of_one_needs_no_launcher(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_calls_in_place_by_ever_new_names_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a call that waits leaves behind for the next of its name is bounded; old names go on working."""
-    monkeypatch.setattr(operations, "RECURRING_LIMIT", 8)
+    monkeypatch.setattr(operations, "PERSISTENT_LIMIT", 8)
 
     def play(rank: int, job: Job) -> int:
         x = np.zeros(3, np.float32)
@@ -391,7 +391,7 @@ def test_calls_in_place_by_ever_new_names_are_forgotten(monkeypatch: pytest.Monk
             x[:] = rank + step
             ddl.allreduce_(x, name=f"step{step % 30}", op=ddl.Sum)
             assert (x == 2 * step + 1).all()
-        return max(len(job.recurring), len(job.tensor_queue._recurring))
+        return max(len(job.persistent_requests), len(job.tensor_queue._persistent))
 
     assert max(run_world(2, play)) <= 8
 

@@ -19,7 +19,7 @@ from ddlcore.api import Operations, current_job
 from ddlcore.builtin.numpy_adapter import NumpyAdapter
 from ddlcore.messages import Spec, encode
 from ddlcore.runtime.handle import Handle
-from ddlcore.runtime.request import Entry, Recurring
+from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.types import Kind
 from tests.faults.harness import Launch
 
@@ -156,18 +156,18 @@ def is_hammered(rank: int, say: Say) -> None:
     job = current_job()
     operations = Operations(NumpyAdapter())
     arrays = [np.zeros(50 + i) for i in range(4)]
-    alone, *group = [operations.recurring_allreduce(x, name=f"x{i}", op=ddl.Sum) for i, x in enumerate(arrays)]
+    alone, *group = [operations.persistent_allreduce(x, name=f"x{i}", op=ddl.Sum) for i, x in enumerate(arrays)]
     grouped = [np.zeros(9), np.zeros(7)]
     adapter = NumpyAdapter()
 
-    def again(one: Recurring, before: int, x: Any) -> None:
+    def start_request(one: PersistentRequest, before: int, x: Any) -> None:
         if one.starts == before:
-            job.at_once(one, x.ctypes.data, x)
+            job.start_and_wait(one, x.ctypes.data, x)
         else:
             one.wait()
 
-    def again_together(ones: Sequence[tuple[Recurring, int, Any]]) -> None:
-        job.again_together([(one, x.ctypes.data, x) for one, before, x in ones if one.starts == before])
+    def start_all(ones: Sequence[tuple[PersistentRequest, int, Any]]) -> None:
+        job.start_all([(one, x.ctypes.data, x) for one, before, x in ones if one.starts == before])
         for one, _, _ in ones:
             one.wait()
 
@@ -196,8 +196,8 @@ def is_hammered(rank: int, say: Say) -> None:
             x[:] = step + rank + i
         for x in grouped:
             x[:] = step * (rank + 1)
-        insist(again, alone, alone.starts, arrays[0])
-        insist(again_together, [(one, one.starts, x) for one, x in zip(group, arrays[1:])])
+        insist(start_request, alone, alone.starts, arrays[0])
+        insist(start_all, [(one, one.starts, x) for one, x in zip(group, arrays[1:])])
         buffers = [adapter.buffer(x, elementwise=True) for x in grouped]
         handle = Handle(job.completion, 2, list)
         specs = [Spec(Kind.ALLREDUCE, b.dtype, b.shape, ddl.Sum, group=2) for b in buffers]
@@ -212,8 +212,8 @@ def is_hammered(rank: int, say: Say) -> None:
             assert (x == 3 * step).all(), f"step {step}, group: {x[0]}"
         if step % 40 == 0:  # the schedule has no place for it
             y = np.full(5, float(step))
-            other = operations.recurring_allreduce(y, name=f"y{step}", op=ddl.Sum)
-            insist(again, other, 0, y)
+            other = operations.persistent_allreduce(y, name=f"y{step}", op=ddl.Sum)
+            insist(start_request, other, 0, y)
             assert (y == 2 * step).all()
         if step % 10 == 0:
             last = np.array([float(rank == 0 and time.monotonic() > until_s)])

@@ -35,7 +35,7 @@ from ddlcore.messages import (
 )
 from ddlcore.runtime.coordinator import Coordinator
 from ddlcore.runtime.handle import Completion, Handle
-from ddlcore.runtime.request import Entry, Outcome, Recurring
+from ddlcore.runtime.request import Entry, Outcome, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.tuning import SearchDriver
@@ -170,8 +170,8 @@ class _Node:
         self.verdict: Drain | None = None  # a drain under way
         self.held: list[tuple[Launch[Entry], bool]] = []
         self.position = [0] * len(program)
-        self.handles: dict[str, Handle | Recurring] = {}
-        self.recurring: dict[tuple[int, str, bytes], Recurring] = {}
+        self.handles: dict[str, Handle | PersistentRequest] = {}
+        self.request: dict[tuple[int, str, bytes], PersistentRequest] = {}
         self.lacking: dict[str, int] = {}  # by call: entries not done
         self.failed: set[str] = set()
         self.calls: dict[tuple[int, str], int] = {}
@@ -218,7 +218,7 @@ class _Node:
     def _submit(self, label: str, set_id: int, tensors: Sequence[tuple[str, bytes]]) -> None:
         self.lacking[label] = len(tensors)
         if len(tensors) == 1 and self._recurs(*tensors[0]):
-            self._again(label, set_id, *tensors[0])
+            self._start(label, set_id, *tensors[0])
             return
         handle = Handle(self.completion, len(tensors), lambda outcomes: None)
         self.handles[label] = handle
@@ -234,19 +234,19 @@ class _Node:
         self.tensor_queue.submit(entries)
 
     def _recurs(self, name: str, data: bytes) -> bool:
-        """Half of the named allreduces are recurring ones, others on each rank."""
+        """Half of the named allreduces are persistent requests, others on each rank."""
         spec = decode_spec(data)
         return bool(name) and spec.kind is Kind.ALLREDUCE and not spec.group and zlib.crc32(data) >> self.rank & 1 == 1
 
-    def _again(self, label: str, set_id: int, name: str, data: bytes) -> None:
-        entry = self.recurring.get((set_id, name, data))
+    def _start(self, label: str, set_id: int, name: str, data: bytes) -> None:
+        entry = self.request.get((set_id, name, data))
         if entry is None:
             buffer = Buffer(0, 0, DType.F32, ())
-            entry = Recurring(self.completion, set_id, name, decode_spec(data), data, buffer)
-            self.recurring[set_id, name, data] = entry
+            entry = PersistentRequest(self.completion, set_id, name, decode_spec(data), data, buffer)
+            self.request[set_id, name, data] = entry
         self.handles[label] = entry
         self._count(label, entry)
-        self.tensor_queue.again(entry, 0, None)
+        self.tensor_queue.start_request(entry, 0, None)
 
     def _count(self, label: str, entry: Entry) -> None:
         key = (entry.set_id, entry.name)
@@ -560,7 +560,7 @@ class Machines:
             undone = {label for label, lacking in node.lacking.items() if lacking}
             held = [
                 *node.tensor_queue._in_flight.values(),
-                *(one for one in node.tensor_queue._recurring.values() if one.pending),
+                *(one for one in node.tensor_queue._persistent.values() if one.pending),
             ]
             assert undone == {node.labels[id(entry)] for entry in held}
             assert bool(node.tensor_queue._launches) == bool(node.flights)

@@ -37,7 +37,7 @@ def test_gradients_and_nothing_else(backend: str, replay: bool) -> None:
     """Verbs without a compression are as they are; what asks for the setting, or a compressor, has it in each step."""
 
     def program(rank: int, job: Job) -> None:
-        recurring = arrays._ops.recurring_allreduce(full(0), name="recurring", op=Sum, compression=BY_SETTING)
+        request = arrays._ops.persistent_allreduce(full(0), name="request", op=Sum, compression=BY_SETTING)
         for _ in range(STEPS):
             assert (ddl.allreduce(full(LARGE), name="metric", op=Sum) == 2 * LARGE).all()
             assert (ddl.allreduce_(full(LARGE), name="in place", op=Sum) == 2 * LARGE).all()
@@ -46,8 +46,8 @@ def test_gradients_and_nothing_else(backend: str, replay: bool) -> None:
             assert (ddl.reducescatter(full(LARGE), name="part", op=Sum) == 2 * LARGE).all()
             by: dict[str, Any] = {"op": Sum, "compression": BY_SETTING}
             gradient = full(1 / 3)
-            job.again(recurring, gradient.ctypes.data, gradient)
-            recurring.wait()
+            job.start_request(request, gradient.ctypes.data, gradient)
+            request.wait()
             assert (gradient == 2 * THIRD).all()
             assert (ddl.allreduce(full(1 / 3), name="gradient", **by) == 2 * THIRD).all()
             assert (

@@ -24,7 +24,7 @@ from ddlcore.hooks import CompressorProvider, KernelsProvider, TransportProvider
 from ddlcore.job import Job
 from ddlcore.plug.registry import Distribution, Registry
 from ddlcore.runtime.devices import Lane
-from ddlcore.runtime.fenced import FencedRecurring
+from ddlcore.runtime.fenced import FencedPersistentRequest
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.testing import World
 from ddlcore.testing.pretend import KIND, PretendRuntime
@@ -81,12 +81,12 @@ def test_a_steady_step_needs_no_control_message(way: tuple[str, str]) -> None:
     """On devices as on the host; where hosts tell each other that all have come, none waits for the device either."""
 
     def play(rank: int, job: Job) -> tuple[int, int, float]:
-        entries = _recurring(job, [filled(0, 5), filled(0, 3)])
+        entries = _persistent(job, [filled(0, 5), filled(0, 3)])
         for step in range(60):
             if step == 40:
                 before = job.stats()
             for entry, count in zip(entries, (5, 3)):
-                _again(job, entry, filled(rank + step, count))
+                _start(job, entry, filled(rank + step, count))
             for entry in entries:
                 entry.wait()
         after = job.stats()
@@ -128,29 +128,29 @@ def test_hosts_tell_each_other_once_for_what_is_waited_for_together(backend: str
         assert world.on_streams(play) == [(20, 3 * 20, 5 * 20, 0.0)] * 3
 
 
-def _recurring(job: Job, tensors: list[PretendTensor]) -> list[FencedRecurring]:
-    entries = [PRETEND.recurring_allreduce(t, name=f"r{i}", op=ddl.Sum, job=job) for i, t in enumerate(tensors)]
-    assert all(isinstance(entry, FencedRecurring) for entry in entries)
+def _persistent(job: Job, tensors: list[PretendTensor]) -> list[FencedPersistentRequest]:
+    entries = [PRETEND.persistent_allreduce(t, name=f"r{i}", op=ddl.Sum, job=job) for i, t in enumerate(tensors)]
+    assert all(isinstance(entry, FencedPersistentRequest) for entry in entries)
     return entries  # type: ignore[return-value]  # as has just been seen
 
 
-def _again(job: Job, entry: FencedRecurring, tensor: PretendTensor) -> None:
+def _start(job: Job, entry: FencedPersistentRequest, tensor: PretendTensor) -> None:
     """As a gradient's hook would: the event is told, then the tensor starts."""
     buffer = PRETEND.adapter.buffer(tensor, elementwise=True)
     entry.source.event, entry.source.stream, entry.source.order = buffer.event, buffer.stream, buffer.order
-    job.again(entry, buffer.address, buffer.owner)
+    job.start_request(entry, buffer.address, buffer.owner)
 
 
 @WAYS
-def test_recurring_tensors_arrive_with_an_event(way: tuple[str, str]) -> None:
+def test_persistent_tensors_arrive_with_an_event(way: tuple[str, str]) -> None:
     """``arrive`` leaves the fence to its caller, who needs one for many; ``poll`` is true when the device is done."""
 
     def play(rank: int, job: Job) -> None:
-        entries = _recurring(job, [filled(0), filled(0)])
+        entries = _persistent(job, [filled(0), filled(0)])
         for step in range(STEPS):
             tensors = [filled(rank + step), filled(rank - step)]
             for entry, tensor in zip(entries, tensors):
-                _again(job, entry, tensor)
+                _start(job, entry, tensor)
             events = [entry.arrive() for entry in entries]
             assert all(events)
             for event in events:

@@ -14,7 +14,7 @@ from ddlcore.messages import Arranged, Planned, Request, Resume, Spec, encode
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Completion, Handle
 from ddlcore.runtime.meter import Meter
-from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, Recurring
+from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, PersistentRequest
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Buffer, DType, Kind
@@ -52,8 +52,8 @@ class Rank:
     def _run(self, launch: Any) -> Any:
         return launch.position.run.resume(launch)
 
-    def recurring(self, name: str) -> Recurring:
-        return Recurring(self.completion, 0, name, SPEC, DATA, Buffer(64, 4, DType.F32, (4,)))
+    def request(self, name: str) -> PersistentRequest:
+        return PersistentRequest(self.completion, 0, name, SPEC, DATA, Buffer(64, 4, DType.F32, (4,)))
 
     def entries(self, *names: str) -> tuple[Handle, list[Entry]]:
         handle = Handle(self.completion, len(names), lambda outcomes: list(outcomes))
@@ -173,18 +173,18 @@ def test_starts_tells_which_of_many_have_been_started() -> None:
 
     def scene(at: int) -> bool:
         rank = Rank(("a", "b", "c"))
-        known = [rank.recurring(name) for name in ("a", "b")]
-        first = rank.recurring("c")
-        rank.tensor_queue.again_together([(one, 64, None) for one in (*known, first)])
+        known = [rank.request(name) for name in ("a", "b")]
+        first = rank.request("c")
+        rank.tensor_queue.start_all([(one, 64, None) for one in (*known, first)])
         rank.work()
-        everything = [*known, rank.recurring("c"), rank.recurring("alien")]
+        everything = [*known, rank.request("c"), rank.request("alien")]
         before = [one.starts for one in everything]
-        struck = strike(at, lambda: rank.tensor_queue.again_together([(one, 128, None) for one in everything]))
+        struck = strike(at, lambda: rank.tensor_queue.start_all([(one, 128, None) for one in everything]))
         rank.look()
         rest = [one for one, count in zip(everything, before) if one.starts == count]
         assert all(one.state == IDLE for one in rest)
         assert struck or not rest
-        rank.tensor_queue.again_together([(one, 128, None) for one in rest])
+        rank.tensor_queue.start_all([(one, 128, None) for one in rest])
         rank.work()
         assert rank.ran == [["a", "b", "c"]] * 2
         assert [one.starts - count for one, count in zip(everything, before)] == [1] * 4
@@ -197,19 +197,19 @@ def test_starts_tells_which_of_many_have_been_started() -> None:
 def test_an_allreduce_that_a_thread_runs_itself_is_finished_by_the_engine() -> None:
     def scene(at: int) -> bool:
         rank = Rank(("x",))
-        entry = rank.recurring("x")
-        rank.tensor_queue.again(entry, 64, None)
+        entry = rank.request("x")
+        rank.tensor_queue.start_request(entry, 64, None)
         rank.work()
         before = entry.starts
         replayed = rank.meter.replayed
-        struck = strike(at, lambda: rank.engine.at_once(entry, 128, "owner"))
+        struck = strike(at, lambda: rank.engine.start_and_wait(entry, 128, "owner"))
         rank.work()
         assert not entry.pending
         assert entry.starts - before in (0, 1)
         assert struck or entry.starts > before
         assert len(rank.ran) == 1 + entry.starts - before
         assert rank.meter.replayed - replayed == entry.starts - before
-        rank.engine.at_once(entry, 64, None)
+        rank.engine.start_and_wait(entry, 64, None)
         assert rank.ran[-1] == ["x"]
         assert rank.tensor_queue.running == 0
         return struck
@@ -218,14 +218,14 @@ def test_an_allreduce_that_a_thread_runs_itself_is_finished_by_the_engine() -> N
 
 
 def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
-    """Recurring ones and those of a grouped call in one bucket, whose names are free again behind it."""
+    """Persistent requests and those of a grouped call in one bucket, whose names are free again behind it."""
 
     def scene(at: int) -> bool:
         rank = Rank(("a", "g[0]", "b", "g[1]"))
-        entries = [rank.recurring("a"), rank.recurring("b")]
+        entries = [rank.request("a"), rank.request("b")]
         struck = False
         for step in range(3):
-            rank.tensor_queue.again_together([(one, 64, None) for one in entries], waits=True)
+            rank.tensor_queue.start_all([(one, 64, None) for one in entries], waits=True)
             handle, members = rank.entries("g[0]", "g[1]")
             called: list[int] = []
             rank.tensor_queue.submit(members, waits=True)
@@ -249,8 +249,8 @@ def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
 def test_an_interrupted_wait_for_a_device_is_not_wanted_any_more() -> None:
     def scene(at: int) -> bool:
         rank = Rank()
-        entry = rank.recurring("x")
-        rank.tensor_queue.again(entry, 64, None)
+        entry = rank.request("x")
+        rank.tensor_queue.start_request(entry, 64, None)
 
         def end(since_s: float) -> float:
             entry.complete(0, None, -1)
@@ -267,26 +267,26 @@ def test_an_interrupted_wait_for_a_device_is_not_wanted_any_more() -> None:
 
 def test_an_error_is_told_until_the_next_start() -> None:
     rank = Rank()
-    entry = rank.recurring("x")
-    rank.tensor_queue.again(entry, 64, None)
+    entry = rank.request("x")
+    rank.tensor_queue.start_request(entry, 64, None)
     entry.fail(MismatchError("of this call"))
     for _ in range(2):  # the first may have been interrupted behind it
         with pytest.raises(MismatchError, match="of this call"):
             entry.wait()
     rank.tensor_queue.retire([entry])
-    rank.tensor_queue.again(entry, 64, None)
+    rank.tensor_queue.start_request(entry, 64, None)
     assert entry.error is None
 
 
 def test_a_thread_that_is_inside_gets_a_named_error_and_changes_nothing() -> None:
     """Verbs from a finalizer: in the middle of the lock, in the middle of a bucket, and on a thread of ddl's own."""
     rank = Rank(("x",))
-    entry = rank.recurring("x")
+    entry = rank.request("x")
     handle, entries = rank.entries("y")
     calls: list[Callable[[], object]] = [
         lambda: rank.tensor_queue.submit(entries),
-        lambda: rank.tensor_queue.again(entry, 64, None),
-        lambda: rank.engine.at_once(entry, 64, None),
+        lambda: rank.tensor_queue.start_request(entry, 64, None),
+        lambda: rank.engine.start_and_wait(entry, 64, None),
         lambda: rank.tensor_queue.name(entries),
     ]
     with rank.tensor_queue.lock:
@@ -296,7 +296,7 @@ def test_a_thread_that_is_inside_gets_a_named_error_and_changes_nothing() -> Non
         assert rank.tensor_queue.steps() == 0
     assert entry.starts == 0
     rank.tensor_queue.submit(entries)
-    waits: list[Callable[[], object]] = [handle.wait, lambda: rank.engine.at_once(entry, 64, None)]
+    waits: list[Callable[[], object]] = [handle.wait, lambda: rank.engine.start_and_wait(entry, 64, None)]
 
     for runner, threads in ((get_ident(), set()), (0, {get_ident()})):
         rank.tensor_queue.running, rank.engine.threads = runner, threads

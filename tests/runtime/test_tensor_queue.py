@@ -8,7 +8,7 @@ from ddlcore.errors import MismatchError
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.meter import Meter
-from ddlcore.runtime.request import IDLE, PENDING, Entry, Recurring
+from ddlcore.runtime.request import IDLE, PENDING, Entry, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Buffer, DType, Kind
@@ -16,18 +16,18 @@ from ddlcore.types import Buffer, DType, Kind
 SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
 
 
-def replaying() -> tuple[TensorQueue, Recurring]:
+def replaying() -> tuple[TensorQueue, PersistentRequest]:
     """A tensor queue whose schedule is one bucket of one tensor, and that tensor."""
     completion = Completion()
     tensor_queue = TensorQueue(completion, lambda: None)
     tensor_queue.learn(Arranged(0, b"", (Planned(0, Kind.ALLREDUCE, ("x",), (encode(SPEC),), False),)))
     tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
-    return tensor_queue, Recurring(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    return tensor_queue, PersistentRequest(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
 
 
 def test_a_forked_child_launches_nothing_of_its_parent() -> None:
     tensor_queue, entry = replaying()
-    tensor_queue.again(entry, 64, None, waits=True)
+    tensor_queue.start_request(entry, 64, None, waits=True)
     assert tensor_queue.is_ready()
     tensor_queue.disown(lambda: RuntimeError("forked"))
     assert not tensor_queue.is_ready()
@@ -36,11 +36,11 @@ def test_a_forked_child_launches_nothing_of_its_parent() -> None:
 
 def test_an_error_that_nobody_waited_for_is_not_the_next_call_s() -> None:
     tensor_queue, entry = replaying()
-    tensor_queue.again(entry, 64, None)
+    tensor_queue.start_request(entry, 64, None)
     entry.fail(MismatchError("of an earlier call"))
     assert entry.state == IDLE
     tensor_queue.launch()
-    tensor_queue.again(entry, 128, None)
+    tensor_queue.start_request(entry, 128, None)
     entry.complete(0, None, -1)
     entry.wait()
     assert entry.source.address == 128
@@ -50,7 +50,7 @@ def test_the_engine_is_woken_for_a_bucket_whose_thread_was_called_away() -> None
     """The thread said that it would wait, and never came to it."""
     tensor_queue, entry = replaying()
     woken = []
-    tensor_queue.again(entry, 64, None, waits=True)
+    tensor_queue.start_request(entry, 64, None, waits=True)
     tensor_queue.work.notify = lambda n=1: woken.append(n)  # type: ignore[method-assign]  # what is counted
     assert tensor_queue.stuck() is None
     assert woken
@@ -63,13 +63,15 @@ def test_a_bucket_that_is_ready_behind_another_is_watched(monkeypatch: pytest.Mo
     planned = tuple(Planned(0, Kind.ALLREDUCE, (name,), (encode(SPEC),), False) for name in names)
     tensor_queue.learn(Arranged(0, b"", planned))
     tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
-    x, y = (Recurring(completion, 0, name, SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,))) for name in names)
+    x, y = (
+        PersistentRequest(completion, 0, name, SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,))) for name in names
+    )
     now_s = 0.0
     monkeypatch.setattr("ddlcore.runtime.tensor_queue.time.monotonic", lambda: now_s)
     for with_slot in (False, True):
-        tensor_queue.again(x, 64, None)
+        tensor_queue.start_request(x, 64, None)
         assert tensor_queue.launch() is not None
-        tensor_queue.again(y, 64, None)
+        tensor_queue.start_request(y, 64, None)
         assert (y.replay is tensor_queue._replay, tensor_queue.is_ready()) == (True, True)
         assert tensor_queue.stuck() is None, "not at once"
         now_s += 10.0
@@ -84,19 +86,19 @@ def test_a_bucket_that_is_ready_behind_another_is_watched(monkeypatch: pytest.Mo
 def test_those_before_a_refused_one_are_asked_for() -> None:
     completion, woken = Completion(), []
     tensor_queue = TensorQueue(completion, lambda: woken.append(1))
-    entry = Recurring(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    entry = PersistentRequest(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     with pytest.raises(ValueError, match="already in flight"):
-        tensor_queue.again_together([(entry, 64, None), (entry, 64, None)])
+        tensor_queue.start_all([(entry, 64, None), (entry, 64, None)])
     assert woken == [1]
     request = tensor_queue.take_request()
     assert request is not None
     assert len(request.asks) == 1
 
 
-def with_slot() -> tuple[TensorQueue, Recurring, Launch[Entry]]:
+def with_slot() -> tuple[TensorQueue, PersistentRequest, Launch[Entry]]:
     """The same after the first call, which gave the tensor its slot; and its launch."""
     tensor_queue, entry = replaying()
-    tensor_queue.again(entry, 64, None, waits=True)
+    tensor_queue.start_request(entry, 64, None, waits=True)
     launch = tensor_queue.launch()
     assert launch is not None
     tensor_queue.delivered(launch)
@@ -124,7 +126,7 @@ def test_a_call_that_is_a_bucket_by_itself_is_launched_and_landed_at_once() -> N
 
 def test_a_call_is_not_launched_alone_where_another_must_run_it() -> None:
     tensor_queue, entry, launch = with_slot()
-    stranger = Recurring(Completion(), 0, "y", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    stranger = PersistentRequest(Completion(), 0, "y", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     with tensor_queue.lock:
         assert tensor_queue.launch_alone(stranger, 64, None) is None  # it has no slot
         assert tensor_queue.launch_alone(entry, 64, None) is None  # nobody has found out how it is run

@@ -253,10 +253,10 @@ def test_a_finalizer_of_the_tensor_that_a_call_lets_go_of() -> None:
                     told.append("refused")
 
         x = np.ones(5)
-        entry = operations.recurring_allreduce(x, name="x", op=ddl.Sum, job=job)
+        entry = operations.persistent_allreduce(x, name="x", op=ddl.Sum, job=job)
         for _ in range(40):
             x[:] = 1.0
-            job.again(entry, x.ctypes.data, Owner())
+            job.start_request(entry, x.ctypes.data, Owner())
             entry.wait()
             assert (x == job.size).all()
         return told.count("refused"), told.count("made")

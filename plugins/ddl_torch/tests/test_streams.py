@@ -80,7 +80,7 @@ def test_events_stay_on_their_device(cuda: FakeCuda, adapter: TorchAdapter) -> N
 
 
 def test_a_mark_is_one_event(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """What a recurring gradient has: made once, recorded in each step."""
+    """What a persistent gradient has: made once, recorded in each step."""
     buffer = adapter.buffer(cuda.on(0, torch.zeros(3)), elementwise=True)
     mark = adapter.streams.mark(buffer.device)
     orders = []

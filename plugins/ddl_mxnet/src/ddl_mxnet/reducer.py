@@ -62,14 +62,14 @@ class Reduction:
 class Slot:
     """One gradient: its array, what the engine calls that, and the allreduce that it has in every step."""
 
-    __slots__ = ("array", "exact", "handle", "name", "recurring")
+    __slots__ = ("array", "exact", "handle", "name", "request")
 
     def __init__(self, name: str, array: Any, exact: bool) -> None:
         self.name = name  # on the wire
         self.array = array
         self.exact = exact  # summed as it is, by neither factor nor compression
         self.handle = array.handle
-        self.recurring: Any = None
+        self.request: Any = None
 
 
 class Fence:
@@ -138,7 +138,7 @@ class Reducer:
         # Whether a step has begun that is not over. Found so by the next one, it was torn by an exception in its midst:
         # a signal's handler, or an operator of MXNet's that failed. Then nobody knows what the peers have of it.
         self.torn = False
-        self._in_flight: list[Any] = []  # recurring allreduces under way
+        self._in_flight: list[Any] = []  # persistent allreduce under way
         self.bind()
 
     def bind(self) -> None:
@@ -246,12 +246,12 @@ class Reducer:
         for fence in plan.fences:
             fence.wait()
             for slot in fence.slots:
-                recurring = slot.recurring
-                if recurring is None:
-                    recurring = slot.recurring = self._describe(slot)
+                request = slot.request
+                if request is None:
+                    request = slot.request = self._describe(slot)
                 if data_of(slot.handle, into) != 0:  # it makes the layout MXNet's usual one, too
                     check_call(-1)
-                started.append((recurring, address.value or 0, slot.array))
+                started.append((request, address.value or 0, slot.array))
             if overlaps:
                 self._start(started, False)
                 started = []
@@ -260,12 +260,12 @@ class Reducer:
 
     def _start(self, started: Sequence[tuple[Any, int, Any]], waits: bool) -> None:
         self.torn = True
-        self._in_flight += [recurring for recurring, _, _ in started]
+        self._in_flight += [request for request, _, _ in started]
         if started:
-            self.job.again_together(started, waits)
+            self.job.start_all(started, waits)
 
     def _describe(self, slot: Slot) -> Any:
-        recurring = OPERATIONS.recurring_allreduce(
+        request = OPERATIONS.persistent_allreduce(
             slot.array,
             name=slot.name,
             op=Sum,
@@ -274,8 +274,8 @@ class Reducer:
             process_set=self.reduction.process_set,
             job=self.job,
         )
-        recurring.source.wait = None  # a fence sees to it
-        return recurring
+        request.source.wait = None  # a fence sees to it
+        return request
 
     def _land(self) -> Exception | None:
         """Waits for all that is under way, the last first: by then most of the others are over. The first error."""
@@ -295,7 +295,7 @@ class Reducer:
         The exception goes on to the user meanwhile, who may compute others.
         """
         in_flight, self._in_flight = self._in_flight, []
-        if not any(recurring.pending for recurring in in_flight):
+        if not any(request.pending for request in in_flight):
             return
         if is_naive():
             _wait_for(in_flight)
@@ -410,6 +410,6 @@ def _results(handles: Sequence[Waitable]) -> tuple[list[Any], Exception | None]:
 
 def _wait_for(in_flight: Sequence[Any]) -> None:
     """Until all are over, one way or the other."""
-    for recurring in in_flight:
+    for request in in_flight:
         with suppress(Exception):
-            recurring.wait()
+            request.wait()

@@ -90,7 +90,7 @@ class Flight:
         self._name = name
         self._kinds = dict(kinds)
         self._part_of = part_of
-        self._entries: list[Any] = [None] * count  # recurring allreduces
+        self._entries: list[Any] = [None] * count  # persistent allreduce
         self._outputs: list[Any] = [None] * count
         self._pools = (lambda: None) if pools is None else weakref.ref(pools)
         self._handles: dict[int, Any] = {}  # of what is gathered
@@ -110,7 +110,7 @@ class Flight:
         started = [self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)]
         self._begin(first)
         try:
-            self.job.again_together(started, waits=False)  # who waits is another thread, and may come late
+            self.job.start_all(started, waits=False)  # who waits is another thread, and may come late
         except DdlInternalError:  # the job is over
             self._over()
             raise
@@ -178,7 +178,7 @@ class Flight:
         return entry, address, tensor
 
     def _describe(self, number: int, tensor: Any, output: Any) -> Any:
-        entry = self._operations.recurring_allreduce(
+        entry = self._operations.persistent_allreduce(
             tensor,
             name=f"{self._name}.{number}",
             job=self.job,

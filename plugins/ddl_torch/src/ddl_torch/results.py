@@ -45,8 +45,8 @@ def wait(sender: Sender, incomplete: bool) -> None:
                 attempt.handle.wait()
 
 
-def _operation_failed(sender: Sender, recurring: Any, error: Exception) -> None:
-    slot = next((one for one in sender.slots if recurring is one.recurring or recurring is one.private), None)
+def _operation_failed(sender: Sender, request: Any, error: Exception) -> None:
+    slot = next((one for one in sender.slots if request is one.request or request is one.private), None)
     if slot is not None:
         if sender.send_otherwise(slot, None, error):
             return
@@ -57,18 +57,18 @@ def _operation_failed(sender: Sender, recurring: Any, error: Exception) -> None:
 def _wait_on_streams(sender: Sender) -> None:
     """Make the current streams wait for what is in flight on devices: once for each event, of which a bucket has one."""
     behind: dict[Any, Any] = {}  # event: an allreduce whose result stands behind it
-    for recurring in reversed(sender.round.on_devices):
+    for request in reversed(sender.round.on_devices):
         try:
-            event = recurring.arrive()
+            event = request.arrive()
             if event is not None:
-                behind.setdefault(event, recurring)
+                behind.setdefault(event, request)
         except (DdlInternalError, ValueError) as error:
-            _operation_failed(sender, recurring, error)
-    for recurring in behind.values():
+            _operation_failed(sender, request, error)
+    for request in behind.values():
         try:
-            recurring.wait()
+            request.wait()
         except (DdlInternalError, ValueError) as error:
-            _operation_failed(sender, recurring, error)
+            _operation_failed(sender, request, error)
     sender.round.on_devices.clear()
 
 

@@ -2,7 +2,7 @@
 
 A round outlives an interrupt: an exception that a signal's handler raises leaves it open, and the next
 ``synchronize()`` or ``step()`` goes on where it was. No gradient is sent twice in a round, wherever it is interrupted:
-``Slot.round`` says that one was about to be sent, and ``Recurring.starts`` that it was.
+``Slot.round`` says that one was about to be sent, and ``PersistentRequest.starts`` that it was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Result(NamedTuple):
 
 
 class Attempt:
-    """What one gradient or group is sent by where that is no recurring allreduce. It can go on after an interrupt."""
+    """What one gradient or group is sent by where that is no persistent allreduce. It can go on after an interrupt."""
 
     __slots__ = ("context", "done", "handle", "handles")
 

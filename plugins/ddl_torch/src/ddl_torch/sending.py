@@ -1,6 +1,6 @@
 """Sends each gradient of a round, by the shortest way that its memory, its layout and its device allow.
 
-A gradient that looks like the one of the step before and that nothing else sees starts its recurring allreduce, in
+A gradient that looks like the one of the step before and that nothing else sees starts its persistent allreduce, in
 place. Every other gradient is described anew, gets memory of our own for the result, or is gathered (sparse).
 """
 
@@ -44,7 +44,7 @@ class Binding:
     repeatable: bool  # reducing a result once more leaves it as it is
     allreduce: Callable[..., Waitable]
     grouped_allreduce: Callable[..., Waitable]
-    recurring_allreduce: Callable[..., Any]
+    persistent_allreduce: Callable[..., Any]
 
 
 def bind(reduction: Reduction) -> Binding:
@@ -78,7 +78,7 @@ def bind(reduction: Reduction) -> Binding:
         and (compressor.casts or reduction.compression == "none"),
         allreduce,
         partial(OPERATIONS.grouped_allreduce_async, **allreduce.keywords),
-        partial(OPERATIONS.recurring_allreduce, **allreduce.keywords),
+        partial(OPERATIONS.persistent_allreduce, **allreduce.keywords),
     )
 
 
@@ -92,11 +92,11 @@ class Sender:
         self.groups = groups
         self.binding: Binding = bind(reduction)
         self.eager = False  # some gradient is sent while backward runs
-        self._again: Callable[..., Any] = self.binding.job.again
+        self._start: Callable[..., Any] = self.binding.job.start_request
 
     def begin_round(self) -> None:
         """Open a round."""
-        self._again = self.binding.job.again  # another function while a timeline is recorded
+        self._start = self.binding.job.start_request  # another function while a timeline is recorded
         self.round.begin(self.slots)
 
     def way_out(self, slot: Slot, tensor: torch.Tensor) -> Callable[[Slot], None] | None:
@@ -119,14 +119,14 @@ class Sender:
             raise RuntimeError(ACCUMULATED_AGAIN.format(name=slot.label))
         grad = slot.param.grad
         assert grad is not None
-        recurring = slot.recurring
-        if recurring is not None and looks_alike(grad, slot):
+        request = slot.request
+        if request is not None and looks_alike(grad, slot):
             storage = grad.untyped_storage()
             if use_count(storage._cdata) == ALONE:
                 pin_size(grad)
-                slot.starts, slot.round = recurring.starts, round.number
-                self._again(recurring, grad.data_ptr(), storage)
-                round.in_flight.append(recurring)
+                slot.starts, slot.round = request.starts, round.number
+                self._start(request, grad.data_ptr(), storage)
+                round.in_flight.append(request)
                 round.written.append(grad)
                 return
         self._try_to_send(slot, grad)
@@ -140,14 +140,14 @@ class Sender:
             raise RuntimeError(ACCUMULATED_AGAIN.format(name=slot.label))
         grad = slot.param.grad
         assert grad is not None
-        recurring, mark = slot.recurring, slot.mark
-        if recurring is not None and mark is not None and looks_alike_there(grad, slot):
+        request, mark = slot.request, slot.mark
+        if request is not None and mark is not None and looks_alike_there(grad, slot):
             storage = grad.untyped_storage()
             if use_count(storage._cdata) == ALONE:
-                mark.set(recurring.source)
-                slot.starts, slot.round = recurring.starts, round.number
-                self._again(recurring, grad.data_ptr(), (storage, mark))
-                round.on_devices.append(recurring)
+                mark.set(request.source)
+                slot.starts, slot.round = request.starts, round.number
+                self._start(request, grad.data_ptr(), (storage, mark))
+                round.on_devices.append(request)
                 round.written.append(grad)
                 return
         self._try_to_send(slot, grad)
@@ -183,7 +183,7 @@ class Sender:
     def _resume(self) -> None:
         """After an interrupt: what was about to be sent counts as sent if its allreduce was started, else it goes now."""
         round = self.round
-        waited = {id(recurring) for recurring in (*round.in_flight, *round.on_devices)}
+        waited = {id(request) for request in (*round.in_flight, *round.on_devices)}
         for group in self.groups:
             if group.round == round.number and group.attempt is not None and group.attempt.handle is None:
                 self._send_group(group)
@@ -197,12 +197,12 @@ class Sender:
                     self._try_to_send(slot, grad)
                 continue
             in_place = result is None or result.value is result.grad
-            recurring = slot.recurring if in_place else slot.private
-            if recurring is None or recurring.starts == slot.starts:
+            request = slot.request if in_place else slot.private
+            if request is None or request.starts == slot.starts:
                 round.results.pop(slot, None)
                 self._try_to_send(slot, self._zeros(slot) if grad is None else grad)
-            elif id(recurring) not in waited:
-                (round.in_flight if slot.mark is None else round.on_devices).append(recurring)
+            elif id(request) not in waited:
+                (round.in_flight if slot.mark is None else round.on_devices).append(request)
                 if in_place and grad is not None:
                     round.written.append(grad)
 
@@ -219,22 +219,22 @@ class Sender:
             grad = slot.param.grad
             if grad is None:
                 continue  # taken away since: ``_send_missing`` sees to it
-            recurring = slot.recurring
-            if recurring is not None and not slot.mark and looks_alike(grad, slot):
+            request = slot.request
+            if request is not None and not slot.mark and looks_alike(grad, slot):
                 storage = grad.untyped_storage()
                 if use_count(storage._cdata) == ALONE:
-                    slot.starts, slot.round = recurring.starts, now
-                    bucket.append((recurring, grad.data_ptr(), storage))
+                    slot.starts, slot.round = request.starts, now
+                    bucket.append((request, grad.data_ptr(), storage))
                     written.append(grad)
                     continue
             others.append((slot, grad))
         if bucket:
             try:
-                self.binding.job.again_together(bucket)
+                self.binding.job.start_all(bucket)
             except (DdlInternalError, ValueError) as error:
                 round.failure = round.failure or error
             round.written += written
-            round.in_flight += [recurring for recurring, _, _ in bucket]  # a refused one is idle, and not waited for
+            round.in_flight += [request for request, _, _ in bucket]  # a refused one is idle, and not waited for
         for slot, grad in others:
             if slot.round != now:  # it may have arrived twice
                 self._try_to_send(slot, grad)
@@ -284,13 +284,13 @@ class Sender:
                     )
             attempt.handle = attempt.handles[0]
         if attempt.context is None:
-            attempt.context = self.binding.recurring_allreduce(zeros, name=name, part_of=ENDED)
-        recurring = attempt.context
-        if recurring.starts == 0:
-            self._again(recurring, zeros.data_ptr(), (zeros, recurring.source.owner))
-        under_way = round.in_flight if recurring.source.device is CPU else round.on_devices
-        if not any(one is recurring for one in under_way):
-            under_way.append(recurring)
+            attempt.context = self.binding.persistent_allreduce(zeros, name=name, part_of=ENDED)
+        request = attempt.context
+        if request.starts == 0:
+            self._start(request, zeros.data_ptr(), (zeros, request.source.owner))
+        under_way = round.in_flight if request.source.device is CPU else round.on_devices
+        if not any(one is request for one in under_way):
+            under_way.append(request)
         slot.round = round.number
 
     # --- one gradient that is not as the last one was
@@ -326,32 +326,32 @@ class Sender:
         if slot.sparse_dims:  # so that a rank which has never computed it is told
             what["part_of"] = SPARSE
         if is_alone(storage):
-            if slot.recurring is None:
-                slot.recurring = self.binding.recurring_allreduce(grad, **what)
-            recurring = slot.recurring
+            if slot.request is None:
+                slot.request = self.binding.persistent_allreduce(grad, **what)
+            request = slot.request
             round.written.append(grad)
             if slot.sparse_dims:
                 round.results[slot] = Result(grad, grad, True)
         else:
             value = torch.empty_like(grad)
             if slot.private is None:
-                slot.private = self.binding.recurring_allreduce(grad, output=value, **what)
-            recurring = slot.private
-            recurring.target.address, recurring.target.owner = value.data_ptr(), value
+                slot.private = self.binding.persistent_allreduce(grad, output=value, **what)
+            request = slot.private
+            request.target.address, request.target.owner = value.data_ptr(), value
             # An accumulation into an older ``.grad`` would have raised its version.
             round.results[slot] = Result(grad, value, grad._version == 0)
         if slot.mark is None:
-            place = recurring.source.device
+            place = request.source.device
             slot.mark = None if place is CPU else ADAPTER.streams.mark(place)
             slot.submit = self.way_out(slot, grad)  # the parameter may have moved since it was given
-        slot.starts, slot.round = recurring.starts, round.number
+        slot.starts, slot.round = request.starts, round.number
         if slot.mark is not None:
-            slot.mark.set(recurring.source)
-            self._again(recurring, grad.data_ptr(), (storage, slot.mark))
-            round.on_devices.append(recurring)
+            slot.mark.set(request.source)
+            self._start(request, grad.data_ptr(), (storage, slot.mark))
+            round.on_devices.append(request)
             return
-        self._again(recurring, grad.data_ptr(), storage)
-        round.in_flight.append(recurring)
+        self._start(request, grad.data_ptr(), storage)
+        round.in_flight.append(request)
 
     def _send_sparse(self, slot: Slot, grad: torch.Tensor) -> None:
         slot.sparse_dims = grad.sparse_dim()

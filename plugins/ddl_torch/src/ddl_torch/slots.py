@@ -62,7 +62,7 @@ class Slot:
         "param",
         "passes",
         "private",
-        "recurring",
+        "request",
         "round",
         "shape",
         "sparse_dims",
@@ -88,7 +88,7 @@ class Slot:
         self.starts = -1  # ``starts`` of what reduces it, just before it was sent in that round
         # The allreduces that its gradients have in common while they look alike: in place, and where something else
         # sees a gradient's memory, into a tensor of our own.
-        self.recurring: Any = None
+        self.request: Any = None
         self.private: Any = None
         self.others: dict[int, tuple[Any, Any]] = {}  # the same of other rounds of a step
         self.dtype: torch.dtype | None = None
@@ -119,7 +119,7 @@ class Slot:
 
     def forget_look(self) -> None:
         """Have the next gradient described anew."""
-        self.recurring = self.private = None
+        self.request = self.private = None
         self.others = {}
 
     def look_like(self, grad: torch.Tensor) -> None:
@@ -133,8 +133,8 @@ class Slot:
 
     def change_round(self, before: int, now: int) -> None:
         """Put the allreduces of round ``before`` of a step aside, and take up those of round ``now``."""
-        self.others[before] = (self.recurring, self.private)
-        self.recurring, self.private = self.others.get(now, (None, None))
+        self.others[before] = (self.request, self.private)
+        self.request, self.private = self.others.get(now, (None, None))
 
 
 class Group:

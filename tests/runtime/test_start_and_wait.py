@@ -12,7 +12,7 @@ from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.meter import Meter
-from ddlcore.runtime.request import Recurring
+from ddlcore.runtime.request import PersistentRequest
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Buffer, DType, Kind
@@ -37,18 +37,18 @@ class Run:
         return True
 
 
-def ready(run: Run) -> tuple[Engine, TensorQueue, Recurring, list[BaseException]]:
+def ready(run: Run) -> tuple[Engine, TensorQueue, PersistentRequest, list[BaseException]]:
     """An engine whose thread has not begun, in replay of one tensor, and what broke the job."""
     completion = Completion()
     tensor_queue = TensorQueue(completion, lambda: None)
     tensor_queue.learn(Arranged(0, b"", (Planned(0, Kind.ALLREDUCE, ("x",), (encode(SPEC),), False),)))
     tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
-    entry = Recurring(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    entry = PersistentRequest(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     broken: list[BaseException] = []
     none = cast("Any", None)
     executor: Any = SimpleNamespace(execute=None, replay=None)
     engine = Engine(executor, none, tensor_queue, completion, Verdict(), broken.append, Meter(), "engine")
-    tensor_queue.again(entry, 64, None, waits=True)  # gives it its slot
+    tensor_queue.start_request(entry, 64, None, waits=True)  # gives it its slot
     launch = tensor_queue.launch()
     assert launch is not None
     tensor_queue.delivered(launch)
@@ -60,7 +60,7 @@ def ready(run: Run) -> tuple[Engine, TensorQueue, Recurring, list[BaseException]
 def test_who_is_called_away_before_anything_has_changed_may_call_again() -> None:
     engine, tensor_queue, entry, broken = ready(Run(strikes=True))
     with pytest.raises(Called):
-        engine.at_once(entry, 64, None)
+        engine.start_and_wait(entry, 64, None)
     assert not broken
     assert not entry.pending
     entry.position.run = Run()
@@ -72,7 +72,7 @@ def test_a_call_that_is_not_launched_here_leaves_the_engine_free() -> None:
     """It has no slot yet: the engine's thread, not this one, runs it."""
     engine, tensor_queue, entry, broken = ready(Run())
     entry.replay = entry
-    waiting = threading.Thread(target=engine.at_once, args=(entry, 64, None), daemon=True)
+    waiting = threading.Thread(target=engine.start_and_wait, args=(entry, 64, None), daemon=True)
     entry.position.run = None  # only the engine's thread can run it
     waiting.start()
     for _ in range(100):

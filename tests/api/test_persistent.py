@@ -25,13 +25,13 @@ def test_the_result_goes_to_the_output_which_may_change_between_starts() -> None
     def play(rank: int, job: Job) -> list[float]:
         tensor = np.full(100, rank + 1.0)
         outputs = [np.zeros(100), np.zeros(100)]
-        entry = OPERATIONS.recurring_allreduce(tensor, name="x", op=Sum, output=outputs[0])
+        entry = OPERATIONS.persistent_allreduce(tensor, name="x", op=Sum, output=outputs[0])
         found = []
         for step in range(60):
             output = outputs[step % 2]
             output[:] = 0
             entry.target.address = address(output)
-            job.again(entry, address(tensor), tensor)
+            job.start_request(entry, address(tensor), tensor)
             entry.wait()
             assert (tensor == rank + 1.0).all()
             assert len(set(output)) == 1
@@ -45,7 +45,7 @@ def test_the_result_goes_to_the_output_which_may_change_between_starts() -> None
 def test_an_output_of_another_shape_is_refused() -> None:
     def play(rank: int, job: Job) -> None:
         with pytest.raises(ValueError, match="output has shape"):
-            OPERATIONS.recurring_allreduce(np.zeros(3), name="x", output=np.zeros(4))
+            OPERATIONS.persistent_allreduce(np.zeros(3), name="x", output=np.zeros(4))
 
     run_world(1, play)
 
@@ -53,8 +53,8 @@ def test_an_output_of_another_shape_is_refused() -> None:
 def test_ranks_that_say_different_wholes_learn_what_each_said() -> None:
     def play(rank: int, job: Job) -> str:
         tensor = np.ones(3)
-        entry = OPERATIONS.recurring_allreduce(tensor, name="x", part_of=f"{5 + rank} gradients")
-        job.again(entry, address(tensor), tensor)
+        entry = OPERATIONS.persistent_allreduce(tensor, name="x", part_of=f"{5 + rank} gradients")
+        job.start_request(entry, address(tensor), tensor)
         with pytest.raises(MismatchError) as caught:
             entry.wait()
         return str(caught.value)
