@@ -40,10 +40,10 @@ from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.accelerators import Accelerators
 from ddlcore.runtime.companion import Companions
+from ddlcore.runtime.control_thread import ControlThread
 from ddlcore.runtime.engine import VERDICT_WAIT_S, Engine
 from ddlcore.runtime.executor import Executor
 from ddlcore.runtime.handle import Completion
-from ddlcore.runtime.link import Link
 from ddlcore.runtime.meter import Meter, Stats
 from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.ranges import in_use, ranges_of
@@ -171,7 +171,7 @@ class Job:
             adapters = in_use((one.module, lambda one=one: self.registry.load(one)()) for one in providers)  # type: ignore[misc]  # the default binds it
             self._engine.show(ranges_of(adapters))
         self._engine.start()
-        self._link.start()
+        self._control_thread.start()
         try:
             self._enter()
         except BaseException as error:
@@ -216,7 +216,7 @@ class Job:
             self.completion,
             self.sets,
             self._meter,
-            _SessionStore(lambda: self._link.session, store),
+            _SessionStore(lambda: self._control_thread.session, store),
             store.clock,
             self.launched,
             self._ranks,
@@ -224,7 +224,7 @@ class Job:
         )
         accelerators.devices.used = self._engine.in_flight.used
         self._engine.in_flight.tidy = accelerators.tidy
-        self._link = Link(
+        self._control_thread = ControlThread(
             channel,
             self.tensor_queue,
             self._engine,
@@ -237,8 +237,8 @@ class Job:
             name.format("control"),
             self.dump_flight,
         )
-        self._link.adjust = self._adjust
-        self._link.explain = self._explain
+        self._control_thread.adjust = self._adjust
+        self._control_thread.explain = self._explain
 
     def _adjust(self, values: Mapping[str, Value]) -> None:
         """A search goes on with other settings; on the engine's thread, at the same point of the total order on all ranks."""
@@ -270,7 +270,7 @@ class Job:
             if self._verdict.given:
                 raise self._verdict.error(f"step {message.step} of {message.label}")
             self._told = True
-        self._link.say(message)
+        self._control_thread.say(message)
 
     def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
         """Return 8 bytes for each stretch of host memory of so many bytes; see ``CpuKernels.digests``."""
@@ -298,10 +298,10 @@ class Job:
         if not self._told or self._shown:
             return None
         if not self._verdict.given:
-            self._link.say(Settle())
+            self._control_thread.say(Settle())
             deadline_s = time.monotonic() + self.settings.number("leave_timeout_s")
             # No lock is taken: a signal handler may come in between, and leave by itself.
-            while not self._link.settled.is_set() and time.monotonic() < deadline_s:
+            while not self._control_thread.settled.is_set() and time.monotonic() < deadline_s:
                 time.sleep(0.002)
         error = self._verdict.error("shutdown") if self._verdict.given and not self._shown else None
         return error if isinstance(error, ReplicasDiffer) else None
@@ -311,7 +311,7 @@ class Job:
         return Opener(
             rank=self.rank,
             members=tuple(Member(rank, host) for rank, host in enumerate(self.placement.hosts)),
-            store=_SessionStore(lambda: self._link.session, store),
+            store=_SessionStore(lambda: self._control_thread.session, store),
             kernels=self._kernels,
             settings=self.settings,
             timeout_s=self.settings.number("open_timeout_s"),
@@ -338,17 +338,17 @@ class Job:
         fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_bucket_bytes")
         place = (self.launched.rank, self._ranks, self._ordinal)
         hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self.overlaps)
-        self._link.say(hello)
+        self._control_thread.say(hello)
         timeout_s = self.settings.number("start_timeout_s")
-        if not self._link.welcomed.wait(timeout_s):
-            self._link.say(Bye("gave up waiting in init"))
-            self._link.welcomed.wait(1.0)
-            who = self._link.refusal or "the launcher did not answer"
+        if not self._control_thread.welcomed.wait(timeout_s):
+            self._control_thread.say(Bye("gave up waiting in init"))
+            self._control_thread.welcomed.wait(1.0)
+            who = self._control_thread.refusal or "the launcher did not answer"
             raise DeadlineExceeded(f"init: {who}; waited {timeout_s:g} s (DDL_START_TIMEOUT_S)")
         # Who refuses may end at once, and the coordinator with it, before this thread has its turn: the refusal
         # came first, and is why.
-        if self._link.refusal:
-            raise DdlInternalError(self._link.refusal)
+        if self._control_thread.refusal:
+            raise DdlInternalError(self._control_thread.refusal)
         if self._verdict.given:
             raise self._verdict.error("init")
         self._open_global(self.settings.number("open_timeout_s"))
@@ -364,7 +364,7 @@ class Job:
                 failure.append(error)
             opened.set()
 
-        self._link.engage("init(), opening the transport", open_global, has_deadline=True)
+        self._control_thread.engage("init(), opening the transport", open_global, has_deadline=True)
         while not opened.wait(0.1):
             timeout_s -= 0.1
             if timeout_s < -5.0:  # the transport has a deadline of its own, and should have kept it
@@ -396,7 +396,7 @@ class Job:
         """Records from now on; see ``Recording.begin``."""
         self._refuse_inside("start_timeline()")
         place = Path(directory) if directory else None
-        self._recording.begin(Path(file), mark_cycles, place, self._link.session)
+        self._recording.begin(Path(file), mark_cycles, place, self._control_thread.session)
 
     def stop_timeline(self, patience_s: float = 10.0) -> None:
         """Ends it, if one is recorded; see ``Recording.end``."""
@@ -420,7 +420,7 @@ class Job:
             raise reentrant(what)
 
     def _want_dump(self) -> None:
-        self._link.dump_wanted = True
+        self._control_thread.dump_wanted = True
 
     def dump_flight(self, reason: str, text: str) -> Path | None:
         """Writes what this rank did last, where the setting flight_dir says; its path, None where none was written. Any thread."""
@@ -507,7 +507,7 @@ class Job:
         self.sets.abort()
 
     def _transport_failed(self, error: BaseException) -> None:
-        self._link.say(Bye(f"its transport failed: {error}", broken=True))
+        self._control_thread.say(Bye(f"its transport failed: {error}", broken=True))
         self._break(lambda during: error)
 
     # --- end
@@ -550,8 +550,8 @@ class Job:
         while self._observers:
             self._observers.pop().close()
         if not self._verdict.given:
-            self._link.say(Bye(reason, broken=patience_s == 0.0 and bool(self._link.session)))
-            self._link.parted.wait(patience_s)
+            self._control_thread.say(Bye(reason, broken=patience_s == 0.0 and bool(self._control_thread.session)))
+            self._control_thread.parted.wait(patience_s)
         clean = self._engine.stop(patience_s if not self._verdict.given else ABORT_WAIT_S)
         if not clean:
             self._break(lambda during: Closed("the job was shut down before this was complete"))
@@ -562,8 +562,8 @@ class Job:
         self._engine.fail(left, Closed("the job was shut down before this was complete"))
         self._recording.end(patience_s if clean and not self._verdict.given else 1.0)
         if clean and not self._verdict.given:
-            self._link.say(Done())
-        self._link.stop(ABORT_WAIT_S)
+            self._control_thread.say(Done())
+        self._control_thread.stop(ABORT_WAIT_S)
         self._deafen()
         self._store.close()
 

@@ -62,7 +62,7 @@ from ddlcore.runtime.stall import Patience
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.verdict import Verdict
 
-__all__ = ["Channel", "Link"]
+__all__ = ["Channel", "ControlThread"]
 
 log = logging.getLogger("ddl")
 
@@ -79,7 +79,7 @@ class Channel(Protocol):
     def close(self) -> None: ...
 
 
-class Link:
+class ControlThread:
     """Owns the channel from ``start`` to ``stop``. ``broken`` is told of ranks that are lost, once."""
 
     def __init__(
