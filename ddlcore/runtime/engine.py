@@ -68,7 +68,7 @@ class Engine:
         self._completion = completion
         self._verdict = verdict
         self._broken = broken
-        # Where a thread that helps was when a signal handler called it away, see ``TensorQueue.running``:
+        # Where a waiting user thread was when a signal handler called it away, see ``TensorQueue.running``:
         self._landing: Launch[Entry] | None = None  # complete and valid, and to be handed over
         self._rest: Iterator[Entry] = iter(())  # of its entries, those to come
         self._mixed = False  # some of them are of handles
@@ -77,8 +77,8 @@ class Engine:
         self._closing = False  # nothing is left but what devices do
         self.bucket: Bucket | None = None  # the decided bucket that runs, for whoever watches over it
         tensor_queue.leave = self.leave
-        completion.help = self.help
-        completion.hurry = self._hurry
+        completion.progress = self.progress
+        completion.wake = self._wake_for_device
         self.say: Callable[[Leave | Frozen], None] = lambda message: None
         self.recorder: Recorder | None = None  # while a timeline is written
         self._queue: deque[Todo] = deque()
@@ -263,7 +263,7 @@ class Engine:
 
     # --- what a device has under way
 
-    def _hurry(self) -> None:
+    def _wake_for_device(self) -> None:
         """Somebody waits for what is on a device; any thread."""
         if self.in_flight:
             with self._tensor_queue.lock:
@@ -322,7 +322,7 @@ class Engine:
             raise
         entry.wait()
 
-    def help(self, operation: Waited) -> None:
+    def progress(self, operation: Waited) -> None:
         """For a user's thread that is about to wait: it runs what is ready itself, where the engine is idle.
 
         That spares two changes of thread. Only buckets that can be entered in tries: a signal's handler may
@@ -374,7 +374,10 @@ class Engine:
         return deliver
 
     def _land_here(self, launch: Launch[Entry], begun_ns: int) -> bool:
-        """Hands over what a thread that helps has run in place. False where a verdict must come first: the engine's."""
+        """Hands over what a waiting user thread has run in place.
+
+        False where a verdict must come first: the engine's.
+        """
         assert launch.entries is not None
         rest = iter(launch.entries)
         position, meter = launch.position, self._meter

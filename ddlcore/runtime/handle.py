@@ -34,7 +34,7 @@ class Waited(Protocol):
 class Completion:
     """Where finished buckets are announced. ``observed`` is the last bucket whose end the user's code has seen.
 
-    ``help`` may do what is waited for, and raises ReentrantCall for a thread that would wait for itself. ``watch`` is
+    ``progress`` may do what is waited for, and raises ReentrantCall for a thread that would wait for itself. ``check_stall`` is
     told since when somebody waits, and says in how many seconds it wants to be told again.
 
     Whoever waits takes no lock of anybody's, but brings one of its own: a threading.Condition, entered in Python, would
@@ -45,9 +45,9 @@ class Completion:
         self.lock = Lock()  # of what handles say
         self._waiting: deque[LockType] = deque()
         self.observed = -1
-        self.help: Callable[[Waited], None] = lambda operation: None
-        self.watch: Callable[[float], float] = lambda since_s: SLICE_S
-        self.hurry: Callable[[], None] = lambda: None  # tells who waits for devices that somebody waits for that
+        self.progress: Callable[[Waited], None] = lambda operation: None
+        self.check_stall: Callable[[float], float] = lambda since_s: SLICE_S
+        self.wake: Callable[[], None] = lambda: None  # tells who waits for devices that somebody waits for that
         self._wanting: dict[object, None] = {}
         self.verdict: Verdict | None = None  # on the job, once it is over
         self.waited_s = 0.0  # by all threads that have waited
@@ -58,9 +58,9 @@ class Completion:
         """Blocks until ``operation`` is over."""
         since_s = time.monotonic()
         try:
-            self.help(operation)
+            self.progress(operation)
             while operation.pending:
-                patience_s = max(min(self.watch(since_s), SLICE_S), 0.0)
+                patience_s = max(min(self.check_stall(since_s), SLICE_S), 0.0)
                 waiter = allocate_lock()
                 waiter.acquire()
                 self._waiting.append(waiter)
@@ -94,7 +94,7 @@ class Completion:
         mine = object()
         try:
             self._wanting[mine] = None  # not a count: interrupted at any moment, it is neither lost nor left
-            self.hurry()
+            self.wake()
             self.wait(operation)
         finally:
             self._wanting.pop(mine, None)
@@ -106,7 +106,7 @@ class Completion:
         elif self._polled_since_s is None:
             self._polled_since_s = time.monotonic()
         else:
-            self.watch(self._polled_since_s)
+            self.check_stall(self._polled_since_s)
 
     def observe(self, index: int) -> None:
         """The user's code has seen the end of bucket ``index``."""

@@ -47,7 +47,7 @@ class TensorQueue:
         self.behind = False  # a call was interrupted, or has left something to ``catch_up``
         self._placing: Sequence[Entry] = ()  # submitted, and not all of them in their slots, or with those unsent
         self._completion = completion
-        completion.watch = self.watch
+        completion.check_stall = self.check_stall
         self._wake = wake
         self._in_flight: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
         self._persistent: dict[tuple[int, str], PersistentRequest] = {}  # those that have been started by ``again``
@@ -77,11 +77,11 @@ class TensorQueue:
         self._conflict = False  # an entry has the name of a slot, and another spec
         self._waits_since_s: float | None = None  # the oldest entry that stands in a slot unlaunched
         self.leave: Callable[[int], None] = lambda epoch: None  # asks the coordinator to leave this epoch
-        # Which thread, the engine's or one that helps, is in the middle of something; 0: none. One that helps may be
+        # Which thread, the engine's or a waiting user thread, is in the middle of something; 0: none. The latter may be
         # called away by a signal handler, at any moment. It leaves GONE here, which needs no call, and in ``own`` what
         # it was in; the engine's thread, which no signal calls away, goes on from there.
         self.running = 0
-        self.own: Launch[Entry] | None = None  # launched by a thread that helps, and not complete
+        self.own: Launch[Entry] | None = None  # launched by a waiting user thread, and not complete
 
     # --- the user's threads
 
@@ -374,7 +374,7 @@ class TensorQueue:
         if self._waits_since_s is None and (not ready or self._launches):
             self._waits_since_s = time.monotonic()
 
-    def watch(self, since_s: float) -> float:
+    def check_stall(self, since_s: float) -> float:
         """For a user's thread that waits since ``since_s``: asks to leave if what it waits for cannot come in replay.
 
         That is when a bucket holds some of its tensors for longer than usual and the engine has nothing to

@@ -231,9 +231,9 @@ def test_what_a_waiting_thread_hands_over_reaches_every_entry_once() -> None:
             rank.tensor_queue.submit(members, waits=True)
             handle.then(lambda called=called: called.append(1))  # type: ignore[misc]
             if step == 1:
-                struck = strike(at, lambda: rank.engine.help(handle))  # noqa: B023  # called at once
+                struck = strike(at, lambda: rank.engine.progress(handle))  # noqa: B023  # called at once
             else:
-                rank.engine.help(handle)
+                rank.engine.progress(handle)
             rank.work()
             assert called == [1]
             assert handle.wait() == [None, None]
@@ -257,7 +257,7 @@ def test_an_interrupted_wait_for_a_device_is_not_wanted_any_more() -> None:
             rank.completion.announce()
             return 0.01
 
-        rank.completion.watch = end
+        rank.completion.check_stall = end
         struck = strike(at, lambda: rank.completion.wait_for_device(entry))
         assert not rank.completion.wanted
         return struck
