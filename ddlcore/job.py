@@ -41,9 +41,10 @@ from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.accelerators import Accelerators
 from ddlcore.runtime.companion import Companions
 from ddlcore.runtime.control_thread import ControlThread
-from ddlcore.runtime.engine import VERDICT_WAIT_S, Engine
+from ddlcore.runtime.engine import FAILURE_WAIT_S, Engine
 from ddlcore.runtime.executor import Executor
 from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, Stats
 from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.ranges import in_use, ranges_of
@@ -55,7 +56,6 @@ from ddlcore.runtime.sessions import Sessions
 from ddlcore.runtime.stall import Patience
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.tuning import SearchDriver
-from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Member, Placement
 
 __all__ = [
@@ -120,7 +120,7 @@ class Job:
         self._verifiers: dict[tuple[int, str], Verifying] = {}  # by process set and label
         self._told = False  # digests whose difference would end the job
         self._shown = False  # to a thread of the user's, why the job is over
-        self._verdict = Verdict()
+        self._failure = JobFailure()
         self._meter = Meter()
         self._lock = Lock()
         self._ordinals: Counter[str] = Counter()
@@ -187,7 +187,7 @@ class Job:
         name = f"ddl-{{}}-{self.rank}"
         self._store = store
         self.completion = Completion()
-        self.completion.verdict = self._verdict
+        self.completion.failure = self._failure
         self._flight = Flight(self.settings.whole("flight_records"))
         self.tensor_queue = TensorQueue(self.completion, channel.wake, self._flight)
         self.overlaps = self.settings.overlaps(self.cross_size)
@@ -204,7 +204,7 @@ class Job:
             self.sets,
             self.tensor_queue,
             self.completion,
-            self._verdict,
+            self._failure,
             self._transport_failed,
             self._meter,
             name.format("engine"),
@@ -228,7 +228,7 @@ class Job:
             channel,
             self.tensor_queue,
             self._engine,
-            self._verdict,
+            self._failure,
             self._break,
             self.sets,
             self._meter,
@@ -267,8 +267,8 @@ class Job:
         if self.forked:
             return
         if isinstance(message, Digests) and message.fatal:
-            if self._verdict.given:
-                raise self._verdict.error(f"step {message.step} of {message.label}")
+            if self._failure.given:
+                raise self._failure.error(f"step {message.step} of {message.label}")
             self._told = True
         self._control_thread.say(message)
 
@@ -297,13 +297,13 @@ class Job:
         """Waits until what was told of the parameters has been compared, for as long as a rank may take to leave."""
         if not self._told or self._shown:
             return None
-        if not self._verdict.given:
+        if not self._failure.given:
             self._control_thread.say(Settle())
             deadline_s = time.monotonic() + self.settings.number("leave_timeout_s")
             # No lock is taken: a signal handler may come in between, and leave by itself.
             while not self._control_thread.settled.is_set() and time.monotonic() < deadline_s:
                 time.sleep(0.002)
-        error = self._verdict.error("shutdown") if self._verdict.given and not self._shown else None
+        error = self._failure.error("shutdown") if self._failure.given and not self._shown else None
         return error if isinstance(error, ReplicasDiffer) else None
 
     def _opener(self, store: Store) -> Opener:
@@ -328,7 +328,7 @@ class Job:
             self.sets,
             QueuedSolo,
             self._compressor,
-            lambda: self._verdict.given,
+            lambda: self._failure.given,
             self._meter,
             self.local_rank,
             self._launched_by,
@@ -349,8 +349,8 @@ class Job:
         # came first, and is why.
         if self._control_thread.refusal:
             raise DdlInternalError(self._control_thread.refusal)
-        if self._verdict.given:
-            raise self._verdict.error("init")
+        if self._failure.given:
+            raise self._failure.error("init")
         self._open_global(self.settings.number("open_timeout_s"))
 
     def _open_global(self, timeout_s: float) -> None:
@@ -371,8 +371,8 @@ class Job:
                 self.sets.abort()
                 raise DeadlineExceeded("init: the transport did not open in time (DDL_OPEN_TIMEOUT_S)")
         if failure:
-            self._verdict.wait(VERDICT_WAIT_S if isinstance(failure[0], DdlInternalError) else 0.0)
-            raise self._verdict.error("init") if self._verdict.given else failure[0]
+            self._failure.wait(FAILURE_WAIT_S if isinstance(failure[0], DdlInternalError) else 0.0)
+            raise self._failure.error("init") if self._failure.given else failure[0]
 
     # --- in between
 
@@ -496,7 +496,7 @@ class Job:
                 self._shown = True
             return make(during)
 
-        if not self._verdict.give(shown):
+        if not self._failure.give(shown):
             return
         self._flight.note("end", error=str(make("")))
         self.dump_flight("error", str(make("")))
@@ -549,10 +549,10 @@ class Job:
         self.closed = True
         while self._observers:
             self._observers.pop().close()
-        if not self._verdict.given:
+        if not self._failure.given:
             self._control_thread.say(Bye(reason, broken=patience_s == 0.0 and bool(self._control_thread.session)))
             self._control_thread.parted.wait(patience_s)
-        clean = self._engine.stop(patience_s if not self._verdict.given else ABORT_WAIT_S)
+        clean = self._engine.stop(patience_s if not self._failure.given else ABORT_WAIT_S)
         if not clean:
             self._break(lambda during: Closed("the job was shut down before this was complete"))
             self.sets.abort()
@@ -560,8 +560,8 @@ class Job:
                 log.warning("rank %d: a transport did not end when it was aborted", self.rank)
         left = self.tensor_queue.close(lambda: NotInitialized("ddl has been shut down; call init() again first"))
         self._engine.fail(left, Closed("the job was shut down before this was complete"))
-        self._recording.end(patience_s if clean and not self._verdict.given else 1.0)
-        if clean and not self._verdict.given:
+        self._recording.end(patience_s if clean and not self._failure.given else 1.0)
+        if clean and not self._failure.given:
             self._control_thread.say(Done())
         self._control_thread.stop(ABORT_WAIT_S)
         self._deafen()

@@ -12,9 +12,9 @@ from ddlcore.launch.environment import (
     thread_variables,
     usable_cores,
 )
+from ddlcore.launch.exit_status import ranks_text
 from ddlcore.launch.info import table
 from ddlcore.launch.launcher import Launch
-from ddlcore.launch.verdict import ranks_text
 from ddlcore.types import Placement
 
 __all__ = ["describe"]

@@ -23,9 +23,9 @@ from ddlcore.launch.environment import (
     thread_variables,
     usable_cores,
 )
+from ddlcore.launch.exit_status import NotStarted
 from ddlcore.launch.preflight import HostCheck, compared_packages, judge
 from ddlcore.launch.preflight import show as table_of
-from ddlcore.launch.verdict import NotStarted
 from ddlcore.launch.wire import CHUNK_BYTES, Begin, Credit, Look, RankTask
 from ddlcore.plug.registry import Registry
 

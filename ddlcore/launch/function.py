@@ -28,6 +28,7 @@ from ddlcore.launch.environment import (
     wanted_port,
 )
 from ddlcore.launch.exchange import FUNCTION_PROGRAM, Outcome, Task, nameless_file, read_all, write_all
+from ddlcore.launch.exit_status import End, NotStarted, first_failure, ranks_text
 from ddlcore.launch.hosts import Layout
 from ddlcore.launch.launcher import check_route
 from ddlcore.launch.network import Witness, open_network
@@ -36,7 +37,6 @@ from ddlcore.launch.placing import Placed, place
 from ddlcore.launch.process import RankProcess
 from ddlcore.launch.screen import Screen, coloured, stream_writer
 from ddlcore.launch.supervisor import Supervisor
-from ddlcore.launch.verdict import End, NotStarted, first_failure, ranks_text
 from ddlcore.launch.warmup import compile_kernels
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of

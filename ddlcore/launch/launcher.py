@@ -26,6 +26,7 @@ from ddlcore.launch.environment import (
     thread_variables,
     usable_cores,
 )
+from ddlcore.launch.exit_status import End, NotStarted, exit_code, first_failure, summary
 from ddlcore.launch.hosts import Layout
 from ddlcore.launch.network import Witness, open_network
 from ddlcore.launch.output import Output, rank_directory
@@ -34,7 +35,6 @@ from ddlcore.launch.screen import Screen, coloured, file_writer
 from ddlcore.launch.signals import SignalTrap
 from ddlcore.launch.supervisor import Supervisor
 from ddlcore.launch.timeline import Gathering
-from ddlcore.launch.verdict import End, NotStarted, exit_code, first_failure, summary
 from ddlcore.launch.warmup import compile_kernels
 from ddlcore.launch.watch import Watch
 from ddlcore.plug.registry import Registry

@@ -15,13 +15,13 @@ from ddlcore.errors import DdlInternalError, PluginError
 from ddlcore.job import VERSION
 from ddlcore.launch.command import own_script, ranks_path, resolve_command
 from ddlcore.launch.environment import master_port, wanted_port
+from ddlcore.launch.exit_status import NotStarted
 from ddlcore.launch.horovod import Answers, answers_of, horovod_options, log_level, read_variables
 from ddlcore.launch.hosts import Layout
 from ddlcore.launch.launcher import Launch, check_route, prepare_directory, run_job
 from ddlcore.launch.options import setting_options
 from ddlcore.launch.placing import Placed, place
 from ddlcore.launch.top import PULSE_S, Top
-from ddlcore.launch.verdict import NotStarted
 from ddlcore.observe.metrics import INSTALL
 from ddlcore.plug.finding import find
 from ddlcore.plug.registry import Registry

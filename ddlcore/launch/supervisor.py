@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ddlcore.control.liveness import Watcher
-from ddlcore.launch.verdict import End, ranks_text
+from ddlcore.launch.exit_status import End, ranks_text
 
 __all__ = ["LOST", "Supervisor", "Watched"]
 

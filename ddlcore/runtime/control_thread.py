@@ -56,11 +56,11 @@ from ddlcore.observe.stacks import stack_of
 from ddlcore.runtime.alarm import Alarm
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.engine import Engine, Todo
+from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.stall import Patience
 from ddlcore.runtime.tensor_queue import TensorQueue
-from ddlcore.runtime.verdict import Verdict
 
 __all__ = ["Channel", "ControlThread"]
 
@@ -87,7 +87,7 @@ class ControlThread:
         channel: Channel,
         tensor_queue: TensorQueue,
         engine: Engine,
-        verdict: Verdict,
+        failure: JobFailure,
         broken: Callable[[Callable[[str], BaseException]], None],
         sets: ProcessSets,
         meter: Meter,
@@ -106,7 +106,7 @@ class ControlThread:
         self._channel = channel
         self._tensor_queue = tensor_queue
         self._engine = engine
-        self._verdict = verdict
+        self._failure = failure
         self._broken = broken
         self._outbox: deque[ToCoordinator] = deque()
         self._stopping = False

@@ -372,7 +372,7 @@ class Coordinator:
         return [(rank, freeze) for rank in self._present]
 
     def _drain(self) -> Outgoing:
-        """Every rank has stopped launching: the verdict, then what made them stop."""
+        """Every rank has stopped launching: the decision, then what made them stop."""
         drain = self.rhythm.drain(self.epoch, self.sets)
         diverged, slow, self._diverged, self._slow = self._diverged, self._slow, False, False
         # After a divergence all is asked for anew: what belongs together may have been torn apart.

@@ -1,4 +1,4 @@
-"""Under which name a compressor meets a tensor, and who tells it the verdict.
+"""Under which name a compressor meets a tensor, and who tells it whether a bucket was valid.
 
 Names are a process set's own, so that two sets' tensors of one name never share state. What has no name of its own
 comes once under the one it has: it is encoded under the empty name, and no state of it is kept.
@@ -38,7 +38,7 @@ def encode_once(compressor: Compressor, source: Buffer, target: Buffer, scale: f
 
 
 def settle(compressor: Compressor, entries: Iterable[Entry | None], valid: bool) -> None:
-    """The verdict on a bucket."""
+    """Whether a bucket is valid."""
     if compressor.casts:
         return
     for entry in entries:

@@ -17,6 +17,7 @@ from ddlcore.runtime.checks import called
 from ddlcore.runtime.executor import Deliver, Executor, Later, Staged, Unserved
 from ddlcore.runtime.handle import SLICE_S, Completion, Waited
 from ddlcore.runtime.in_flight import DevicesInFlight
+from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.ranges import Ranges, title
@@ -24,7 +25,6 @@ from ddlcore.runtime.reentry import reentrant
 from ddlcore.runtime.request import IDLE, Entry, Outcome, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import GONE, TensorQueue
-from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Kind
 
 __all__ = ["Engine", "Todo"]
@@ -32,7 +32,7 @@ __all__ = ["Engine", "Todo"]
 log = logging.getLogger("ddl")
 CLOSE_S = 60.0  # for what a device has under way when the job ends: those of the peers may need it
 CLOSED_S = 10.0  # for the communicators, behind that
-VERDICT_WAIT_S = 2.0  # how long a failed transport waits to hear that a peer died: the better explanation
+FAILURE_WAIT_S = 2.0  # how long a failed transport waits to hear that a peer died: the better explanation
 
 
 Todo = tuple[Bucket, list[Entry | None]] | Callable[[], None]
@@ -55,7 +55,7 @@ class Engine:
         sets: ProcessSets,
         tensor_queue: TensorQueue,
         completion: Completion,
-        verdict: Verdict,
+        failure: JobFailure,
         broken: Callable[[BaseException], None],
         meter: Meter,
         name: str,
@@ -66,7 +66,7 @@ class Engine:
         self._sets = sets
         self._tensor_queue = tensor_queue
         self._completion = completion
-        self._verdict = verdict
+        self._failure = failure
         self._broken = broken
         # Where a waiting user thread was when a signal handler called it away, see ``TensorQueue.running``:
         self._landing: Launch[Entry] | None = None  # complete and valid, and to be handed over
@@ -138,7 +138,7 @@ class Engine:
             self._tensor_queue.work.notify()
         self._thread.join(timeout_s)
         until_s = time.monotonic() + CLOSE_S + CLOSED_S
-        while self._closing and self._thread.is_alive() and not self._verdict.given and time.monotonic() < until_s:
+        while self._closing and self._thread.is_alive() and not self._failure.given and time.monotonic() < until_s:
             self._thread.join(SLICE_S)
         return not self._thread.is_alive()
 
@@ -214,7 +214,7 @@ class Engine:
     # --- buckets that were decided
 
     def _run(self, bucket: Bucket, entries: Sequence[Entry | None]) -> None:
-        if self._verdict.given:
+        if self._failure.given:
             self.fail(entries, None, bucket.index)
             return
         recorded = self._tensor_queue.flight.begin(bucket)
@@ -256,7 +256,7 @@ class Engine:
             frozen = self._tensor_queue.frozen
         if frozen:
             self._held.append((launch, deliver))
-            if self._verdict.given:
+            if self._failure.given:
                 self.abandon()
         else:
             self._hand_over(launch, deliver)
@@ -276,7 +276,7 @@ class Engine:
                 self._settle(launch, deliver)
         except BaseException as error:  # a device of somebody's own may raise anything, and this thread must live
             self._explain(error)
-        if self._verdict.given:
+        if self._failure.given:
             self.abandon()
 
     def start_and_wait(self, entry: PersistentRequest, address: int, owner: object) -> None:
@@ -376,7 +376,7 @@ class Engine:
     def _land_here(self, launch: Launch[Entry], begun_ns: int) -> bool:
         """Hands over what a waiting user thread has run in place.
 
-        False where a verdict must come first: the engine's.
+        False where Drain must decide first: the engine's.
         """
         assert launch.entries is not None
         rest = iter(launch.entries)
@@ -450,7 +450,7 @@ class Engine:
 
     def _take_part(self, launch: Launch[Entry], run: Callable[[], Deliver | Later]) -> Deliver | Later | None:
         """Runs a bucket. What it raises is explained, and ends the bucket and mostly the job."""
-        if self._verdict.given:
+        if self._failure.given:
             self._failed(launch, None)
             return None
         try:
@@ -487,7 +487,7 @@ class Engine:
 
     def drain(self, message: Drain) -> None:
         """On the engine's thread: takes part in what others have launched, then judges what is held."""
-        if self._verdict.given:
+        if self._failure.given:
             return  # ``abandon`` sees to what is held
         begun_ns = now_ns()
         highest, lowest = dict(message.highest), dict(message.lowest)
@@ -522,7 +522,7 @@ class Engine:
             self.say(frozen)
 
     def abandon(self) -> None:
-        """On the engine's thread: the job is over, no verdict will come for what is held."""
+        """On the engine's thread: the job is over, nobody will decide on what is held."""
         held, self._held = self._held + self.in_flight.all(), []
         for launch, _ in held:
             self._failed(launch, None)
@@ -531,7 +531,7 @@ class Engine:
 
     def _explain(self, error: BaseException) -> None:
         """A transport that fails has most likely lost a peer: the control network knows which."""
-        if isinstance(error, DdlInternalError) and self._verdict.wait(VERDICT_WAIT_S):
+        if isinstance(error, DdlInternalError) and self._failure.wait(FAILURE_WAIT_S):
             return
         if not isinstance(error, DdlInternalError):
             log.error("the engine failed", exc_info=error)
@@ -558,13 +558,13 @@ class Engine:
             then()
 
     def fail(self, entries: Sequence[Entry | None], error: BaseException | None, index: int = -1) -> None:
-        """Ends the entries' handles with ``error``, or with the verdict on the job."""
+        """Ends the entries' handles with ``error``, or with the failure of the job."""
         after: list[Callable[[], None]] = []
         with self._completion.lock:
             for entry in entries:
                 if entry is not None:
                     during = called(entry.spec.kind, entry.name)
-                    entry.handle.fail(error if error is not None else self._verdict.error(during))
+                    entry.handle.fail(error if error is not None else self._failure.error(during))
                     then = entry.handle.over()
                     if then is not None:
                         after.append(then)

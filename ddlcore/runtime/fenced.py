@@ -18,22 +18,22 @@ from ddlcore.types import Buffer
 __all__ = ["FencedHandle", "FencedPersistentRequest"]
 
 After = Callable[[int, Sequence[Any]], None]  # Adapter.after
-VERDICT_WAIT_S = 2.0  # how long a failed device waits to hear that a peer died: the better explanation
+FAILURE_WAIT_S = 2.0  # how long a failed device waits to hear that a peer died: the better explanation
 
 
 def _follow(completion: Completion, event: Event, after: After, tensors: Sequence[Any]) -> None:
     """The caller's stream goes on behind ``event``. Raises why that will never come, where this is known."""
-    verdict = completion.verdict
+    failure = completion.failure
     try:
         done = event.done()
-        if verdict is None or done or not verdict.given:
+        if failure is None or done or not failure.given:
             after(event.handle, tensors)
-        if verdict is not None and not done and verdict.given:
+        if failure is not None and not done and failure.given:
             # Given while ``after`` blocked, as it does for some adapters: an abort lets an event come, with garbage.
-            raise verdict.error()
+            raise failure.error()
     except DdlInternalError:
-        if verdict is not None and verdict.wait(VERDICT_WAIT_S):
-            raise verdict.error() from None
+        if failure is not None and failure.wait(FAILURE_WAIT_S):
+            raise failure.error() from None
         raise
 
 

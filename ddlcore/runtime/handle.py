@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from _thread import LockType
 
     from ddlcore.observe.recorder import Recorder
+    from ddlcore.runtime.job_failure import JobFailure
     from ddlcore.runtime.request import Outcome
-    from ddlcore.runtime.verdict import Verdict
 
 __all__ = ["Completion", "Handle", "Waited"]
 
@@ -49,7 +49,7 @@ class Completion:
         self.check_stall: Callable[[float], float] = lambda since_s: SLICE_S
         self.wake: Callable[[], None] = lambda: None  # tells who waits for devices that somebody waits for that
         self._wanting: dict[object, None] = {}
-        self.verdict: Verdict | None = None  # on the job, once it is over
+        self.failure: JobFailure | None = None  # on the job, once it is over
         self.waited_s = 0.0  # by all threads that have waited
         self.recorder: Recorder | None = None  # while a timeline is written
         self._polled_since_s: float | None = None

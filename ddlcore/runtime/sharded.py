@@ -3,7 +3,7 @@
 Each tensor is cut into as many pieces as there are ranks. Every rank encodes its pieces and sends each to the rank that
 adds it (alltoallv); that one decodes them, adds them in float32 in the order of ranks, encodes the sum, and all gather
 the sums (allgatherv). Nothing but transport memory changes before ``Summed`` is called; the compressor's state is
-committed with the verdict.
+committed with the decision.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sharder:
 
     def __init__(self, kernels: Kernels, meter: Meter, finish: Callable[[Work], None]) -> None:
         self._kernels, self._meter, self._finish = kernels, meter, finish
-        self._open: set[tuple[int, str]] = set()  # compressor, name: encoded, and no verdict yet
+        self._open: set[tuple[int, str]] = set()  # compressor, name: encoded, and not decided yet
 
     def allreduce(
         self,
@@ -116,7 +116,7 @@ class Sharder:
         summed.compressor.encode(name, source, target, scale)
 
     def settle(self, compressor: Compressor, names: Sequence[str], valid: bool) -> None:
-        """The verdict on what was encoded under these names."""
+        """Whether what was encoded is valid, under these names."""
         for name in names:
             if (id(compressor), name) in self._open:
                 self._open.discard((id(compressor), name))
@@ -137,7 +137,7 @@ class Summed:
         meter: Meter,
     ) -> None:
         self.compressor, self.names, self.entries, self.pieces = compressor, names, entries, pieces
-        self.encoded: list[str] = []  # names that wait for the verdict
+        self.encoded: list[str] = []  # names that wait for the decision
         self.parts: list[Buffer] = []  # the encoded sums, by rank and tensor, without the empty ones
         self._sharder, self._postscale, self._meter = sharder, postscale, meter
 

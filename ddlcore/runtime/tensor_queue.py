@@ -296,7 +296,7 @@ class TensorQueue:
         return launch
 
     def land_alone(self, launch: Launch[Entry], entry: PersistentRequest, meter: Meter, took_ns: int) -> bool:
-        """As ``delivered`` for what ``launch_alone`` gave, and counts it; False, where a verdict must come first. Lock held."""
+        """As ``delivered`` for what ``launch_alone`` gave, and counts it; False, where Drain must decide first. Lock held."""
         if self._moving:
             return False
         position = launch.position
@@ -617,7 +617,7 @@ class TensorQueue:
 
     @property
     def frozen(self) -> bool:
-        """Whether what completes now must wait for a verdict. Lock held."""
+        """Whether what completes now must wait until Drain has decided on it. Lock held."""
         return self._moving
 
     def launch(self) -> Launch[Entry] | None:

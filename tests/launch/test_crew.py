@@ -20,10 +20,10 @@ from ddlcore.errors import DdlInternalError
 from ddlcore.job import VERSION
 from ddlcore.launch.across import find_reach
 from ddlcore.launch.crew import Crew
+from ddlcore.launch.exit_status import End
 from ddlcore.launch.preflight import judge, show
 from ddlcore.launch.supervisor import Supervisor
 from ddlcore.launch.survey import survey, versions
-from ddlcore.launch.verdict import End
 from ddlcore.launch.wire import (
     CHUNK_BYTES,
     Ack,

@@ -13,13 +13,13 @@ import pytest
 from ddlcore.builtin.tuners.grid import GridTuner
 from ddlcore.config import load_settings, read_toml
 from ddlcore.launch.cli import main
+from ddlcore.launch.exit_status import NotStarted
 from ddlcore.launch.launcher import Launch
 from ddlcore.launch.tune.bar import Bar
 from ddlcore.launch.tune.command import _read_warm, tune
 from ddlcore.launch.tune.report import _best_so_far, draw, html_text, write_report
 from ddlcore.launch.tune.results import about_text, config_text, settings_found, write_config
 from ddlcore.launch.tune.talk import Lines, outcome
-from ddlcore.launch.verdict import NotStarted
 from ddlcore.plug.loader import load_plugins
 from ddlcore.plug.settings import settings_of
 from ddlcore.search import chosen_tuner, plan_search

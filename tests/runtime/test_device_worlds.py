@@ -539,7 +539,7 @@ def test_a_transport_that_fails_by_itself_ends_the_job(monkeypatch: pytest.Monke
         with current_stream().held():
             PRETEND.allreduce_async(filled(1), name="x").wait()
             broken.set()
-            assert job._verdict.wait(40.0), "nobody has looked"
+            assert job._failure.wait(40.0), "nobody has looked"
         with pytest.raises(DdlInternalError) as caught:
             PRETEND.allreduce_async(filled(1), name="y").wait()
         return str(caught.value)

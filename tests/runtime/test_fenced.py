@@ -11,8 +11,8 @@ from ddlcore.contracts.device import Event
 from ddlcore.errors import DeviceError, PeerLost
 from ddlcore.runtime.fenced import FencedHandle
 from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.request import Outcome
-from ddlcore.runtime.verdict import Verdict
 
 
 class Late(Event):
@@ -38,13 +38,13 @@ class Wait:
     """A handle whose bucket is queued, behind ``event``; ``meanwhile`` is what happens while the adapter waits for that."""
 
     def __init__(self) -> None:
-        self.verdict = Verdict()
+        self.job_failure = JobFailure()
         self.event = Late()
         self.failure: Exception | None = None
         self.ends = False  # whether the job does
         self.followed: list[int] = []
         completion = Completion()
-        completion.verdict = self.verdict
+        completion.failure = self.job_failure
         self.handle = FencedHandle(completion, 1, lambda outcomes: "result", self.after, ["tensor"])
         self.handle.complete(0, Outcome(event=self.event), 0)
 
@@ -52,7 +52,7 @@ class Wait:
         """An adapter's that can make no stream wait, and so blocks."""
         self.followed.append(event)
         if self.ends:
-            self.verdict.give(lost)  # which comes before the abort
+            self.job_failure.give(lost)  # which comes before the abort
         self.event.come = True
         if self.failure is not None:
             raise self.failure
@@ -77,7 +77,7 @@ def test_a_job_that_ends_while_somebody_waits() -> None:
 def test_a_job_that_has_ended() -> None:
     """Nobody waits for what will not come; what had come before is a result all the same."""
     wait = Wait()
-    wait.verdict.give(lost)
+    wait.job_failure.give(lost)
     with pytest.raises(PeerLost, match="rank 1 lost"):
         wait.handle.wait()
     assert wait.followed == []

@@ -13,10 +13,10 @@ from ddlcore.errors import MismatchError, ReentrantCall
 from ddlcore.messages import Arranged, Planned, Request, Resume, Spec, encode
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Completion, Handle
+from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, PersistentRequest
 from ddlcore.runtime.tensor_queue import TensorQueue
-from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Buffer, DType, Kind
 from tests.runtime.strikes import each_place, strike
 
@@ -37,7 +37,7 @@ class Rank:
         none = cast("Any", None)
         self.meter = Meter()
         self.engine = Engine(
-            executor, none, self.tensor_queue, self.completion, Verdict(), self.broken.append, self.meter, "engine"
+            executor, none, self.tensor_queue, self.completion, JobFailure(), self.broken.append, self.meter, "engine"
         )
         if buckets:
             planned = tuple(Planned(0, Kind.ALLREDUCE, names, (DATA,) * len(names), False) for names in buckets)

@@ -11,10 +11,10 @@ import pytest
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.request import PersistentRequest
 from ddlcore.runtime.tensor_queue import TensorQueue
-from ddlcore.runtime.verdict import Verdict
 from ddlcore.types import Buffer, DType, Kind
 
 SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
@@ -47,7 +47,7 @@ def ready(run: Run) -> tuple[Engine, TensorQueue, PersistentRequest, list[BaseEx
     broken: list[BaseException] = []
     none = cast("Any", None)
     executor: Any = SimpleNamespace(execute=None, replay=None)
-    engine = Engine(executor, none, tensor_queue, completion, Verdict(), broken.append, Meter(), "engine")
+    engine = Engine(executor, none, tensor_queue, completion, JobFailure(), broken.append, Meter(), "engine")
     tensor_queue.start_request(entry, 64, None, waits=True)  # gives it its slot
     launch = tensor_queue.launch()
     assert launch is not None

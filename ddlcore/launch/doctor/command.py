@@ -15,8 +15,8 @@ from ddlcore.errors import DdlInternalError, PluginError, RankFailed
 from ddlcore.launch.command import ranks_path, resolve_command
 from ddlcore.launch.doctor.examining import Question, examine, examine_recorded, subject_of
 from ddlcore.launch.doctor.report import Report, text_lines
+from ddlcore.launch.exit_status import NotStarted
 from ddlcore.launch.options import setting_options
-from ddlcore.launch.verdict import NotStarted
 
 __all__ = ["doctor"]
 

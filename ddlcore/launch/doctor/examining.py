@@ -18,11 +18,11 @@ from ddlcore.launch.doctor.looking import PATIENCE_S, load_checks, look, put_tog
 from ddlcore.launch.doctor.rank import Told, doctor_rank
 from ddlcore.launch.doctor.report import Report, judge
 from ddlcore.launch.doctor.watching import watch_input
+from ddlcore.launch.exit_status import NotStarted
 from ddlcore.launch.function import run_placed
 from ddlcore.launch.hosts import Layout
 from ddlcore.launch.launcher import check_route
 from ddlcore.launch.placing import Placed, place
-from ddlcore.launch.verdict import NotStarted
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.backend import AUTO, parse_backend

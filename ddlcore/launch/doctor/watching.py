@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ddlcore.contracts.check import Finding
 from ddlcore.launch.command import own_script
+from ddlcore.launch.exit_status import NotStarted
 from ddlcore.launch.launcher import Launch, run_job
 from ddlcore.launch.screen import Screen
-from ddlcore.launch.verdict import NotStarted
 from ddlcore.messages import Profile, Pulse
 
 if TYPE_CHECKING:

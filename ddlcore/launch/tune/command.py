@@ -16,13 +16,13 @@ import click
 from ddlcore.config import read_toml
 from ddlcore.contracts.tuner import Value
 from ddlcore.errors import DdlInternalError, PluginError
+from ddlcore.launch.exit_status import NotStarted
 from ddlcore.launch.launcher import EndEarly, Launch, prepare_directory, run_job
 from ddlcore.launch.run import JobCommand, job_options, prepare
 from ddlcore.launch.tune.bar import Bar
 from ddlcore.launch.tune.report import write_report
 from ddlcore.launch.tune.results import about_text, kept_beside, settings_found, values_of, write_config
 from ddlcore.launch.tune.talk import Lines
-from ddlcore.launch.verdict import NotStarted
 from ddlcore.search import build_search_driver, chosen_tuner
 from ddlcore.tune.driver import SearchDriver, Watcher
 from ddlcore.tune.log import read_log

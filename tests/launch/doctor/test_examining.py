@@ -16,7 +16,7 @@ from ddlcore.launch.doctor.examining import Question, Subject, examine, subject_
 from ddlcore.launch.doctor.links import Clock, Links, Pair
 from ddlcore.launch.doctor.looking import Looks
 from ddlcore.launch.doctor.rank import Told, doctor_rank
-from ddlcore.launch.verdict import NotStarted
+from ddlcore.launch.exit_status import NotStarted
 
 Answer = BaseException | Links | str  # what is raised; what was measured; why nothing was
 

@@ -14,8 +14,8 @@ from ddlcore.launch.doctor import watching
 from ddlcore.launch.doctor.examining import Question, subject_of
 from ddlcore.launch.doctor.report import Report
 from ddlcore.launch.doctor.watching import InputWatch, judge_input, watch_input
+from ddlcore.launch.exit_status import NotStarted
 from ddlcore.launch.screen import Screen
-from ddlcore.launch.verdict import NotStarted
 from ddlcore.messages import Profile
 from tests.launch.starting import DDL
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from ddlcore.runtime.reentry import Lock
 
-__all__ = ["Verdict"]
+__all__ = ["JobFailure"]
 
 
-class Verdict:
-    """Why the job is over, once it is. The first verdict stands."""
+class JobFailure:
+    """Why the job is over, once it is. The first reason stands."""
 
     def __init__(self) -> None:
         self._given = threading.Event()
@@ -19,7 +19,7 @@ class Verdict:
         self._lock = Lock()
 
     def give(self, make: Callable[[str], BaseException]) -> bool:
-        """``make(during)`` builds the error for one operation. True if this is the first verdict."""
+        """``make(during)`` builds the error for one operation. True if this is the first reason."""
         with self._lock:
             if self._make is not None:
                 return False
