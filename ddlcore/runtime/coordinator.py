@@ -41,7 +41,7 @@ from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.checks import describe, flaw
 from ddlcore.runtime.freezes import Freezes
 from ddlcore.runtime.pending import Pending
-from ddlcore.runtime.rhythm import Known, Rhythm
+from ddlcore.runtime.replay_controller import KnownSchedule, ReplayController
 from ddlcore.runtime.stall_table import Late
 from ddlcore.runtime.standing import Busies, Standings
 from ddlcore.runtime.table import Table
@@ -84,8 +84,8 @@ class Coordinator:
         self._next_set = 1
         # what lays out a whole period
         whole = {**self.params, "first_bucket_bytes": float(first_bucket_bytes), "overlap": float(overlap)}
-        self.rhythm = Rhythm(policy, whole, self.table.spec, replay)
-        self.rhythm.compression = compression
+        self.replay_controller = ReplayController(policy, whole, self.table.spec, replay)
+        self.replay_controller.compression = compression
         sizes: dict[str, Value] = {"fusion_bytes": fusion_bytes, "first_bucket_bytes": first_bucket_bytes}
         self.tuning = Tuning(driver, {**sizes, "overlap": "on" if overlap else "off", "compression": compression})
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
@@ -112,15 +112,15 @@ class Coordinator:
         if isinstance(message, Paused):
             return self._next_trial(rank, message)
         if isinstance(message, Frozen):
-            return self._drain() if self.rhythm.frozen(rank, message, self._present) else []
+            return self._drain() if self.replay_controller.frozen(rank, message, self._present) else []
         if isinstance(message, Leave):
             self._freezes.leave(rank, message, self.epoch)
             # Who says so while another freeze is under way will say it again, if it still has to.
-            if self.rhythm.replaying is not None and not self.rhythm.freezing:
+            if self.replay_controller.replaying is not None and not self.replay_controller.freezing:
                 self._diverged = self._diverged or not message.slow
                 self._slow = message.slow
             return self._freeze()
-        if self.rhythm.freezing:
+        if self.replay_controller.freezing:
             return []
         ready: list[Pending] = []
         items: list[tuple[Iterable[int], Item]] = []
@@ -134,7 +134,7 @@ class Coordinator:
             pending.add(rank, bit, ask)
             if pending.asked == pending.members or (joined and not self.table.lacking(pending)):
                 ready.append(pending)
-        if self.rhythm.replaying is not None:
+        if self.replay_controller.replaying is not None:
             return self._beside_replay(ready, items, rank, message.serial)
         items += self._decide(ready)
         return self._answers(items, rank, message.serial)
@@ -156,7 +156,7 @@ class Coordinator:
     def awaited(self) -> list[Awaited]:
         """All that does not go on before some ranks have answered. Called now and then, by who watches over it."""
         waits: list[Awaited] = []
-        freezing = self.rhythm.freezing
+        freezing = self.replay_controller.freezing
         if freezing:
             where = f"while the ranks leave replay (epoch {self.epoch})"
             asked = f"to stop launching (Freeze of epoch {self.epoch})"
@@ -178,8 +178,8 @@ class Coordinator:
         return waits + self._busies.awaited(self.sets, self._present)
 
     def _missing_in_freeze(self) -> Details:
-        known = self.rhythm.replaying
-        frozen = self.rhythm.answered
+        known = self.replay_controller.replaying
+        frozen = self.replay_controller.answered
         missing = tuple(rank for rank in self._present if rank not in frozen)
         late = self._freezes.tensors(self.epoch, known.arranged.buckets, frozen, self.sets) if known is not None else []
         late += [
@@ -217,7 +217,7 @@ class Coordinator:
             items.append(((rank,), Failure(ask.set_id, (ask.name,), "mismatch", text)))
             return None
         if spec.kind is Kind.JOIN:
-            self.rhythm.disturbed()
+            self.replay_controller.disturbed()
             ready += self.table.join(rank, ask)
             if len(self.table.joined) == self.size:
                 items += [(p_members, item) for p_members, item in self._decide(ready)]
@@ -243,16 +243,16 @@ class Coordinator:
             text = self.table.objection(pending) if self.table.holds(pending) else ""
             if text:
                 items += self._fail(pending, "mismatch", text)
-                self.rhythm.disturbed()
+                self.replay_controller.disturbed()
         runnable: list[Pending] = []
         taken: set[Pending] = set()
         for pending in ready:
             if not self.table.holds(pending) or pending in taken:
                 continue  # failed, or found with its group, a moment ago
-            known = None if self.table.joined else self.rhythm.waiting_for(self.table.key(pending))
+            known = None if self.table.joined else self.replay_controller.waiting_for(self.table.key(pending))
             if known is not None:
                 items += self._decided(runnable)
-                return items if self.rhythm.replaying is not None else items + self._resume(known)
+                return items if self.replay_controller.replaying is not None else items + self._resume(known)
             mates = self.table.complete_group(pending)
             taken.update(mates)
             runnable += mates
@@ -273,14 +273,16 @@ class Coordinator:
             rest = rest[count:]
         return items
 
-    def _observe(self, runnable: Sequence[Pending], buckets: Sequence[Sequence[Pending]]) -> tuple[int, Known | None]:
+    def _observe(
+        self, runnable: Sequence[Pending], buckets: Sequence[Sequence[Pending]]
+    ) -> tuple[int, KnownSchedule | None]:
         """How many of ``runnable`` come before the end of a period that is proven by it, and its schedule."""
         if self.table.joined:
-            self.rhythm.touched(self.table.key(pending) for pending in runnable)
+            self.replay_controller.touched(self.table.key(pending) for pending in runnable)
             return len(runnable), None
         numbers = {pending: self._next_index + i for i, bucket in enumerate(buckets) for pending in bucket}
         tensors = [(self.table.key(pending), numbers[pending], pending.stamp) for pending in runnable]
-        return self.rhythm.decided(tensors, lambda i: not self.table.are_mates(runnable[i], runnable[i + 1]))
+        return self.replay_controller.decided(tensors, lambda i: not self.table.are_mates(runnable[i], runnable[i + 1]))
 
     def _start(self, bucket: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
         for pending in bucket:
@@ -310,7 +312,7 @@ class Coordinator:
             items.append((pending.ranks(), Failure(pending.set_id, (pending.name,), "mismatch", text)))
         return items
 
-    def _resume(self, known: Known) -> list[tuple[Iterable[int], Item]]:
+    def _resume(self, known: KnownSchedule) -> list[tuple[Iterable[int], Item]]:
         """Everybody replays ``known`` from now on; what is pending is offered to it, or asked for anew."""
         self._clear()
         items: list[tuple[Iterable[int], Item]] = []
@@ -323,17 +325,17 @@ class Coordinator:
             if aligned:
                 layout = self.tuning.layout
                 self.params["fusion_bytes"] = float(layout["fusion_bytes"])
-                self.rhythm.compression = str(layout["compression"])
-                self.rhythm.lay_out_anew(known, _params(layout))
+                self.replay_controller.compression = str(layout["compression"])
+                self.replay_controller.lay_out_anew(known, _params(layout))
         if not known.told:
             known.told = True
             items.append((self._present, known.arranged))
-        return [*items, (self._present, self.rhythm.resume(known, self.epoch, periods))]
+        return [*items, (self._present, self.replay_controller.resume(known, self.epoch, periods))]
 
     def _next_trial(self, rank: int, message: Paused) -> Outgoing:
         """All have come to the end of a trial, which is a period's: the next begins there, maybe in other buckets."""
-        known = self.rhythm.replaying
-        if known is None or self.rhythm.freezing or not self.tuning.paused(rank, message):
+        known = self.replay_controller.replaying
+        if known is None or self.replay_controller.freezing or not self.tuning.paused(rank, message):
             return []
         known.ended()
         return self._answers(self._resume(known), None, 0)
@@ -356,7 +358,7 @@ class Coordinator:
                 self._diverged = insert = True
             elif text:
                 items += self._fail(pending, "mismatch", text)
-            elif self.rhythm.is_ragged_slot(self.table.key(pending)) and not self.table.joined:
+            elif self.replay_controller.is_ragged_slot(self.table.key(pending)) and not self.table.joined:
                 self.table.take(pending)
                 items.append(self._run([pending]))
             elif self.table.complete_group(pending):
@@ -364,27 +366,27 @@ class Coordinator:
         return self._answers(items, rank, serial) + (self._freeze() if insert else [])
 
     def _freeze(self) -> Outgoing:
-        if self.rhythm.replaying is None or self.rhythm.freezing:
+        if self.replay_controller.replaying is None or self.replay_controller.freezing:
             return []
         self.tuning.left()
-        self.rhythm.freeze()
+        self.replay_controller.freeze()
         freeze = Freeze(self.epoch)
         return [(rank, freeze) for rank in self._present]
 
     def _drain(self) -> Outgoing:
         """Every rank has stopped launching: the decision, then what made them stop."""
-        drain = self.rhythm.drain(self.epoch, self.sets)
+        drain = self.replay_controller.drain(self.epoch, self.sets)
         diverged, slow, self._diverged, self._slow = self._diverged, self._slow, False, False
         # After a divergence all is asked for anew: what belongs together may have been torn apart.
         anew = diverged or slow
         complete = [] if anew else self.table.complete()
-        known = self.rhythm.left(diverged, [self.table.key(pending) for pending in complete], slow)
+        known = self.replay_controller.left(diverged, [self.table.key(pending) for pending in complete], slow)
         self.epoch += 1
         items = self._decide(complete)
         stays = known is not None and known.whole and not self.table.joined and not self._byes
-        if self.rhythm.replaying is None and known is not None and stays:
+        if self.replay_controller.replaying is None and known is not None and stays:
             items += self._resume(known)
-        elif self.rhythm.replaying is None:
+        elif self.replay_controller.replaying is None:
             self.table.clear()
             self.table.none_joined()  # they say so again, with all that is pending
         outgoing: Outgoing = []
@@ -401,7 +403,7 @@ class Coordinator:
         fusable = [i for i, p in enumerate(runnable) if self.table.spec_of(p).kind is Kind.ALLREDUCE]
         buckets = [[i] for i in sorted(set(range(len(runnable))).difference(fusable))]
         if fusable:
-            described = [self.table.describe(runnable[i], self.rhythm.compression) for i in fusable]
+            described = [self.table.describe(runnable[i], self.replay_controller.compression) for i in fusable]
             for positions in self._policy.arrange(described, self.params):
                 buckets.append([fusable[p] for p in positions])
         buckets.sort(key=lambda bucket: bucket[0])
@@ -415,7 +417,7 @@ class Coordinator:
         if spec.kind is Kind.REMOVE_SET:
             assert spec.ranks is not None
             del self.sets[spec.ranks[0]]
-            self.rhythm.removed(spec.ranks[0])
+            self.replay_controller.removed(spec.ranks[0])
             return members, Bucket(self._take_index(), 0, spec.kind, (bucket[0].name,), result=spec.ranks[0])
         short = any(pending.asked != pending.members for pending in bucket)
         ragged = spec.kind.is_ragged
@@ -429,7 +431,7 @@ class Coordinator:
             rows=tuple(self.table.rows(pending, members) for pending in bucket) if ragged else (),
             digests=tuple(self.table.digests(pending, members) for pending in bucket) if ragged else (),
             specs=tuple(pending.spec for pending in bucket) if short else (),
-            compressor=spec.compressor_by(self.rhythm.compression) if by_setting else "",
+            compressor=spec.compressor_by(self.replay_controller.compression) if by_setting else "",
         )
 
     def _add_set(self, pending: Pending, spec: Spec) -> tuple[Iterable[int], Item]:
@@ -445,11 +447,11 @@ class Coordinator:
             return self.lost(rank, bye.reason)
         if rank in self._left:
             return []
-        if self.rhythm.replaying is not None:
+        if self.replay_controller.replaying is not None:
             self._byes.append((rank, bye))
             return self._freeze()
         self.tuning.stop()
-        self.rhythm.parted(rank, self.sets)
+        self.replay_controller.parted(rank, self.sets)
         self._left[rank] = bye.reason
         del self._present[rank]
         items: list[tuple[Iterable[int], Item]] = []

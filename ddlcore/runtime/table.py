@@ -10,7 +10,7 @@ from ddlcore.messages import Ask, Spec, decode_spec
 from ddlcore.runtime.checks import describe, mismatch_table
 from ddlcore.runtime.pending import Pending, bits_of, ranks_of
 from ddlcore.runtime.periods import TensorKey
-from ddlcore.runtime.rhythm import tensor_key
+from ddlcore.runtime.replay_controller import tensor_key
 from ddlcore.types import Kind
 
 __all__ = ["Table"]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from ddlcore.messages import Adjust, Paused, decode_spec
-from ddlcore.runtime.rhythm import Known
+from ddlcore.runtime.replay_controller import KnownSchedule
 from ddlcore.types import Kind, Value
 
 __all__ = ["SearchDriver", "Trial", "Tuning", "Value"]
@@ -62,14 +62,14 @@ class Tuning:
         self.layout: dict[str, Value] = dict(layout)  # what schedules are laid out by, now
         self._driver = driver
         self._told: dict[str, Value] = {**(driver.given if driver is not None else {}), **layout}  # what all ranks have
-        self._tuned: Known | None = None
+        self._tuned: KnownSchedule | None = None
         self._tuned_bytes = 0
         self._paused: dict[int, Paused] | None = None  # by rank; None: no trial is under way
         self._awaited: frozenset[int] = frozenset()
         self._measured = False  # whether the trial under way is one of the search driver's
         self._discarded = 0
 
-    def tunes(self, known: Known) -> bool:
+    def tunes(self, known: KnownSchedule) -> bool:
         """Whether ``known``, which is about to be replayed, is what is tuned."""
         self._paused, self._measured = None, False
         return self._driver is not None and self._is_tuned(known)
@@ -129,7 +129,7 @@ class Tuning:
         self.left()
         self._driver = None
 
-    def _is_tuned(self, known: Known) -> bool:
+    def _is_tuned(self, known: KnownSchedule) -> bool:
         if known is not self._tuned:
             nbytes = sum(
                 spec.nbytes()

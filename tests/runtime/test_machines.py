@@ -158,7 +158,7 @@ def test_what_was_seen_to_depend_never_shares_a_bucket_again() -> None:
     world = Machines(loop.sets, loop.programs)
     world.run(Order(3))
     assert world.has_ended()
-    assert world.coordinator.rhythm.divergences == 1
+    assert world.coordinator.replay_controller.divergences == 1
     assert world.nodes[0].replayed > 100
 
 

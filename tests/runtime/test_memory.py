@@ -108,11 +108,11 @@ def new_schedules(loop: Loop) -> Iterator[None]:
 
 def new_insertions(loop: Loop) -> Iterator[None]:
     """A replay into which something is inserted that has another name each time."""
-    while loop.one.rhythm.replaying is None:
+    while loop.one.replay_controller.replaying is None:
         loop.step((Ask(0, "x", spec()),))
     for number in itertools.count():
         loop.step((Ask(0, f"metric{number}", spec()),))
-        assert loop.one.rhythm.replaying is not None
+        assert loop.one.replay_controller.replaying is not None
         yield
 
 
@@ -192,11 +192,11 @@ def test_a_rank_still_has_every_schedule_that_is_resumed() -> None:
     models = [tuple(Ask(0, f"model{n}.{i}", spec(i)) for i in range(2)) for n in range(2 * MOST_KNOWN)]
     for turn in range(600):
         model = models[rng.randrange(len(models) if turn % 2 else 4)]
-        while listener.one.rhythm.replaying is None:
+        while listener.one.replay_controller.replaying is None:
             listener.step(model)
         before = listener.one.epoch
         listener.step((Ask(0, f"other{turn}", spec()),))  # inserted, and nothing was launched: discovery again
         assert listener.one.epoch > before
-        assert listener.one.rhythm.replaying is None
+        assert listener.one.replay_controller.replaying is None
     assert listener.resumed >= 600
     assert len(listener.schedules) == MOST_KNOWN

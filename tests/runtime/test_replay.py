@@ -19,7 +19,7 @@ from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.job import Job
 from ddlcore.messages import Spec, decode_spec, encode
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
-from ddlcore.runtime.rhythm import Known, Rhythm
+from ddlcore.runtime.replay_controller import KnownSchedule, ReplayController
 from ddlcore.testing import World
 from ddlcore.types import DType, Kind
 from tests.runtime.effort import examples
@@ -118,9 +118,9 @@ def test_a_step_that_lacks_a_tensor_refutes_the_period() -> None:
 
 def test_a_schedule_goes_on_where_its_period_is_met_again() -> None:
     """Bucket by bucket: found anew from its second segment on, it begins there; cut otherwise, it is laid out anew."""
-    detector = Rhythm(ThresholdFusion(), {"fusion_bytes": 1 << 20}, decode_spec, True)
+    detector = ReplayController(ThresholdFusion(), {"fusion_bytes": 1 << 20}, decode_spec, True)
 
-    def found(*names: str) -> Known:
+    def found(*names: str) -> KnownSchedule:
         """Each name sees the one before it end."""
         known = None
         while known is None:

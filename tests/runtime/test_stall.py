@@ -213,7 +213,7 @@ def replaying(size: int = 2) -> Coordinator:
         for rank in range(size):
             asks = (Ask(0, "x", SPEC, stamp=step - 2),)
             coordinator.handle(rank, Request(coordinator.epoch, step, asks))
-        if coordinator.rhythm.replaying is not None:
+        if coordinator.replay_controller.replaying is not None:
             return coordinator
     raise AssertionError("it does not replay")
 

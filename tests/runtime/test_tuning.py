@@ -131,7 +131,7 @@ def test_a_steady_loop_is_never_left(seed: int, prioritized: bool) -> None:
     world.check_rest()
     assert world.has_ended()
     assert len(driver.over) == 10 and driver.broken == 0
-    assert world.coordinator.rhythm.divergences == 0
+    assert world.coordinator.replay_controller.divergences == 0
     assert sum(node.void for node in world.nodes) == 0
     assert driver.asked[-1].periods == 0
 

@@ -14,7 +14,7 @@ from ddlcore.messages import Arranged, Drain, Frozen, Planned, Resume, Spec
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey, segments
 from ddlcore.runtime.schedule import MOST_KNOWN, arrange
 
-__all__ = ["Known", "Rhythm", "tensor_key"]
+__all__ = ["KnownSchedule", "ReplayController", "tensor_key"]
 
 MOST_SUSPICIONS = 2  # in a row, a second or more each, without a bucket in between
 CONSECUTIVE = 2  # a tensor that is inserted in so many periods in a row belongs to the period
@@ -26,7 +26,7 @@ def tensor_key(set_id: int, name: str, spec: bytes) -> TensorKey:
 
 
 @dataclass(eq=False)
-class Known:
+class KnownSchedule:
     """A schedule that was arranged."""
 
     arranged: Arranged
@@ -77,21 +77,21 @@ class Known:
         return (self.period + 1) * self.size
 
 
-class Rhythm:
+class ReplayController:
     """Between discovery and replay. ``enabled`` False stays in discovery for ever."""
 
     def __init__(
         self, policy: FusionPolicy, params: Mapping[str, float], spec_of: Callable[[bytes], Spec], enabled: bool
     ) -> None:
         self.enabled = enabled
-        self.replaying: Known | None = None
+        self.replaying: KnownSchedule | None = None
         self.divergences = 0
         self.compression = "none"  # see ``arrange``
         self._policy = policy
         self._params = params
         self._spec_of = spec_of
         self._detector = PeriodDetector()
-        self._known: list[Known] = []  # the last to be resumed or arranged at the end
+        self._known: list[KnownSchedule] = []  # the last to be resumed or arranged at the end
         self._arranged = 0  # how many schedules there were
         self._frozen: dict[int, dict[int, int]] | None = None  # by rank: how far it is; None: no freeze under way
         self._resumed_after: dict[int, int] = {}
@@ -100,7 +100,7 @@ class Rhythm:
 
     def decided(
         self, tensors: Sequence[tuple[TensorKey, int, int]], may_end: Callable[[int], bool]
-    ) -> tuple[int, Known | None]:
+    ) -> tuple[int, KnownSchedule | None]:
         """What is about to be decided in discovery, in ready order: (tensor, its bucket, its newest stamp).
 
         Returns how many of them come before the end of a period that is proven by them, and the schedule
@@ -141,14 +141,14 @@ class Rhythm:
                 known.whole = False
         self._known = [k for k in self._known if all(p.set_id not in set_ids for p in k.arranged.buckets)]
 
-    def waiting_for(self, key: TensorKey) -> Known | None:
+    def waiting_for(self, key: TensorKey) -> KnownSchedule | None:
         """A known schedule that can go on with this tensor, which is ready everywhere."""
         for known in self._known:
             if known is not self.replaying and known.whole and key in known.keys:
                 return known
         return None
 
-    def _schedule(self, period: Sequence[Occurrence]) -> Known | None:
+    def _schedule(self, period: Sequence[Occurrence]) -> KnownSchedule | None:
         keys = sorted((one.key.set_id, one.key.name, one.key.spec) for one in period)
         for known in self._known:
             if keys == sorted(_keys(known.arranged.buckets)):
@@ -164,13 +164,13 @@ class Rhythm:
             return None
         self._known = [known for known in self._known if keys != sorted(_keys(known.arranged.buckets))]
         self._arranged += 1
-        self._known.append(Known(arranged, frozenset(one.key for one in period), found=tuple(period)))
+        self._known.append(KnownSchedule(arranged, frozenset(one.key for one in period), found=tuple(period)))
         del self._known[:-MOST_KNOWN]
         return self._known[-1]
 
     # --- replay
 
-    def lay_out_anew(self, known: Known, params: Mapping[str, float]) -> None:
+    def lay_out_anew(self, known: KnownSchedule, params: Mapping[str, float]) -> None:
         """``known``, at the begin of a period, in other buckets: it keeps its number and the count of its periods."""
         self._params = params
         number = known.arranged.schedule
@@ -183,7 +183,7 @@ class Rhythm:
         sets = {planned.set_id for planned in arranged.buckets}
         known.after = dict.fromkeys(sets, begun * known.size - 1)
 
-    def resume(self, known: Known, epoch: int, periods: int = 0) -> Resume:
+    def resume(self, known: KnownSchedule, epoch: int, periods: int = 0) -> Resume:
         """``known`` is replayed from now on; with ``periods``, that many, the present one included where it has begun."""
         self.replaying = known
         self._known = [*(other for other in self._known if other is not known), known]
@@ -234,7 +234,7 @@ class Rhythm:
         self._frozen = None
         return Drain(epoch, highest, tuple(sorted(self.replaying.after.items())))
 
-    def left(self, diverged: bool, inserted: Sequence[TensorKey], slow: bool = False) -> Known | None:
+    def left(self, diverged: bool, inserted: Sequence[TensorKey], slow: bool = False) -> KnownSchedule | None:
         """After Drain: the schedule to go on with at once, or None for discovery.
 
         ``slow``: a rank has not heard of the others for long. If they just took their time (a checkpoint), the
@@ -259,7 +259,7 @@ class Rhythm:
             self._detector.reset()
         return known if progress and known.whole else None
 
-    def _insert(self, known: Known, key: TensorKey, period: int) -> int:
+    def _insert(self, known: KnownSchedule, key: TensorKey, period: int) -> int:
         last, run = known.inserted.get(key, (-2, 0))
         known.inserted = {other: seen for other, seen in known.inserted.items() if period - seen[0] <= 1}
         if period > last:  # else it repeats by itself: another loop has begun
