@@ -427,9 +427,9 @@ class Job:
         directory = self.settings.text("flight_dir")
         if not directory or self.forked:
             return None
-        standing = self.tensor_queue.standing()
+        replay_status = self.tensor_queue.replay_status()
         more = {
-            "standing": None if standing is None else msgspec.to_builtins(standing),
+            "replay_status": None if replay_status is None else msgspec.to_builtins(replay_status),
             "pending": self.tensor_queue.pending(),
             "stats": self.stats(),
         }

@@ -44,6 +44,7 @@ __all__ = [
     "Profile",
     "Pulse",
     "Refused",
+    "ReplayStatus",
     "Request",
     "Resume",
     "Sample",
@@ -54,7 +55,6 @@ __all__ = [
     "Spec",
     "Stack",
     "Stalled",
-    "Standing",
     "StoreAdd",
     "StoreClock",
     "StoreDelete",
@@ -184,7 +184,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     """The last word after Farewell: every bucket that was promised has run; the end of the process is no loss."""
 
 
-class Standing(msgspec.Struct, frozen=True, array_like=True, tag="standing"):
+class ReplayStatus(msgspec.Struct, frozen=True, array_like=True, tag="replay_status"):
     """Where a rank is in replay; no control message. An ``alarm`` says that it has been there for long, ``moved`` that it is no more.
 
     ``launched``: in the bucket at ``place``, and waiting for the others; else that is the next one, of
@@ -232,7 +232,7 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
     epoch: int
     reason: str
     slow: bool = False
-    standing: Standing | None = None  # where it is, and since when
+    replay_status: ReplayStatus | None = None  # where it is, and since when
 
 
 class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):
@@ -316,7 +316,7 @@ ToCoordinator = (
     | Sample
     | Settle
     | Arrive
-    | Standing
+    | ReplayStatus
     | Busy
     | Alive
     | Stack
@@ -444,7 +444,7 @@ class Farewell(msgspec.Struct, frozen=True, array_like=True, tag="farewell"):
 
 
 class Where(msgspec.Struct, frozen=True, array_like=True, tag="where"):
-    """Answer with your Standing: another rank waits for too long."""
+    """Answer with your ReplayStatus: another rank waits for too long."""
 
     epoch: int
 

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddlcore.launch.rank_statistics import HEADINGS, Row, cells, known_columns, rows_of, table_lines
 from ddlcore.launch.screen import Screen
-from ddlcore.launch.standing import HEADINGS, Row, cells, known_columns, rows_of, table_lines
 from ddlcore.messages import Profile, Pulse
 
 if TYPE_CHECKING:

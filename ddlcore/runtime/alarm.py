@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ddlcore.messages import Busy, Standing
+from ddlcore.messages import Busy, ReplayStatus
 from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.stall import Patience
 
@@ -28,9 +28,9 @@ class Alarm:
         self._time = WatchedTime()
         self._at: tuple[int, int] | tuple[int, str] | None = None  # which never come again
         self._since_s = 0.0
-        self._given: Standing | Busy | None = None
+        self._given: ReplayStatus | Busy | None = None
 
-    def look(self, doing: Callable[[], Standing | Busy | None], now_s: float) -> list[Standing | Busy]:
+    def look(self, doing: Callable[[], ReplayStatus | Busy | None], now_s: float) -> list[ReplayStatus | Busy]:
         """The alarm, once; and that it is over, once, where one was given."""
         if not self._looks or now_s < self._look_s:
             return []
@@ -38,7 +38,7 @@ class Alarm:
         at_s = self._time.at(now_s)
         one = doing()
         at = _place(one)
-        said: list[Standing | Busy] = []
+        said: list[ReplayStatus | Busy] = []
         if at != self._at:
             self._at, self._since_s = at, at_s
             if self._given is not None:
@@ -50,26 +50,26 @@ class Alarm:
             said.append(_waiting(one, waits_s))
         return said
 
-    def since(self, standing: Standing | None) -> Standing | None:
-        """``standing`` with how long it has lasted."""
-        if standing is None or _place(standing) != self._at:
-            return standing
-        return msgspec.structs.replace(standing, waits_s=self._time.seconds - self._since_s)
+    def since(self, replay_status: ReplayStatus | None) -> ReplayStatus | None:
+        """``replay_status`` with how long it has lasted."""
+        if replay_status is None or _place(replay_status) != self._at:
+            return replay_status
+        return msgspec.structs.replace(replay_status, waits_s=self._time.seconds - self._since_s)
 
 
-def _place(one: Standing | Busy | None) -> tuple[int, int] | tuple[int, str] | None:
+def _place(one: ReplayStatus | Busy | None) -> tuple[int, int] | tuple[int, str] | None:
     if one is None:
         return None
     return (one.index, one.what) if isinstance(one, Busy) else (one.epoch, one.place)
 
 
-def _waiting(one: Standing | Busy, waits_s: float) -> Standing | Busy:
+def _waiting(one: ReplayStatus | Busy, waits_s: float) -> ReplayStatus | Busy:
     if isinstance(one, Busy):
         return msgspec.structs.replace(one, waits_s=waits_s)
     return msgspec.structs.replace(one, alarm=True, waits_s=waits_s)
 
 
-def _over(one: Standing | Busy) -> Standing | Busy:
+def _over(one: ReplayStatus | Busy) -> ReplayStatus | Busy:
     return (
         msgspec.structs.replace(one, over=True) if isinstance(one, Busy) else msgspec.structs.replace(one, moved=True)
     )

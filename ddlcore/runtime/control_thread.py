@@ -40,6 +40,7 @@ from ddlcore.messages import (
     Profile,
     Pulse,
     Refused,
+    ReplayStatus,
     Resume,
     Sample,
     Settle,
@@ -47,7 +48,6 @@ from ddlcore.messages import (
     Show,
     Stack,
     Stalled,
-    Standing,
     ToCoordinator,
     Welcome,
     Where,
@@ -202,8 +202,10 @@ class ControlThread:
 
     def _send(self, message: ToCoordinator) -> None:
         if isinstance(message, Leave):
-            message = msgspec.structs.replace(message, standing=self._alarm.since(self._tensor_queue.standing()))
-        if isinstance(message, Standing | Busy | Alive | Stack):
+            message = msgspec.structs.replace(
+                message, replay_status=self._alarm.since(self._tensor_queue.replay_status())
+            )
+        if isinstance(message, ReplayStatus | Busy | Alive | Stack):
             self._meter.stalls += 1
         elif isinstance(message, (Pulse, Profile, Digests, Sample, Settle)):
             self._meter.pulses += 1
@@ -214,9 +216,9 @@ class ControlThread:
     def _receive(self, message: FromCoordinator) -> None:
         if isinstance(message, Where):
             self._meter.stalls += 1
-            standing = self._tensor_queue.standing()
-            if standing is not None:
-                self._send(standing)
+            replay_status = self._tensor_queue.replay_status()
+            if replay_status is not None:
+                self._send(replay_status)
             return
         if isinstance(message, Probe):
             self._meter.stalls += 1
@@ -312,7 +314,7 @@ class ControlThread:
             self._tensor_queue.learn(item)
         return None
 
-    def _doing(self) -> Standing | Busy | None:
+    def _doing(self) -> ReplayStatus | Busy | None:
         """What this rank is in and others may hold up: a bucket that was decided, a drain, a bucket of its schedule."""
         bucket = self._engine.bucket
         if bucket is not None:
@@ -320,10 +322,12 @@ class ControlThread:
             return Busy(what, bucket.index, bucket.set_id, bucket.names)
         with contextlib.suppress(IndexError):  # the engine has just come to its end
             return self._engaged[0]
-        standing = self._tensor_queue.standing()
-        if standing is None or not (standing.launched or len(standing.missing) < len(standing.names)):
+        replay_status = self._tensor_queue.replay_status()
+        if replay_status is None or not (
+            replay_status.launched or len(replay_status.missing) < len(replay_status.names)
+        ):
             return None
-        return standing
+        return replay_status
 
     def _said(self) -> str:
         """What this rank has under way, in words."""

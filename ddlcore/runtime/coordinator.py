@@ -31,10 +31,10 @@ from ddlcore.messages import (
     Leave,
     Lost,
     Paused,
+    ReplayStatus,
     Request,
     Resume,
     Spec,
-    Standing,
     Where,
 )
 from ddlcore.runtime.awaited import Awaited, Details
@@ -42,8 +42,8 @@ from ddlcore.runtime.checks import describe, flaw
 from ddlcore.runtime.freezes import Freezes
 from ddlcore.runtime.pending import Pending
 from ddlcore.runtime.replay_controller import KnownSchedule, ReplayController
+from ddlcore.runtime.replay_status import Busies, ReplayStatuses
 from ddlcore.runtime.stall_table import Late
-from ddlcore.runtime.standing import Busies, Standings
 from ddlcore.runtime.table import Table
 from ddlcore.runtime.tuning import SearchDriver, Tuning, Value
 from ddlcore.types import Kind
@@ -91,13 +91,13 @@ class Coordinator:
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
         self._slow = False  # a rank suspects so
-        self._standings = Standings()
+        self._standings = ReplayStatuses()
         self._busies = Busies()
         self._freezes = Freezes()
 
     # --- messages in, messages out
 
-    def handle(self, rank: int, message: Request | Bye | Leave | Frozen | Standing | Busy | Paused) -> Outgoing:
+    def handle(self, rank: int, message: Request | Bye | Leave | Frozen | ReplayStatus | Busy | Paused) -> Outgoing:
         """What all ranks are to be told because ``rank`` said ``message``."""
         if isinstance(message, Bye):
             return self._bye(rank, message)
@@ -106,7 +106,7 @@ class Coordinator:
             return []
         if message.epoch != self.epoch or rank in self._left:
             return []  # the rank resends what is pending when it enters the present epoch
-        if isinstance(message, Standing):
+        if isinstance(message, ReplayStatus):
             asked = self._standings.hear(rank, message, self.sets.get(message.set_id, ()))
             return [(other, Where(self.epoch)) for other in asked if other not in self._left]
         if isinstance(message, Paused):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ddlcore.messages import Leave, Planned, Standing
+from ddlcore.messages import Leave, Planned, ReplayStatus
 from ddlcore.runtime.stall_table import Late
 
 __all__ = ["Freezes"]
@@ -15,14 +15,14 @@ class Freezes:
 
     def __init__(self) -> None:
         self._epoch = -1
-        self._left: dict[int, Standing] = {}
+        self._left: dict[int, ReplayStatus] = {}
 
     def leave(self, rank: int, message: Leave, epoch: int) -> None:
         """``rank`` asks to leave."""
         if epoch != self._epoch:
             self._epoch, self._left = epoch, {}
-        if message.standing is not None and message.standing.epoch == epoch:
-            self._left.setdefault(rank, message.standing)
+        if message.replay_status is not None and message.replay_status.epoch == epoch:
+            self._left.setdefault(rank, message.replay_status)
 
     def waited_s(self, epoch: int) -> float:
         """How long a tensor had waited before anybody asked to leave."""
@@ -50,7 +50,11 @@ class Freezes:
             for name in buckets[place % len(buckets)].names if missing else ():
                 found[set_id, name] = Late(name, set_id, ready, missing, 0.0)
         for one in self._of(epoch).values():
-            known = {rank: standing for rank, standing in self._of(epoch).items() if standing.place == one.place}
+            known = {
+                rank: replay_status
+                for rank, replay_status in self._of(epoch).items()
+                if replay_status.place == one.place
+            }
             for name in one.names:
                 members = sets.get(one.set_id, ())
                 ready = tuple(
@@ -64,5 +68,5 @@ class Freezes:
                     found.setdefault((one.set_id, name), Late(name, one.set_id, ready, missing, 0.0))
         return list(found.values())
 
-    def _of(self, epoch: int) -> dict[int, Standing]:
+    def _of(self, epoch: int) -> dict[int, ReplayStatus]:
         return self._left if epoch == self._epoch else {}

@@ -27,12 +27,12 @@ from ddlcore.messages import (
     Profile,
     Pulse,
     Refused,
+    ReplayStatus,
     Request,
     Sample,
     Settle,
     Settled,
     Stack,
-    Standing,
     ToCoordinator,
     Welcome,
 )
@@ -151,7 +151,7 @@ class Sessions:
             return []
         if isinstance(message, (Digests, Sample, Settle)):
             return world.agree(rank, message)
-        if not isinstance(message, (Request, Bye, Leave, Frozen, Standing, Busy, Paused)):
+        if not isinstance(message, (Request, Bye, Leave, Frozen, ReplayStatus, Busy, Paused)):
             raise DdlInternalError(f"rank {rank} sent {type(message).__name__} in the middle of a job")
         if isinstance(message, Bye):
             world.leaving.add(rank)

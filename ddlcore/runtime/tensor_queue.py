@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from ddlcore.errors import InvalidArgument
-from ddlcore.messages import Arranged, Bucket, Frozen, Paused, Planned, Request, Resume, Standing
+from ddlcore.messages import Arranged, Bucket, Frozen, Paused, Planned, ReplayStatus, Request, Resume
 from ddlcore.observe.flight import Flight
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.meter import Meter, now_ns
@@ -549,7 +549,7 @@ class TensorQueue:
             busy = [entry for entry in self._persistent.values() if entry.state != IDLE]
             return [entry.name for entry in (*self._in_flight.values(), *busy)]
 
-    def standing(self) -> Standing | None:
+    def replay_status(self) -> ReplayStatus | None:
         """Where this rank is in replay; None outside."""
         with self.lock:
             replay = self._open
@@ -557,10 +557,10 @@ class TensorQueue:
                 return None
             if self._launches:
                 first = self._launches[0]
-                return Standing(self._epoch, first.place, True, first.planned.set_id, first.planned.names)
+                return ReplayStatus(self._epoch, first.place, True, first.planned.set_id, first.planned.names)
             planned, entries = replay.current.planned, replay.current.entries
             missing = tuple(name for name, entry in zip(planned.names, entries) if entry is None)
-            return Standing(self._epoch, replay.place, False, planned.set_id, planned.names, missing)
+            return ReplayStatus(self._epoch, replay.place, False, planned.set_id, planned.names, missing)
 
     # --- the engine
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ddlcore.launch.rank_statistics import rows_of, table_lines
 from ddlcore.launch.screen import Screen
-from ddlcore.launch.standing import rows_of, table_lines
 from ddlcore.launch.top import Top
 from ddlcore.messages import Pulse
 from tests.launch.starting import DDL

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from ddlcore.messages import Busy, Standing
+from ddlcore.messages import Busy, ReplayStatus
 from ddlcore.runtime.alarm import Alarm
 from ddlcore.runtime.clock import WatchedTime
 from ddlcore.runtime.stall import Patience
 
-AT = Standing(3, 12, True, 0, ("a",))
+AT = ReplayStatus(3, 12, True, 0, ("a",))
 BUSY = Busy("allreduce 'x'", 4, 0, ("x",))
 
 
-def looks(alarm: Alarm, doing: Standing | Busy | None, begin_s: int, end_s: int) -> list[Standing | Busy]:
+def looks(alarm: Alarm, doing: ReplayStatus | Busy | None, begin_s: int, end_s: int) -> list[ReplayStatus | Busy]:
     return [one for second in range(begin_s, end_s) for one in alarm.look(lambda: doing, float(second))]
 
 
@@ -25,7 +25,7 @@ def test_an_alarm_comes_once_before_the_first_limit_and_is_taken_back_once() -> 
         (said,) = looks(alarm, doing, 9, 30)
         assert said.waits_s == 8.0
         (over,) = looks(alarm, None, 30, 60)
-        taken_back = over.moved if isinstance(over, Standing) else over.over
+        taken_back = over.moved if isinstance(over, ReplayStatus) else over.over
         assert taken_back
         assert looks(alarm, doing, 60, 68) == [], "another wait begins at zero"
 

@@ -27,12 +27,12 @@ from ddlcore.messages import (
     Paused,
     Planned,
     Probe,
+    ReplayStatus,
     Request,
     Show,
     Spec,
     Stack,
     Stalled,
-    Standing,
     encode,
 )
 from ddlcore.observe.flight import Flight
@@ -223,8 +223,8 @@ def test_a_freeze_that_a_rank_does_not_answer_is_waited_for() -> None:
     coordinator = replaying(3)
     assert coordinator.awaited() == []
     epoch = coordinator.epoch
-    standing = Standing(epoch, 0, True, 0, ("x",), waits_s=1.5)
-    told = coordinator.handle(0, Leave(epoch, "a bucket waits", True, standing))
+    replay_status = ReplayStatus(epoch, 0, True, 0, ("x",), waits_s=1.5)
+    told = coordinator.handle(0, Leave(epoch, "a bucket waits", True, replay_status))
     assert [rank for rank, _ in told] == [0, 1, 2]
     (wait,) = coordinator.awaited()
     assert wait.asked == f"to stop launching (Freeze of epoch {epoch})"

@@ -9,39 +9,41 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from ddlcore.messages import Busy, Standing
+from ddlcore.messages import Busy, ReplayStatus
 from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.stall_table import Late, on_ranks
 
-__all__ = ["Busies", "Standings"]
+__all__ = ["Busies", "ReplayStatuses"]
 
 ALL_ENTERED = "every rank has entered it: the transport or the network holds it up"
 
 
-class Standings:
+class ReplayStatuses:
     """What the ranks have said since the last alarm."""
 
     def __init__(self) -> None:
-        self._alarm: Standing | None = None
-        self._told: dict[int, Standing] = {}
+        self._alarm: ReplayStatus | None = None
+        self._told: dict[int, ReplayStatus] = {}
         self._awaited: set[int] = set()
 
-    def hear(self, rank: int, standing: Standing, members: Iterable[int]) -> list[int]:
+    def hear(self, rank: int, replay_status: ReplayStatus, members: Iterable[int]) -> list[int]:
         """``rank`` stands there. ``members``: of the bucket's process set. The ranks that are to be asked where they are."""
         known = self._alarm
-        if standing.moved:
-            if known is not None and (known.epoch, known.place) == (standing.epoch, standing.place):
+        if replay_status.moved:
+            if known is not None and (known.epoch, known.place) == (replay_status.epoch, replay_status.place):
                 self._alarm = None
             return []
         ask: list[int] = []
-        if standing.alarm and (known is None or (known.epoch, known.place) != (standing.epoch, standing.place)):
-            self._alarm = standing
+        if replay_status.alarm and (
+            known is None or (known.epoch, known.place) != (replay_status.epoch, replay_status.place)
+        ):
+            self._alarm = replay_status
             self._told = {}
             ask = [member for member in members if member != rank]
             self._awaited = set(ask)
-        if self._alarm is not None and standing.epoch == self._alarm.epoch:
-            self._told[rank] = standing
+        if self._alarm is not None and replay_status.epoch == self._alarm.epoch:
+            self._told[rank] = replay_status
             self._awaited.discard(rank)
         return ask
 
@@ -55,14 +57,14 @@ class Standings:
         key = ("place", alarm.epoch, alarm.place)
         return [Awaited(key, where, asked, lambda: self._details(alarm, present), alarm.waits_s)]
 
-    def _details(self, alarm: Standing, present: Collection[int]) -> Details:
+    def _details(self, alarm: ReplayStatus, present: Collection[int]) -> Details:
         told = self._told
         there = {rank for rank, one in told.items() if _has_come(one, alarm)}
         absent = (told.keys() - there) | self._awaited
         absent -= absent - set(present)
         return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._elsewhere(alarm, there)))
 
-    def _late(self, alarm: Standing, there: Collection[int]) -> list[Late]:
+    def _late(self, alarm: ReplayStatus, there: Collection[int]) -> list[Late]:
         """The tensors of the bucket that some rank lacks; all of them where none does."""
         found = []
         everyone = sorted(self._told.keys() | self._awaited)
@@ -72,11 +74,11 @@ class Standings:
             found.append(Late(name, alarm.set_id, ready, missing, 0.0))
         return [one for one in found if one.missing] or found
 
-    def _has(self, rank: int, name: str, alarm: Standing) -> bool:
+    def _has(self, rank: int, name: str, alarm: ReplayStatus) -> bool:
         one = self._told.get(rank)
         return one is not None and one.place == alarm.place and name not in one.missing
 
-    def _elsewhere(self, alarm: Standing, there: Collection[int]) -> list[str]:
+    def _elsewhere(self, alarm: ReplayStatus, there: Collection[int]) -> list[str]:
         """What a table has no column for, ranks of whom the same is to be said together."""
         said: dict[str, list[int]] = {}
         for rank, one in sorted(self._told.items()):
@@ -137,12 +139,12 @@ class Busies:
         return Awaited(("busy", key), f"in {first.what}", f"to take part in {first.what}", details, waited_s)
 
 
-def _has_come(one: Standing, alarm: Standing) -> bool:
+def _has_come(one: ReplayStatus, alarm: ReplayStatus) -> bool:
     """It has entered the bucket, or gone on: the root of a broadcast need not wait for the others."""
     return one.place > alarm.place or (one.launched and one.place == alarm.place)
 
 
-def _place(one: Standing) -> str:
+def _place(one: ReplayStatus) -> str:
     """Where a rank is that stands at another bucket."""
     if one.launched:
         return f"in {_called(one.names, one.set_id)} (place {one.place})"

@@ -11,19 +11,19 @@ from msgspec import structs
 
 import ddlcore as ddl
 from ddlcore.job import Job
-from ddlcore.messages import Busy, Standing
+from ddlcore.messages import Busy, ReplayStatus
 from ddlcore.runtime.awaited import Details
+from ddlcore.runtime.replay_status import Busies, ReplayStatuses
 from ddlcore.runtime.stall_table import Late
-from ddlcore.runtime.standing import Busies, Standings
 from ddlcore.testing import World
 
 pytestmark = pytest.mark.timeout(240)
 
 WARNING_S = 0.2
-ALARM = Standing(3, 12, True, 0, ("a", "b"), (), True, waits_s=58.0)
+ALARM = ReplayStatus(3, 12, True, 0, ("a", "b"), (), True, waits_s=58.0)
 
 
-def details(one: Standings, size: int) -> Details:
+def details(one: ReplayStatuses, size: int) -> Details:
     """What the only wait is like now."""
     (wait,) = one.awaited(3, range(size))
     assert (wait.where, wait.waited_s) == ("in replay (epoch 3, place 12)", 58.0)
@@ -32,12 +32,12 @@ def details(one: Standings, size: int) -> Details:
 
 def test_all_are_asked_once_and_the_report_names_who_lacks_what() -> None:
     """By the first alarm of a bucket; the second one is an answer."""
-    one = Standings()
+    one = ReplayStatuses()
     assert one.hear(0, ALARM, range(4)) == [1, 2, 3]
     assert one.hear(2, ALARM, range(4)) == []
     assert details(one, 4).ranks == (1, 3), "two have not answered"
-    one.hear(1, Standing(3, 12, False, 0, ("a", "b"), ("b",)), range(4))
-    one.hear(3, Standing(3, 11, True, 0, ("z",)), range(4))
+    one.hear(1, ReplayStatus(3, 12, False, 0, ("a", "b"), ("b",)), range(4))
+    one.hear(3, ReplayStatus(3, 11, True, 0, ("z",)), range(4))
     assert details(one, 4) == Details(
         (1, 3),
         (Late("a", 0, (0, 1, 2), (3,), 0.0), Late("b", 0, (0, 2), (1, 3), 0.0)),
@@ -48,7 +48,7 @@ def test_all_are_asked_once_and_the_report_names_who_lacks_what() -> None:
 
 def test_a_rank_that_has_not_answered_is_waited_for() -> None:
     """Its process may be stopped. A rank that has left is not."""
-    one = Standings()
+    one = ReplayStatuses()
     one.hear(0, ALARM, range(3))
     one.hear(2, ALARM, range(3))
     assert details(one, 3).ranks == (1,)
@@ -57,10 +57,10 @@ def test_a_rank_that_has_not_answered_is_waited_for() -> None:
 
 def test_a_bucket_that_all_have_entered_is_the_networks() -> None:
     """Nobody is missing. A rank that has gone on was there, too."""
-    one = Standings()
+    one = ReplayStatuses()
     one.hear(0, ALARM, range(3))
     one.hear(1, ALARM, range(3))
-    one.hear(2, Standing(3, 13, False, 0, ("z",), ("z",)), range(3))
+    one.hear(2, ReplayStatus(3, 13, False, 0, ("z",), ("z",)), range(3))
     found = details(one, 3)
     assert found.tensors[0] == Late("a", 0, (0, 1, 2), (), 0.0)
     assert found.notes == ("every rank has entered it: the transport or the network holds it up",)
@@ -69,10 +69,10 @@ def test_a_bucket_that_all_have_entered_is_the_networks() -> None:
 
 def test_ranks_of_which_the_same_is_to_be_said_share_a_line() -> None:
     """Five hundred ranks that stand one bucket behind are one line."""
-    one = Standings()
+    one = ReplayStatuses()
     one.hear(0, ALARM, range(501))
     for rank in range(1, 501):
-        one.hear(rank, Standing(3, 11, False, 7, ("z", ""), ("z", "")), range(501))
+        one.hear(rank, ReplayStatus(3, 11, False, 7, ("z", ""), ("z", "")), range(501))
     assert details(one, 501).notes == (
         "ranks 1-500: at place 11, without 'z', '(a call without a name)' in process set 7",
     )
@@ -80,12 +80,12 @@ def test_ranks_of_which_the_same_is_to_be_said_share_a_line() -> None:
 
 def test_a_wait_that_is_over_is_none() -> None:
     """Replay was left, where the coordinator's table knows what waits; or the rank that gave the alarm has gone on."""
-    one = Standings()
+    one = ReplayStatuses()
     one.hear(0, ALARM, range(2))
     assert one.awaited(4, range(2)) == []
-    one.hear(0, Standing(3, 11, True, 0, ("z",), moved=True), range(2))
+    one.hear(0, ReplayStatus(3, 11, True, 0, ("z",), moved=True), range(2))
     assert details(one, 2).ranks == (1,), "that was of an older bucket"
-    one.hear(0, Standing(3, 12, True, 0, ("a", "b"), moved=True), range(2))
+    one.hear(0, ReplayStatus(3, 12, True, 0, ("a", "b"), moved=True), range(2))
     assert one.awaited(3, range(2)) == []
 
 
