@@ -16,8 +16,8 @@ from ddlcore.contracts.cluster import Seat
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect_with
 from ddlcore.control.credentials import Access
-from ddlcore.control.knock import answers, at, open_endpoints, split_endpoint
 from ddlcore.control.ports import free_ports
+from ddlcore.control.probe import answers, at, open_endpoints, split_endpoint
 from ddlcore.control.rendezvous import Invitation, file_name, folders, has_ended, look
 from ddlcore.control.resident import Resident, listening_address
 from ddlcore.control.store import JobStore

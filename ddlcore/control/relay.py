@@ -19,8 +19,8 @@ import zmq
 
 from ddlcore.control.beats import Beats
 from ddlcore.control.credentials import Access, JobFile
-from ddlcore.control.entrance import Entrance
 from ddlcore.control.line import BROKEN, Refusals, open_dealer
+from ddlcore.control.listener import Listener
 from ddlcore.control.server import OWN, agent_name
 from ddlcore.control.wake import Wake
 
@@ -57,15 +57,15 @@ class Relay:
         self._over = False
         self._patient = patient  # until the launcher was heard
         self._wake = Wake()
-        self._entrance = Entrance()
-        endpoint = self._entrance.bind_within()
-        self._job_file = JobFile(self._entrance.access(endpoint))
+        self._listener = Listener()
+        endpoint = self._listener.bind_within()
+        self._job_file = JobFile(self._listener.access(endpoint))
         self.job_file = self._job_file.path
         self._unheard: list[bytes] = []  # what was said while there may be nobody to hear it
         self._access, self._index = access, index
         self._token, self._attempts = secrets.token_hex(4), 0
         self._poller = zmq.Poller()
-        self._entrance.register(self._poller)
+        self._listener.register(self._poller)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._connect()
         self._thread = threading.Thread(target=self._run, name="ddl-relay", daemon=True)
@@ -86,13 +86,13 @@ class Relay:
         self._wake.set()
         self._thread.join(5.0)
         if not self._thread.is_alive():
-            self._entrance.release()
+            self._listener.release()
             self._wake.close()
 
     # --- the connection to the launcher
 
     def _connect(self) -> None:
-        context = self._entrance.context
+        context = self._listener.context
         name = agent_name(self._index, self._token, self._attempts)
         events = f"inproc://{name.decode()}"
         self._attempts += 1
@@ -130,7 +130,7 @@ class Relay:
             while not self._stopping:
                 self._poller.poll(self._patience_ms())
                 self._wake.clear()
-                self._entrance.let_in()
+                self._listener.let_in()
                 self._downward()
                 self._upward()
                 self._keep_beat(time.monotonic())
@@ -139,7 +139,7 @@ class Relay:
             self._end(f"what it said could not be followed ({error})")
         finally:
             self._disconnect()
-            self._entrance.close_sockets()
+            self._listener.close_sockets()
 
     def _patience_ms(self) -> int:
         deadline_s = self._beats.deadline_s()
@@ -152,7 +152,7 @@ class Relay:
                 self._beats.heard("launcher", time.monotonic())
                 self._patient = False
                 if frames[0] != OWN:
-                    self._entrance.send(frames)
+                    self._listener.send(frames)
                 elif frames[-1]:
                     self._heard(frames[-1])
         with contextlib.suppress(zmq.Again):
@@ -172,7 +172,7 @@ class Relay:
     def _upward(self) -> None:
         with contextlib.suppress(zmq.Again):
             for _ in range(_MOST_AT_ONCE):
-                self._pass_on(self._entrance.receive())
+                self._pass_on(self._listener.receive())
         while self._said:
             said = self._said.popleft()
             if self._patient:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from ddlcore.contracts.interfaces import chosen_address, interface_addresses
 from ddlcore.control.brain import Brain, Outgoing
-from ddlcore.control.knock import answers, at, open_endpoints, split_endpoint
 from ddlcore.control.liveness import open_pidfd
+from ddlcore.control.probe import answers, at, open_endpoints, split_endpoint
 from ddlcore.control.reception import Reception
 from ddlcore.control.rendezvous import Invitation, Occupied, Published, has_ended, publish, start_of
 from ddlcore.control.server import Server

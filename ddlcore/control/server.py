@@ -22,9 +22,9 @@ import zmq
 from ddlcore.control.beats import Beats
 from ddlcore.control.brain import Brain, Outgoing
 from ddlcore.control.credentials import Access, JobFile
-from ddlcore.control.entrance import Entrance
 from ddlcore.control.files import allow_files
 from ddlcore.control.line import FLUSHED
+from ddlcore.control.listener import Listener
 from ddlcore.control.post import packed
 from ddlcore.control.store import Shelf
 from ddlcore.control.wake import Wake
@@ -100,34 +100,34 @@ class Server:
         self._stopping = False
         self._closed = False
         self._thread: threading.Thread | None = None
-        self._entrance = Entrance(parts=by_line)
+        self._listener = Listener(parts=by_line)
         self._wake = Wake()
         try:
             within = agents is not None or not address
             if within:
-                self.endpoint = self._entrance.bind_within(by_name=by_line)
+                self.endpoint = self._listener.bind_within(by_name=by_line)
             else:
-                self.endpoint = self._entrance.bind(address, connections=_LINES_A_RANK * size)
+                self.endpoint = self._listener.bind(address, connections=_LINES_A_RANK * size)
             self.agents_endpoint = self._bind_for_agents(address) if agents is not None else ""
         except Exception:
-            self._entrance.release()
+            self._listener.release()
             self._wake.close()
             raise
-        self._job_file = JobFile(self._entrance.access(self.endpoint))
+        self._job_file = JobFile(self._listener.access(self.endpoint))
         self.job_file = self._job_file.path
 
     def _bind_for_agents(self, address: str) -> str:
         if not address:
             return self.endpoint
-        return self._entrance.bind(address, beats=False, connections=self.size)
+        return self._listener.bind(address, beats=False, connections=self.size)
 
     def agent_access(self, endpoint: str) -> Access:
         """What an agent that reaches this server at ``endpoint`` needs to be let in: to be kept secret."""
-        return self._entrance.access(endpoint)
+        return self._listener.access(endpoint)
 
     def admit(self, public: str) -> None:
         """Lets in, too, who has this key. Any thread."""
-        self._entrance.admit(public)
+        self._listener.admit(public)
 
     def start(self) -> None:
         """Starts the thread; once."""
@@ -162,7 +162,7 @@ class Server:
         if self._thread is not None:
             self._thread.join(5.0)
         if self._thread is None or not self._thread.is_alive():
-            self._entrance.release()
+            self._listener.release()
             self._wake.close()
 
     # --- the server's thread
@@ -173,20 +173,20 @@ class Server:
         except Exception:  # nothing can be answered rightly any more: the ranks must see an end, not a silence
             self._report(f"the coordinator failed, the job ends\n{traceback.format_exc()}")
         finally:
-            self._entrance.close_sockets()
+            self._listener.close_sockets()
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        self._entrance.register(poller)
+        self._listener.register(poller)
         poller.register(self._wake.fileno(), zmq.POLLIN)
         tick_s = time.monotonic() + _TICK_S
         while not self._stopping:
             until_s = min(tick_s, self._shelf.deadline_s() or tick_s, self._beats.deadline_s() or tick_s)
             poller.poll(max(math.ceil((until_s - time.monotonic()) * 1000), 0))
             self._wake.clear()
-            self._entrance.let_in()
+            self._listener.let_in()
             self._read()
-            for name in self._entrance.parted():
+            for name in self._listener.parted():
                 self._part(name)
             while self._ended:
                 self._said += self._brain.rank_ended(*self._ended.popleft())
@@ -208,7 +208,7 @@ class Server:
         """All that has arrived, but not for ever: the rest of the loop gets its turn."""
         with contextlib.suppress(zmq.Again):
             for _ in range(4 * self.size + 16):
-                self._take(self._entrance.receive())
+                self._take(self._listener.receive())
 
     def _take(self, frames: list[bytes]) -> None:
         *route, data = frames
@@ -314,10 +314,10 @@ class Server:
             self._send(route, encode(reply))
 
     def _send(self, route: _Route, data: bytes) -> None:
-        self._entrance.send([*route, data])
+        self._listener.send([*route, data])
 
     def _tell_of_strangers(self) -> None:
-        refused = self._entrance.refused
+        refused = self._listener.refused
         if refused >= self._strangers:
             while self._strangers <= refused:
                 self._strangers *= 10  # so that a flood is a few lines

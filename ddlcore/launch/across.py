@@ -48,7 +48,7 @@ def choose_launcher(
 class Reach:
     """Where the control server listens for agents, and how each host gets there."""
 
-    bind: str  # as for Entrance.bind; "": agents are on this host alone
+    bind: str  # as for Listener.bind; "": agents are on this host alone
     routes: Mapping[str, str]  # by host: this host's address as seen from there
 
     def endpoint_of(self, bound: str) -> Callable[[str], str]:

@@ -36,7 +36,7 @@ def net() -> Iterator[Net]:
     made.close()
 
 
-def knock(server: Server, *said: bytes) -> socket.socket:
+def probe(server: Server, *said: bytes) -> socket.socket:
     host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
     made = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     for data in said:
@@ -70,7 +70,7 @@ def test_who_shows_no_key_is_ended(monkeypatch: pytest.MonkeyPatch, said: bytes)
     net = Net("tcp")
     try:
         channel, _ = net.join(0)
-        with knock(net.server, said) as stranger:
+        with probe(net.server, said) as stranger:
             assert ends(stranger)
         assert greet(channel, 0) == [Welcome("for 0")]
     finally:
@@ -80,7 +80,7 @@ def test_who_shows_no_key_is_ended(monkeypatch: pytest.MonkeyPatch, said: bytes)
 def test_a_handshake_that_is_too_long_is_cut(net: Net) -> None:
     """What is announced before a key was shown is not read: after two KiB it is over."""
     sent = 0
-    with knock(net.server, GREETING) as stranger, contextlib.suppress(ConnectionError):
+    with probe(net.server, GREETING) as stranger, contextlib.suppress(ConnectionError):
         for _ in range(1000):
             sent += stranger.send(b"\x06" + (60 << 20).to_bytes(8, "big") + b"x" * (1 << 16))
             time.sleep(0.01)
@@ -93,9 +93,9 @@ def test_the_worst_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy.TcpProxy, "_room", lambda self: 4)
     net = Net("tcp")
     try:
-        begun = knock(net.server, GREETING)
+        begun = probe(net.server, GREETING)
         assert begun.recv(1)  # it leads on to libzmq, which answers
-        silent = [knock(net.server) for _ in range(12)]
+        silent = [probe(net.server) for _ in range(12)]
         assert all(ends(one) for one in silent[:9])
         begun.settimeout(0.2)
         assert not ends(begun)
@@ -111,7 +111,7 @@ def test_many_strangers_are_a_few_lines(monkeypatch: pytest.MonkeyPatch) -> None
     net = Net("tcp")
     try:
         for _ in range(150):
-            with knock(net.server, b"GET / HTTP/1.0\r\n\r\n") as stranger:
+            with probe(net.server, b"GET / HTTP/1.0\r\n\r\n") as stranger:
                 assert ends(stranger)
         assert net.reported.wait(PATIENCE_S)
         assert len(net.reports) == 1

@@ -15,7 +15,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddlcore.control import entrance
+from ddlcore.control import listener
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect, connect_with
 from ddlcore.control.credentials import KeyPair, read_job_file
@@ -237,8 +237,8 @@ def test_without_abstract_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
         raise OSError("this system has no /proc")
 
-    monkeypatch.setattr(entrance, "OwnSocket", none)
-    monkeypatch.setattr(entrance, "_ABSTRACT", False)
+    monkeypatch.setattr(listener, "OwnSocket", none)
+    monkeypatch.setattr(listener, "_ABSTRACT", False)
     net = Net("ipc")
     path = Path(net.server.endpoint.removeprefix("ipc://"))
     try:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ddlcore.control.knock import open_endpoints, split_endpoint
+from ddlcore.control.probe import open_endpoints, split_endpoint
 from ddlcore.control.surroundings import host_name, kin, lineage
 
 CHILD = (

@@ -23,7 +23,7 @@ from ddlcore.control.listening import OwnSocket, tcp_listener, tcp_name
 from ddlcore.control.proxy import TcpProxy
 from ddlcore.errors import DdlInternalError
 
-__all__ = ["Entrance"]
+__all__ = ["Listener"]
 
 _LINGER_MS = 1000  # for last words to those connected when it closes
 _LARGEST_BYTES = 64 << 20  # who announces more loses the connection; ours stay far below
@@ -31,8 +31,8 @@ _ABSTRACT = sys.platform == "linux"  # Unix sockets may have a name without a fi
 _IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID: whose connections a Unix socket keeps; pyzmq has no name for it
 
 
-class Entrance:
-    """A ROUTER socket and the doorman before it. Built and bound by one thread, then used by one other.
+class Listener:
+    """A ROUTER socket and the authenticator before it. Built and bound by one thread, then used by one other.
 
     Only ``admit`` may be called by any. ``parts``: tells of connections that ended without a goodbye.
 
@@ -66,7 +66,7 @@ class Entrance:
         router = self.context.socket(zmq.ROUTER)
         router.curve_server = True
         router.setsockopt(zmq.ZAP_DOMAIN, b"ddl")
-        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a doorman nobody gets in, rather than anybody
+        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a authenticator nobody gets in, rather than anybody
         router.curve_secretkey = keys.secret.encode()
         router.sndhwm = router.rcvhwm = 0  # a rank that does not read must not hold up the others
         router.linger = _LINGER_MS
@@ -151,7 +151,7 @@ class Entrance:
         return bound.rstrip(b"\0").decode()
 
     def close_sockets(self) -> None:
-        """All of them: a router whose doorman no longer answers does not let go of its connections."""
+        """All of them: a router whose authenticator no longer answers does not let go of its connections."""
         if self._parts and not self._router.closed:
             self._router.disable_monitor()
             self._events.close()
