@@ -16,10 +16,10 @@ from ddlcore.contracts.cluster import Seat
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect_with
 from ddlcore.control.credentials import Access
+from ddlcore.control.embedded_server import EmbeddedServer, listening_address
 from ddlcore.control.ports import free_ports
 from ddlcore.control.probe import answers, at, open_endpoints, split_endpoint
 from ddlcore.control.rendezvous import Invitation, file_name, folders, has_ended, look
-from ddlcore.control.resident import Resident, listening_address
 from ddlcore.control.store import JobStore
 from ddlcore.control.surroundings import host_name, kin
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, PeerLost, PluginError
@@ -61,7 +61,7 @@ class Guest:
         self._token = secrets.token_hex(8)
         self._places = folders(wanted, environ)
         self._name = file_name(cluster, seat.launch)
-        self._resident: Resident | None = None
+        self._embedded_server: EmbeddedServer | None = None
         self._access: Access | None = None
         self._address = self._via = ""  # the two ends of the route to rank 0
 
@@ -94,9 +94,9 @@ class Guest:
 
     def close(self, reason: str, patient: bool) -> None:
         """At the end of the process: rank 0, which the others need, stays if ``patient`` until they have left."""
-        if self._resident is not None and os.getpid() == self._pid:
-            self._resident.close(reason, patient)
-            self._resident = None
+        if self._embedded_server is not None and os.getpid() == self._pid:
+            self._embedded_server.close(reason, patient)
+            self._embedded_server = None
 
     # --- reaching rank 0
 
@@ -110,7 +110,7 @@ class Guest:
                 self._access = None  # theirs is another launch of the same name: ours is still to come
                 channel.close()
                 store.close()
-                if self._resident is not None or time.monotonic() > deadline_s:
+                if self._embedded_server is not None or time.monotonic() > deadline_s:
                     raise DdlInternalError(
                         f"init: {taken}, for another launch of the same name ({self._name}); "
                         "set DDL_RENDEZVOUS_DIR to another directory for one of them"
@@ -135,13 +135,13 @@ class Guest:
         address = settings.text("control_address") or listening_address(
             settings.text("network_interface"), self.seat.on_one_host
         )
-        self._resident = Resident(self.seat.size, self._sessions(settings), address, deadline_s)
+        self._embedded_server = EmbeddedServer(self.seat.size, self._sessions(settings), address, deadline_s)
         try:
-            self._resident.publish(self._places, self._name, deadline_s - time.monotonic())
+            self._embedded_server.publish(self._places, self._name, deadline_s - time.monotonic())
         except BaseException:
             self.close("it did not begin", patient=False)
             raise
-        return self._resident.invitation
+        return self._embedded_server.invitation
 
     def _sessions(self, settings: Settings) -> Sessions:
         """Where settings make no sense that rank 0 alone uses, all ranks are to be told: the others wait for it."""

@@ -9,15 +9,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from ddlcore.control.brain import Brain, Outgoing
 from ddlcore.control.channel import Channel
+from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.store import CLOSED, JobStore, Shelf
 from ddlcore.errors import Closed
 from ddlcore.messages import FromCoordinator, Hello, StoreReply, StoreRequest, ToCoordinator
 
 __all__ = ["LocalChannel", "LocalNetwork", "LocalStore"]
 
-_TICK_S = 0.5  # how often the brain is asked what is overdue
+_TICK_S = 0.5  # how often the coordinator is asked what is overdue
 
 _SLICE_S = 0.05  # how late a get may notice its deadline
 
@@ -29,11 +29,11 @@ def _to_stderr(text: str) -> None:
 
 
 class LocalNetwork:
-    """Connects ``size`` ranks of this process. The brain runs in the thread of whoever speaks, one at a time."""
+    """Connects ``size`` ranks of this process. The coordinator runs in the thread of whoever speaks, one at a time."""
 
-    def __init__(self, size: int, brain: Brain, report: Callable[[str], None] = _to_stderr) -> None:
+    def __init__(self, size: int, coordinator: CoordinatorProtocol, report: Callable[[str], None] = _to_stderr) -> None:
         self.size = size
-        self._brain = brain
+        self._coordinator = coordinator
         self._report = report
         self._lock = threading.Lock()
         self._channels: dict[int, LocalChannel] = {}
@@ -53,7 +53,7 @@ class LocalNetwork:
     def rank_ended(self, rank: int, reason: str) -> None:
         """The thread of ``rank`` has ended, or is to be taken for dead. Any thread."""
         with self._lock:
-            self._tell(self._brain.rank_ended(rank, reason))
+            self._tell(self._coordinator.rank_ended(rank, reason))
 
     # --- for the channels and stores of this file
 
@@ -61,7 +61,7 @@ class LocalNetwork:
         with self._lock:
             if isinstance(message, Hello):
                 self._shelf.hello(rank)
-            self._tell(self._brain.handle(rank, message))
+            self._tell(self._coordinator.handle(rank, message))
 
     def ask(self, slot: _Slot[StoreReply], rank: int, request: StoreRequest) -> None:
         with self._lock:
@@ -78,9 +78,9 @@ class LocalNetwork:
             return
         with self._lock:
             due = now_s >= self._tick_s
-            texts = self._brain.overdue(now_s) if due else []
+            texts = self._coordinator.overdue(now_s) if due else []
             self._tick_s = max(self._tick_s, now_s + _TICK_S)
-            self._tell(self._brain.due())
+            self._tell(self._coordinator.due())
         for text in texts:
             self._report(text)
 
@@ -88,7 +88,7 @@ class LocalNetwork:
         for rank, message in outgoing:
             if rank in self._channels:
                 self._channels[rank].deliver(message)
-        self._reply(self._shelf.lose(self._brain.lost()))
+        self._reply(self._shelf.lose(self._coordinator.lost()))
 
     def _reply(self, replies: list[tuple[_Slot[StoreReply], StoreReply]]) -> None:
         for slot, reply in replies:

@@ -1,4 +1,4 @@
-"""Turns what the brain says in one turn into what goes over the wire: one message a rank where that says the same.
+"""Turns what the coordinator says in one turn into what goes over the wire: one message a rank where that says the same.
 
 When hundreds of ranks ask at once, each of them is due hundreds of answers; joined, they cost a
 message and an encryption, not hundreds.
@@ -6,7 +6,7 @@ message and an encryption, not hundreds.
 
 from __future__ import annotations
 
-from ddlcore.control.brain import Outgoing
+from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.messages import Answer, FromCoordinator, encode
 
 __all__ = ["joined", "packed"]

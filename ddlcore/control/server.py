@@ -1,4 +1,4 @@
-"""The launcher's end of the control network: one thread that moves messages between ranks, brain and store.
+"""The launcher's end of the control network: one thread that moves messages between ranks, coordinator and store.
 
 A rank speaks by a connection of its own, or through the agent of its host, which passes its frames on.
 """
@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from ddlcore.control.beats import Beats
-from ddlcore.control.brain import Brain, Outgoing
+from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.credentials import Access, JobFile
 from ddlcore.control.files import allow_files
 from ddlcore.control.line import FLUSHED
@@ -36,7 +36,7 @@ __all__ = ["OWN", "Agents", "Server", "agent_name"]
 OWN = b""  # where an agent's frames name a rank's connection: what follows is the agent's own word
 _MANY_STRANGERS = 100  # refused connections: fewer are a port scan
 _LINES_A_RANK = 3  # that may be connecting at the same time
-_TICK_S = 0.5  # how often the brain is asked what is overdue
+_TICK_S = 0.5  # how often the coordinator is asked what is overdue
 _NAME = re.compile(rb"([cs])(0|[1-9][0-9]{0,8})\.[0-9a-f]{8}")  # see Line: c to the coordinator, s to the store
 _AGENT = re.compile(rb"a(0|[1-9][0-9]{0,8})\.([0-9a-f]{8})\.(0|[1-9][0-9]{0,8})")
 _Route = tuple[bytes, ...]  # the name of a rank's connection, behind that of its agent if it has one
@@ -75,7 +75,7 @@ class Server:
     def __init__(
         self,
         size: int,
-        brain: Brain,
+        coordinator: CoordinatorProtocol,
         address: str = "",
         report: Callable[[str], None] = _to_stderr,
         *,
@@ -87,14 +87,14 @@ class Server:
         self.size = size
         self._strangers = _MANY_STRANGERS  # how many refused connections are worth the next line
         self.dropped = 0  # messages that made no sense or came from no rank
-        self._brain = brain
+        self._coordinator = coordinator
         self._report = report
         self._agents = agents
         self._beats: Beats[int] = Beats(silence_s)
         self._agent_names: dict[int, bytes] = {}
         self._shelf: Shelf[_Route] = Shelf()
         self._lines: dict[int, _Route] = {}  # by rank: the connection it last spoke from
-        self._said: Outgoing = []  # by the brain in this turn
+        self._said: Outgoing = []  # by the coordinator in this turn
         self._ended: deque[tuple[int, str]] = deque()
         self._for_agents: deque[tuple[int, bytes]] = deque()
         self._stopping = False
@@ -189,7 +189,7 @@ class Server:
             for name in self._listener.parted():
                 self._part(name)
             while self._ended:
-                self._said += self._brain.rank_ended(*self._ended.popleft())
+                self._said += self._coordinator.rank_ended(*self._ended.popleft())
                 self._lose()
             self._tell()
             self._keep_beat(time.monotonic())
@@ -198,9 +198,9 @@ class Server:
             if now_s >= tick_s:
                 tick_s = now_s + _TICK_S
                 self._tell_of_strangers()
-                for text in self._brain.overdue(now_s):
+                for text in self._coordinator.overdue(now_s):
                     self._report(text)
-                self._said += self._brain.due()
+                self._said += self._coordinator.due()
                 self._tell()
         self._tell_agents()
 
@@ -245,7 +245,7 @@ class Server:
         self._lines[rank] = route
         if isinstance(message, Hello):
             self._shelf.hello(rank)
-        said = self._brain.handle(rank, message)
+        said = self._coordinator.handle(rank, message)
         if isinstance(message, Arrive) and before is not None and any(isinstance(told, Refused) for _, told in said):
             self._lines[rank] = before  # another process is that rank, and what comes next is for it
             for _, told in said:
@@ -258,7 +258,7 @@ class Server:
         """A rank's line to the coordinator broke, and nobody else would notice its end."""
         match = _NAME.fullmatch(name)
         if match is not None and match[1] == b"c" and self._lines.get(int(match[2])) == (name,):
-            self._said += self._brain.rank_ended(int(match[2]), "its connection to the coordinator ended")
+            self._said += self._coordinator.rank_ended(int(match[2]), "its connection to the coordinator ended")
             self._lose()
 
     # --- agents
@@ -307,7 +307,7 @@ class Server:
                 self._send(self._lines[rank], data)
 
     def _lose(self) -> None:
-        self._reply(self._shelf.lose(self._brain.lost()))
+        self._reply(self._shelf.lose(self._coordinator.lost()))
 
     def _reply(self, replies: list[tuple[_Route, StoreReply]]) -> None:
         for route, reply in replies:

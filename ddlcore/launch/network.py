@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ddlcore.config import Settings
-from ddlcore.control.brain import Brain, Outgoing
+from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.server import Server
 from ddlcore.job import build_sessions
 from ddlcore.messages import Bye, Differ, Profile, Pulse, ToCoordinator
@@ -22,9 +22,9 @@ _SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because of wha
 
 
 class Witness:
-    """A brain that notes, beside another that decides, who said that it leaves because of an exception."""
+    """A coordinator that notes, beside another that decides, who said that it leaves because of an exception."""
 
-    def __init__(self, brain: Brain, dead: Callable[[], Mapping[int, str]] = dict) -> None:
+    def __init__(self, coordinator: CoordinatorProtocol, dead: Callable[[], Mapping[int, str]] = dict) -> None:
         """``dead``: ranks without which a stall has ended the job, since they do not answer, with what is known of each."""
         self.kill: Callable[[int, str], None] | None = None  # once the ranks run
         self._dead = dead
@@ -32,7 +32,7 @@ class Witness:
         self.raised: list[int] = []  # in that order
         self.differ = ""  # how the ranks' parameters differ, where that ended the job
         self.heard: Callable[[int, Pulse | Profile], None] = lambda rank, message: None
-        self._brain = brain
+        self._coordinator = coordinator
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
         if isinstance(message, (Pulse, Profile)):
@@ -40,10 +40,10 @@ class Witness:
             return []
         if isinstance(message, Bye) and rank not in self.raised and _is_cause(message.reason):
             self.raised.append(rank)
-        return self._noted(self._brain.handle(rank, message))
+        return self._noted(self._coordinator.handle(rank, message))
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        return self._noted(self._brain.rank_ended(rank, reason))
+        return self._noted(self._coordinator.rank_ended(rank, reason))
 
     def _noted(self, outgoing: Outgoing) -> Outgoing:
         for _, message in outgoing:
@@ -52,13 +52,13 @@ class Witness:
         return outgoing
 
     def lost(self) -> dict[int, str]:
-        return self._brain.lost()
+        return self._coordinator.lost()
 
     def due(self) -> Outgoing:
-        return self._noted(self._brain.due())
+        return self._noted(self._coordinator.due())
 
     def overdue(self, now_s: float) -> list[str]:
-        texts = self._brain.overdue(now_s)
+        texts = self._coordinator.overdue(now_s)
         for rank, why in self._dead().items():
             if rank not in self._killed and self.kill is not None:
                 self._killed.add(rank)

@@ -1,4 +1,4 @@
-"""A brain that decides nothing much, networks around it, and messages to send through them."""
+"""A coordinator that decides nothing much, networks around it, and messages to send through them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ddlcore.control.brain import Outgoing
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect
+from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.local import LocalNetwork
 from ddlcore.control.server import Server
 from ddlcore.control.store import JobStore
@@ -26,7 +26,7 @@ from ddlcore.messages import (
     Welcome,
 )
 
-__all__ = ["PATIENCE_S", "WIRES", "EchoBrain", "Net", "greet", "hello", "request"]
+__all__ = ["PATIENCE_S", "WIRES", "EchoCoordinator", "Net", "greet", "hello", "request"]
 
 WIRES = {"ipc": "", "tcp": "tcp://127.0.0.1:0", "local": None}  # name: address, None for one process
 PATIENCE_S = 40.0
@@ -40,7 +40,7 @@ def request(serial: int) -> Request:
     return Request(0, serial, ())
 
 
-class EchoBrain:
+class EchoCoordinator:
     """Answers each message at once; serial 13 is out of place, serial 666 is more than it can bear."""
 
     def __init__(self, flood: int = 0) -> None:
@@ -62,7 +62,7 @@ class EchoBrain:
         if message.serial == 13:
             raise DdlInternalError("thirteen")
         if message.serial == 666:
-            raise ZeroDivisionError("a bug of the brain")
+            raise ZeroDivisionError("a bug of the coordinator")
         answer = Answer(message.epoch, message.serial, ())
         return [*((1, answer) for _ in range(self._flood if rank == 0 else 0)), (rank, answer)]
 
@@ -86,11 +86,11 @@ class EchoBrain:
 
 @dataclass
 class Net:
-    """One network of any wire around an EchoBrain, and all that joined it."""
+    """One network of any wire around an EchoCoordinator, and all that joined it."""
 
     wire: str
     size: int = 2
-    brain: EchoBrain = field(default_factory=EchoBrain)
+    coordinator: EchoCoordinator = field(default_factory=EchoCoordinator)
     reports: list[str] = field(default_factory=list)
     reported: threading.Event = field(default_factory=threading.Event)
 
@@ -99,9 +99,9 @@ class Net:
         address = WIRES[self.wire]
         self.network: LocalNetwork | Server
         if address is None:
-            self.network = LocalNetwork(self.size, self.brain, self._report)
+            self.network = LocalNetwork(self.size, self.coordinator, self._report)
         else:
-            self.network = Server(self.size, self.brain, address, self._report)
+            self.network = Server(self.size, self.coordinator, address, self._report)
             self.network.start()
 
     @property

@@ -13,13 +13,13 @@ from tests.control.echo import PATIENCE_S, Net, greet, hello, request
 
 
 def test_round_trip(net: Net) -> None:
-    """What a rank sends reaches the brain under its rank, and the answer comes back to it alone."""
+    """What a rank sends reaches the coordinator under its rank, and the answer comes back to it alone."""
     first, _ = net.join(0)
     second, _ = net.join(1)
     first.send(request(7))
     assert first.receive(PATIENCE_S) == [Answer(0, 7, ())]
     assert second.receive(0.0) == []
-    assert net.brain.heard == [(0, hello(0)), (1, hello(1)), (0, request(7))]
+    assert net.coordinator.heard == [(0, hello(0)), (1, hello(1)), (0, request(7))]
 
 
 def test_order_is_kept(net: Net) -> None:
@@ -75,7 +75,7 @@ def test_wakes_count_once(net: Net) -> None:
 
 
 def test_the_end_of_a_rank_is_told_to_the_others(net: Net) -> None:
-    """`rank_ended` reaches the brain, whose verdict reaches the ranks that are left."""
+    """`rank_ended` reaches the coordinator, whose verdict reaches the ranks that are left."""
     channel, _ = net.join(0)
     net.join(1)
     net.network.rank_ended(1, "killed by signal 9 (SIGKILL)")
@@ -85,7 +85,7 @@ def test_the_end_of_a_rank_is_told_to_the_others(net: Net) -> None:
 def test_last_words_arrive_before_a_new_beginning(net: Net) -> None:
     """What was sent before `close` is heard before what the same rank sends on its next line."""
     for _ in range(10):
-        net.brain.heard.clear()
+        net.coordinator.heard.clear()
         channel, _ = net.join(0)
         channel.send(Bye("enough"))
         assert channel.receive(PATIENCE_S) == [Farewell()]
@@ -94,7 +94,7 @@ def test_last_words_arrive_before_a_new_beginning(net: Net) -> None:
         again, _ = net.join(0, greeting=False)
         assert greet(again, 0) == [Welcome("for 0")]
         again.close()
-        assert [type(message).__name__ for _, message in net.brain.heard] == ["Hello", "Bye", "Done", "Hello"]
+        assert [type(message).__name__ for _, message in net.coordinator.heard] == ["Hello", "Bye", "Done", "Hello"]
 
 
 def test_close_waits_for_what_was_sent(net: Net) -> None:
@@ -104,7 +104,7 @@ def test_close_waits_for_what_was_sent(net: Net) -> None:
     for message in sent:
         channel.send(message)
     channel.close()
-    assert net.brain.heard == [(0, message) for message in sent]
+    assert net.coordinator.heard == [(0, message) for message in sent]
 
 
 def test_a_closed_line_says_so(net: Net) -> None:
@@ -120,9 +120,9 @@ def test_a_closed_line_says_so(net: Net) -> None:
 
 
 def test_overdue_reports_come_out(net: Net) -> None:
-    """What the brain finds overdue is reported within about a second, once, while ranks wait."""
+    """What the coordinator finds overdue is reported within about a second, once, while ranks wait."""
     channel, _ = net.join(0)
-    net.brain.late = ["rank 1 is late"]
+    net.coordinator.late = ["rank 1 is late"]
     start = time.monotonic()
     while not net.reports and time.monotonic() - start < PATIENCE_S:
         channel.receive(0.1)

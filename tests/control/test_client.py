@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 LAUNCHER = """
     import os, sys, time
     from ddlcore.control.server import Server
-    from tests.control.echo import EchoBrain
-    server = Server(2, EchoBrain(), sys.argv[1])
+    from tests.control.echo import EchoCoordinator
+    server = Server(2, EchoCoordinator(), sys.argv[1])
     server.start()
     print(server.job_file, flush=True)
     sys.stdin.readline()

@@ -10,7 +10,7 @@ import pytest
 from ddlcore.control.files import allow_files
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
-from tests.control.echo import EchoBrain
+from tests.control.echo import EchoCoordinator
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_the_soft_limit_is_raised_as_far_as_needed(limits: tuple[int, int]) -> N
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
     allow_files(2)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (512, hard)
-    Server(256, EchoBrain()).close()
+    Server(256, EchoCoordinator()).close()
     soft, still = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert 2 * 256 < soft < 2048
     assert still == hard
@@ -39,7 +39,7 @@ def test_a_hard_limit_that_is_too_low_is_an_error_that_says_what_to_do(monkeypat
     with pytest.raises(
         DdlInternalError, match=r"4096 ranks need 12416 .* open 256 \(hard limit: 1024\); run `ulimit -n 12416`"
     ):
-        Server(4096, EchoBrain())
+        Server(4096, EchoCoordinator())
 
 
 def test_a_system_that_refuses_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
-"""What a turn of the brain says reaches each rank unchanged and in order, in as few messages as may be."""
+"""What a turn of the coordinator says reaches each rank unchanged and in order, in as few messages as may be."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlcore.control.brain import Outgoing
+from ddlcore.control.coordinator_protocol import Outgoing
 from ddlcore.control.post import joined, packed
 from ddlcore.messages import (
     Answer,

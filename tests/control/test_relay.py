@@ -21,7 +21,7 @@ from ddlcore.control.server import Server
 from ddlcore.control.store import JobStore
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Answer, Lost, Welcome
-from tests.control.echo import PATIENCE_S, EchoBrain, greet, hello, request
+from tests.control.echo import PATIENCE_S, EchoCoordinator, greet, hello, request
 
 SILENCE_S = 1.6
 
@@ -79,11 +79,11 @@ class Side:
     """A server with what its agents told it, and agents with what they were told."""
 
     def __init__(self, address: str) -> None:
-        self.brain = EchoBrain()
+        self.coordinator = EchoCoordinator()
         self.told: list[tuple[int, bytes]] = []
         self.lost: list[int] = []
         self.changed = threading.Condition()
-        self.server = Server(4, self.brain, address, agents=self, silence_s=SILENCE_S)
+        self.server = Server(4, self.coordinator, address, agents=self, silence_s=SILENCE_S)
         self.server.start()
         self.relays: list[Relay] = []
         self.words: dict[int, list[bytes]] = {}
@@ -192,7 +192,7 @@ def test_last_words_are_not_lost(side: Side) -> None:
     channel.send(hello(1))
     channel.send(request(7))
     channel.close()
-    side.until(lambda: len(side.brain.heard) == 2)
+    side.until(lambda: len(side.coordinator.heard) == 2)
 
 
 def test_peace_is_not_silence(tcp: Side) -> None:
@@ -365,8 +365,8 @@ os._exit(0)
 @pytest.mark.parametrize("goodbye", [True, False])
 def test_a_line_that_ends_is_a_rank_that_ends(goodbye: bool) -> None:
     """With ``by_line``: only one that ends without a goodbye, though a new one may have its descriptor."""
-    brain = EchoBrain()
-    server = Server(2, brain, "tcp://127.0.0.1:0", by_line=True)
+    coordinator = EchoCoordinator()
+    server = Server(2, coordinator, "tcp://127.0.0.1:0", by_line=True)
     server.start()
     channel, store = connect(server.job_file, 0)
     try:

@@ -20,7 +20,7 @@ from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect, connect_with
 from ddlcore.control.credentials import KeyPair, read_job_file
 from ddlcore.control.line import FLUSHED, Connection, Line
-from ddlcore.control.reception import Reception
+from ddlcore.control.registration import Registration
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.job import build_sessions
@@ -49,7 +49,7 @@ from ddlcore.messages import (
     encode,
 )
 from ddlcore.plug.settings import settings_of
-from tests.control.echo import PATIENCE_S, EchoBrain, Net, greet, hello, request
+from tests.control.echo import PATIENCE_S, EchoCoordinator, Net, greet, hello, request
 
 
 def listen(channel: Channel) -> None:
@@ -59,13 +59,13 @@ def listen(channel: Channel) -> None:
 
 
 def still_works(net: Net) -> None:
-    """A good rank gets in and is answered, by brain and store."""
+    """A good rank gets in and is answered, by coordinator and store."""
     channel, store = net.join(0)
     channel.send(request(1))
     assert channel.receive(PATIENCE_S) == [Answer(0, 1, ())]
     store.set("key", b"value")
     assert store.get("key", 0.0) == b"value"
-    assert {rank for rank, _ in net.brain.heard} == {0}
+    assert {rank for rank, _ in net.coordinator.heard} == {0}
 
 
 @pytest.mark.parametrize("wrong", ["client", "server"])
@@ -170,7 +170,7 @@ def test_names_that_are_no_ranks_are_dropped(served: Net, name: str) -> None:
 
 
 def test_what_is_out_of_place_is_dropped(served: Net) -> None:
-    """The brain's DdlInternalError costs the message only."""
+    """The coordinator's DdlInternalError costs the message only."""
     channel, _ = served.join(0)
     channel.send(request(13))
     channel.send(request(14))
@@ -187,12 +187,12 @@ def test_a_broken_brain_is_seen_by_all(served: Net) -> None:
         with pytest.raises(DdlInternalError, match="the launcher is gone"):
             listen(channel)
     assert served.reported.wait(PATIENCE_S)
-    assert "ZeroDivisionError: a bug of the brain" in served.reports[0]
+    assert "ZeroDivisionError: a bug of the coordinator" in served.reports[0]
 
 
 def test_a_rank_that_does_not_read_holds_nobody_up() -> None:
     """Answers to it pile up; those to others come at once."""
-    net = Net("ipc", brain=EchoBrain(flood=2000))
+    net = Net("ipc", coordinator=EchoCoordinator(flood=2000))
     try:
         (first, _), (idle, _) = net.join(0), net.join(1)
         for serial in range(20, 30):
@@ -252,7 +252,7 @@ def test_without_abstract_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_server_that_never_started_closes() -> None:
     """Nothing waits for the thread that was not there."""
-    server = Server(1, EchoBrain())
+    server = Server(1, EchoCoordinator())
     start = time.monotonic()
     server.close()
     assert time.monotonic() - start < 20.0
@@ -266,14 +266,14 @@ def test_a_port_in_use_is_one_clear_line() -> None:
         taken.listen()
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(DdlInternalError, match=rf"^control network: {address} is in use; choose another port.*$"):
-            Server(1, EchoBrain(), address)
+            Server(1, EchoCoordinator(), address)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "tcp://nowhere.invalid:0", "tcp://127.0.0.1", "udp://127.0.0.1:0"])
 def test_an_address_that_is_none_is_named(address: str) -> None:
     """ValueError repeats it."""
     with pytest.raises(ValueError, match=rf"^control network: .*{address}"):
-        Server(1, EchoBrain(), address)
+        Server(1, EchoCoordinator(), address)
 
 
 def test_two_jobs_do_not_mix() -> None:
@@ -307,7 +307,7 @@ def test_many_ranks_at_once() -> None:
 
 def test_who_is_refused_does_not_take_a_ranks_line() -> None:
     """Another process of the same rank hears why; what the rank is told next still reaches the rank."""
-    server = Server(2, Reception(2, EchoBrain(), lambda rank, one: None), "tcp://127.0.0.1:0")
+    server = Server(2, Registration(2, EchoCoordinator(), lambda rank, one: None), "tcp://127.0.0.1:0")
     server.start()
     lines = [connect(server.job_file, rank) for rank in (1, 1, 0)]
     (ours, _), (stranger, _), (other, _) = lines

@@ -16,7 +16,7 @@ import pytest
 from ddlcore.control.client import connect
 from ddlcore.control.server import Server
 from ddlcore.messages import Answer, Welcome
-from tests.control.echo import PATIENCE_S, EchoBrain, greet, request
+from tests.control.echo import PATIENCE_S, EchoCoordinator, greet, request
 from tests.launch.starting import DDL, environment
 
 NOBODY = 65534
@@ -133,7 +133,7 @@ def test_a_job_outlives_a_long_flood(tmp_path: Path, address: str) -> None:
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server at each kind of socket that there is."""
     address = "tcp://127.0.0.1:0" if request.param == "tcp" else ""
-    served = Server(2, EchoBrain(), address, lambda text: None, by_line=request.param == "by name")
+    served = Server(2, EchoCoordinator(), address, lambda text: None, by_line=request.param == "by name")
     served.start()
     yield served
     served.close()

@@ -39,7 +39,7 @@ from ddlcore.launch.wire import (
     decode_to_agent,
     encode,
 )
-from tests.control.echo import EchoBrain
+from tests.control.echo import EchoCoordinator
 
 PACKAGES = {"numpy": False, "pluggy": True, "no-such-package": True}
 GOOD = Report("h", platform.python_version(), VERSION, versions(PACKAGES), "10.0.0.2", 4, (1, 2))
@@ -172,7 +172,7 @@ def test_a_name_that_nobody_knows_has_the_address_of_the_others() -> None:
 def crew() -> Iterator[tuple[Crew, Server]]:
     """A crew of one agent, heard without a network."""
     made = Crew([AgentPlace(0, "h", (0, 1))], SshLauncher(), lambda text: None)
-    server = Server(2, EchoBrain(), agents=made)
+    server = Server(2, EchoCoordinator(), agents=made)
     made.call((), server, str, {}, 3.0, Look("/", (), "sh", (), "", 0, 0))
     yield made, server
     made.close()

@@ -6,7 +6,7 @@ import pytest
 
 from ddlcore.launch.network import Witness
 from ddlcore.messages import Bye
-from tests.control.echo import EchoBrain
+from tests.control.echo import EchoCoordinator
 
 
 @pytest.mark.parametrize(
@@ -22,19 +22,19 @@ from tests.control.echo import EchoBrain
 )
 def test_a_cause_is_noted(reason: str, cause: bool) -> None:
     """Once a rank, in the order in which they left; all is handed on."""
-    brain = EchoBrain()
-    witness = Witness(brain)
+    coordinator = EchoCoordinator()
+    witness = Witness(coordinator)
     for rank in (1, 0, 1):
         witness.handle(rank, Bye(reason))
     assert witness.raised == ([1, 0] if cause else [])
-    assert len(brain.heard) == 3
+    assert len(coordinator.heard) == 3
 
 
 def test_a_rank_that_does_not_answer_is_killed_once_and_not_before_ranks_run() -> None:
     """When a stall has ended the job without it, which shows where time passes."""
     dead: dict[int, str] = {}
     killed: list[tuple[int, str]] = []
-    witness = Witness(EchoBrain(), lambda: dead)
+    witness = Witness(EchoCoordinator(), lambda: dead)
     dead[3] = "rank 3 does not answer"
     witness.overdue(0.0)
     witness.kill = lambda rank, why: killed.append((rank, why))

@@ -1,31 +1,31 @@
 """Receives the ranks that another launcher has started, and tells them who else has come. Sans-I/O.
 
-It stands before the brain that decides, and leaves everything but Arrive to it.
+It stands before the coordinator that decides, and leaves everything but Arrive to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddlcore.control.brain import Brain, Outgoing
+from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.messages import Arrive, Done, Hello, Lost, Refused, Seats, ToCoordinator
 
-__all__ = ["Reception"]
+__all__ = ["Registration"]
 
 
-class Reception:
-    """A Brain for ``size`` ranks. ``arrived`` is told of each rank once, ``changed`` when ``active`` has."""
+class Registration:
+    """A CoordinatorProtocol for ``size`` ranks. ``arrived`` is told of each rank once, ``changed`` when ``active`` has."""
 
     def __init__(
         self,
         size: int,
-        brain: Brain,
+        coordinator: CoordinatorProtocol,
         arrived: Callable[[int, Arrive], None],
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.size = size
         self.active: frozenset[int] = frozenset()  # ranks that have come and have neither left nor been lost
-        self._brain = brain
+        self._coordinator = coordinator
         self._tell = arrived
         self._changed = changed
         self._arrived: dict[int, Arrive] = {}
@@ -38,10 +38,10 @@ class Reception:
         return {rank for rank in range(self.size) if rank not in self._arrived and rank not in self._gone}
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
-        """As ``Brain.handle``."""
+        """As ``CoordinatorProtocol.handle``."""
         if isinstance(message, Arrive):
             return self._arrive(rank, message)
-        outgoing = self._brain.handle(rank, message)
+        outgoing = self._coordinator.handle(rank, message)
         if isinstance(message, Hello):
             self._worlds[rank] = message.ranks
             self._set_active(self.active | {rank})
@@ -51,26 +51,26 @@ class Reception:
         return outgoing
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        """As ``Brain.rank_ended``; of rank 0, in whose process this is, the last word before it closes."""
+        """As ``CoordinatorProtocol.rank_ended``; of rank 0, in whose process this is, the last word before it closes."""
         self._set_active(self.active - {rank})
         self._gone.setdefault(rank, reason)
         outgoing: Outgoing = []
         for ranks in [ranks for ranks in self._waiting if rank in ranks]:
             outgoing += [(other, self._lost(ranks)) for other in sorted(self._waiting.pop(ranks) - {rank})]
-        outgoing += self._brain.rank_ended(rank, reason)
+        outgoing += self._coordinator.rank_ended(rank, reason)
         return outgoing + self._dissolve(reason) if rank == 0 else outgoing
 
     def lost(self) -> dict[int, str]:
-        """As ``Brain.lost``."""
-        return self._brain.lost()
+        """As ``CoordinatorProtocol.lost``."""
+        return self._coordinator.lost()
 
     def due(self) -> Outgoing:
-        """As ``Brain.due``."""
-        return self._brain.due()
+        """As ``CoordinatorProtocol.due``."""
+        return self._coordinator.due()
 
     def overdue(self, now_s: float) -> list[str]:
-        """As ``Brain.overdue``."""
-        return self._brain.overdue(now_s)
+        """As ``CoordinatorProtocol.overdue``."""
+        return self._coordinator.overdue(now_s)
 
     def _arrive(self, rank: int, arrive: Arrive) -> Outgoing:
         first = self._arrived.get(rank)

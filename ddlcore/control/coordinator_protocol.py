@@ -6,19 +6,19 @@ from typing import Protocol
 
 from ddlcore.messages import FromCoordinator, ToCoordinator
 
-__all__ = ["Brain", "Outgoing"]
+__all__ = ["CoordinatorProtocol", "Outgoing"]
 
 Outgoing = list[tuple[int, FromCoordinator]]  # (world rank as launched, what it is told), in the order of sending
 
 
-class Brain(Protocol):
+class CoordinatorProtocol(Protocol):
     """The coordinator as the network sees it. Called by one thread at a time; ranks are those of the launch."""
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
         """What follows from a message of ``rank``. DdlInternalError: it was out of place and changed nothing."""
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        """What follows from the end of ``rank``'s process, clean or not: the brain decides whether it is a loss."""
+        """What follows from the end of ``rank``'s process, clean or not: the coordinator decides whether it is a loss."""
 
     def lost(self) -> dict[int, str]:
         """The ranks that were lost so far, with the reason of each; it only grows."""

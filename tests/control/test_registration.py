@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from ddlcore.control.reception import Reception
+from ddlcore.control.registration import Registration
 from ddlcore.messages import Arrive, Bye, Done, Hello, Lost, Refused, Seats, Welcome
-from tests.control.echo import EchoBrain, hello
+from tests.control.echo import EchoCoordinator, hello
 
 
 def arrive(rank: int, ranks: tuple[int, ...] = (0, 1), token: str = "", patient: bool = True) -> Arrive:
     return Arrive(token or f"process {rank}", ranks, "here", "kin", 100 + rank, patient=patient)
 
 
-def reception(size: int = 2) -> tuple[Reception, list[int]]:
+def registration(size: int = 2) -> tuple[Registration, list[int]]:
     seen: list[int] = []
-    return Reception(size, EchoBrain(), lambda rank, _: seen.append(rank)), seen
+    return Registration(size, EchoCoordinator(), lambda rank, _: seen.append(rank)), seen
 
 
 def test_they_are_told_when_all_have_come() -> None:
     """Nobody hears anything before; then all hear the same, each rank being noticed once."""
-    front, seen = reception()
+    front, seen = registration()
     assert front.handle(1, arrive(1)) == []
     assert front.handle(1, arrive(1)) == []  # a reminder
     answers = front.handle(0, arrive(0))
@@ -31,7 +31,7 @@ def test_they_are_told_when_all_have_come() -> None:
 
 def test_parts_of_the_world_meet_by_themselves() -> None:
     """Two worlds of some of the ranks do not wait for each other."""
-    front, _ = reception(4)
+    front, _ = registration(4)
     assert front.handle(0, arrive(0, (0, 2))) == []
     assert front.handle(1, arrive(1, (1, 3))) == []
     assert [rank for rank, _ in front.handle(3, arrive(3, (1, 3)))] == [1, 3]
@@ -40,7 +40,7 @@ def test_parts_of_the_world_meet_by_themselves() -> None:
 
 def test_who_comes_again_is_told_at_once() -> None:
     """A second init needs nobody to come anew."""
-    front, seen = reception()
+    front, seen = registration()
     front.handle(0, arrive(0))
     front.handle(1, arrive(1))
     assert [rank for rank, _ in front.handle(1, arrive(1))] == [1]
@@ -49,7 +49,7 @@ def test_who_comes_again_is_told_at_once() -> None:
 
 def test_who_gives_up_hears_who_has_come() -> None:
     """At once, and about its own world only."""
-    front, _ = reception(3)
+    front, _ = registration(3)
     front.handle(0, arrive(0, (0, 1, 2)))
     front.handle(2, arrive(2, (0, 2)))
     ((rank, seats),) = front.handle(0, arrive(0, (0, 1, 2), patient=False))
@@ -59,7 +59,7 @@ def test_who_gives_up_hears_who_has_come() -> None:
 
 def test_a_second_process_of_one_rank_is_refused() -> None:
     """It belongs to another launch; the first goes on."""
-    front, seen = reception()
+    front, seen = registration()
     front.handle(1, arrive(1))
     ((rank, refused),) = front.handle(1, arrive(1, token="another"))
     assert rank == 1 and isinstance(refused, Refused)
@@ -70,7 +70,7 @@ def test_a_second_process_of_one_rank_is_refused() -> None:
 
 def test_a_rank_that_ends_meanwhile_is_lost_for_those_who_wait() -> None:
     """Also for those who come later; the world's own rank is named."""
-    front, _ = reception(3)
+    front, _ = registration(3)
     front.handle(2, arrive(2, (1, 2)))
     front.handle(1, arrive(1, (0, 1, 2)))
     told = front.rank_ended(2, "its process ended")
@@ -81,7 +81,7 @@ def test_a_rank_that_ends_meanwhile_is_lost_for_those_who_wait() -> None:
 def test_active_are_those_who_have_come_and_not_left() -> None:
     """Rank 0 stays as long as there are others among them."""
     changes: list[frozenset[int]] = []
-    front = Reception(3, EchoBrain(), lambda rank, one: None, lambda: changes.append(front.active))
+    front = Registration(3, EchoCoordinator(), lambda rank, one: None, lambda: changes.append(front.active))
     front.handle(0, arrive(0))
     front.handle(1, arrive(1))
     assert front.missing() == {2}
@@ -99,7 +99,7 @@ def test_active_are_those_who_have_come_and_not_left() -> None:
 
 def test_the_end_of_rank_0_is_told_to_every_world_with_it() -> None:
     """By its place there; a world without it keeps what it has."""
-    front, _ = reception(4)
+    front, _ = registration(4)
     for rank, ranks in ((1, (1, 0)), (0, (1, 0)), (2, (2, 3)), (3, (2, 3))):
         front.handle(rank, arrive(rank, ranks))
         front.handle(rank, Hello(rank, ranks, 1, 1, "0", 0))

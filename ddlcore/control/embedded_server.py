@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddlcore.contracts.interfaces import chosen_address, interface_addresses
-from ddlcore.control.brain import Brain, Outgoing
+from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.liveness import open_pidfd
 from ddlcore.control.probe import answers, at, open_endpoints, split_endpoint
-from ddlcore.control.reception import Reception
+from ddlcore.control.registration import Registration
 from ddlcore.control.rendezvous import Invitation, Occupied, Published, has_ended, publish, start_of
 from ddlcore.control.server import Server
 from ddlcore.control.surroundings import kin
@@ -30,7 +30,7 @@ from ddlcore.control.wake import Wake
 from ddlcore.errors import DeadlineExceeded
 from ddlcore.messages import Arrive
 
-__all__ = ["Resident", "listening_address"]
+__all__ = ["EmbeddedServer", "listening_address"]
 
 log = logging.getLogger("ddl")
 _ANSWER_S = 5.0  # for the holder of the keys in a file to prove that it is there
@@ -53,10 +53,10 @@ def listening_address(interface: str, on_one_host: bool) -> str:
     return "tcp://[::]:0" if socket.has_dualstack_ipv6() else "tcp://0.0.0.0:0"
 
 
-class Resident:
+class EmbeddedServer:
     """Lives in rank 0 from its first ``init`` to the end of its process. One thread builds and closes it."""
 
-    def __init__(self, size: int, brain: Brain, address: str, deadline_s: float) -> None:
+    def __init__(self, size: int, coordinator: CoordinatorProtocol, address: str, deadline_s: float) -> None:
         """Listens at ``address``; raises as Server does. Ranks may come until ``deadline_s`` of the monotonic clock."""
         self._size = size
         self._deadline_s = deadline_s
@@ -68,8 +68,8 @@ class Resident:
         self._told = threading.Event()
         self._stopping = False
         self._published: Published | None = None
-        self._reception = Reception(size, brain, self._arrived, self._changed)
-        self._server = Server(size, _Last(self._reception, self._told), address, by_line=True)
+        self._registration = Registration(size, coordinator, self._arrived, self._changed)
+        self._server = Server(size, _Last(self._registration, self._told), address, by_line=True)
         endpoints = _endpoints(self._server.endpoint)
         self.invitation = Invitation(
             nonce=secrets.token_hex(8),
@@ -129,7 +129,7 @@ class Resident:
     def _wait_for_others(self) -> None:
         say_s = time.monotonic() + _SAY_S
         with self._idle:
-            while not self._reception.lost() and (others := self._needing()):
+            while not self._registration.lost() and (others := self._needing()):
                 self._idle.wait(_SLICE_S)
                 if time.monotonic() > say_s:
                     say_s = float("inf")
@@ -138,8 +138,8 @@ class Resident:
 
     def _needing(self) -> frozenset[int]:
         """The other ranks that use the coordinator, or have yet to find it."""
-        coming = self._reception.missing() if time.monotonic() < self._deadline_s else set[int]()
-        return (self._reception.active | coming) - {0}
+        coming = self._registration.missing() if time.monotonic() < self._deadline_s else set[int]()
+        return (self._registration.active | coming) - {0}
 
     def _is_dead(self, invitation: Invitation) -> bool:
         if has_ended(invitation, self._kin):
@@ -197,16 +197,16 @@ class Resident:
 class _Last:
     """Notes that the end of rank 0, the last that is said, was handled; all else it hands on."""
 
-    def __init__(self, brain: Brain, told: threading.Event) -> None:
-        self._brain = brain
+    def __init__(self, coordinator: CoordinatorProtocol, told: threading.Event) -> None:
+        self._coordinator = coordinator
         self._told = told
-        self.handle = brain.handle
-        self.lost = brain.lost
-        self.overdue = brain.overdue
-        self.due = brain.due
+        self.handle = coordinator.handle
+        self.lost = coordinator.lost
+        self.overdue = coordinator.overdue
+        self.due = coordinator.due
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        outgoing = self._brain.rank_ended(rank, reason)
+        outgoing = self._coordinator.rank_ended(rank, reason)
         if rank == 0:
             self._told.set()  # what follows from it is sent in the same turn
         return outgoing
