@@ -40,11 +40,11 @@ from ddlcore.messages import (
 from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.checks import describe, flaw
 from ddlcore.runtime.freezes import Freezes
-from ddlcore.runtime.pending import Pending
+from ddlcore.runtime.pending_request import PendingRequest
 from ddlcore.runtime.replay_controller import KnownSchedule, ReplayController
 from ddlcore.runtime.replay_status import Busies, ReplayStatuses
+from ddlcore.runtime.request_table import RequestTable
 from ddlcore.runtime.stall_table import Late
-from ddlcore.runtime.table import Table
 from ddlcore.runtime.tuning import SearchDriver, Tuning, Value
 from ddlcore.types import Kind
 
@@ -77,7 +77,7 @@ class Coordinator:
         self.epoch = 0  # grows with each change between discovery and replay
         self.params: dict[str, float] = {"fusion_bytes": fusion_bytes}
         self._policy = policy
-        self.table = Table()
+        self.table = RequestTable()
         self._left: dict[int, str] = {}  # ranks that said Bye, with their reason
         self._present = dict.fromkeys(range(size))  # the others, in order
         self._next_index = 0
@@ -122,7 +122,7 @@ class Coordinator:
             return self._freeze()
         if self.replay_controller.freezing:
             return []
-        ready: list[Pending] = []
+        ready: list[PendingRequest] = []
         items: list[tuple[Iterable[int], Item]] = []
         bit, find, joined = 1 << rank, self.table.find, self.table.joined
         for ask in message.asks:
@@ -195,8 +195,8 @@ class Coordinator:
     # --- asking
 
     def _admit(
-        self, rank: int, ask: Ask, ready: list[Pending], items: list[tuple[Iterable[int], Item]]
-    ) -> Pending | None:
+        self, rank: int, ask: Ask, ready: list[PendingRequest], items: list[tuple[Iterable[int], Item]]
+    ) -> PendingRequest | None:
         """Where ``ask`` is to be counted; None where it is refused, or is a join."""
         members = self.sets.get(ask.set_id)
         if members is None or rank not in members:
@@ -235,7 +235,7 @@ class Coordinator:
 
     # --- deciding
 
-    def _decide(self, ready: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
+    def _decide(self, ready: Sequence[PendingRequest]) -> list[tuple[Iterable[int], Item]]:
         """Checks what has become ready, and lays it out in buckets in the order in which it did."""
         items: list[tuple[Iterable[int], Item]] = []
         ready = list(dict.fromkeys(ready))  # a join may find again what has just become ready
@@ -244,8 +244,8 @@ class Coordinator:
             if text:
                 items += self._fail(pending, "mismatch", text)
                 self.replay_controller.disturbed()
-        runnable: list[Pending] = []
-        taken: set[Pending] = set()
+        runnable: list[PendingRequest] = []
+        taken: set[PendingRequest] = set()
         for pending in ready:
             if not self.table.holds(pending) or pending in taken:
                 continue  # failed, or found with its group, a moment ago
@@ -258,7 +258,7 @@ class Coordinator:
             runnable += mates
         return items + self._decided(runnable)
 
-    def _decided(self, runnable: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
+    def _decided(self, runnable: Sequence[PendingRequest]) -> list[tuple[Iterable[int], Item]]:
         """Lays out what may run, and goes over to replay where that completes a period that is proven."""
         items: list[tuple[Iterable[int], Item]] = []
         rest = list(runnable)
@@ -274,7 +274,7 @@ class Coordinator:
         return items
 
     def _observe(
-        self, runnable: Sequence[Pending], buckets: Sequence[Sequence[Pending]]
+        self, runnable: Sequence[PendingRequest], buckets: Sequence[Sequence[PendingRequest]]
     ) -> tuple[int, KnownSchedule | None]:
         """How many of ``runnable`` come before the end of a period that is proven by it, and its schedule."""
         if self.table.joined:
@@ -284,7 +284,7 @@ class Coordinator:
         tensors = [(self.table.key(pending), numbers[pending], pending.stamp) for pending in runnable]
         return self.replay_controller.decided(tensors, lambda i: not self.table.are_mates(runnable[i], runnable[i + 1]))
 
-    def _start(self, bucket: Sequence[Pending]) -> list[tuple[Iterable[int], Item]]:
+    def _start(self, bucket: Sequence[PendingRequest]) -> list[tuple[Iterable[int], Item]]:
         for pending in bucket:
             self.table.take(pending)
         spec = self.table.spec_of(bucket[0])
@@ -294,13 +294,13 @@ class Coordinator:
         return [self._run(bucket), *self._orphans(bucket[0])]
 
     def _fail(
-        self, pending: Pending, error: str, text: str, gone: tuple[int, ...] = ()
+        self, pending: PendingRequest, error: str, text: str, gone: tuple[int, ...] = ()
     ) -> list[tuple[Iterable[int], Item]]:
         """Ends ``pending``, and the rest of the grouped call it belongs to, on those who asked."""
         doomed = self.table.doom(pending)
         return [(one.ranks(), Failure(one.set_id, (one.name,), error, text, gone)) for one in doomed]
 
-    def _orphans(self, removal: Pending) -> list[tuple[Iterable[int], Item]]:
+    def _orphans(self, removal: PendingRequest) -> list[tuple[Iterable[int], Item]]:
         """What waited in a process set that has just been removed fails on those who asked."""
         spec = self.table.spec_of(removal)
         if spec.kind is not Kind.REMOVE_SET or spec.ranks is None:
@@ -348,7 +348,7 @@ class Coordinator:
     # --- beside and after replay
 
     def _beside_replay(
-        self, ready: Sequence[Pending], items: list[tuple[Iterable[int], Item]], rank: int, serial: int
+        self, ready: Sequence[PendingRequest], items: list[tuple[Iterable[int], Item]], rank: int, serial: int
     ) -> Outgoing:
         """Ragged slots are filled; a tensor outside the schedule that all members have ready is inserted by one freeze."""
         insert = bool(self.table.joined)
@@ -398,7 +398,7 @@ class Coordinator:
             outgoing += self._bye(rank, bye)
         return outgoing
 
-    def _arrange(self, runnable: Sequence[Pending]) -> list[list[Pending]]:
+    def _arrange(self, runnable: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
         """Buckets in order of their first tensor; what the fusion policy may share comes from the policy."""
         fusable = [i for i, p in enumerate(runnable) if self.table.spec_of(p).kind is Kind.ALLREDUCE]
         buckets = [[i] for i in sorted(set(range(len(runnable))).difference(fusable))]
@@ -409,7 +409,7 @@ class Coordinator:
         buckets.sort(key=lambda bucket: bucket[0])
         return [[runnable[i] for i in bucket] for bucket in buckets]
 
-    def _run(self, bucket: Sequence[Pending]) -> tuple[Iterable[int], Item]:
+    def _run(self, bucket: Sequence[PendingRequest]) -> tuple[Iterable[int], Item]:
         spec = self.table.spec_of(bucket[0])
         members = self.sets[bucket[0].set_id]
         if spec.kind is Kind.ADD_SET:
@@ -434,7 +434,7 @@ class Coordinator:
             compressor=spec.compressor_by(self.replay_controller.compression) if by_setting else "",
         )
 
-    def _add_set(self, pending: Pending, spec: Spec) -> tuple[Iterable[int], Item]:
+    def _add_set(self, pending: PendingRequest, spec: Spec) -> tuple[Iterable[int], Item]:
         assert spec.ranks is not None
         set_id, self._next_set = self._next_set, self._next_set + 1
         self.sets[set_id] = spec.ranks
@@ -486,7 +486,7 @@ class Coordinator:
         return self._next_index - 1
 
 
-def _awaited(pending: Pending, table: Table) -> Awaited:
+def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited:
     """Of a tensor that some members lack."""
 
     def details() -> Details:

@@ -26,7 +26,7 @@ from ddlcore.messages import (
     Spec,
     encode,
 )
-from ddlcore.runtime import periods, table
+from ddlcore.runtime import periods, request_table
 from ddlcore.runtime.coordinator import Coordinator
 from ddlcore.runtime.schedule import MOST_KNOWN
 from ddlcore.types import DType, Kind
@@ -134,7 +134,7 @@ def test_memory_stands_still(
     """What tracemalloc counts after warming up does not grow; the bounds are small here, so that all are reached."""
     monkeypatch.setattr(periods, "HISTORY", 256)
     monkeypatch.setattr(periods, "LONGEST", 256)
-    monkeypatch.setattr(table, "MOST_SPECS", 256)
+    monkeypatch.setattr(request_table, "MOST_SPECS", 256)
     loop = Loop(replay)
     running = steps(loop)
     sizes = []

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from ddlcore.messages import Ask, Spec
 
-__all__ = ["Pending", "bits_of", "ranks_of"]
+__all__ = ["PendingRequest", "bits_of", "ranks_of"]
 
 
-class Pending:
+class PendingRequest:
     """One name that some ranks have ready and some have not."""
 
     __slots__ = (

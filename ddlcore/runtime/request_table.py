@@ -8,44 +8,44 @@ from math import prod
 from ddlcore.contracts.fusion import Ready
 from ddlcore.messages import Ask, Spec, decode_spec
 from ddlcore.runtime.checks import describe, mismatch_table
-from ddlcore.runtime.pending import Pending, bits_of, ranks_of
+from ddlcore.runtime.pending_request import PendingRequest, bits_of, ranks_of
 from ddlcore.runtime.periods import TensorKey
 from ddlcore.runtime.replay_controller import tensor_key
 from ddlcore.types import Kind
 
-__all__ = ["Table"]
+__all__ = ["RequestTable"]
 
 MOST_SPECS = 16384  # that are kept decoded
 
 
-class Table:
+class RequestTable:
     """Pending tensors by process set and name, in the order in which the first rank asked for each."""
 
     def __init__(self) -> None:
         self.joined: dict[int, Ask] = {}  # in the order of joining
         self._joined_bits = 0  # the same ranks
-        self._pending: dict[tuple[int, str], Pending] = {}
+        self._pending: dict[tuple[int, str], PendingRequest] = {}
         self._members: dict[int, int] = {}  # by process set: its members as bits, once they were needed
         self._specs: dict[bytes, Spec] = {}
         self.find = self._pending.get  # by (set_id, name); hundreds of ranks ask for hundreds of tensors in each step
 
-    def all(self) -> list[Pending]:
+    def all(self) -> list[PendingRequest]:
         """All of them."""
         return list(self._pending.values())
 
-    def open(self, ask: Ask, members: Sequence[int]) -> Pending:
+    def open(self, ask: Ask, members: Sequence[int]) -> PendingRequest:
         """Where ``ask`` is to be counted: what has its name, or a new one."""
         pending = self._pending.get((ask.set_id, ask.name))
         if pending is None:
             bits = self._members.get(ask.set_id) or self._members.setdefault(ask.set_id, bits_of(members))
-            pending = self._pending[ask.set_id, ask.name] = Pending(ask, bits)
+            pending = self._pending[ask.set_id, ask.name] = PendingRequest(ask, bits)
         return pending
 
-    def holds(self, pending: Pending) -> bool:
+    def holds(self, pending: PendingRequest) -> bool:
         """Whether it is still pending."""
         return self._pending.get((pending.set_id, pending.name)) is pending
 
-    def take(self, pending: Pending) -> None:
+    def take(self, pending: PendingRequest) -> None:
         """It is pending no more."""
         del self._pending[pending.set_id, pending.name]
 
@@ -53,7 +53,7 @@ class Table:
         """Nothing is pending: the ranks resend what is."""
         self._pending.clear()
 
-    def removed(self, set_id: int) -> list[Pending]:
+    def removed(self, set_id: int) -> list[PendingRequest]:
         """A process set is gone; takes out what waited in it."""
         self._members.pop(set_id, None)
         orphans = [pending for pending in self._pending.values() if pending.set_id == set_id]
@@ -63,7 +63,7 @@ class Table:
 
     # --- who has asked
 
-    def join(self, rank: int, ask: Ask) -> list[Pending]:
+    def join(self, rank: int, ask: Ask) -> list[PendingRequest]:
         """``rank`` is ready for whatever comes; what is complete now."""
         self.joined.setdefault(rank, ask)
         self._joined_bits |= 1 << rank
@@ -74,25 +74,25 @@ class Table:
         self.joined.clear()
         self._joined_bits = 0
 
-    def lacking(self, pending: Pending) -> int:
+    def lacking(self, pending: PendingRequest) -> int:
         """The members that neither have it ready nor have joined, as bits."""
         return pending.members & ~pending.asked & ~self._joined_bits
 
-    def missing(self, pending: Pending) -> list[int]:
+    def missing(self, pending: PendingRequest) -> list[int]:
         """The same, as ranks."""
         return ranks_of(self.lacking(pending))
 
-    def complete(self) -> list[Pending]:
+    def complete(self) -> list[PendingRequest]:
         """What no rank lacks."""
         return [pending for pending in self._pending.values() if not self.lacking(pending)]
 
-    def rows(self, pending: Pending, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    def rows(self, pending: PendingRequest, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The first dimensions that each member said, (members); zeros for those who have joined."""
         nothing = (0,) * len(pending.first.rows)
         asked = set(pending.ranks())
         return tuple(pending.ask_of(m).rows if m in asked else nothing for m in members)
 
-    def digests(self, pending: Pending, members: Sequence[int]) -> tuple[bytes, ...]:
+    def digests(self, pending: PendingRequest, members: Sequence[int]) -> tuple[bytes, ...]:
         """What each member said that its object is like, (members)."""
         asked = set(pending.ranks())
         return tuple(pending.ask_of(m).digest if m in asked else b"" for m in members)
@@ -108,15 +108,15 @@ class Table:
             spec = self._specs[data] = decode_spec(data)
         return spec
 
-    def spec_of(self, pending: Pending) -> Spec:
+    def spec_of(self, pending: PendingRequest) -> Spec:
         """What the first rank asked for."""
         return self.spec(pending.spec)
 
-    def key(self, pending: Pending) -> TensorKey:
+    def key(self, pending: PendingRequest) -> TensorKey:
         """What it is called in a schedule."""
         return tensor_key(pending.set_id, pending.name, pending.spec)
 
-    def describe(self, pending: Pending, compression: str) -> Ready:
+    def describe(self, pending: PendingRequest, compression: str) -> Ready:
         """What the fusion policy needs to know of it; ``compression`` is the job's setting."""
         spec = self.spec_of(pending)
         compressor = spec.compressor_by(compression)
@@ -124,7 +124,7 @@ class Table:
         group = f"{pending.set_id}.{_call(pending.name)}" if spec.group else None
         return Ready(pending.name, key, prod(spec.shape) * spec.dtype.itemsize, group=group)
 
-    def objection(self, pending: Pending) -> str:
+    def objection(self, pending: PendingRequest) -> str:
         """Why it cannot run, or ""."""
         if not pending.uniform:
             specs = {rank: self.spec(pending.ask_of(rank).spec) for rank in pending.ranks()}
@@ -136,11 +136,11 @@ class Table:
 
     # --- grouped calls
 
-    def are_mates(self, one: Pending, other: Pending) -> bool:
+    def are_mates(self, one: PendingRequest, other: PendingRequest) -> bool:
         """Whether both belong to one grouped call."""
         return _same_call(one, other) and all(self.spec_of(pending).group for pending in (one, other))
 
-    def complete_group(self, pending: Pending) -> list[Pending]:
+    def complete_group(self, pending: PendingRequest) -> list[PendingRequest]:
         """The tensors that may run now that ``pending`` is complete: a grouped one waits for its whole group.
 
         A rank asks for all that is left of a grouped call in one request, so no counting is needed.
@@ -150,14 +150,14 @@ class Table:
         mates = [other for other in self._pending.values() if _same_call(other, pending) and self.spec_of(other).group]
         return [] if any(self.lacking(mate) for mate in mates) else mates
 
-    def is_torn(self, pending: Pending) -> bool:
+    def is_torn(self, pending: PendingRequest) -> bool:
         """Whether parts of its grouped call stand in slots of a schedule: they are decided together, in discovery."""
         if not pending.is_grouped(self.spec):
             return False
         mates = sum(_same_call(other, pending) for other in self._pending.values())
         return mates < max(self.spec(pending.ask_of(rank).spec).group for rank in pending.ranks())
 
-    def doom(self, pending: Pending) -> list[Pending]:
+    def doom(self, pending: PendingRequest) -> list[PendingRequest]:
         """Takes out ``pending``, and the rest of the grouped call it belongs to: they fail together."""
         doomed = [pending]
         if pending.is_grouped(self.spec):
@@ -177,5 +177,5 @@ def _call(name: str) -> str:
     return name.rpartition("[")[0]
 
 
-def _same_call(one: Pending, other: Pending) -> bool:
+def _same_call(one: PendingRequest, other: PendingRequest) -> bool:
     return one.set_id == other.set_id and _call(one.name) == _call(other.name)
