@@ -466,12 +466,12 @@ class Environment:
         os.environ.setdefault("TF_CONFIG", json.dumps(tf_config))
 
     @staticmethod
-    def mark_children(on: bool, adopted: bool = False) -> None:
+    def mark_children(on: bool, external: bool = False) -> None:
         """From now on (or no longer), what this rank starts is told by its environment that it is no rank.
 
-        ``adopted``: another launcher has started this rank.
+        ``external``: another launcher has started this rank.
         """
-        if on and (adopted or "DDL_JOB_FILE" in os.environ):
+        if on and (external or "DDL_JOB_FILE" in os.environ):
             os.environ[CHILD_MARK] = str(os.getpid())
         elif not on and os.environ.get(CHILD_MARK) == str(os.getpid()):
             del os.environ[CHILD_MARK]

@@ -19,6 +19,7 @@ __all__ = [
     "Alive",
     "Answer",
     "Arranged",
+    "Arrivals",
     "Arrive",
     "Ask",
     "Bucket",
@@ -48,7 +49,6 @@ __all__ = [
     "Request",
     "Resume",
     "Sample",
-    "Seats",
     "Settle",
     "Settled",
     "Show",
@@ -156,7 +156,7 @@ class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):
     patient: bool = True
 
 
-class Seats(msgspec.Struct, frozen=True, array_like=True, tag="seats"):
+class Arrivals(msgspec.Struct, frozen=True, array_like=True, tag="arrivals"):
     """The answer to Arrive: those of its ``ranks`` that have come, all of them unless it would not wait."""
 
     arrived: tuple[tuple[int, Arrive], ...]
@@ -498,7 +498,7 @@ FromCoordinator = (
     | Explain
     | Notice
     | Settled
-    | Seats
+    | Arrivals
     | Where
     | Probe
     | Show

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ddlcore.adoption import recognise
 from ddlcore.api.threads import before_threads_are_joined, others_are_alive
 from ddlcore.config import Environment
+from ddlcore.detection import detect
 from ddlcore.errors import DdlInternalError, InvalidArgument, NotInitialized
 from ddlcore.job import Job, launched_job, lone_job
 from ddlcore.messages import Spec, encode
@@ -26,8 +26,8 @@ from ddlcore.runtime.request import ANONYMOUS, Entry
 from ddlcore.types import Kind, Placement
 
 if TYPE_CHECKING:
-    from ddlcore.contracts.cluster import Seat
-    from ddlcore.guest import Guest
+    from ddlcore.contracts.cluster import RankInfo
+    from ddlcore.external_rank import ExternalRank
 
 __all__ = [
     "ProcessSet",
@@ -63,7 +63,7 @@ class _Process:
         self.worlds = False  # whether there ever was one
         self.pid = 0
         self.changing = Lock()  # held in ``init`` and ``shutdown``: of threads that call them at once, one waits
-        self.guest: Guest | None = None  # where another launcher has started this process
+        self.external_rank: ExternalRank | None = None  # where another launcher has started this process
 
 
 _process = _Process()
@@ -198,7 +198,7 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet | Sequence[int]] | str | 
         _process.job = job
     atexit.unregister(_at_exit)  # what this job has brought, such as a transport's library, ends after it
     atexit.register(_at_exit)
-    Environment.mark_children(True, adopted=_process.guest is not None)
+    Environment.mark_children(True, external=_process.external_rank is not None)
     if process_sets is not None and process_sets != "dynamic":
         _register(process_sets)
 
@@ -233,16 +233,16 @@ def _refuse_children() -> None:
 def _make_job(comm: Any) -> Job:
     environment = Environment.read()
     registry = None
-    if environment is None and _process.guest is None:
-        _process.guest, registry = recognise(os.environ)
-    guest = _process.guest
-    launched: Placement | Seat = Placement(0, (0,))
+    if environment is None and _process.external_rank is None:
+        _process.external_rank, registry = detect(os.environ)
+    external_rank = _process.external_rank
+    launched: Placement | RankInfo = Placement(0, (0,))
     if environment is not None:
         launched = environment.placement
-    elif guest is not None:
-        launched = guest.seat
+    elif external_rank is not None:
+        launched = external_rank.rank_info
     ranks = None if comm is None else _ranks_of(comm, launched)
-    if environment is None and guest is None:
+    if environment is None and external_rank is None:
         return lone_job(registry)
     if ranks is not None and launched.rank not in ranks:
         raise InvalidArgument(
@@ -252,13 +252,13 @@ def _make_job(comm: Any) -> Job:
     if environment is not None:
         job = launched_job(environment, ranks, ordinal)
     else:
-        assert guest is not None
-        job = guest.job(ranks, ordinal)
+        assert external_rank is not None
+        job = external_rank.job(ranks, ordinal)
     _process.ordinals[ranks] = ordinal  # those who did not meet try the same world again
     return job
 
 
-def _ranks_of(comm: Any, launched: Placement | Seat) -> tuple[int, ...] | None:
+def _ranks_of(comm: Any, launched: Placement | RankInfo) -> tuple[int, ...] | None:
     if not isinstance(comm, (list, tuple, range)):
         comm = _ranks_of_communicator(comm, launched)
     ranks = tuple(int(rank) for rank in comm)
@@ -269,7 +269,7 @@ def _ranks_of(comm: Any, launched: Placement | Seat) -> tuple[int, ...] | None:
     return None if ranks == tuple(range(launched.size)) else ranks
 
 
-def _ranks_of_communicator(comm: Any, launched: Placement | Seat) -> Sequence[int]:
+def _ranks_of_communicator(comm: Any, launched: Placement | RankInfo) -> Sequence[int]:
     _, registry = settings_of(os.environ)
     provider = registry.communicators_of(comm)
     if provider is None:
@@ -322,8 +322,8 @@ def _at_exit() -> None:
         if job is not None:
             job.shutdown(reason, settle=error is None)
     finally:
-        if _process.guest is not None:
-            _process.guest.close(reason, patient=error is None)
+        if _process.external_rank is not None:
+            _process.external_rank.close(reason, patient=error is None)
 
 
 def _at_end_of_main_thread() -> None:

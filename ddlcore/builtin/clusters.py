@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ddlcore.contracts.allocation import in_step, tasks_per_node
-from ddlcore.contracts.cluster import Cluster, Seat, Surroundings
+from ddlcore.contracts.cluster import Cluster, RankInfo, Surroundings
 
 __all__ = [
     "Flux",
@@ -42,8 +42,8 @@ class _ByVariables(Cluster):
     local_size: _Names = ()
     host: _Names = ()
 
-    def seat(self, around: Surroundings) -> Seat | None:
-        """As ``Cluster.seat``."""
+    def rank_info(self, around: Surroundings) -> RankInfo | None:
+        """As ``Cluster.rank_info``."""
         variables = around.variables
         if not self._started(variables):
             return None
@@ -59,7 +59,7 @@ class _ByVariables(Cluster):
                 f"{local_size_name}={local_size} is more than {size_name}={size}; both are {self.word}'s: "
                 f"start the script by one {self.word} alone"
             )
-        return Seat(rank, size, local_rank, local_size, _first(variables, self.host), self.launch(around))
+        return RankInfo(rank, size, local_rank, local_size, _first(variables, self.host), self.launch(around))
 
     def launch(self, around: Surroundings) -> str:
         """The name of this launch."""
@@ -270,10 +270,10 @@ class Slurm(_ByVariables):
     local_rank = ("SLURM_LOCALID",)
     host = ("SLURM_NODEID",)
 
-    def seat(self, around: Surroundings) -> Seat | None:
-        """As ``Cluster.seat``."""
-        seat = super().seat(around)
-        return None if seat is None else replace(seat, local_size=_tasks_here(around.variables))
+    def rank_info(self, around: Surroundings) -> RankInfo | None:
+        """As ``Cluster.rank_info``."""
+        rank_info = super().rank_info(around)
+        return None if rank_info is None else replace(rank_info, local_size=_tasks_here(around.variables))
 
     def launch(self, around: Surroundings) -> str:
         """By job, step and how often the job was requeued."""
@@ -286,13 +286,13 @@ class Slurm(_ByVariables):
 class SlurmShell(Cluster):
     """The shell of a batch script, of an allocation, or of srun --pty: one process, whatever was asked for."""
 
-    def seat(self, around: Surroundings) -> Seat | None:
+    def rank_info(self, around: Surroundings) -> RankInfo | None:
         """A world of one, with a warning where more tasks were asked for."""
         variables = around.variables
         tasks = variables.get("SLURM_NTASKS", "")
         if "SLURM_JOB_ID" not in variables or in_step(variables) or not tasks.isdecimal() or int(tasks) < 2:
             return None
-        return Seat(
+        return RankInfo(
             0,
             1,
             warning=f"SLURM_NTASKS={tasks}, but this process is no task of a job step: it is a world of one; "

@@ -3,7 +3,7 @@
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.bench import BenchPeer
 from ddlcore.contracts.check import Check, Finding, HostView, Matrix, Seen
-from ddlcore.contracts.cluster import Cluster, Seat, Surroundings
+from ddlcore.contracts.cluster import Cluster, RankInfo, Surroundings
 from ddlcore.contracts.communicators import Communicators
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.device import DeviceRuntime, Event, Queue
@@ -42,8 +42,8 @@ __all__ = [
     "Plan",
     "Prepared",
     "Queue",
+    "RankInfo",
     "Ready",
-    "Seat",
     "Seen",
     "StartCommand",
     "StartPlan",

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Cluster", "Seat", "Surroundings"]
+__all__ = ["Cluster", "RankInfo", "Surroundings"]
 
 
 def _alone() -> Sequence[Sequence[str]]:
@@ -23,7 +23,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankInfo:
     """Where a launcher has put this process, in its own words.
 
     ``launch`` is the same text on all ranks of one launch, and no other launch that runs at the same
@@ -46,11 +46,11 @@ class Seat:
 
 
 class Cluster(ABC):
-    """A launcher that is known by what it sets. Pure: the same surroundings give the same seat."""
+    """A launcher that is known by what it sets. Pure: the same surroundings give the same rank info."""
 
     @abstractmethod
-    def seat(self, around: Surroundings) -> Seat | None:
-        """This process's seat; None where this launcher has not started it.
+    def rank_info(self, around: Surroundings) -> RankInfo | None:
+        """This process's rank info; None where this launcher has not started it.
 
         Raises ValueError in one line, which names the variable, where what it set is incomplete or
         contradicts itself.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
-from ddlcore.messages import Arrive, Done, Hello, Lost, Refused, Seats, ToCoordinator
+from ddlcore.messages import Arrivals, Arrive, Done, Hello, Lost, Refused, ToCoordinator
 
 __all__ = ["Registration"]
 
@@ -82,18 +82,18 @@ class Registration:
             self._set_active(self.active | {rank})
             self._tell(rank, arrive)
         if not arrive.patient:
-            return [(rank, self._seats(wanted))]
+            return [(rank, self._arrivals(wanted))]
         if self._gone.keys() & set(wanted):
             return [(rank, self._lost(wanted))]
         self._waiting.setdefault(wanted, set()).add(rank)
         outgoing: Outgoing = []
         for ranks in [ranks for ranks in self._waiting if self._arrived.keys() >= set(ranks)]:
-            seats = self._seats(ranks)
-            outgoing += [(other, seats) for other in sorted(self._waiting.pop(ranks))]
+            arrivals = self._arrivals(ranks)
+            outgoing += [(other, arrivals) for other in sorted(self._waiting.pop(ranks))]
         return outgoing
 
-    def _seats(self, ranks: tuple[int, ...]) -> Seats:
-        return Seats(tuple((rank, self._arrived[rank]) for rank in ranks if rank in self._arrived))
+    def _arrivals(self, ranks: tuple[int, ...]) -> Arrivals:
+        return Arrivals(tuple((rank, self._arrived[rank]) for rank in ranks if rank in self._arrived))
 
     def _dissolve(self, reason: str) -> Outgoing:
         """Rank 0 ends, and this coordinator with it: whoever is still in a world of its hears why."""

@@ -15,8 +15,8 @@ FLOORS = (  # from the ground up; a room may import itself and the floors below 
     {"runtime", "builtin", "control", "plug", "tune"},
     {"onlookers"},
     {"job", "search"},
-    {"guest"},
-    {"adoption"},
+    {"external_rank"},
+    {"detection"},
     {"api"},
     {"launch", "testing"},
     {"", "__main__"},  # ddlcore itself, which re-exports the verbs

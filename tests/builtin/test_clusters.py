@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ddlcore.builtin import clusters, plugin
-from ddlcore.contracts import Seat, Surroundings
+from ddlcore.contracts import RankInfo, Surroundings
 from ddlcore.errors import PluginError
 from ddlcore.plug import Distribution, Registry
 
@@ -68,39 +68,39 @@ PROXY = [
 INTEL = ["/opt/intel/bin/hydra_bstrap_proxy", "--upstream-host", "n1", "--upstream-port", "38041", "--pgid", "0"]
 BATCH = {name: value for name, value in STEP.items() if "STEP" not in name}
 
-KNOWN: list[tuple[str, Variables, list[list[str]], str, Seat]] = [
-    ("torchrun", TORCHRUN, [], "torchrun", Seat(3, 4, 1, 2, "1", "none:n1:29500:1")),
-    ("Open MPI 5", OPEN_MPI, [], "openmpi", Seat(1, 2, 1, 2, "vm", "prterun-vm-15510@1")),
+KNOWN: list[tuple[str, Variables, list[list[str]], str, RankInfo]] = [
+    ("torchrun", TORCHRUN, [], "torchrun", RankInfo(3, 4, 1, 2, "1", "none:n1:29500:1")),
+    ("Open MPI 5", OPEN_MPI, [], "openmpi", RankInfo(1, 2, 1, 2, "vm", "prterun-vm-15510@1")),
     (
         "Open MPI 4",
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_MCA_ess_base_jobid": "3821928449"},
         [],
         "openmpi",
-        Seat(0, 2, launch="3821928449"),
+        RankInfo(0, 2, launch="3821928449"),
     ),
-    ("MPICH", MPICH, [["sh", "-c", "python train.py"], PROXY], "hydra", Seat(2, 4, 0, 2, "n2", "n1:39119")),
+    ("MPICH", MPICH, [["sh", "-c", "python train.py"], PROXY], "hydra", RankInfo(2, 4, 0, 2, "n2", "n1:39119")),
     (
         "Intel MPI",
         MPICH,
         [["/opt/intel/bin/hydra_pmi_proxy", "--usize", "-1"], INTEL],
         "hydra",
-        Seat(2, 4, 0, 2, "n2", "n1:38041"),
+        RankInfo(2, 4, 0, 2, "n2", "n1:38041"),
     ),
     (
         "PMI-2 of srun",
         {"PMI_RANK": "2", "PMI_SIZE": "3", **STEP},
         [],
         "hydra",
-        Seat(2, 3, 0, None, "1", "barnard-712.0-r0"),
+        RankInfo(2, 3, 0, None, "1", "barnard-712.0-r0"),
     ),
     (
         "PMIx of srun",
         {**STEP, "PMIX_RANK": "2", "PMIX_NAMESPACE": "slurm.pmix.712.0"},
         [],
         "pmix",
-        Seat(2, 3, 0, None, "1", "slurm.pmix.712.0"),
+        RankInfo(2, 3, 0, None, "1", "slurm.pmix.712.0"),
     ),
-    ("srun", STEP, [], "slurm", Seat(2, 3, 0, 1, "1", "barnard-712.0-r0")),
+    ("srun", STEP, [], "slurm", RankInfo(2, 3, 0, 1, "1", "barnard-712.0-r0")),
     (
         "srun, requeued",
         {
@@ -112,24 +112,24 @@ KNOWN: list[tuple[str, Variables, list[list[str]], str, Seat]] = [
         },
         [],
         "slurm",
-        Seat(0, 2, launch="9.4-r2"),
+        RankInfo(0, 2, launch="9.4-r2"),
     ),
-    ("a batch script", BATCH, [], "slurm-shell", Seat(0, 1)),
-    ("its batch step", {**BATCH, "SLURM_STEP_ID": str(0xFFFFFFFB)}, [], "slurm-shell", Seat(0, 1)),
-    ("srun --pty", {**STEP, "SLURM_PTY_PORT": "4711"}, [], "slurm-shell", Seat(0, 1)),
+    ("a batch script", BATCH, [], "slurm-shell", RankInfo(0, 1)),
+    ("its batch step", {**BATCH, "SLURM_STEP_ID": str(0xFFFFFFFB)}, [], "slurm-shell", RankInfo(0, 1)),
+    ("srun --pty", {**STEP, "SLURM_PTY_PORT": "4711"}, [], "slurm-shell", RankInfo(0, 1)),
     (
         "torchrun as a task of a step",
         {**STEP, **TORCHRUN},
         [],
         "torchrun",
-        Seat(3, 4, 1, 2, "1", "none:n1:29500:1"),
+        RankInfo(3, 4, 1, 2, "1", "none:n1:29500:1"),
     ),
     (
         "by hand in a batch script",
         {**BATCH, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1234"},
         [],
         "plain",
-        Seat(0, 2, launch="n1:1234"),
+        RankInfo(0, 2, launch="n1:1234"),
     ),
     (
         "MVAPICH2",
@@ -144,7 +144,7 @@ KNOWN: list[tuple[str, Variables, list[list[str]], str, Seat]] = [
         },
         [],
         "mvapich",
-        Seat(1, 2, 0, 1, "", "n1:4000:77"),
+        RankInfo(1, 2, 0, 1, "", "n1:4000:77"),
     ),
     (
         "Flux",
@@ -157,14 +157,14 @@ KNOWN: list[tuple[str, Variables, list[list[str]], str, Seat]] = [
         },
         [],
         "flux",
-        Seat(1, 2, 1, None, "", "f2x:job-1"),
+        RankInfo(1, 2, 1, None, "", "f2x:job-1"),
     ),
     (
         "PALS",
         {"PALS_RANKID": "3", "PALS_SIZE": "4", "PALS_LOCAL_RANKID": "1", "PALS_NODEID": "1", "PALS_APID": "a-b-c"},
         [],
         "pals",
-        Seat(3, 4, 1, None, "1", "a-b-c"),
+        RankInfo(3, 4, 1, None, "1", "a-b-c"),
     ),
     (
         "jsrun",
@@ -178,7 +178,7 @@ KNOWN: list[tuple[str, Variables, list[list[str]], str, Seat]] = [
         },
         [],
         "jsrun",
-        Seat(1, 2, 1, 2, "", "81:600"),
+        RankInfo(1, 2, 1, 2, "", "81:600"),
     ),
     (
         "horovodrun",
@@ -194,7 +194,7 @@ KNOWN: list[tuple[str, Variables, list[list[str]], str, Seat]] = [
         },
         [],
         "horovodrun",
-        Seat(1, 2, 0, 1, "n2", "10.0.0.1:3456"),
+        RankInfo(1, 2, 0, 1, "n2", "10.0.0.1:3456"),
     ),
 ]
 
@@ -217,28 +217,30 @@ WRONG: list[tuple[Variables, str]] = [
 ]
 
 
-def asked(variables: Variables, lineage: list[list[str]]) -> tuple[str, Seat | None]:
-    """Every built-in cluster in its turn, as adoption asks them."""
+def asked(variables: Variables, lineage: list[list[str]]) -> tuple[str, RankInfo | None]:
+    """Every built-in cluster in its turn, as detection asks them."""
     registry = Registry()
     for provider in plugin.ddl_clusters():
         registry.offer(provider, Distribution("ddlcore", "0"))
     for provider in sorted(registry.clusters.values(), key=lambda one: -one.priority):
-        seat = registry.load(provider)().seat(Surroundings(variables, "here", lambda: lineage))
-        if seat is not None:
-            return provider.name, seat
+        rank_info = registry.load(provider)().rank_info(Surroundings(variables, "here", lambda: lineage))
+        if rank_info is not None:
+            return provider.name, rank_info
     return "", None
 
 
 @pytest.mark.parametrize(
-    ("variables", "lineage", "name", "seat"), [row[1:] for row in KNOWN], ids=[row[0] for row in KNOWN]
+    ("variables", "lineage", "name", "rank_info"), [row[1:] for row in KNOWN], ids=[row[0] for row in KNOWN]
 )
-def test_a_launcher_is_recognised(variables: Variables, lineage: list[list[str]], name: str, seat: Seat) -> None:
+def test_a_launcher_is_recognised(
+    variables: Variables, lineage: list[list[str]], name: str, rank_info: RankInfo
+) -> None:
     """The first whose variables are there says who we are, whatever others have left behind."""
     found, told = asked(variables, lineage)
     assert found == name
     assert told is not None
     warning = told.warning
-    assert Seat(told.rank, told.size, told.local_rank, told.local_size, told.host, told.launch) == seat
+    assert RankInfo(told.rank, told.size, told.local_rank, told.local_size, told.host, told.launch) == rank_info
     assert bool(warning) == (name == "slurm-shell")
 
 
@@ -281,7 +283,7 @@ def test_the_contract_is_kept() -> None:
     assert registry.problems == []
     named = {provider.target.rpartition(":")[2] for provider in registry.clusters.values()}
     assert named == set(clusters.__all__)
-    wrong = plugin.ddl_clusters()[0].__class__("wrong", "ddlcore.builtin.clusters:Seat")
+    wrong = plugin.ddl_clusters()[0].__class__("wrong", "ddlcore.builtin.clusters:RankInfo")
     registry.offer(wrong, Distribution("ddlcore", "0"))
     with pytest.raises(PluginError, match="is no Cluster"):
         registry.load(wrong)

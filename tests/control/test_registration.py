@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddlcore.control.registration import Registration
-from ddlcore.messages import Arrive, Bye, Done, Hello, Lost, Refused, Seats, Welcome
+from ddlcore.messages import Arrivals, Arrive, Bye, Done, Hello, Lost, Refused, Welcome
 from tests.control.echo import EchoCoordinator, hello
 
 
@@ -24,7 +24,7 @@ def test_they_are_told_when_all_have_come() -> None:
     answers = front.handle(0, arrive(0))
     assert [rank for rank, _ in answers] == [0, 1]
     assert answers[0][1] is answers[1][1]
-    assert isinstance(answers[0][1], Seats)
+    assert isinstance(answers[0][1], Arrivals)
     assert [(rank, one.pid) for rank, one in answers[0][1].arrived] == [(0, 100), (1, 101)]
     assert seen == [1, 0]
 
@@ -52,9 +52,9 @@ def test_who_gives_up_hears_who_has_come() -> None:
     front, _ = registration(3)
     front.handle(0, arrive(0, (0, 1, 2)))
     front.handle(2, arrive(2, (0, 2)))
-    ((rank, seats),) = front.handle(0, arrive(0, (0, 1, 2), patient=False))
-    assert rank == 0 and isinstance(seats, Seats)
-    assert [one for one, _ in seats.arrived] == [0, 2]
+    ((rank, arrivals),) = front.handle(0, arrive(0, (0, 1, 2), patient=False))
+    assert rank == 0 and isinstance(arrivals, Arrivals)
+    assert [one for one, _ in arrivals.arrived] == [0, 2]
 
 
 def test_a_second_process_of_one_rank_is_refused() -> None:

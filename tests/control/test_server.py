@@ -27,6 +27,7 @@ from ddlcore.job import build_sessions
 from ddlcore.messages import (
     PROTOCOL,
     Answer,
+    Arrivals,
     Arrive,
     Ask,
     Bye,
@@ -39,7 +40,6 @@ from ddlcore.messages import (
     Refused,
     ReplayStatus,
     Request,
-    Seats,
     Stack,
     StoreAdd,
     StoreGet,
@@ -314,12 +314,12 @@ def test_who_is_refused_does_not_take_a_ranks_line() -> None:
     ask = Arrive("ours", (0, 1), "here", "kin", 1, patient=False)
     try:
         ours.send(ask)
-        assert isinstance(ours.receive(PATIENCE_S)[0], Seats)  # it is there
+        assert isinstance(ours.receive(PATIENCE_S)[0], Arrivals)  # it is there
         ours.send(msgspec.structs.replace(ask, patient=True))
         stranger.send(msgspec.structs.replace(ask, token="stranger"))
         assert isinstance(stranger.receive(PATIENCE_S)[0], Refused)
         other.send(msgspec.structs.replace(ask, token="other", patient=True))
-        assert isinstance(ours.receive(PATIENCE_S)[0], Seats)
+        assert isinstance(ours.receive(PATIENCE_S)[0], Arrivals)
         assert stranger.receive(0.0) == []
     finally:
         for channel, store in lines:

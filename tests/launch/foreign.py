@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.launch.starting import environment
 
 __all__ = [
-    "GUEST",
+    "PROGRAM",
     "Started",
     "Starter",
     "by_hand",
@@ -30,7 +30,7 @@ __all__ = [
     "why_no_torchrun",
 ]
 
-GUEST = Path(__file__).with_name("guest_rank.py")
+PROGRAM = Path(__file__).with_name("external_rank_program.py")
 PATIENCE_S = 200.0
 
 
@@ -66,7 +66,7 @@ class Starter:
 
     def begin(self, size: int, *arguments: str, env: Mapping[str, str] | None = None) -> list[subprocess.Popen[str]]:
         """In process groups of their own; their output is one pipe each."""
-        script = (*((self.python,) if self.wants_python else ()), str(GUEST), *arguments)
+        script = (*((self.python,) if self.wants_python else ()), str(PROGRAM), *arguments)
         command = (*(part.format(size=size) for part in self.before), *script)
         base = environment({**self.env, **(env or {})})
         port = str(_free_port())

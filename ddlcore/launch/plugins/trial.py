@@ -216,8 +216,8 @@ def _launcher(provider: LauncherProvider, registry: Registry) -> str:
 
 
 def _cluster(provider: ClusterProvider, registry: Registry) -> str:
-    seat = registry.load(provider)().seat(Surroundings(dict(os.environ)))
-    return f"rank {seat.rank} of {seat.size}" if seat is not None else "it has not started this process"
+    rank_info = registry.load(provider)().rank_info(Surroundings(dict(os.environ)))
+    return f"rank {rank_info.rank} of {rank_info.size}" if rank_info is not None else "it has not started this process"
 
 
 _TRIALS: dict[type[Provider], Callable[[Any, Registry], str]] = {

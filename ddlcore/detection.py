@@ -13,15 +13,15 @@ from ddlcore.job import log_at
 from ddlcore.plug.settings import settings_of
 
 if TYPE_CHECKING:
-    from ddlcore.guest import Guest
+    from ddlcore.external_rank import ExternalRank
     from ddlcore.plug.registry import Registry
 
-__all__ = ["recognise"]
+__all__ = ["detect"]
 
 log = logging.getLogger("ddl")
 
 
-def recognise(environ: Mapping[str, str]) -> tuple[Guest | None, Registry]:
+def detect(environ: Mapping[str, str]) -> tuple[ExternalRank | None, Registry]:
     """This process as a rank of another launcher's; None where none has started it, or it has started this one alone.
 
     With the plugins that were asked. Raises ValueError in one line where what a launcher has set is incomplete or contradicts itself.
@@ -31,15 +31,15 @@ def recognise(environ: Mapping[str, str]) -> tuple[Guest | None, Registry]:
     for provider in sorted(registry.clusters.values(), key=lambda one: -one.priority):
         if registry.missing(provider):
             continue
-        seat = registry.load(provider)().seat(around)
-        if seat is None:
+        rank_info = registry.load(provider)().rank_info(around)
+        if rank_info is None:
             continue
         log_at(settings.text("log_level"))
-        if seat.warning:
-            log.warning("%s", seat.warning)
-        if seat.size == 1:
+        if rank_info.warning:
+            log.warning("%s", rank_info.warning)
+        if rank_info.size == 1:
             break
-        from ddlcore.guest import Guest  # brings ZeroMQ, which a world of one does not need
+        from ddlcore.external_rank import ExternalRank  # brings ZeroMQ, which a world of one does not need
 
-        return Guest(provider.name, seat, settings, registry, environ), registry
+        return ExternalRank(provider.name, rank_info, settings, registry, environ), registry
     return None, registry

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.foreign import GUEST, Started, finish, mpich, why_no_mpich
+from tests.launch.foreign import PROGRAM, Started, finish, mpich, why_no_mpich
 from tests.launch.starting import environment
 from tools.bed import Bed, Slurm
 
@@ -34,7 +34,7 @@ def begin(bed: Bed, hosts: list[str], *arguments: str) -> list[subprocess.Popen[
     return [
         bed.popen(
             host,
-            [sys.executable, GUEST, *arguments],
+            [sys.executable, PROGRAM, *arguments],
             env=environment({**own, "RANK": str(rank), "DDL_BACKEND": "gloo"}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -111,7 +111,7 @@ def test_a_host_is_gone(bed: Bed, home: Path, tmp_path: Path, how: str) -> None:
 def test_mpiexec_across_hosts(bed: Bed, home: Path) -> None:
     """hydra's hosts are ours, and the route is MPI itself."""
     command = mpich().before[0]
-    argv: list[str | Path] = [command, "-hosts", "server1:2,server2:2", "-np", "4", sys.executable, GUEST, "where"]
+    argv: list[str | Path] = [command, "-hosts", "server1:2,server2:2", "-np", "4", sys.executable, PROGRAM, "where"]
     done = bed.run("server1", argv, env=environment({"DDL_BACKEND": "mpi"}), timeout_s=320)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank, place in enumerate(["0 of 2 cross 0", "1 of 2 cross 0", "0 of 2 cross 1", "1 of 2 cross 1"]):
@@ -128,7 +128,7 @@ def srun(slurm: Slurm, *arguments: str, env: dict[str, str] | None = None) -> su
 
 def test_tasks_of_a_step_on_one_node(slurm: Slurm, home: Path) -> None:
     """srun says who they are; of one node's the route is shared memory."""
-    done = srun(slurm, "-N1", "-n2", sys.executable, str(GUEST), "where")
+    done = srun(slurm, "-N1", "-n2", sys.executable, str(PROGRAM), "where")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of 2 cross 0 of 1 True sum 2 route shm") == 2, done.stdout
     assert left(slurm.bed, home) == []
@@ -138,7 +138,7 @@ def test_tasks_of_a_step_on_one_node(slurm: Slurm, home: Path) -> None:
 def test_tasks_of_a_step_on_two_nodes(slurm: Slurm, home: Path) -> None:
     """Two here and one there."""
     done = srun(
-        slurm, "-N2", "-n3", "--distribution=block", sys.executable, str(GUEST), "where", env={"DDL_BACKEND": "gloo"}
+        slurm, "-N2", "-n3", "--distribution=block", sys.executable, str(PROGRAM), "where", env={"DDL_BACKEND": "gloo"}
     )
     assert done.returncode == 0, done.stderr
     assert "rank 2 of 3 local 0 of 1 cross 1 of 2 False sum 3" in done.stdout, done.stdout
@@ -148,7 +148,7 @@ def test_tasks_of_a_step_on_two_nodes(slurm: Slurm, home: Path) -> None:
 @pytest.mark.parametrize("who", ["0", "1"])
 def test_a_task_is_killed(slurm: Slurm, home: Path, who: str) -> None:
     """The step ends soon, not with 0, and leaves nothing."""
-    done = srun(slurm, "-N1", "-n2", sys.executable, str(GUEST), "kill", who)
+    done = srun(slurm, "-N1", "-n2", sys.executable, str(PROGRAM), "kill", who)
     ended_s = time.time()
     assert done.returncode not in (0, None)
     began = re.search(r"ends at ([\d.]+)", done.stdout)
@@ -160,14 +160,14 @@ def test_a_task_is_killed(slurm: Slurm, home: Path, who: str) -> None:
 BATCH = """\
 #!/bin/bash
 #SBATCH --nodes=2 --ntasks=3 --distribution=block
-{ddl} run {python} {guest} where
+{ddl} run {python} {external_rank} where
 echo "ddl run: $?"
-{ddl} run {python} {guest} raise 2
+{ddl} run {python} {external_rank} raise 2
 echo "ddl run, a failure: $?"
-{ddl} run -np 4 {python} {guest} where
-{ddl} run -np 1 --dry-run {python} {guest} where | grep '^  srun'
-srun -n 2 {ddl} run {python} {guest} where
-{python} {guest} where
+{ddl} run -np 4 {python} {external_rank} where
+{ddl} run -np 1 --dry-run {python} {external_rank} where | grep '^  srun'
+srun -n 2 {ddl} run {python} {external_rank} where
+{python} {external_rank} where
 """
 
 
@@ -175,7 +175,7 @@ srun -n 2 {ddl} run {python} {guest} where
 def test_ddl_run_in_a_batch_script(slurm: Slurm, home: Path, tmp_path: Path) -> None:
     """It finds nodes and slots by itself and starts agents by srun; what cannot work is one line."""
     script, out = tmp_path / "job.sh", tmp_path / "out"
-    names = {"ddl": f"{sys.executable} -m ddlcore.launch", "python": sys.executable, "guest": GUEST}
+    names = {"ddl": f"{sys.executable} -m ddlcore.launch", "python": sys.executable, "external_rank": PROGRAM}
     script.write_text(BATCH.format(**names))
     env = environment({"DDL_BACKEND": "gloo"})
     job = slurm.submit([f"--output={out}", script], cwd=tmp_path, env=env)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from ddlcore.config import Environment, Settings, load_settings
-from ddlcore.contracts.cluster import Seat
+from ddlcore.contracts.cluster import RankInfo
 from ddlcore.control.channel import Channel
 from ddlcore.control.client import connect_with
 from ddlcore.control.credentials import Access
@@ -24,13 +24,13 @@ from ddlcore.control.store import JobStore
 from ddlcore.control.surroundings import host_name, kin
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, PeerLost, PluginError
 from ddlcore.job import Job, build_sessions
-from ddlcore.messages import Arrive, FromCoordinator, Lost, Refused, Seats, ToCoordinator
+from ddlcore.messages import Arrivals, Arrive, FromCoordinator, Lost, Refused, ToCoordinator
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.sessions import Sessions
 from ddlcore.search import build_search_driver
 from ddlcore.types import Placement
 
-__all__ = ["Guest"]
+__all__ = ["ExternalRank"]
 
 log = logging.getLogger("ddl")
 LOOPBACK = "127.0.0.1"
@@ -39,20 +39,20 @@ _ANSWER_S = 3.0  # for an endpoint to prove that it holds the key; a stranger do
 _REMIND_S = 1.0  # after so long a wait a rank says again that it is there
 
 
-class Guest:
+class ExternalRank:
     """A process that another launcher has started as one of several ranks. One thread uses it."""
 
     def __init__(
-        self, cluster: str, seat: Seat, settings: Settings, registry: Registry, environ: Mapping[str, str]
+        self, cluster: str, rank_info: RankInfo, settings: Settings, registry: Registry, environ: Mapping[str, str]
     ) -> None:
         """Raises ValueError where nothing tells this launch from others, and no directory is named for it alone."""
         wanted = settings.text("rendezvous_dir")
-        if not seat.launch and not wanted:
+        if not rank_info.launch and not wanted:
             raise ValueError(
-                f"started by {cluster} as rank {seat.rank} of {seat.size}, but nothing names this launch; "
+                f"started by {cluster} as rank {rank_info.rank} of {rank_info.size}, but nothing names this launch; "
                 "set DDL_RENDEZVOUS_DIR to a directory that all its ranks share and no other launch uses"
             )
-        self.seat = seat
+        self.rank_info = rank_info
         self._settings = settings
         self._registry = registry
         self._pid = os.getpid()
@@ -60,7 +60,7 @@ class Guest:
         self._launched_by = next(known, "")  # some transports work only where their own launcher has started the ranks
         self._token = secrets.token_hex(8)
         self._places = folders(wanted, environ)
-        self._name = file_name(cluster, seat.launch)
+        self._name = file_name(cluster, rank_info.launch)
         self._embedded_server: EmbeddedServer | None = None
         self._access: Access | None = None
         self._address = self._via = ""  # the two ends of the route to rank 0
@@ -71,16 +71,16 @@ class Guest:
         Raises DeadlineExceeded, which says who came, after ``start_timeout_s``, PeerLost when a rank died meanwhile,
         DdlInternalError where there is no place for the file by which they meet.
         """
-        chosen = tuple(range(self.seat.size)) if ranks is None else ranks
+        chosen = tuple(range(self.rank_info.size)) if ranks is None else ranks
         channel, store, arrived = self._join(chosen, time.monotonic() + self._settings.number("start_timeout_s"))
-        hosts = _host_indexes(self.seat.size, arrived)
-        placement = Placement(self.seat.rank, hosts)
+        hosts = _host_indexes(self.rank_info.size, arrived)
+        placement = Placement(self.rank_info.rank, hosts)
         addresses = _addresses(arrived, hosts)
         if ranks is None:
             Environment.announce(placement, [arrived[rank].ports for rank in chosen], list(addresses.values()))
             self._compare(placement)
-        own = addresses[self.seat.rank] if len(set(hosts)) > 1 else ""
-        coordinator = chosen.index(0) if 0 in chosen and self.seat.rank != 0 else -1
+        own = addresses[self.rank_info.rank] if len(set(hosts)) > 1 else ""
+        coordinator = chosen.index(0) if 0 in chosen and self.rank_info.rank != 0 else -1
         return Job(
             placement,
             chosen,
@@ -103,7 +103,7 @@ class Guest:
     def _join(self, ranks: Sequence[int], deadline_s: float) -> tuple[Channel, JobStore, dict[int, Arrive]]:
         """The way to the coordinator, and who has come there, when all have."""
         while True:
-            channel, store = connect_with(self._reach(deadline_s), self.seat.rank)
+            channel, store = connect_with(self._reach(deadline_s), self.rank_info.rank)
             try:
                 return channel, store, self._meet(channel, ranks, deadline_s)
             except _Taken as taken:
@@ -123,7 +123,7 @@ class Guest:
 
     def _reach(self, deadline_s: float) -> Access:
         if self._access is None:
-            if self.seat.rank == 0:
+            if self.rank_info.rank == 0:
                 invitation = self._invite(deadline_s)
                 self._access = at(invitation.access, invitation.endpoints[-1])  # the last is the nearest
             else:
@@ -133,9 +133,9 @@ class Guest:
     def _invite(self, deadline_s: float) -> Invitation:
         settings = self._settings
         address = settings.text("control_address") or listening_address(
-            settings.text("network_interface"), self.seat.on_one_host
+            settings.text("network_interface"), self.rank_info.on_one_host
         )
-        self._embedded_server = EmbeddedServer(self.seat.size, self._sessions(settings), address, deadline_s)
+        self._embedded_server = EmbeddedServer(self.rank_info.size, self._sessions(settings), address, deadline_s)
         try:
             self._embedded_server.publish(self._places, self._name, deadline_s - time.monotonic())
         except BaseException:
@@ -148,11 +148,11 @@ class Guest:
         driver = None
         try:
             if settings["autotune"]:  # its tuner thinks in this rank's process: who can, starts the ranks by `ddl run`
-                hosts = (0,) * self.seat.size if self.seat.on_one_host else None
+                hosts = (0,) * self.rank_info.size if self.rank_info.on_one_host else None
                 driver = build_search_driver(settings, self._registry, hosts)
-            return build_sessions(self.seat.size, settings, self._registry, driver)
+            return build_sessions(self.rank_info.size, settings, self._registry, driver)
         except (ValueError, PluginError, OSError) as error:
-            return build_sessions(self.seat.size, load_settings({}), self._registry, refuses=str(error))
+            return build_sessions(self.rank_info.size, load_settings({}), self._registry, refuses=str(error))
 
     def _find(self, deadline_s: float) -> Access:
         """The keys, once somebody answers to them; files that nobody stands behind are passed by."""
@@ -165,7 +165,7 @@ class Guest:
                     continue
                 for endpoint, address in open_endpoints(invitation.endpoints):
                     access = at(invitation.access, endpoint)
-                    if answers(access, self.seat.rank, _ANSWER_S):
+                    if answers(access, self.rank_info.rank, _ANSWER_S):
                         self._address = address
                         self._via = split_endpoint(endpoint)[0] if address else ""
                         return access
@@ -174,7 +174,7 @@ class Guest:
             if time.monotonic() > deadline_s:
                 where = " or ".join(str(place / self._name) for place in self._places)
                 raise DeadlineExceeded(
-                    f"init: rank {self.seat.rank} has not found rank 0 within {self._settings.number('start_timeout_s'):g} s "
+                    f"init: rank {self.rank_info.rank} has not found rank 0 within {self._settings.number('start_timeout_s'):g} s "
                     f"(DDL_START_TIMEOUT_S): {why or 'it has not called init'}; it was to write {where}: "
                     "if hosts share neither, set DDL_RENDEZVOUS_DIR to a directory that they share"
                 )
@@ -188,12 +188,12 @@ class Guest:
         arrive = self._arrive(ranks)
         while (left_s := deadline_s - time.monotonic()) > 0:
             channel.send(arrive)  # again and again: another process of the same rank may have taken our line
-            seats = self._listen(channel, ranks, min(_REMIND_S, left_s))
-            if seats is not None:
-                return dict(seats.arrived)
+            arrivals = self._listen(channel, ranks, min(_REMIND_S, left_s))
+            if arrivals is not None:
+                return dict(arrivals.arrived)
         channel.send(self._arrive(ranks, patient=False))
-        seats = self._listen(channel, ranks, _ANSWER_S)
-        came = dict(seats.arrived) if seats is not None else {}
+        arrivals = self._listen(channel, ranks, _ANSWER_S)
+        came = dict(arrivals.arrived) if arrivals is not None else {}
         missing = ", ".join(str(rank) for rank in ranks if rank not in came)
         there = ", ".join(f"{rank} on {one.host.partition(':')[0]}" for rank, one in came.items())
         raise DeadlineExceeded(
@@ -205,7 +205,7 @@ class Guest:
         return Arrive(
             token=self._token,
             ranks=tuple(ranks),
-            host=f"{self.seat.host}:as its launcher calls it" if self.seat.host else host_name(),
+            host=f"{self.rank_info.host}:as its launcher calls it" if self.rank_info.host else host_name(),
             kin=kin(),
             pid=os.getpid(),
             address=self._address,
@@ -214,11 +214,11 @@ class Guest:
             patient=patient,
         )
 
-    def _listen(self, channel: Channel, ranks: Sequence[int], timeout_s: float) -> Seats | None:
+    def _listen(self, channel: Channel, ranks: Sequence[int], timeout_s: float) -> Arrivals | None:
         deadline_s = time.monotonic() + timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             for message in channel.receive(left_s):
-                if isinstance(message, Seats):
+                if isinstance(message, Arrivals):
                     return message
                 if isinstance(message, Lost):
                     lost = tuple(ranks.index(sorted(ranks)[place]) for place in message.ranks)  # in our order
@@ -228,7 +228,7 @@ class Guest:
         return None
 
     def _compare(self, placement: Placement) -> None:
-        said = self.seat.local_rank
+        said = self.rank_info.local_rank
         if said is not None and said != placement.local_rank:
             log.warning(
                 "rank %d: its launcher calls it local rank %d, by its place among the ranks of its host it is %d",
