@@ -12,8 +12,8 @@ from ddlcore.config import Settings
 from ddlcore.control.ports import free_ports
 from ddlcore.control.server import Server
 from ddlcore.launch.across import Across
+from ddlcore.launch.agent_pool import AgentPool
 from ddlcore.launch.command import may_run_python
-from ddlcore.launch.crew import Crew
 from ddlcore.launch.environment import (
     HostPlace,
     carried,
@@ -52,10 +52,10 @@ class Elsewhere:
 
     across: Across
     say: Callable[[str], None]
-    crew: Crew = field(init=False)
+    agents: AgentPool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.crew = Crew(self.across.places, self.across.launcher, self.say)
+        self.agents = AgentPool(self.across.places, self.across.launcher, self.say)
         self._owns: list[dict[str, str]] = []
         self._places: list[HostPlace] = []
         self._own: set[str] = set()
@@ -96,7 +96,7 @@ class Elsewhere:
             raise NotStarted(f"no agent can be started: there is no program {error.filename} here") from None
         except (OSError, ValueError) as error:
             raise NotStarted(f"no agent can be started: {error}") from None
-        if not self.crew.gather(self.across.settings.number("start_timeout_s"), interrupted):
+        if not self.agents.gather(self.across.settings.number("start_timeout_s"), interrupted):
             return
         checks = self._checks(registry)
         wrong = [check for check in checks if check.problems]
@@ -119,7 +119,7 @@ class Elsewhere:
         access = server.agent_access(endpoint_of(self.across.places[0].host))
         commands = self.across.commands(access)
         settings = self.across.settings
-        self.crew.call(commands, server, endpoint_of, self.across.environ, settings.number("silence_s"), look)
+        self.agents.call(commands, server, endpoint_of, self.across.environ, settings.number("silence_s"), look)
         self._own = {prefix for command in commands for prefix in command.own}
         self._descriptors = {name for command in commands for name in command.descriptors}
 
@@ -127,7 +127,7 @@ class Elsewhere:
         """What came out for each host, in their order."""
         packages = compared_packages(registry)
         found: dict[str, HostCheck] = {}
-        for member in self.crew.members:
+        for member in self.agents.members:
             check = judge(member.place.host, member.report, member.gone, packages)
             if member.place.host not in found or check.problems:
                 found[member.place.host] = check
@@ -145,7 +145,7 @@ class Elsewhere:
             else HostPlace()
             for host in range(len(layout.hosts))
         ]
-        for member in self.crew.members:
+        for member in self.agents.members:
             host, report = names[member.place.host], member.report
             assert report is not None
             ports = tuple(dict.fromkeys((*places[host].ports, *report.ports)))
@@ -170,12 +170,12 @@ class Elsewhere:
         ``timeline_dir``: where the ranks' parts of a timeline are to be put; None: agents send none.
         """
         job = _Job(command, environ, settings, gives_input, timeline_dir is not None)
-        self.crew.timeline_dir = timeline_dir
-        begins = [self._begin(member.place.host, member.place.ranks, job) for member in self.crew.members]
+        self.agents.timeline_dir = timeline_dir
+        begins = [self._begin(member.place.host, member.place.ranks, job) for member in self.agents.members]
         patience_s = _BEGIN_S + _COMPILE_S * any(one.kernels for one in begins)
-        problems = self.crew.begin(begins, patience_s, interrupted)
+        problems = self.agents.begin(begins, patience_s, interrupted)
         if not problems and any(one.stdin_rank >= 0 for one in begins):
-            credit = self.crew.credit_of(0)
+            credit = self.agents.credit_of(0)
             threading.Thread(target=_feed, args=(credit,), name="ddl-feed", daemon=True).start()
         return problems
 

@@ -110,7 +110,7 @@ def run_placed(
         server, witness = open_network(size, settings, registry, say, elsewhere)
         stack.callback(server.close)
         if elsewhere is not None:
-            stack.callback(elsewhere.crew.close)
+            stack.callback(elsewhere.agents.close)
             _prepare(
                 elsewhere, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None
             )
@@ -126,7 +126,7 @@ def run_placed(
             stack.callback(os.close, fd)
         write_all(files[_TASK], task)
         if elsewhere is not None:
-            elsewhere.crew.join(output)
+            elsewhere.agents.join(output)
         processes = _begin(environments, files, output)
         ends = _supervised(processes, settings, server, witness, output, elsewhere, environ)
         outcomes = _outcomes(size, files, elsewhere)
@@ -155,7 +155,7 @@ def _prepare(
     layout = elsewhere.across.layout
     port = wanted_port(environ) if layout.ranks[0] in layout.elsewhere else 0
     elsewhere.prepare(server, elsewhere.look(registry, sys.executable, (), port), registry, lambda: False, show)
-    elsewhere.crew.send_task(task)
+    elsewhere.agents.send_task(task)
 
 
 def _own_environments(
@@ -169,7 +169,7 @@ def _own_environments(
 
 def _outcomes(size: int, files: Mapping[int, int], elsewhere: Elsewhere | None) -> list[Outcome | None]:
     """What each rank left, here or by its agent."""
-    remote = {} if elsewhere is None else elsewhere.crew.results()
+    remote = {} if elsewhere is None else elsewhere.agents.results()
     return [_outcome(read_all(files[rank]) if rank in files else remote.get(rank, b"")) for rank in range(size)]
 
 
@@ -184,7 +184,7 @@ def _supervised(
 ) -> list[End]:
     """How the ranks ended. Whatever interrupts the caller meanwhile, none of them is left."""
     supervisor = Supervisor(
-        [*processes, *(elsewhere.crew.ranks() if elsewhere is not None else [])],
+        [*processes, *(elsewhere.agents.ranks() if elsewhere is not None else [])],
         grace_s=settings.number("grace_s"),
         ended=lambda end: server.rank_ended(end.rank, end.reason),
         say=lambda text: output.say(f"ddlcore.run: {text}"),
@@ -195,13 +195,13 @@ def _supervised(
         if elsewhere is None:
             server.start()
         else:
-            elsewhere.crew.attach(supervisor)
+            elsewhere.agents.attach(supervisor)
             problems = elsewhere.begin((), environ, settings, lambda: False)
             if problems:
                 raise DdlInternalError(f"run: {'; '.join(problems)}")
         ends = supervisor.run()
         if elsewhere is not None:
-            elsewhere.crew.finish(lambda: False)
+            elsewhere.agents.finish(lambda: False)
         return ends
     except BaseException:  # Ctrl-C, or an exception that a signal handler of the caller's raised
         supervisor.stop()

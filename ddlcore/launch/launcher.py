@@ -166,20 +166,20 @@ def run_job(launch: Launch) -> int:
             stack.callback(launch.watch.end)
         trap = stack.enter_context(SignalTrap(stays=elsewhere is not None))
         if elsewhere is not None:
-            stack.callback(elsewhere.crew.close)
+            stack.callback(elsewhere.agents.close)
             _prepare(launch, elsewhere, server, trap, lambda text: _show(screens[1], text))
         begun_s = time.monotonic()
         processes = _begin(launch, server, output, say, elsewhere, gathering)
         if elsewhere is not None:
             _begin_elsewhere(launch, elsewhere, output, processes, trap, gathering)
         supervisor = Supervisor(
-            [*processes, *(elsewhere.crew.ranks() if elsewhere is not None else [])],
+            [*processes, *(elsewhere.agents.ranks() if elsewhere is not None else [])],
             grace_s=launch.settings.number("grace_s"),
             ended=lambda end: server.rank_ended(end.rank, end.reason),
             say=say,
         )
         if elsewhere is not None:
-            elsewhere.crew.attach(supervisor)
+            elsewhere.agents.attach(supervisor)
         witness.kill = supervisor.kill_silent
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
@@ -189,7 +189,7 @@ def run_job(launch: Launch) -> int:
         ends = supervisor.run()
         interrupts = trap.interrupts
         if elsewhere is not None:
-            elsewhere.crew.finish(lambda: trap.interrupts > interrupts)
+            elsewhere.agents.finish(lambda: trap.interrupts > interrupts)
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
             gathering.finish(lambda text: _show(screens[1], text), launch.size)
@@ -230,7 +230,7 @@ def _begin_elsewhere(
         _stop_if_asked(trap)
         raise NotStarted("; ".join(problems))
     if launch.verbose:
-        for rank, (pid, host) in sorted(elsewhere.crew.pids().items()):
+        for rank, (pid, host) in sorted(elsewhere.agents.pids().items()):
             output.say(f"ddl run: rank {rank} is process {pid} on {host}")
 
 
@@ -262,7 +262,7 @@ def _begin(
         owns = own_environments(launch.layout.ranks, (here,), launch.port or master_port({}))
     else:
         owns = elsewhere.environments(server.job_file, launch.port, parts)
-        elsewhere.crew.join(output)
+        elsewhere.agents.join(output)
     tie = die_with_launcher(os.getpid())
     processes: list[RankProcess] = []
     try:

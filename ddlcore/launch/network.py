@@ -93,4 +93,4 @@ def open_network(
     if elsewhere is None:
         return Server(size, witness, settings.text("control_address"), report=say), witness
     address, silence_s = elsewhere.across.reach.bind, settings.number("silence_s")
-    return Server(size, witness, address, say, agents=elsewhere.crew, silence_s=silence_s), witness
+    return Server(size, witness, address, say, agents=elsewhere.agents, silence_s=silence_s), witness

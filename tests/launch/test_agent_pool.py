@@ -19,7 +19,7 @@ from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.job import VERSION
 from ddlcore.launch.across import find_reach
-from ddlcore.launch.crew import Crew
+from ddlcore.launch.agent_pool import AgentPool
 from ddlcore.launch.exit_status import End
 from ddlcore.launch.preflight import judge, show
 from ddlcore.launch.supervisor import Supervisor
@@ -169,9 +169,9 @@ def test_a_name_that_nobody_knows_has_the_address_of_the_others() -> None:
 
 
 @pytest.fixture
-def crew() -> Iterator[tuple[Crew, Server]]:
-    """A crew of one agent, heard without a network."""
-    made = Crew([AgentPlace(0, "h", (0, 1))], SshLauncher(), lambda text: None)
+def agents() -> Iterator[tuple[AgentPool, Server]]:
+    """A pool of one agent, heard without a network."""
+    made = AgentPool([AgentPlace(0, "h", (0, 1))], SshLauncher(), lambda text: None)
     server = Server(2, EchoCoordinator(), agents=made)
     made.call((), server, str, {}, 3.0, Look("/", (), "sh", (), "", 0, 0))
     yield made, server
@@ -179,39 +179,41 @@ def crew() -> Iterator[tuple[Crew, Server]]:
     server.close()
 
 
-def test_a_large_result_is_waited_for(crew: tuple[Crew, Server], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_result_is_waited_for(agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as more of it comes, however long all of it takes; and no longer."""
-    monkeypatch.setattr("ddlcore.launch.crew._CLEARED_S", 0.05)
+    monkeypatch.setattr("ddlcore.launch.agent_pool._CLEARED_S", 0.05)
     asked = 0
 
     def come() -> bool:
         nonlocal asked
         asked += 1
         if asked < 20:
-            crew[0].heard(0, encode(Data(0, "result", b"x")))
+            agents[0].heard(0, encode(Data(0, "result", b"x")))
         return False
 
-    monkeypatch.setattr("ddlcore.launch.crew._SLICE_S", 0.05)
-    crew[0].finish(come)
-    assert len(crew[0].results()[0]) == 19
+    monkeypatch.setattr("ddlcore.launch.agent_pool._SLICE_S", 0.05)
+    agents[0].finish(come)
+    assert len(agents[0].results()[0]) == 19
 
 
-def test_ranks_that_could_not_be_started_have_ended(crew: tuple[Crew, Server]) -> None:
+def test_ranks_that_could_not_be_started_have_ended(agents: tuple[AgentPool, Server]) -> None:
     """Whoever watches over them need not kill what is not there."""
     told: list[End] = []
-    supervisor = Supervisor(crew[0].ranks(), grace_s=60.0, ended=told.append, say=lambda text: None)
-    crew[0].attach(supervisor)
-    crew[0].heard(0, encode(Begun((), "no memory")))
+    supervisor = Supervisor(agents[0].ranks(), grace_s=60.0, ended=told.append, say=lambda text: None)
+    agents[0].attach(supervisor)
+    agents[0].heard(0, encode(Begun((), "no memory")))
     supervisor.run()
     assert [(end.rank, end.lost) for end in told] == [(r, "it could not be started: no memory") for r in (0, 1)]
 
 
-def test_who_was_silent_for_too_long_is_told_to_end(crew: tuple[Crew, Server], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_silent_for_too_long_is_told_to_end(
+    agents: tuple[AgentPool, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The network may come back when its ranks were given up, and nobody would signal them any more."""
     told: list[tuple[int, object]] = []
-    monkeypatch.setattr(crew[1], "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
-    crew[0].silent(0, 3.0)
-    assert crew[0].members[0].gone
+    monkeypatch.setattr(agents[1], "tell", lambda agent, data: told.append((agent, decode_to_agent(data))))
+    agents[0].silent(0, 3.0)
+    assert agents[0].members[0].gone
     assert told == [(0, Quit())]
 
 

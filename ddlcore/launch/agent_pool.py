@@ -37,7 +37,7 @@ from ddlcore.launch.wire import (
     encode,
 )
 
-__all__ = ["Crew", "CrewMember", "RemoteRank"]
+__all__ = ["Agent", "AgentPool", "RemoteRank"]
 
 _SLICE_S = 0.1
 _PART = re.compile(r"timeline(\.[1-9][0-9]{0,5})?")
@@ -46,7 +46,7 @@ _LET_GO_S = 2.0  # from Quit to the end of an agent's command
 
 
 @dataclass
-class CrewMember:
+class Agent:
     """One agent, and what is known of it."""
 
     place: AgentPlace
@@ -85,11 +85,11 @@ class RemoteRank:
         return False
 
 
-class Crew:
+class AgentPool:
     """All agents of a job. The main thread calls; ``heard`` and ``silent`` come from the control server's."""
 
     def __init__(self, places: Sequence[AgentPlace], launcher: Launcher, say: Callable[[str], None]) -> None:
-        self.members = [CrewMember(place) for place in places]
+        self.members = [Agent(place) for place in places]
         self._launcher = launcher
         self._say = say
         self._started: list[Started] = []
@@ -256,7 +256,7 @@ class Crew:
         self._lose(self.members[agent], f"nothing was heard of it for {silence_s:g} s")
         self._tell(agent, Quit())  # its ranks count as lost: should it hear us again, they must not go on
 
-    def _note(self, agent: int, member: CrewMember, message: Here | Report | Begun | Finished) -> None:
+    def _note(self, agent: int, member: Agent, message: Here | Report | Begun | Finished) -> None:
         with self._changed:
             if isinstance(message, Here):
                 member.here = True
@@ -276,7 +276,7 @@ class Crew:
             for rank in member.place.ranks:
                 self._end(rank, LOST, f"it could not be started: {message.error}")
 
-    def _take(self, agent: int, member: CrewMember, piece: Data) -> None:
+    def _take(self, agent: int, member: Agent, piece: Data) -> None:
         nbytes = len(piece.data)
         self._arrived += nbytes
         if piece.stream == "result":
@@ -290,7 +290,7 @@ class Crew:
                 self._feeding += 1
             self._output.feed(piece.rank, piece.stream, piece.data, lambda: self._shown(agent, nbytes))
 
-    def _write_part(self, member: CrewMember, piece: Data) -> None:
+    def _write_part(self, member: Agent, piece: Data) -> None:
         if self.timeline_dir is None or piece.rank not in member.place.ranks or not piece.data:
             return
         path = self.timeline_dir / f"rank{piece.rank}{piece.stream[len('timeline') :]}.json"
@@ -314,13 +314,13 @@ class Crew:
             if not member.over:
                 self._lose(member, self._explain(member, started, code))
 
-    def _explain(self, member: CrewMember, started: Started, code: int | None) -> str:
+    def _explain(self, member: Agent, started: Started, code: int | None) -> str:
         if member.here:
             last = started.text.strip().splitlines()[-1:]
             return f"its agent ended{f': {last[0]}' if last else ''}"
         return self._launcher.explain(member.place.host, code, started.text)
 
-    def _lose(self, member: CrewMember, reason: str) -> None:
+    def _lose(self, member: Agent, reason: str) -> None:
         with self._changed:
             if member.over:
                 return
@@ -352,7 +352,7 @@ class Crew:
 
     def _wait(
         self,
-        condition: Callable[[CrewMember], bool],
+        condition: Callable[[Agent], bool],
         deadline_s: float,
         give_up: Callable[[], object],
     ) -> bool:
