@@ -30,13 +30,13 @@ def describe(launch: Launch) -> list[str]:
     for rank, own in enumerate(owns):
         lines += ["", f"environment of rank {rank}", *_indented(f"{name}={value}" for name, value in own.items())]
     lines += ["", "commands"]
-    if launch.across is not None:
-        for command in launch.across.commands():
+    if launch.remote_plan is not None:
+        for command in launch.remote_plan.commands():
             added = [f"{name}={shlex.quote(value)}" for name, value in command.environ.items()]
             lines += _indented([" ".join([*added, shlex.join(command.argv)])])
             lines += [f"    its task, with the job's key: {_task(command.task)}"]
-        if launch.across.local_ranks:
-            ranks = ranks_text(launch.across.local_ranks)
+        if launch.remote_plan.local_ranks:
+            ranks = ranks_text(launch.remote_plan.local_ranks)
             lines += _indented([f"here, for {ranks}: {shlex.join(launch.command)}"])
         lines += _indented([f"by each agent, for each of its ranks: {shlex.join(launch.command)}"])
     else:
@@ -70,7 +70,7 @@ def _shared(launch: Launch) -> list[str]:
 
 
 def _own_environments(launch: Launch) -> Sequence[dict[str, str]]:
-    layout, reach = launch.layout, launch.across.reach.own if launch.across is not None else ""
+    layout, reach = launch.layout, launch.remote_plan.reach.own if launch.remote_plan is not None else ""
     places = []
     for index, name in enumerate(layout.hosts):
         address = reach if index == layout.here else f"<address of {name}>"

@@ -33,7 +33,7 @@ from ddlcore.launch.hosts import Layout
 from ddlcore.launch.launcher import check_route
 from ddlcore.launch.network import Witness, open_network
 from ddlcore.launch.output import Output
-from ddlcore.launch.placing import Placed, place
+from ddlcore.launch.placement import Placed, place
 from ddlcore.launch.process import RankProcess
 from ddlcore.launch.screen import Screen, coloured, stream_writer
 from ddlcore.launch.supervisor import Supervisor
@@ -42,8 +42,8 @@ from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 
 if TYPE_CHECKING:
-    from ddlcore.launch.across import Across
-    from ddlcore.launch.elsewhere import Elsewhere
+    from ddlcore.launch.remote_launch import RemoteLaunch
+    from ddlcore.launch.remote_plan import RemotePlan
 
 __all__ = ["run", "run_placed"]
 
@@ -106,44 +106,42 @@ def run_placed(
         output.say(f"ddlcore.run: {text}")
 
     with contextlib.ExitStack() as stack:
-        elsewhere = None if placed.across is None else _elsewhere(placed.across, say)
-        server, witness = open_network(size, settings, registry, say, elsewhere)
+        remote = None if placed.remote_plan is None else _remote_launch(placed.remote_plan, say)
+        server, witness = open_network(size, settings, registry, say, remote)
         stack.callback(server.close)
-        if elsewhere is not None:
-            stack.callback(elsewhere.agents.close)
-            _prepare(
-                elsewhere, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None
-            )
-        local = placed.layout.ranks_of(0) if placed.across is None else placed.across.local_ranks
+        if remote is not None:
+            stack.callback(remote.agents.close)
+            _prepare(remote, server, registry, environ, task, lambda text: _show(screens[1], text) if remarks else None)
+        local = placed.layout.ranks_of(0) if placed.remote_plan is None else placed.remote_plan.local_ranks
         threads = thread_variables(environ, usable_cores(), max(1, len(local)))
         if verbose:
             say(f"{size} ranks; {', '.join(f'{name}={value}' for name, value in threads.items())}")
         shared = shared_environment(environ, {**threads, **setting_variables(settings)})
-        owns = _own_environments(placed.layout, elsewhere, server.job_file, environ)
+        owns = _own_environments(placed.layout, remote, server.job_file, environ)
         environments = {rank: {**shared, **owns[rank]} for rank in local}
         files = {rank: nameless_file() for rank in (*local, _TASK)}
         for fd in files.values():
             stack.callback(os.close, fd)
         write_all(files[_TASK], task)
-        if elsewhere is not None:
-            elsewhere.agents.join(output)
+        if remote is not None:
+            remote.agents.join(output)
         processes = _begin(environments, files, output)
-        ends = _supervised(processes, settings, server, witness, output, elsewhere, environ)
-        outcomes = _outcomes(size, files, elsewhere)
+        ends = _supervised(processes, settings, server, witness, output, remote, environ)
+        outcomes = _outcomes(size, files, remote)
     results = _results(ends, outcomes, witness.raised, output)
     if witness.differ:  # found when the ranks had returned
         raise ReplicasDiffer(witness.differ)
     return results
 
 
-def _elsewhere(across: Across, say: Callable[[str], None]) -> Elsewhere:
-    from ddlcore.launch.elsewhere import Elsewhere
+def _remote_launch(remote_plan: RemotePlan, say: Callable[[str], None]) -> RemoteLaunch:
+    from ddlcore.launch.remote_launch import RemoteLaunch
 
-    return Elsewhere(across, say)
+    return RemoteLaunch(remote_plan, say)
 
 
 def _prepare(
-    elsewhere: Elsewhere,
+    remote: RemoteLaunch,
     server: Server,
     registry: Registry,
     environ: Mapping[str, str],
@@ -152,25 +150,25 @@ def _prepare(
 ) -> None:
     """Calls the agents and gives them the function. Raises NotStarted where a host cannot take part."""
     server.start()
-    layout = elsewhere.across.layout
-    port = wanted_port(environ) if layout.ranks[0] in layout.elsewhere else 0
-    elsewhere.prepare(server, elsewhere.look(registry, sys.executable, (), port), registry, lambda: False, show)
-    elsewhere.agents.send_task(task)
+    layout = remote.remote_plan.layout
+    port = wanted_port(environ) if layout.ranks[0] in layout.remote_hosts else 0
+    remote.prepare(server, remote.look(registry, sys.executable, (), port), registry, lambda: False, show)
+    remote.agents.send_task(task)
 
 
 def _own_environments(
-    layout: Layout, elsewhere: Elsewhere | None, job_file: str, environ: Mapping[str, str]
+    layout: Layout, remote: RemoteLaunch | None, job_file: str, environ: Mapping[str, str]
 ) -> list[dict[str, str]]:
     port = master_port(environ) if layout.ranks[0] == layout.here else wanted_port(environ)
-    if elsewhere is not None:
-        return elsewhere.environments(job_file, port)
+    if remote is not None:
+        return remote.environments(job_file, port)
     return own_environments(layout.ranks, (HostPlace(job_file),), port)
 
 
-def _outcomes(size: int, files: Mapping[int, int], elsewhere: Elsewhere | None) -> list[Outcome | None]:
+def _outcomes(size: int, files: Mapping[int, int], remote: RemoteLaunch | None) -> list[Outcome | None]:
     """What each rank left, here or by its agent."""
-    remote = {} if elsewhere is None else elsewhere.agents.results()
-    return [_outcome(read_all(files[rank]) if rank in files else remote.get(rank, b"")) for rank in range(size)]
+    results = {} if remote is None else remote.agents.results()
+    return [_outcome(read_all(files[rank]) if rank in files else results.get(rank, b"")) for rank in range(size)]
 
 
 def _supervised(
@@ -179,12 +177,12 @@ def _supervised(
     server: Server,
     witness: Witness,
     output: Output,
-    elsewhere: Elsewhere | None,
+    remote: RemoteLaunch | None,
     environ: Mapping[str, str],
 ) -> list[End]:
     """How the ranks ended. Whatever interrupts the caller meanwhile, none of them is left."""
     supervisor = Supervisor(
-        [*processes, *(elsewhere.agents.ranks() if elsewhere is not None else [])],
+        [*processes, *(remote.agents.ranks() if remote is not None else [])],
         grace_s=settings.number("grace_s"),
         ended=lambda end: server.rank_ended(end.rank, end.reason),
         say=lambda text: output.say(f"ddlcore.run: {text}"),
@@ -192,16 +190,16 @@ def _supervised(
     witness.kill = supervisor.kill_silent
     try:
         output.start()
-        if elsewhere is None:
+        if remote is None:
             server.start()
         else:
-            elsewhere.agents.attach(supervisor)
-            problems = elsewhere.begin((), environ, settings, lambda: False)
+            remote.agents.attach(supervisor)
+            problems = remote.begin((), environ, settings, lambda: False)
             if problems:
                 raise DdlInternalError(f"run: {'; '.join(problems)}")
         ends = supervisor.run()
-        if elsewhere is not None:
-            elsewhere.agents.finish(lambda: False)
+        if remote is not None:
+            remote.agents.finish(lambda: False)
         return ends
     except BaseException:  # Ctrl-C, or an exception that a signal handler of the caller's raised
         supervisor.stop()

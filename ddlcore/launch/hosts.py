@@ -32,7 +32,7 @@ class Layout:
         return len(self.ranks)
 
     @property
-    def elsewhere(self) -> tuple[int, ...]:
+    def remote_hosts(self) -> tuple[int, ...]:
         """Indexes of the other hosts."""
         return tuple(index for index in range(len(self.hosts)) if index != self.here)
 

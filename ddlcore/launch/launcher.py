@@ -43,8 +43,8 @@ from ddlcore.runtime.tuning import SearchDriver
 from ddlcore.types import Member
 
 if TYPE_CHECKING:
-    from ddlcore.launch.across import Across
-    from ddlcore.launch.elsewhere import Elsewhere
+    from ddlcore.launch.remote_launch import RemoteLaunch
+    from ddlcore.launch.remote_plan import RemotePlan
     from ddlcore.launch.tune.bar import Bar
 
 __all__ = ["EndEarly", "Launch", "check_route", "gives_input", "prepare_directory", "run_job"]
@@ -79,7 +79,7 @@ class Launch:
     registry: Registry
     environ: Mapping[str, str]
     port: int  # MASTER_PORT; 0: one that is free on rank 0's host
-    across: Across | None = None  # where agents start ranks
+    remote_plan: RemotePlan | None = None  # where agents start ranks
     needs: tuple[str, ...] = ()  # files that every host must have
     output_dir: Path | None = None
     stamped: bool = False
@@ -151,35 +151,35 @@ def run_job(launch: Launch) -> int:
             raise NotStarted(str(error)) from None
         if gathering is not None:
             stack.push(lambda kind, error, trace: gathering.drop() if kind is NotStarted else None)
-        elsewhere: Elsewhere | None = None
-        if launch.across is not None:
-            from ddlcore.launch.elsewhere import Elsewhere
+        remote: RemoteLaunch | None = None
+        if launch.remote_plan is not None:
+            from ddlcore.launch.remote_launch import RemoteLaunch
 
-            elsewhere = Elsewhere(launch.across, say)
+            remote = RemoteLaunch(launch.remote_plan, say)
         try:
-            server, witness = open_network(launch.size, launch.settings, launch.registry, say, elsewhere, launch.driver)
+            server, witness = open_network(launch.size, launch.settings, launch.registry, say, remote, launch.driver)
         except (ValueError, DdlInternalError) as error:
             raise NotStarted(str(error)) from None
         stack.callback(server.close)
         if launch.watch is not None:
             witness.heard = launch.watch.heard
             stack.callback(launch.watch.end)
-        trap = stack.enter_context(SignalTrap(stays=elsewhere is not None))
-        if elsewhere is not None:
-            stack.callback(elsewhere.agents.close)
-            _prepare(launch, elsewhere, server, trap, lambda text: _show(screens[1], text))
+        trap = stack.enter_context(SignalTrap(stays=remote is not None))
+        if remote is not None:
+            stack.callback(remote.agents.close)
+            _prepare(launch, remote, server, trap, lambda text: _show(screens[1], text))
         begun_s = time.monotonic()
-        processes = _begin(launch, server, output, say, elsewhere, gathering)
-        if elsewhere is not None:
-            _begin_elsewhere(launch, elsewhere, output, processes, trap, gathering)
+        processes = _begin(launch, server, output, say, remote, gathering)
+        if remote is not None:
+            _begin_remote(launch, remote, output, processes, trap, gathering)
         supervisor = Supervisor(
-            [*processes, *(elsewhere.agents.ranks() if elsewhere is not None else [])],
+            [*processes, *(remote.agents.ranks() if remote is not None else [])],
             grace_s=launch.settings.number("grace_s"),
             ended=lambda end: server.rank_ended(end.rank, end.reason),
             say=say,
         )
-        if elsewhere is not None:
-            elsewhere.agents.attach(supervisor)
+        if remote is not None:
+            remote.agents.attach(supervisor)
         witness.kill = supervisor.kill_silent
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
@@ -188,8 +188,8 @@ def run_job(launch: Launch) -> int:
             launch.end.attach(supervisor.finish)
         ends = supervisor.run()
         interrupts = trap.interrupts
-        if elsewhere is not None:
-            elsewhere.agents.finish(lambda: trap.interrupts > interrupts)
+        if remote is not None:
+            remote.agents.finish(lambda: trap.interrupts > interrupts)
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
             gathering.finish(lambda text: _show(screens[1], text), launch.size)
@@ -198,22 +198,22 @@ def run_job(launch: Launch) -> int:
 
 
 def _prepare(
-    launch: Launch, elsewhere: Elsewhere, server: Server, trap: SignalTrap, show: Callable[[str], None]
+    launch: Launch, remote: RemoteLaunch, server: Server, trap: SignalTrap, show: Callable[[str], None]
 ) -> None:
     server.start()
-    away = launch.layout.ranks[0] in launch.layout.elsewhere
-    look = elsewhere.look(launch.registry, launch.command[0], launch.needs, launch.port if away else 0)
+    away = launch.layout.ranks[0] in launch.layout.remote_hosts
+    look = remote.look(launch.registry, launch.command[0], launch.needs, launch.port if away else 0)
     try:
-        elsewhere.prepare(server, look, launch.registry, trap.came, show, launch.verbose, os.isatty(2))
+        remote.prepare(server, look, launch.registry, trap.came, show, launch.verbose, os.isatty(2))
     except NotStarted:
         _stop_if_asked(trap)
         raise
     _stop_if_asked(trap)
 
 
-def _begin_elsewhere(
+def _begin_remote(
     launch: Launch,
-    elsewhere: Elsewhere,
+    remote: RemoteLaunch,
     output: Output,
     local: Sequence[RankProcess],
     trap: SignalTrap,
@@ -221,7 +221,7 @@ def _begin_elsewhere(
 ) -> None:
     """Has the agents start their ranks. Raises NotStarted where one cannot; then none runs anywhere."""
     parts = gathering.directory if gathering is not None else None
-    problems = elsewhere.begin(launch.command, launch.environ, launch.settings, trap.came, gives_input(), parts)
+    problems = remote.begin(launch.command, launch.environ, launch.settings, trap.came, gives_input(), parts)
     if problems or trap.came():
         for process in local:
             process.signal_group(signal.SIGKILL)
@@ -230,7 +230,7 @@ def _begin_elsewhere(
         _stop_if_asked(trap)
         raise NotStarted("; ".join(problems))
     if launch.verbose:
-        for rank, (pid, host) in sorted(elsewhere.agents.pids().items()):
+        for rank, (pid, host) in sorted(remote.agents.pids().items()):
             output.say(f"ddl run: rank {rank} is process {pid} on {host}")
 
 
@@ -245,11 +245,11 @@ def _begin(
     server: Server,
     output: Output,
     say: Callable[[str], None],
-    elsewhere: Elsewhere | None,
+    remote: RemoteLaunch | None,
     gathering: Gathering | None = None,
 ) -> list[RankProcess]:
     """Starts all ranks of this host, or none: where one does not start, those before it are killed."""
-    local = launch.layout.ranks_of(0) if launch.across is None else launch.across.local_ranks
+    local = launch.layout.ranks_of(0) if launch.remote_plan is None else launch.remote_plan.local_ranks
     cores = usable_cores()
     threads = thread_variables(launch.environ, cores, max(1, len(local)))
     if threads and local:
@@ -257,12 +257,12 @@ def _begin(
         say(f"{', '.join(threads)} set to {share} ({cores} cores over {len(local)}); set them to change that")
     shared = shared_environment(launch.environ, {**threads, **setting_variables(launch.settings)})
     parts = str(gathering.directory) if gathering is not None else ""
-    if elsewhere is None:
+    if remote is None:
         here = HostPlace(server.job_file, timeline_dir=parts)
         owns = own_environments(launch.layout.ranks, (here,), launch.port or master_port({}))
     else:
-        owns = elsewhere.environments(server.job_file, launch.port, parts)
-        elsewhere.agents.join(output)
+        owns = remote.environments(server.job_file, launch.port, parts)
+        remote.agents.join(output)
     tie = die_with_launcher(os.getpid())
     processes: list[RankProcess] = []
     try:
@@ -281,14 +281,14 @@ def _begin(
     if launch.verbose:
         _say_placement(launch, processes, say)
     output.start()
-    if elsewhere is None:
+    if remote is None:
         server.start()
     return processes
 
 
 def _say_placement(launch: Launch, processes: Sequence[RankProcess], say: Callable[[str], None]) -> None:
     say(f"each of {launch.size} ranks runs: {' '.join(launch.command)}")
-    launcher = "" if launch.across is None else launch.across.provider.name
+    launcher = "" if launch.remote_plan is None else launch.remote_plan.provider.name
     route = check_route(launch.settings.text("backend"), launch.layout.ranks, launch.registry, launcher)
     say(f"transport {route.name} ({route.reason})" if route else "no transport serves these ranks; see `ddl info`")
     for name in launch.settings:
@@ -336,7 +336,7 @@ def _conclude(
             _show(screen, witness.differ)
         return
     lines = [] if interrupted else output.last_lines(first.rank)
-    host = launch.layout.hosts[launch.layout.ranks[first.rank]] if launch.across else socket.gethostname()
+    host = launch.layout.hosts[launch.layout.ranks[first.rank]] if launch.remote_plan else socket.gethostname()
     text = summary(ends, first, host, lines, first.at_s - begun_s)
     if launch.output_dir is not None:
         text += f"\n  all that it wrote is in {rank_directory(launch.output_dir, first.rank, launch.size)}"

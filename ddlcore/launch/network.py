@@ -14,7 +14,7 @@ from ddlcore.plug.registry import Registry
 from ddlcore.runtime.tuning import SearchDriver
 
 if TYPE_CHECKING:
-    from ddlcore.launch.elsewhere import Elsewhere
+    from ddlcore.launch.remote_launch import RemoteLaunch
 
 __all__ = ["Witness", "open_network"]
 
@@ -80,17 +80,17 @@ def open_network(
     settings: Settings,
     registry: Registry,
     say: Callable[[str], None],
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteLaunch | None = None,
     driver: SearchDriver | None = None,
 ) -> tuple[Server, Witness]:
-    """A server that is not yet started: its job file stands, its thread does not run. ``elsewhere``: it has agents.
+    """A server that is not yet started: its job file stands, its thread does not run. ``remote``: it has agents.
 
     ``driver`` looks for better settings meanwhile.
     Raises ValueError for a ``control_address`` that is none, DdlInternalError where it is in use.
     """
     sessions = build_sessions(size, settings, registry, driver)
     witness = Witness(sessions, sessions.dead)
-    if elsewhere is None:
+    if remote is None:
         return Server(size, witness, settings.text("control_address"), report=say), witness
-    address, silence_s = elsewhere.across.reach.bind, settings.number("silence_s")
-    return Server(size, witness, address, say, agents=elsewhere.agents, silence_s=silence_s), witness
+    address, silence_s = remote.remote_plan.reach.bind, settings.number("silence_s")
+    return Server(size, witness, address, say, agents=remote.agents, silence_s=silence_s), witness

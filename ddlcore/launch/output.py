@@ -60,7 +60,7 @@ class Output:
         self._wake = Wake()
         self._said: deque[str] = deque()
         self._fed: deque[tuple[int, str, bytes, Callable[[], None]]] = deque()
-        self._elsewhere: dict[tuple[int, str], _Stream] = {}
+        self._remote_streams: dict[tuple[int, str], _Stream] = {}
         self._last: list[deque[str]] = [deque(maxlen=LAST_LINES) for _ in range(size)]
         self._streams: list[_Stream] = []
         self._ending = False
@@ -75,7 +75,7 @@ class Output:
     def add_fed(self, rank: int) -> None:
         """A rank whose output will come by ``feed``. Before ``start``."""
         for name in _STREAMS:
-            self._elsewhere[rank, name] = self._begun(rank, name, -2 * rank - 1 - _STREAMS.index(name))
+            self._remote_streams[rank, name] = self._begun(rank, name, -2 * rank - 1 - _STREAMS.index(name))
 
     def feed(self, rank: int, name: str, data: bytes, shown: Callable[[], None]) -> None:
         """What a rank of another host wrote; b"": its stream has ended. Never waits. Any thread.
@@ -157,7 +157,7 @@ class Output:
     def _take_fed(self) -> None:
         while self._fed:
             rank, name, data, shown = self._fed.popleft()
-            stream = self._elsewhere.get((rank, name))
+            stream = self._remote_streams.get((rank, name))
             if stream is not None and stream in self._streams:
                 self._take(stream, data)
             shown()

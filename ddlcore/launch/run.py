@@ -20,7 +20,7 @@ from ddlcore.launch.horovod import Answers, answers_of, horovod_options, log_lev
 from ddlcore.launch.hosts import Layout
 from ddlcore.launch.launcher import Launch, check_route, prepare_directory, run_job
 from ddlcore.launch.options import setting_options
-from ddlcore.launch.placing import Placed, place
+from ddlcore.launch.placement import Placed, place
 from ddlcore.launch.top import PULSE_S, Top
 from ddlcore.observe.metrics import INSTALL
 from ddlcore.plug.finding import find
@@ -174,7 +174,7 @@ def prepare(
         registry=registry,
         environ=environ,
         port=_port(placed, environ),
-        across=placed.across,
+        remote_plan=placed.remote_plan,
         needs=own_script(command),
         output_dir=Path(output_dir) if output_dir else None,
         stamped=stamped,

@@ -63,7 +63,7 @@ class Supervisor:
         self._orders: deque[tuple[int, int, bool]] = deque()  # rank, signal, whether to its whole group
         self._silent: deque[tuple[int, str]] = deque()  # rank, what is known of it
         self._killed_silent: dict[int, str] = {}
-        self._elsewhere: deque[tuple[int, int, str]] = deque()  # rank, return code, why it is lost
+        self._remote_ends: deque[tuple[int, int, str]] = deque()  # rank, return code, why it is lost
         self._abandoned = False
         self._finished = False
         self._left_behind: dict[Watched, float] = {}  # ended ranks with something still in their group; since when
@@ -99,7 +99,7 @@ class Supervisor:
 
     def ended_elsewhere(self, rank: int, returncode: int, lost: str = "") -> None:
         """The rank, of another host, has ended; ``lost``: or so it must be taken. Only the first word counts. Any thread."""
-        self._elsewhere.append((rank, returncode, lost))
+        self._remote_ends.append((rank, returncode, lost))
         self._watcher.wake()
 
     def finish(self) -> None:
@@ -118,8 +118,8 @@ class Supervisor:
             while self._running or self._left_behind:
                 for rank, returncode in self._watcher.wait(self._patience_s()):
                     self._note(rank, returncode)
-                while self._elsewhere:
-                    rank, returncode, lost = self._elsewhere.popleft()
+                while self._remote_ends:
+                    rank, returncode, lost = self._remote_ends.popleft()
                     if rank in self._running:
                         self._note(rank, returncode, lost)
                 while self._silent:

@@ -18,10 +18,10 @@ from ddlcore.contracts.launcher import AgentPlace
 from ddlcore.control.server import Server
 from ddlcore.errors import DdlInternalError
 from ddlcore.job import VERSION
-from ddlcore.launch.across import find_reach
 from ddlcore.launch.agent_pool import AgentPool
 from ddlcore.launch.exit_status import End
 from ddlcore.launch.preflight import judge, show
+from ddlcore.launch.remote_plan import find_reach
 from ddlcore.launch.supervisor import Supervisor
 from ddlcore.launch.survey import survey, versions
 from ddlcore.launch.wire import (

@@ -34,7 +34,7 @@ def laid_out(ranks: int | None, hosts: str | None) -> Layout:
 def test_ranks_of_this_host(ranks: int | None, hosts: str | None, size: int) -> None:
     """Without -H there may be any number of them; no other host runs any."""
     layout = laid_out(ranks, hosts)
-    assert (layout.ranks, layout.here, layout.elsewhere) == ((0,) * size, 0, ())
+    assert (layout.ranks, layout.here, layout.remote_hosts) == ((0,) * size, 0, ())
 
 
 @pytest.mark.parametrize(

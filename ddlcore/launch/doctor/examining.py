@@ -22,7 +22,7 @@ from ddlcore.launch.exit_status import NotStarted
 from ddlcore.launch.function import run_placed
 from ddlcore.launch.hosts import Layout
 from ddlcore.launch.launcher import check_route
-from ddlcore.launch.placing import Placed, place
+from ddlcore.launch.placement import Placed, place
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.backend import AUTO, parse_backend

@@ -83,7 +83,7 @@ def watch_input(subject: Subject, question: Question, report: Report) -> None:
         registry=subject.registry,
         environ=subject.environ,
         port=0,
-        across=subject.placed.across,
+        remote_plan=subject.placed.remote_plan,
         needs=own_script(question.command),
         watch=watch,
     )

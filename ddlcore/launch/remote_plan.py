@@ -16,7 +16,7 @@ from ddlcore.launch.hosts import Layout
 from ddlcore.launch.survey import endpoint_host
 from ddlcore.plug.registry import Registry
 
-__all__ = ["Across", "Reach", "choose_launcher", "find_reach"]
+__all__ = ["Reach", "RemotePlan", "choose_launcher", "find_reach"]
 
 _WILDCARDS = ("0.0.0.0", "::", "*")
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: the route to them is that to anywhere
@@ -123,7 +123,7 @@ def _bracketed(address: str) -> str:
 
 
 @dataclass(frozen=True)
-class Across:
+class RemotePlan:
     """A job with agents."""
 
     layout: Layout
@@ -143,16 +143,16 @@ class Across:
         settings: Settings,
         environ: Mapping[str, str],
         directory: str,
-    ) -> Across:
+    ) -> RemotePlan:
         """Raises ValueError in one line where hosts cannot be reached from here by any address."""
         provider, build = chosen
         launcher = build()
-        hosts = range(len(layout.hosts)) if provider.whole else layout.elsewhere
+        hosts = range(len(layout.hosts)) if provider.whole else layout.remote_hosts
         groups = [(host, layout.ranks_of(host)) for host in hosts]
         if provider.per_rank:
             groups = [(layout.ranks[rank], (rank,)) for rank in sorted(rank for _, ranks in groups for rank in ranks)]
         places = tuple(AgentPlace(index, layout.hosts[host], ranks) for index, (host, ranks) in enumerate(groups))
-        others = [layout.hosts[host] for host in layout.elsewhere]
+        others = [layout.hosts[host] for host in layout.remote_hosts]
         reach = find_reach(settings, {host: launcher.address(host, environ) for host in others})
         return cls(layout, provider, launcher, places, reach, environ, directory, settings)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from ddlcore.config import Settings
 from ddlcore.control.ports import free_ports
 from ddlcore.control.server import Server
-from ddlcore.launch.across import Across
 from ddlcore.launch.agent_pool import AgentPool
 from ddlcore.launch.command import may_run_python
 from ddlcore.launch.environment import (
@@ -26,10 +25,11 @@ from ddlcore.launch.environment import (
 from ddlcore.launch.exit_status import NotStarted
 from ddlcore.launch.preflight import HostCheck, compared_packages, judge
 from ddlcore.launch.preflight import show as table_of
+from ddlcore.launch.remote_plan import RemotePlan
 from ddlcore.launch.wire import CHUNK_BYTES, Begin, Credit, Look, RankTask
 from ddlcore.plug.registry import Registry
 
-__all__ = ["Elsewhere"]
+__all__ = ["RemoteLaunch"]
 
 _BEGIN_S = 30.0  # how long agents may take to start their ranks,
 _COMPILE_S = 300.0  # and to compile what ranks need before
@@ -47,15 +47,15 @@ class _Job:
 
 
 @dataclass
-class Elsewhere:
+class RemoteLaunch:
     """The agents' part of one job, in the main thread."""
 
-    across: Across
+    remote_plan: RemotePlan
     say: Callable[[str], None]
     agents: AgentPool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.agents = AgentPool(self.across.places, self.across.launcher, self.say)
+        self.agents = AgentPool(self.remote_plan.places, self.remote_plan.launcher, self.say)
         self._owns: list[dict[str, str]] = []
         self._places: list[HostPlace] = []
         self._own: set[str] = set()
@@ -65,13 +65,13 @@ class Elsewhere:
 
     def look(self, registry: Registry, program: str, files: Sequence[str], port: int) -> Look:
         """What agents are to find out. ``port``: MASTER_PORT where the user chose one, else 0."""
-        most = max(self.across.layout.ranks.count(host) for host in set(self.across.layout.ranks))
+        most = max(self.remote_plan.layout.ranks.count(host) for host in set(self.remote_plan.layout.ranks))
         return Look(
-            directory=self.across.directory,
+            directory=self.remote_plan.directory,
             files=tuple(files),
             program=program,
             packages=tuple(compared_packages(registry)),
-            network_interface=self.across.settings.text("network_interface"),
+            network_interface=self.remote_plan.settings.text("network_interface"),
             ports=2 * most + 2,  # agents of one host choose without each other, and may choose the same
             port=port,
         )
@@ -96,7 +96,7 @@ class Elsewhere:
             raise NotStarted(f"no agent can be started: there is no program {error.filename} here") from None
         except (OSError, ValueError) as error:
             raise NotStarted(f"no agent can be started: {error}") from None
-        if not self.agents.gather(self.across.settings.number("start_timeout_s"), interrupted):
+        if not self.agents.gather(self.remote_plan.settings.number("start_timeout_s"), interrupted):
             return
         checks = self._checks(registry)
         wrong = [check for check in checks if check.problems]
@@ -115,11 +115,11 @@ class Elsewhere:
 
     def _call(self, server: Server, look: Look) -> None:
         """Starts the agents. Raises OSError or ValueError where that cannot be."""
-        endpoint_of = self.across.reach.endpoint_of(server.agents_endpoint)
-        access = server.agent_access(endpoint_of(self.across.places[0].host))
-        commands = self.across.commands(access)
-        settings = self.across.settings
-        self.agents.call(commands, server, endpoint_of, self.across.environ, settings.number("silence_s"), look)
+        endpoint_of = self.remote_plan.reach.endpoint_of(server.agents_endpoint)
+        access = server.agent_access(endpoint_of(self.remote_plan.places[0].host))
+        commands = self.remote_plan.commands(access)
+        settings = self.remote_plan.settings
+        self.agents.call(commands, server, endpoint_of, self.remote_plan.environ, settings.number("silence_s"), look)
         self._own = {prefix for command in commands for prefix in command.own}
         self._descriptors = {name for command in commands for name in command.descriptors}
 
@@ -137,10 +137,12 @@ class Elsewhere:
 
     def environments(self, job_file: str, port: int, timeline_dir: str = "") -> list[dict[str, str]]:
         """What is each rank's own, of this host (by ``job_file``, ``timeline_dir``) and of others. All agents have reported."""
-        layout = self.across.layout
+        layout = self.remote_plan.layout
         names = {name: host for host, name in enumerate(layout.hosts)}
         places = [
-            HostPlace(job_file, self.across.reach.own, (), usable_cores(), self.across.provider.name, timeline_dir)
+            HostPlace(
+                job_file, self.remote_plan.reach.own, (), usable_cores(), self.remote_plan.provider.name, timeline_dir
+            )
             if host == layout.here
             else HostPlace()
             for host in range(len(layout.hosts))
@@ -149,7 +151,7 @@ class Elsewhere:
             host, report = names[member.place.host], member.report
             assert report is not None
             ports = tuple(dict.fromkeys((*places[host].ports, *report.ports)))
-            places[host] = HostPlace("", report.address, ports, report.cores, self.across.provider.name)
+            places[host] = HostPlace("", report.address, ports, report.cores, self.remote_plan.provider.name)
         first = layout.ranks[0]
         spare = places[first].ports[-1:] or tuple(free_ports(1))
         self._places = places
@@ -180,7 +182,7 @@ class Elsewhere:
         return problems
 
     def _begin(self, name: str, ranks: Sequence[int], job: _Job) -> Begin:
-        layout = self.across.layout
+        layout = self.remote_plan.layout
         host = layout.hosts.index(name)
         threads = thread_variables(job.environ, self._places[host].cores, layout.ranks.count(host))
         shared = shared_environment(carried(job.environ), {**threads, **setting_variables(job.settings)})

@@ -14,7 +14,7 @@ from ddlcore.plug.registry import Registry
 from ddlcore.runtime.backend import parse_backend
 
 if TYPE_CHECKING:
-    from ddlcore.launch.across import Across
+    from ddlcore.launch.remote_plan import RemotePlan
 
 __all__ = ["Placed", "place"]
 
@@ -24,12 +24,12 @@ class Placed:
     """Where the ranks are, and the plan for agents where they start some."""
 
     layout: Layout
-    across: Across | None = None
+    remote_plan: RemotePlan | None = None
 
     @property
     def launcher(self) -> str:
         """The name of what starts agents; "" where there are none."""
-        return "" if self.across is None else self.across.provider.name
+        return "" if self.remote_plan is None else self.remote_plan.provider.name
 
 
 def place(
@@ -53,15 +53,15 @@ def place(
     named = settings.text("launcher") not in ("", "auto")
     if entries is None and not named and not needed and not _allocations(registry, environ):
         return Placed(lay_out(ranks, None))
-    from ddlcore.launch.across import Across, choose_launcher
+    from ddlcore.launch.remote_plan import RemotePlan, choose_launcher
 
     provider, build = choose_launcher(settings.text("launcher"), needed, registry, environ)
     granted = build().hosts(environ) if entries is None else ()
     if granted:
         entries, what = granted, f"the allocation that {provider.name} sees"
     layout = lay_out(ranks, entries, what=what, resolve=not provider.whole)
-    if layout.elsewhere or (provider.whole and (named or needed or granted)):
-        return Placed(layout, Across.plan(layout, (provider, build), settings, environ, os.getcwd()))
+    if layout.remote_hosts or (provider.whole and (named or needed or granted)):
+        return Placed(layout, RemotePlan.plan(layout, (provider, build), settings, environ, os.getcwd()))
     return Placed(layout)
 
 
