@@ -35,7 +35,6 @@ from ddlcore.kernels.late import LateKernels
 from ddlcore.messages import BY_SETTING, PROTOCOL, Bye, Digests, Done, Explain, Hello, Profile, Pulse, Sample, Settle
 from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
-from ddlcore.onlookers import Observer, observers
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.accelerators import Accelerators
@@ -56,6 +55,7 @@ from ddlcore.runtime.sessions import Sessions
 from ddlcore.runtime.stall import Patience
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.tuning import SearchDriver
+from ddlcore.telemetry import Observer, observers
 from ddlcore.types import Member, Placement
 
 __all__ = [

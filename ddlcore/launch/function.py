@@ -31,7 +31,7 @@ from ddlcore.launch.exchange import FUNCTION_PROGRAM, Outcome, Task, nameless_fi
 from ddlcore.launch.exit_status import End, NotStarted, first_failure, ranks_text
 from ddlcore.launch.hosts import Layout
 from ddlcore.launch.launcher import check_route
-from ddlcore.launch.network import Witness, open_network
+from ddlcore.launch.network import FailureLog, open_network
 from ddlcore.launch.output import Output
 from ddlcore.launch.placement import Placed, place
 from ddlcore.launch.process import RankProcess
@@ -107,7 +107,7 @@ def run_placed(
 
     with contextlib.ExitStack() as stack:
         remote = None if placed.remote_plan is None else _remote_launch(placed.remote_plan, say)
-        server, witness = open_network(size, settings, registry, say, remote)
+        server, failure_log = open_network(size, settings, registry, say, remote)
         stack.callback(server.close)
         if remote is not None:
             stack.callback(remote.agents.close)
@@ -126,11 +126,11 @@ def run_placed(
         if remote is not None:
             remote.agents.join(output)
         processes = _begin(environments, files, output)
-        ends = _supervised(processes, settings, server, witness, output, remote, environ)
+        ends = _supervised(processes, settings, server, failure_log, output, remote, environ)
         outcomes = _outcomes(size, files, remote)
-    results = _results(ends, outcomes, witness.raised, output)
-    if witness.differ:  # found when the ranks had returned
-        raise ReplicasDiffer(witness.differ)
+    results = _results(ends, outcomes, failure_log.raised, output)
+    if failure_log.differ:  # found when the ranks had returned
+        raise ReplicasDiffer(failure_log.differ)
     return results
 
 
@@ -175,7 +175,7 @@ def _supervised(
     processes: list[RankProcess],
     settings: Settings,
     server: Server,
-    witness: Witness,
+    failure_log: FailureLog,
     output: Output,
     remote: RemoteLaunch | None,
     environ: Mapping[str, str],
@@ -187,7 +187,7 @@ def _supervised(
         ended=lambda end: server.rank_ended(end.rank, end.reason),
         say=lambda text: output.say(f"ddlcore.run: {text}"),
     )
-    witness.kill = supervisor.kill_silent
+    failure_log.kill = supervisor.kill_silent
     try:
         output.start()
         if remote is None:

@@ -28,7 +28,7 @@ from ddlcore.launch.environment import (
 )
 from ddlcore.launch.exit_status import End, NotStarted, exit_code, first_failure, summary
 from ddlcore.launch.hosts import Layout
-from ddlcore.launch.network import Witness, open_network
+from ddlcore.launch.network import FailureLog, open_network
 from ddlcore.launch.output import Output, rank_directory
 from ddlcore.launch.process import RankProcess, adopt_orphans, die_with_launcher
 from ddlcore.launch.screen import Screen, coloured, file_writer
@@ -157,12 +157,14 @@ def run_job(launch: Launch) -> int:
 
             remote = RemoteLaunch(launch.remote_plan, say)
         try:
-            server, witness = open_network(launch.size, launch.settings, launch.registry, say, remote, launch.driver)
+            server, failure_log = open_network(
+                launch.size, launch.settings, launch.registry, say, remote, launch.driver
+            )
         except (ValueError, DdlInternalError) as error:
             raise NotStarted(str(error)) from None
         stack.callback(server.close)
         if launch.watch is not None:
-            witness.heard = launch.watch.heard
+            failure_log.heard = launch.watch.heard
             stack.callback(launch.watch.end)
         trap = stack.enter_context(SignalTrap(stays=remote is not None))
         if remote is not None:
@@ -180,7 +182,7 @@ def run_job(launch: Launch) -> int:
         )
         if remote is not None:
             remote.agents.attach(supervisor)
-        witness.kill = supervisor.kill_silent
+        failure_log.kill = supervisor.kill_silent
         trap.forward(supervisor.deliver, say)
         if launch.watch is not None:
             launch.watch.begin(say, supervisor.abandon)
@@ -193,8 +195,8 @@ def run_job(launch: Launch) -> int:
         output.drain(give_up=lambda: trap.interrupts > interrupts)
         if gathering is not None:
             gathering.finish(lambda text: _show(screens[1], text), launch.size)
-    _conclude(launch, ends, witness, output, screens[1], supervisor.interrupted, begun_s)
-    return exit_code(ends, witness.raised, killed=supervisor.killed) or int(bool(witness.differ))
+    _conclude(launch, ends, failure_log, output, screens[1], supervisor.interrupted, begun_s)
+    return exit_code(ends, failure_log.raised, killed=supervisor.killed) or int(bool(failure_log.differ))
 
 
 def _prepare(
@@ -324,16 +326,16 @@ def _screens(environ: Mapping[str, str], bar: Bar | None) -> tuple[Screen, Scree
 def _conclude(
     launch: Launch,
     ends: Sequence[End],
-    witness: Witness,
+    failure_log: FailureLog,
     output: Output,
     screen: Screen,
     interrupted: bool,
     begun_s: float,
 ) -> None:
-    first = first_failure(ends, witness.raised)
+    first = first_failure(ends, failure_log.raised)
     if first is None:
-        if witness.differ:  # found when the ranks had ended their scripts
-            _show(screen, witness.differ)
+        if failure_log.differ:  # found when the ranks had ended their scripts
+            _show(screen, failure_log.differ)
         return
     lines = [] if interrupted else output.last_lines(first.rank)
     host = launch.layout.hosts[launch.layout.ranks[first.rank]] if launch.remote_plan else socket.gethostname()

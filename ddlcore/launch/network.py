@@ -16,12 +16,12 @@ from ddlcore.runtime.tuning import SearchDriver
 if TYPE_CHECKING:
     from ddlcore.launch.remote_launch import RemoteLaunch
 
-__all__ = ["Witness", "open_network"]
+__all__ = ["FailureLog", "open_network"]
 
 _SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because of what another rank did
 
 
-class Witness:
+class FailureLog:
     """A coordinator that notes, beside another that decides, who said that it leaves because of an exception."""
 
     def __init__(self, coordinator: CoordinatorProtocol, dead: Callable[[], Mapping[int, str]] = dict) -> None:
@@ -82,15 +82,15 @@ def open_network(
     say: Callable[[str], None],
     remote: RemoteLaunch | None = None,
     driver: SearchDriver | None = None,
-) -> tuple[Server, Witness]:
+) -> tuple[Server, FailureLog]:
     """A server that is not yet started: its job file stands, its thread does not run. ``remote``: it has agents.
 
     ``driver`` looks for better settings meanwhile.
     Raises ValueError for a ``control_address`` that is none, DdlInternalError where it is in use.
     """
     sessions = build_sessions(size, settings, registry, driver)
-    witness = Witness(sessions, sessions.dead)
+    failure_log = FailureLog(sessions, sessions.dead)
     if remote is None:
-        return Server(size, witness, settings.text("control_address"), report=say), witness
+        return Server(size, failure_log, settings.text("control_address"), report=say), failure_log
     address, silence_s = remote.remote_plan.reach.bind, settings.number("silence_s")
-    return Server(size, witness, address, say, agents=remote.agents, silence_s=silence_s), witness
+    return Server(size, failure_log, address, say, agents=remote.agents, silence_s=silence_s), failure_log

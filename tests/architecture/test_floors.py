@@ -13,7 +13,7 @@ FLOORS = (  # from the ground up; a room may import itself and the floors below 
     {"kernels"},
     {"observe"},
     {"runtime", "builtin", "control", "plug", "tune"},
-    {"onlookers"},
+    {"telemetry"},
     {"job", "search"},
     {"external_rank"},
     {"detection"},

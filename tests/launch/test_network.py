@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlcore.launch.network import Witness
+from ddlcore.launch.network import FailureLog
 from ddlcore.messages import Bye
 from tests.control.echo import EchoCoordinator
 
@@ -23,10 +23,10 @@ from tests.control.echo import EchoCoordinator
 def test_a_cause_is_noted(reason: str, cause: bool) -> None:
     """Once a rank, in the order in which they left; all is handed on."""
     coordinator = EchoCoordinator()
-    witness = Witness(coordinator)
+    failure_log = FailureLog(coordinator)
     for rank in (1, 0, 1):
-        witness.handle(rank, Bye(reason))
-    assert witness.raised == ([1, 0] if cause else [])
+        failure_log.handle(rank, Bye(reason))
+    assert failure_log.raised == ([1, 0] if cause else [])
     assert len(coordinator.heard) == 3
 
 
@@ -34,10 +34,10 @@ def test_a_rank_that_does_not_answer_is_killed_once_and_not_before_ranks_run() -
     """When a stall has ended the job without it, which shows where time passes."""
     dead: dict[int, str] = {}
     killed: list[tuple[int, str]] = []
-    witness = Witness(EchoCoordinator(), lambda: dead)
+    failure_log = FailureLog(EchoCoordinator(), lambda: dead)
     dead[3] = "rank 3 does not answer"
-    witness.overdue(0.0)
-    witness.kill = lambda rank, why: killed.append((rank, why))
+    failure_log.overdue(0.0)
+    failure_log.kill = lambda rank, why: killed.append((rank, why))
     for second in range(3):
-        witness.overdue(float(second))
+        failure_log.overdue(float(second))
     assert killed == [(3, "rank 3 does not answer")]
