@@ -47,13 +47,13 @@ from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, Stats
 from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.ranges import in_use, ranges_of
-from ddlcore.runtime.recording import Recording
 from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.runtime.sessions import Sessions
 from ddlcore.runtime.stall import Patience
 from ddlcore.runtime.tensor_queue import TensorQueue
+from ddlcore.runtime.timeline_switch import TimelineSwitch
 from ddlcore.runtime.tuning import SearchDriver
 from ddlcore.telemetry import Observer, observers
 from ddlcore.types import Member, Placement
@@ -209,7 +209,7 @@ class Job:
             self._meter,
             name.format("engine"),
         )
-        self._recording = Recording(
+        self._timeline = TimelineSwitch(
             self,
             self.tensor_queue,
             self._engine,
@@ -393,15 +393,15 @@ class Job:
         self.submit_entries(entries, waits)
 
     def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None:
-        """Records from now on; see ``Recording.begin``."""
+        """Records from now on; see ``TimelineSwitch.begin``."""
         self._refuse_inside("start_timeline()")
         place = Path(directory) if directory else None
-        self._recording.begin(Path(file), mark_cycles, place, self._control_thread.session)
+        self._timeline.begin(Path(file), mark_cycles, place, self._control_thread.session)
 
     def stop_timeline(self, patience_s: float = 10.0) -> None:
-        """Ends it, if one is recorded; see ``Recording.end``."""
+        """Ends it, if one is recorded; see ``TimelineSwitch.end``."""
         self._refuse_inside("stop_timeline()")
-        self._recording.end(patience_s)
+        self._timeline.end(patience_s)
 
     def stats(self) -> Stats:
         """What this rank has counted since init; ``Stats`` documents the keys. Any thread, at any moment: it takes no lock."""
@@ -413,7 +413,7 @@ class Job:
 
     def inside(self) -> bool:
         """Whether the calling thread is one of ddl's own, or in the middle of a call that another one must not interrupt."""
-        return self._started and (self._engine.inside() or self._recording.inside or self._lock.held())
+        return self._started and (self._engine.inside() or self._timeline.inside or self._lock.held())
 
     def _refuse_inside(self, what: str) -> None:
         if self.inside():
@@ -560,7 +560,7 @@ class Job:
                 log.warning("rank %d: a transport did not end when it was aborted", self.rank)
         left = self.tensor_queue.close(lambda: NotInitialized("ddl has been shut down; call init() again first"))
         self._engine.fail(left, Closed("the job was shut down before this was complete"))
-        self._recording.end(patience_s if clean and not self._failure.given else 1.0)
+        self._timeline.end(patience_s if clean and not self._failure.given else 1.0)
         if clean and not self._failure.given:
             self._control_thread.say(Done())
         self._control_thread.stop(ABORT_WAIT_S)

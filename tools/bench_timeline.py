@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, thi
 
 from ddlcore.launch.bench.results import median_interval
 from ddlcore.messages import Planned
-from ddlcore.observe.recorder import Recorder
-from ddlcore.observe.records import Record, Ring
+from ddlcore.observe.ring_buffer import Record, RingBuffer
+from ddlcore.observe.trace_hooks import TraceHooks
 from ddlcore.types import Kind
 
 BUCKET_LIMIT_NS = 2000.0
@@ -45,39 +45,39 @@ class CountedSlots(list[Record | None]):
         super().__setitem__(at, value)
 
 
-def _recorder() -> tuple[Recorder, Ring]:
-    ring = Ring()
-    return Recorder(ring, SimpleNamespace(pack_ns=0, unpack_ns=0, nbytes=[0] * len(Kind))), ring
+def _hooks() -> tuple[TraceHooks, RingBuffer]:
+    ring = RingBuffer()
+    return TraceHooks(ring, SimpleNamespace(pack_ns=0, unpack_ns=0, nbytes=[0] * len(Kind))), ring
 
 
-def _calls(recorder: Recorder, tensors: int) -> dict[str, tuple[Callable[[], object], int, int]]:
+def _calls(hooks: TraceHooks, tensors: int) -> dict[str, tuple[Callable[[], object], int, int]]:
     """What is called on the way: by name, the call, and how many tensors and buckets it is for."""
     entries = [SimpleNamespace(set_id=0, name=f"t{i}", spec_bytes=b"") for i in range(tensors)]
     started = [(entry, 0, None) for entry in entries]
     planned = Planned(0, Kind.ALLREDUCE, tuple(entry.name for entry in entries), (b"",) * tensors)
     nothing: Callable[..., None] = lambda *args: None  # noqa: E731  # as short as a call can be
-    again, together = recorder.starting(nothing), recorder.starting_all(nothing)
-    submit = recorder.submitting(nothing)
+    again, together = hooks.starting(nothing), hooks.starting_all(nothing)
+    submit = hooks.submitting(nothing)
     return {
         "a tensor, each by itself (again)": (lambda: again(entries[0], 0, None), 1, 0),
         f"a tensor of {tensors} together (start_all)": (lambda: together(started), tensors, 0),
         "a tensor that is negotiated (submit)": (lambda: submit(entries), tensors, 0),
-        "a bucket (bucket)": (lambda: recorder.bucket(planned, 3, 1, 2), 0, 1),
-        "a wait (waited)": (lambda: recorder.waited(1, 2), 0, 1),
+        "a bucket (bucket)": (lambda: hooks.bucket(planned, 3, 1, 2), 0, 1),
+        "a wait (waited)": (lambda: hooks.waited(1, 2), 0, 1),
     }
 
 
 def costs(tensors: int = 400, calls: int = CALLS) -> dict[str, tuple[float, float]]:
     """(stores, ns) of each, the best of five rounds."""
     found = {}
-    recorder, ring = _recorder()
-    for name, (call, for_tensors, for_buckets) in _calls(recorder, tensors).items():
+    hooks, ring = _hooks()
+    for name, (call, for_tensors, for_buckets) in _calls(hooks, tensors).items():
         count = max(calls // max(for_tensors, 1), 10)
         best_ns = min(_timed(call, count) for _ in range(5)) / max(for_tensors, for_buckets)
         found[name] = (0.0, best_ns)
-    recorder, ring = _recorder()
+    hooks, ring = _hooks()
     counted = ring.slots = CountedSlots(ring.slots)
-    for name, (call, for_tensors, for_buckets) in _calls(recorder, tensors).items():
+    for name, (call, for_tensors, for_buckets) in _calls(hooks, tensors).items():
         before = counted.stores
         call()
         found[name] = ((counted.stores - before) / max(for_tensors, for_buckets), found[name][1])

@@ -9,7 +9,7 @@ from pathlib import Path
 from ddlcore.config import Settings
 from ddlcore.observe.merge import merge, parts_in
 from ddlcore.observe.timeline import MADE_HERE, make_directory, remove_directory
-from ddlcore.runtime.recording import parts_beside
+from ddlcore.runtime.timeline_switch import parts_beside
 
 __all__ = ["Gathering"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddlcore.observe.scribe import MEMCPY_IN, MEMCPY_OUT
+from ddlcore.observe.trace_writer import MEMCPY_IN, MEMCPY_OUT
 
 __all__ = ["BucketRow", "Cover", "RankRow", "Run", "Summary", "TensorRow", "runs_of", "summarise"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-from ddlcore.observe.records import Code, Ring
-from ddlcore.observe.scribe import Scribe
+from ddlcore.observe.ring_buffer import Code, RingBuffer
+from ddlcore.observe.trace_writer import TraceWriter
 
 __all__ = [
     "MADE_HERE",
@@ -114,11 +114,13 @@ class TraceFile:
 class Timeline:
     """From ``start`` to ``stop``: every so often what stands in the ring goes to the file."""
 
-    def __init__(self, ring: Ring, scribe: Scribe, path: Path, facts: Mapping[str, Any], clock: Clock) -> None:
+    def __init__(
+        self, ring: RingBuffer, writer: TraceWriter, path: Path, facts: Mapping[str, Any], clock: Clock
+    ) -> None:
         """``clock``: how this rank's clock compares with the coordinator's. Raises OSError as TraceFile does."""
         self.path = path
         self._ring = ring
-        self._scribe = scribe
+        self._writer = writer
         self._facts = dict(facts)
         self._clock = clock
         self._file = TraceFile(path)
@@ -128,7 +130,7 @@ class Timeline:
 
     def start(self) -> None:
         """Begins to write."""
-        self._add(self._scribe.begin(self._facts, perf_counter_ns()))
+        self._add(self._writer.begin(self._facts, perf_counter_ns()))
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
@@ -149,13 +151,13 @@ class Timeline:
             if ended:
                 self._flush()
                 break
-        self._add(self._scribe.end(perf_counter_ns(), self._ring.lost))
+        self._add(self._writer.end(perf_counter_ns(), self._ring.lost))
         self._file.close()
 
     def _flush(self) -> None:
         records = self._ring.take()
         while chunk := list(islice(records, CHUNK)):
-            self._add(self._scribe.write(chunk))
+            self._add(self._writer.write(chunk))
 
     def _look(self) -> None:
         found = self._clock()

@@ -245,8 +245,8 @@ class ControlThread:
             self._tensor_queue.answered(message.serial)
         elif isinstance(message, Freeze):
             self._tensor_queue.flight.note("freeze", epoch=message.epoch)
-            if (recorder := self._engine.recorder) is not None:
-                recorder.freeze(message.epoch)
+            if (hooks := self._engine.trace_hooks) is not None:
+                hooks.freeze(message.epoch)
             frozen = self._tensor_queue.freeze(message.epoch)
             if frozen is not None:
                 self._send(frozen)
@@ -294,9 +294,9 @@ class ControlThread:
             self._engine.post(todo)
 
     def _note(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> None:
-        recorder = self._engine.recorder  # read once: the user's thread may end it at any moment
-        if recorder is not None and isinstance(item, Bucket):
-            recorder.decided(item)
+        hooks = self._engine.trace_hooks  # read once: the user's thread may end it at any moment
+        if hooks is not None and isinstance(item, Bucket):
+            hooks.decided(item)
 
     def _todo(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> Todo | None:
         """What the engine is to do about it, in its turn."""

@@ -12,7 +12,7 @@ from functools import partial
 
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Bucket, Drain, Frozen, Leave, Planned, Resume
-from ddlcore.observe.recorder import Recorder
+from ddlcore.observe.trace_hooks import TraceHooks
 from ddlcore.runtime.checks import called
 from ddlcore.runtime.executor import Deliver, Executor, Later, Staged, Unserved
 from ddlcore.runtime.handle import SLICE_S, Completion, Waited
@@ -80,7 +80,7 @@ class Engine:
         completion.progress = self.progress
         completion.wake = self._wake_for_device
         self.say: Callable[[Leave | Frozen], None] = lambda message: None
-        self.recorder: Recorder | None = None  # while a timeline is written
+        self.trace_hooks: TraceHooks | None = None  # while a timeline is written
         self._queue: deque[Todo] = deque()
         self._held: list[tuple[Launch[Entry], Deliver]] = []
         self.in_flight = DevicesInFlight(completion, meter)
@@ -169,8 +169,8 @@ class Engine:
                 self.bucket = None
             ended_ns = now_ns()
             meter.busy_ns += ended_ns - self._since_ns
-            if (recorder := self.recorder) is not None:  # read once: another thread may end it at any moment
-                recorder.bucket(*_ran(todo), self._since_ns, ended_ns)
+            if (hooks := self.trace_hooks) is not None:  # read once: another thread may end it at any moment
+                hooks.bucket(*_ran(todo), self._since_ns, ended_ns)
             self._since_ns = ended_ns
         self._closing = True
         self._sets.close(CLOSE_S)
@@ -308,9 +308,9 @@ class Engine:
                     with tensor_queue.lock:
                         took_ns = now_ns() - begun_ns
                         if tensor_queue.land_alone(launch, entry, self._meter, took_ns):
-                            if (recorder := self.recorder) is not None:
-                                recorder.bucket(*_ran(launch), begun_ns, begun_ns + took_ns)
-                                recorder.waited(begun_ns, begun_ns + took_ns)
+                            if (hooks := self.trace_hooks) is not None:
+                                hooks.bucket(*_ran(launch), begun_ns, begun_ns + took_ns)
+                                hooks.waited(begun_ns, begun_ns + took_ns)
                             if self._queue or self._stopped or tensor_queue.is_ready():
                                 tensor_queue.work.notify()
                             return
@@ -394,8 +394,8 @@ class Engine:
             self._landing = launch  # no call since ``frozen``
             self._tensor_queue.own = None
         self._finish_landing()
-        if (recorder := self.recorder) is not None:
-            recorder.bucket(*_ran(launch), begun_ns, begun_ns + took_ns)
+        if (hooks := self.trace_hooks) is not None:
+            hooks.bucket(*_ran(launch), begun_ns, begun_ns + took_ns)
         return True
 
     def _finish_landing(self) -> None:
@@ -504,19 +504,19 @@ class Engine:
                 if not self._tensor_queue.put_back(launch):
                     self.fail(launch.entries or (), None)
         self._meter.busy_ns += now_ns() - begun_ns
-        if (recorder := self.recorder) is not None:
+        if (hooks := self.trace_hooks) is not None:
             valid = sum(launch.place <= lowest[launch.planned.set_id] for launch, _ in held)
-            recorder.drain(message.epoch, begun_ns, valid, len(held) - valid)
+            hooks.drain(message.epoch, begun_ns, valid, len(held) - valid)
         if not any(isinstance(item, Resume) for item in message.items):
             self._tensor_queue.discover(message.epoch + 1)
-            if recorder is not None:
-                recorder.discover(message.epoch + 1)
+            if hooks is not None:
+                hooks.discover(message.epoch + 1)
 
     def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> None:
         """On the engine's thread: what was decided before has run; from here on the schedule gives what is ready."""
-        if (recorder := self.recorder) is not None:
+        if (hooks := self.trace_hooks) is not None:
             buckets = self._tensor_queue.planned(message.schedule)
-            recorder.replay(message.epoch, message.schedule, buckets, message.start)
+            hooks.replay(message.epoch, message.schedule, buckets, message.start)
         frozen = self._tensor_queue.resume(message, sets, rank)
         if frozen is not None:
             self.say(frozen)
@@ -574,7 +574,7 @@ class Engine:
 
 
 def _ran(todo: Launch[Entry] | tuple[Bucket, Sequence[Entry | None]]) -> tuple[Bucket | Planned, int]:
-    """What a recorder is told of it, and its place; -1 for one outside schedules."""
+    """What trace hooks are told of it, and its place; -1 for one outside schedules."""
     if isinstance(todo, Launch):
         return todo.bucket or todo.position.planned, todo.place
     return todo[0], -1

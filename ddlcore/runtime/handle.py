@@ -14,7 +14,7 @@ from ddlcore.runtime.reentry import Lock
 if TYPE_CHECKING:
     from _thread import LockType
 
-    from ddlcore.observe.recorder import Recorder
+    from ddlcore.observe.trace_hooks import TraceHooks
     from ddlcore.runtime.job_failure import JobFailure
     from ddlcore.runtime.request import Outcome
 
@@ -51,7 +51,7 @@ class Completion:
         self._wanting: dict[object, None] = {}
         self.failure: JobFailure | None = None  # on the job, once it is over
         self.waited_s = 0.0  # by all threads that have waited
-        self.recorder: Recorder | None = None  # while a timeline is written
+        self.trace_hooks: TraceHooks | None = None  # while a timeline is written
         self._polled_since_s: float | None = None
 
     def wait(self, operation: Waited) -> None:
@@ -72,8 +72,8 @@ class Completion:
             until_s = time.monotonic()
             with self.lock:
                 self.waited_s += until_s - since_s
-        if (recorder := self.recorder) is not None:
-            recorder.waited(round(since_s * 1e9), round(until_s * 1e9))
+        if (hooks := self.trace_hooks) is not None:
+            hooks.waited(round(since_s * 1e9), round(until_s * 1e9))
 
     def announce(self) -> None:
         """Something has come to its end: whoever waits looks. Any thread; a waiter that has gone is no harm."""

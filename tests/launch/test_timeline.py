@@ -17,10 +17,10 @@ from ddlcore.launch.timeline import Gathering
 from ddlcore.messages import Bucket
 from ddlcore.observe.merge import merge, parts_in, read_trace
 from ddlcore.observe.plain import plain
-from ddlcore.observe.records import Code, Ring
-from ddlcore.observe.scribe import Scribe
+from ddlcore.observe.ring_buffer import Code, RingBuffer
 from ddlcore.observe.summary import runs_of
 from ddlcore.observe.timeline import TraceFile, make_directory
+from ddlcore.observe.trace_writer import TraceWriter
 from ddlcore.types import Kind
 from tests.launch.standin import STAND_IN_WORKS, install_ssh
 from tests.launch.starting import Ddl
@@ -289,14 +289,14 @@ def hostile_trace(path: Path) -> None:
     parts = path.with_name("parts")
     parts.mkdir()
     for rank in range(2):
-        scribe = Scribe(rank, rank, HOSTILE[rank], lambda set_id, kind: "shm")
+        writer = TraceWriter(rank, rank, HOSTILE[rank], lambda set_id, kind: "shm")
         file = TraceFile(parts / f"rank{rank}.json")
-        file.add(scribe.begin({"rank": rank, "size": 2, "host": HOSTILE[rank], "world": 0, "ddl": HOSTILE[3]}, 0))
-        ring = Ring(64)
+        file.add(writer.begin({"rank": rank, "size": 2, "host": HOSTILE[rank], "world": 0, "ddl": HOSTILE[3]}, 0))
+        ring = RingBuffer(64)
         for i, name in enumerate(HOSTILE):
             begin = 1_000_000 * (i + 1)
             ring.put(Code.BUCKET, begin, begin + 500_000, 100, 100, -1, Bucket(i, 0, Kind.ALLREDUCE, (name,)), 400)
-        file.add(scribe.write(list(ring.take())))
+        file.add(writer.write(list(ring.take())))
         file.close()
     assert merge(parts_in(parts), path) == []
 

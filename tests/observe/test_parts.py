@@ -18,9 +18,9 @@ from ddlcore.messages import Bucket
 from ddlcore.observe.clock import Reading, compare
 from ddlcore.observe.merge import merge, parts_in, read_part, read_trace
 from ddlcore.observe.readiness import Readiness
-from ddlcore.observe.records import Code, Ring
-from ddlcore.observe.scribe import Scribe
+from ddlcore.observe.ring_buffer import Code, RingBuffer
 from ddlcore.observe.timeline import Timeline, TraceFile, part_of
+from ddlcore.observe.trace_writer import TraceWriter
 from ddlcore.types import Kind
 
 pytestmark = pytest.mark.timeout(240)
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(240)
 
 def test_a_ring_gives_what_was_put_in_order() -> None:
     """Each once; an empty one gives nothing."""
-    ring = Ring(8)
+    ring = RingBuffer(8)
     assert list(ring.take()) == []
     for i in range(5):
         ring.put(Code.FREEZE, i)
@@ -41,7 +41,7 @@ def test_a_ring_gives_what_was_put_in_order() -> None:
 
 def test_a_ring_that_is_not_emptied_loses_the_oldest_and_says_so() -> None:
     """What is lost and what is given add up to what was put."""
-    ring = Ring(4)
+    ring = RingBuffer(4)
     for i in range(6):
         ring.put(Code.FREEZE, i)
     given = [record[2] for record in ring.take()]
@@ -204,14 +204,14 @@ def test_a_foreign_list_of_events_spoils_no_merge(text: str, tmp_path: Path) -> 
 def test_a_coordinator_that_does_not_answer_holds_no_record_up(tmp_path: Path) -> None:
     """What stands in the ring is written before the clock is asked for."""
     answer = threading.Event()
-    ring = Ring()
+    ring = RingBuffer()
 
     def clock() -> tuple[int, int] | None:
         answer.wait(120)
         return None
 
-    scribe = Scribe(0, 0, "h", lambda set_id, kind: "shm")
-    timeline = Timeline(ring, scribe, tmp_path / "rank0.json", {"rank": 0}, clock)
+    writer = TraceWriter(0, 0, "h", lambda set_id, kind: "shm")
+    timeline = Timeline(ring, writer, tmp_path / "rank0.json", {"rank": 0}, clock)
     ring.put(Code.WAITED, 1000, 2000)
     timeline.start()
     timeline.stop(1.0)

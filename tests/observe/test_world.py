@@ -87,7 +87,7 @@ def test_clocks_that_had_to_be_measured_are_as_right_as_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no boot says that it is one clock: what is added is within its error of the truth, and so are the buckets' ends."""
-    monkeypatch.setattr("ddlcore.runtime.recording.boot_id", lambda: "")
+    monkeypatch.setattr("ddlcore.runtime.timeline_switch.boot_id", lambda: "")
     metadata, events = record(3, tmp_path / "t.json", steps)
     looks = [event["args"] for event in events if event["name"] == "CLOCK"]
     assert len(looks) >= 3, "each rank looks"
@@ -210,7 +210,7 @@ def test_only_one_timeline_at_a_time(tmp_path: Path) -> None:
 def test_it_may_be_stopped_while_another_thread_is_about_to_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the engine's look at whether there is a recorder and its use of that: the job goes on."""
+    """Between the engine's look at whether there are trace hooks and its use of that: the job goes on."""
     stopped = []
 
     def program(rank: int, job: Job) -> None:
@@ -218,7 +218,7 @@ def test_it_may_be_stopped_while_another_thread_is_about_to_record(
         planned = job.tensor_queue.planned
 
         def stopping(schedule: int) -> Any:
-            job._recording.unrecorded()
+            job._timeline.unrecorded()
             stopped.append(rank)
             return planned(schedule)
 

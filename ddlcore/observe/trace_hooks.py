@@ -1,6 +1,6 @@
 """What the threads of a rank call while a timeline is recorded: a store or two a call, and nothing is worked out.
 
-Where none is recorded there is no recorder, and callers test for that once a bucket.
+Where none is recorded there are no trace hooks, and callers test for that once a bucket.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from time import perf_counter_ns
 from typing import Any, Protocol
 
 from ddlcore.messages import Bucket, Planned
-from ddlcore.observe.records import Code, Ring
+from ddlcore.observe.ring_buffer import Code, RingBuffer
 
-__all__ = ["Counted", "Recorder"]
+__all__ = ["Counted", "TraceHooks"]
 
 
 class Counted(Protocol):
@@ -23,10 +23,10 @@ class Counted(Protocol):
     nbytes: list[int]
 
 
-class Recorder:
+class TraceHooks:
     """Fills a ring. ``bucket`` is called by one thread at a time, all else by any."""
 
-    def __init__(self, ring: Ring, counted: Counted) -> None:
+    def __init__(self, ring: RingBuffer, counted: Counted) -> None:
         self.ring = ring
         self._counted = counted
         self._pack_ns = counted.pack_ns

@@ -13,10 +13,10 @@ from typing import Any
 
 from ddlcore.messages import Bucket, Planned, decode_spec
 from ddlcore.observe.readiness import Readiness
-from ddlcore.observe.records import Code, Record
+from ddlcore.observe.ring_buffer import Code, Record
 from ddlcore.types import Kind
 
-__all__ = ["FIRST_ROW", "MEMCPY_IN", "MEMCPY_OUT", "Scribe"]
+__all__ = ["FIRST_ROW", "MEMCPY_IN", "MEMCPY_OUT", "TraceWriter"]
 
 MEMCPY_IN, MEMCPY_OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
 USER, REPLAY, FIRST_ROW = 1, 2, 10  # thread ids in the trace
@@ -39,7 +39,7 @@ class _Place:
         self.wire = wire
 
 
-class Scribe:
+class TraceWriter:
     """One rank's. ``transport(set_id, kind)`` names what moves the bytes, such as "shm". Events are texts of JSON."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Turns the timeline of one rank's job on and off: hooks the recorder in, and brings the ranks' parts together."""
+"""Turns the timeline of one rank's job on and off: puts the trace hooks in, and brings the ranks' parts together."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ddlcore.errors import DdlInternalError
 from ddlcore.observe.clock import Reading, boot_id, compare
 from ddlcore.observe.gather import collect, send
 from ddlcore.observe.merge import merge, parts_in
-from ddlcore.observe.recorder import Recorder
-from ddlcore.observe.records import Ring
-from ddlcore.observe.scribe import Scribe
+from ddlcore.observe.ring_buffer import RingBuffer
 from ddlcore.observe.timeline import Timeline, part_of, remove_directory, remove_if_empty
+from ddlcore.observe.trace_hooks import TraceHooks
+from ddlcore.observe.trace_writer import TraceWriter
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.meter import Meter
@@ -27,7 +27,7 @@ from ddlcore.runtime.reentry import Lock
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Kind, Placement
 
-__all__ = ["Calls", "Recording", "parts_beside"]
+__all__ = ["Calls", "TimelineSwitch", "parts_beside"]
 
 log = logging.getLogger("ddl")
 
@@ -46,7 +46,7 @@ def parts_beside(file: Path) -> Path:
     return file.with_name(file.name + ".ranks")
 
 
-class Recording:
+class TimelineSwitch:
     """One rank's. ``begin`` and ``end`` come from the user's threads; one timeline at a time."""
 
     def __init__(
@@ -107,20 +107,20 @@ class Recording:
             if file.is_dir():
                 raise ValueError(f"timeline {file} is a directory; name a file")
             self._made += 1
-            ring = Ring()
+            ring = RingBuffer()
             rank, host = self._launched.rank, socket.gethostname()
             own = self._ranks.index(rank)
             facts = {"rank": own, "size": len(self._ranks), "host": host, "world": world, **self._facts}
-            scribe = Scribe(rank, own, host, self._transport, mark_cycles)
+            writer = TraceWriter(rank, own, host, self._transport, mark_cycles)
             try:
                 path = part_of(directory or parts_beside(file), rank)
-                timeline = Timeline(ring, scribe, path, facts, self._look)
+                timeline = Timeline(ring, writer, path, facts, self._look)
             except OSError as error:
                 raise ValueError(f"timeline {file}: {error.strerror} ({error.filename})") from None
             self._file = None if directory is not None else file
             self._timeline = timeline
             timeline.start()
-            self._hook(Recorder(ring, self._meter))
+            self._hook(TraceHooks(ring, self._meter))
 
     def end(self, patience_s: float) -> None:
         """Ends it, and on rank 0, unless the launcher does, merges what the others bring within ``patience_s``."""
@@ -136,16 +136,16 @@ class Recording:
 
     # --- hooks
 
-    def _hook(self, recorder: Recorder) -> None:
-        self._engine.recorder = self._completion.recorder = recorder
-        self._calls.submit_entries = recorder.submitting(self._tensor_queue.submit)
-        self._calls.start_request = recorder.starting(self._tensor_queue.start_request)
-        self._calls.start_all = recorder.starting_all(self._tensor_queue.start_all)
-        self._calls.start_and_wait = recorder.starting(self._engine.start_and_wait)
+    def _hook(self, hooks: TraceHooks) -> None:
+        self._engine.trace_hooks = self._completion.trace_hooks = hooks
+        self._calls.submit_entries = hooks.submitting(self._tensor_queue.submit)
+        self._calls.start_request = hooks.starting(self._tensor_queue.start_request)
+        self._calls.start_all = hooks.starting_all(self._tensor_queue.start_all)
+        self._calls.start_and_wait = hooks.starting(self._engine.start_and_wait)
 
     def unrecorded(self) -> None:
-        """The calls as they are without a recorder: nothing stands in between."""
-        self._engine.recorder = self._completion.recorder = None
+        """The calls as they are without trace hooks: nothing stands in between."""
+        self._engine.trace_hooks = self._completion.trace_hooks = None
         self._calls.submit_entries = self._tensor_queue.submit
         self._calls.start_request = self._tensor_queue.start_request
         self._calls.start_all = self._tensor_queue.start_all

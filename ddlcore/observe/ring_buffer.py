@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
 
-__all__ = ["CAPACITY", "Code", "Record", "Ring"]
+__all__ = ["CAPACITY", "Code", "Record", "RingBuffer"]
 
 CAPACITY = 1 << 15  # records; more than a rank makes between two looks of the writer
 
@@ -29,7 +29,7 @@ class Code(IntEnum):
     CLOCK = 9  # offset, error (ns): our clock, and that of the coordinator
 
 
-class Ring:
+class RingBuffer:
     """A row of slots that is filled by any thread, over and over, and emptied by one. Nobody waits for anybody."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
