@@ -11,7 +11,7 @@ from unittest import mock
 import tensorflow as tf
 from ddl_tf import gpu, placing
 from ddl_tf.autograd import ADAPTER
-from ddl_tf.flight import Flight
+from ddl_tf.exchange import Exchange
 
 from ddlcore.contracts.dlpack import ON_CPU
 from ddlcore.contracts.transport import Memory
@@ -28,7 +28,7 @@ CPU_0 = "/job:localhost/replica:0/task:0/device:CPU:0"  # where operations of gr
 class LateGpu(gpu.Gpu):
     """Each rank's float tensors lie on its own pretend device; what TensorFlow computes, it waits for by itself.
 
-    The threads of TensorFlow's pools are no rank's: who comes with a flight is of the flight's rank.
+    The threads of TensorFlow's pools are no rank's: who comes with an exchange belongs to the exchange's rank.
     """
 
     def __init__(self) -> None:
@@ -74,20 +74,20 @@ def late_gpu() -> Iterator[LateGpu]:
     device = LateGpu()
 
     def of_its_rank(method: Callable[..., Any]) -> Callable[..., Any]:
-        def run(flight: Flight, *args: Any) -> Any:
-            device.turn_to(flight.job.rank)
-            return method(flight, *args)
+        def run(exchange: Exchange, *args: Any) -> Any:
+            device.turn_to(exchange.job.rank)
+            return method(exchange, *args)
 
         return run
 
     def gpu_of(variable: Any) -> str:
         return "" if variable.name.startswith("host") else CPU_0
 
-    methods: Any = {name: of_its_rank(getattr(Flight, name)) for name in ("send", "lift", "take")}
+    methods: Any = {name: of_its_rank(getattr(Exchange, name)) for name in ("send", "lift", "take")}
     with (
         mock.patch.object(ADAPTER, "gpu", device),
         mock.patch.object(placing, "gpu_of", gpu_of),
-        mock.patch.multiple(Flight, **methods),
+        mock.patch.multiple(Exchange, **methods),
     ):
         yield device
 

@@ -10,7 +10,7 @@ import ddl_tf as ddl
 import numpy as np
 import pytest
 import tensorflow as tf
-from ddl_tf.flight import Flight
+from ddl_tf.exchange import Exchange
 from ddl_tf.reducer import Reducer, Reduction
 
 from ddlcore.testing import run_world
@@ -84,19 +84,19 @@ def test_results_live_as_long_as_something_may_write_them() -> None:
         reducer = Reducer(Reduction(), "kept")
         variable = tf.Variable(tf.zeros((300, 100)))
         kept: list[Any] = []
-        send = Flight.send
+        send = Exchange.send
 
-        def sending(flight: Flight, first: int, *tensors: Any) -> Any:
-            token = send(flight, first, *tensors)
-            for entry in flight._entries:
+        def sending(exchange: Exchange, first: int, *tensors: Any) -> Any:
+            token = send(exchange, first, *tensors)
+            for entry in exchange._entries:
                 assert not entry.pending or entry.target.owner is not None
             return token
 
         reducer.reduce([tf.ones((300, 100))], [variable])
-        (flight,) = reducer._flights.values()
-        flight.send = sending.__get__(flight)  # type: ignore[method-assign]  # of this one
+        (exchange,) = reducer._exchanges.values()
+        exchange.send = sending.__get__(exchange)  # type: ignore[method-assign]  # of this one
         (mean,) = reducer.reduce([tf.fill((300, 100), rank + 1.0)], [variable])
-        assert [entry.target.owner for entry in flight._entries] == [None]
+        assert [entry.target.owner for entry in exchange._entries] == [None]
         kept.append(weakref.ref(mean))
         del mean
         gc.collect()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from ddl_tf.flight import Flight
+from ddl_tf.exchange import Exchange
 from ddl_tf.reducer import Reducer, Reduction
 
 from ddlcore.errors import DdlInternalError
@@ -38,16 +38,16 @@ def test_signals_in_every_way_to_train(tmp_path: Path) -> None:
 
 def test_an_interrupt_while_sending_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody can say how much has gone off: the next call raises on this rank, and the peer, which waits, is told."""
-    gather = Flight.gather
+    gather = Exchange.gather
     interrupts: list[int] = []
 
-    def gathering(flight: Flight, first: int, *tensors: Any) -> Any:
-        if flight.job.rank == 0 and not interrupts:
+    def gathering(exchange: Exchange, first: int, *tensors: Any) -> Any:
+        if exchange.job.rank == 0 and not interrupts:
             interrupts.append(first)
             raise Interrupted
-        return gather(flight, first, *tensors)
+        return gather(exchange, first, *tensors)
 
-    monkeypatch.setattr(Flight, "gather", gathering)
+    monkeypatch.setattr(Exchange, "gather", gathering)
 
     def play(rank: int, job: Any) -> None:
         reducer = Reducer(Reduction(), "sending")
@@ -64,16 +64,16 @@ def test_an_interrupt_while_sending_is_told_to_all(monkeypatch: pytest.MonkeyPat
 
 def test_an_interrupt_before_sending_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next call is the first of that step."""
-    made_ready = Flight._made_ready
+    made_ready = Exchange._made_ready
     interrupts: list[int] = []
 
-    def making_ready(flight: Flight, number: int, tensor: Any) -> Any:
-        if flight.job.rank == 0 and not interrupts:
+    def making_ready(exchange: Exchange, number: int, tensor: Any) -> Any:
+        if exchange.job.rank == 0 and not interrupts:
             interrupts.append(number)
             raise Interrupted
-        return made_ready(flight, number, tensor)
+        return made_ready(exchange, number, tensor)
 
-    monkeypatch.setattr(Flight, "_made_ready", making_ready)
+    monkeypatch.setattr(Exchange, "_made_ready", making_ready)
 
     def play(rank: int, job: Any) -> list[float]:
         reducer = Reducer(Reduction(), "before")
@@ -90,20 +90,20 @@ def test_every_part_of_a_run_that_is_given_up_says_why() -> None:
     """Parts go off on several threads, and TensorFlow shows the first error: each names the cause, not only one."""
 
     def play(rank: int, job: Any) -> None:
-        flight = Reducer(Reduction(), "late")._flight("late", 3, "", None)
+        exchange = Reducer(Reduction(), "late")._exchange("late", 3, "", None)
         part, told = np.ones(3, np.float32), "a step of rank 0 was interrupted"
         if rank == 0:
-            flight.send(0, part)
+            exchange.send(0, part)
             with pytest.raises(DdlInternalError, match=told):
-                flight.send(0, part)
-            for late in (partial(flight.send, 1, part), partial(flight.gather, 3, part)):
+                exchange.send(0, part)
+            for late in (partial(exchange.send, 1, part), partial(exchange.gather, 3, part)):
                 with pytest.raises(DdlInternalError, match=told):
                     late()
         else:
             for number in range(3):
-                flight.send(number, part)
+                exchange.send(number, part)
             with pytest.raises(DdlInternalError, match=told):
-                flight.take()
+                exchange.take()
 
     run_world(2, play, deadline_s=90.0)
 

@@ -11,11 +11,11 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 
-from ddl_gloo.courier import Courier
 from ddl_gloo.direct import Direct, copy
 from ddl_gloo.shim import NATIVE, Group, Pending
 from ddl_gloo.store import Meeting
 from ddl_gloo.wires import Wires
+from ddl_gloo.worker import Worker
 from ddlcore.contracts.interfaces import chosen_address
 from ddlcore.contracts.store import PrefixStore
 from ddlcore.contracts.transport import DONE, Capabilities, Context, Transport, Work, dense
@@ -51,7 +51,7 @@ class GlooTransport(Transport):
         self._group: Group | None = None
         self._direct: Direct | None = None
         self._wires: Wires | None = None
-        self._courier = Courier("ddl-gloo")
+        self._worker = Worker("ddl-gloo")
         self._broken: TransportError | None = None
         self._over = threading.Event()  # aborted, to the end
         self._left: list[_Started] = []  # what was not waited for to its end
@@ -73,7 +73,7 @@ class GlooTransport(Transport):
         def meet() -> None:
             made.append(Group(meeting, context.rank, context.size, address, context.timeout_s))
 
-        opening = self._courier.give(meet)
+        opening = self._worker.give(meet)
         if self._aborted:
             opening.end(self._failure("open"))
         try:
@@ -118,9 +118,9 @@ class GlooTransport(Transport):
             self._wires = None
             group, self._group = self._group, None
             self._direct = None
-        self._courier.drop(TransportError(f"gloo: {self._name()} was closed"))
+        self._worker.drop(TransportError(f"gloo: {self._name()} was closed"))
         left, self._left = self._left, []
-        ended = self._courier.close(LEFT_S) and all(started.ends(LEFT_S) for started in left)
+        ended = self._worker.close(LEFT_S) and all(started.ends(LEFT_S) for started in left)
         if group is not None and not ended:
             # A message that was half sent or received when its connection ended is waited for without end, in Gloo.
             log.debug("gloo: a call on %s was left behind", self._name())
@@ -137,7 +137,7 @@ class GlooTransport(Transport):
                 until_s = time.monotonic() + CUT_S
                 while self._wires.held() and time.monotonic() < until_s:
                     time.sleep(0.001)
-            self._courier.drop(self._failure("a call"))
+            self._worker.drop(self._failure("a call"))
             self._over.set()
 
     def disown(self) -> None:
@@ -149,7 +149,7 @@ class GlooTransport(Transport):
             self._wires.drop()
         self._group = self._direct = self._wires = None
         self._left = []
-        self._courier = Courier("ddl-gloo")
+        self._worker = Worker("ddl-gloo")
 
     # --- collectives
 
@@ -222,13 +222,13 @@ class GlooTransport(Transport):
             except Exception as error:
                 raise self.broke(what, error) from error
 
-        if most_bytes <= SHORT_BYTES and self._courier.idle:
+        if most_bytes <= SHORT_BYTES and self._worker.idle:
             guarded()
             return DONE
-        errand = self._courier.give(guarded)
+        task = self._worker.give(guarded)
         if self._aborted:  # meanwhile
-            errand.end(self._failure(what))
-        return errand
+            task.end(self._failure(what))
+        return task
 
     def _start(self, what: str, call: Callable[[Group], Pending], memory: Buffer | None = None) -> Work:
         """A call that Gloo's own thread carries out."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from ddl_tf.buckets import Bucket, Look
 from ddl_tf.devices import HOST
-from ddl_tf.flight import TOKEN
+from ddl_tf.exchange import TOKEN
 from ddl_tf.graph import asynchronous
-from ddl_tf.parcels import Look, Parcel
 
 __all__ = ["arrive", "depart", "join", "lift", "look", "split"]
 
@@ -89,22 +89,22 @@ def _independent(output: Any) -> Any:
     return output
 
 
-# --- parcels
+# --- buckets
 
 
-def join(members: Sequence[Any], parcel: Parcel) -> Any:
+def join(members: Sequence[Any], bucket: Bucket) -> Any:
     """What travels for these gradients: (rows, *inner)."""
-    if parcel.inner is None:
+    if bucket.inner is None:
         return members[0]
-    parts = [m if m.shape.rank == 1 + len(parcel.inner) else tf.reshape(m, [-1]) for m in members]
+    parts = [m if m.shape.rank == 1 + len(bucket.inner) else tf.reshape(m, [-1]) for m in members]
     return tf.concat(parts, 0) if len(parts) > 1 else parts[0]
 
 
-def split(whole: Any, parcel: Parcel, members: Sequence[Any]) -> list[Any]:
+def split(whole: Any, bucket: Bucket, members: Sequence[Any]) -> list[Any]:
     """The members' parts of what came back."""
-    if parcel.inner is None:
+    if bucket.inner is None:
         return [whole]
-    rows = [parcel.rows(look(member)) for member in members]
+    rows = [bucket.rows(look(member)) for member in members]
     parts = tf.split(whole, rows) if len(rows) > 1 else [whole]
     parts = [p if m.shape.rank == p.shape.rank else tf.reshape(p, m.shape) for p, m in zip(parts, members, strict=True)]
     for one, member in zip(parts, members, strict=True):

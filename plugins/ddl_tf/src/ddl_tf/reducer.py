@@ -23,11 +23,11 @@ import tensorflow as tf
 from ddl_tf.adapter import brought
 from ddl_tf.autograd import ADAPTER, OPERATIONS
 from ddl_tf.averages import average_of_slices
+from ddl_tf.buckets import Look, cut, pack
 from ddl_tf.crossing import arrive, depart, join, lift, look, split
 from ddl_tf.devices import HOST, check_device, is_host
-from ddl_tf.flight import Flight, Pools, give_up
+from ddl_tf.exchange import Exchange, Pools, give_up
 from ddl_tf.graph import keep, refuse_xla
-from ddl_tf.parcels import Look, cut, pack
 from ddl_tf.placing import apart, places
 from ddl_tf.replicas import Checks
 from ddlcore.api import Job, ProcessSet, current_job, global_process_set, gradient_compression, resolve_op
@@ -35,7 +35,7 @@ from ddlcore.types import CPU, Average, DType, ReduceOp, Sum
 
 __all__ = ["Groups", "Reducer", "Reduction", "verbatim"]
 
-FLIGHTS_LIMIT = 64  # of one reducer that are remembered
+EXCHANGES_LIMIT = 64  # of one reducer that are remembered
 Groups = int | Sequence[Sequence[Any]] | None
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -108,8 +108,8 @@ class Reducer:
         self.reduction = reduction
         self.name = self._asked = name
         self._unique = unique
-        self._flights: OrderedDict[Any, Flight] = OrderedDict()
-        self._going: Flight | None = None  # the last eager one
+        self._exchanges: OrderedDict[Any, Exchange] = OrderedDict()
+        self._going: Exchange | None = None  # the last eager one
         self._sent = False  # whether all of it has gone off
         self.launches = 0  # of eager reductions, so far
         self._bind()
@@ -124,7 +124,7 @@ class Reducer:
             raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
         self.ranks: tuple[int, ...] = tuple(process_set.resolve(self.job)[1]) if self._is_member(process_set) else ()
         self.active = len(self.ranks) > 1
-        self._flights.clear()
+        self._exchanges.clear()
         self._going = None
 
     @property
@@ -192,26 +192,26 @@ class Reducer:
     def _eagerly(self, given: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         dense, sparse = _kinds(given)
         key = ("eager", tuple(_sign(gradient) for gradient in given))
-        flight = self._flights.get(key)
-        if flight is None:
+        exchange = self._exchanges.get(key)
+        if exchange is None:
             part_of = self._describe(given, variables)
-            flight = self._keep(key, self._flight(self._named(), max(len(dense), 1), part_of, None))
-        flight.check = self._check(variables)  # other variables may look the same
+            exchange = self._keep(key, self._exchange(self._named(), max(len(dense), 1), part_of, None))
+        exchange.check = self._check(variables)  # other variables may look the same
         going = self._going
-        if going is not None and going.begun and (going is not flight or not self._sent):
+        if going is not None and going.begun and (going is not exchange or not self._sent):
             give_up(self.job)
         # Where the call before this one was interrupted after all had been sent, this one brings that step to its end.
         if going is None or not going.begun:
-            self._going, self._sent = flight, False
+            self._going, self._sent = exchange, False
             self.launches += 1
             by_host = is_host(self.reduction.device_dense)
             leaving = [self._brought(given[i], by_host) for i in reversed(dense)] or [_nothing()]
             by_host = is_host(self.reduction.device_sparse)
             parts = [self._brought(part, by_host) for i in sparse for part in (given[i].values, given[i].indices)]
-            flight.send(0, *leaving)
-            flight.gather(max(len(dense), 1), *parts)
+            exchange.send(0, *leaving)
+            exchange.gather(max(len(dense), 1), *parts)
             self._sent = True
-        arrived = flight.take()
+        arrived = exchange.take()
         results: list[Any] = [None] * len(given)
         for i, tensor in zip(reversed(dense), arrived[: len(dense)], strict=True):
             results[i] = tensor
@@ -221,11 +221,11 @@ class Reducer:
     def _brought(self, tensor: Any, by_host: bool) -> Any:
         return brought(ADAPTER, self.job, [tensor], by_host)[0]
 
-    def _keep(self, key: Any, flight: Flight) -> Flight:
-        self._flights[key] = flight
-        if len(self._flights) > FLIGHTS_LIMIT:
-            self._flights.popitem(last=False)
-        return flight
+    def _keep(self, key: Any, exchange: Exchange) -> Exchange:
+        self._exchanges[key] = exchange
+        if len(self._exchanges) > EXCHANGES_LIMIT:
+            self._exchanges.popitem(last=False)
+        return exchange
 
     # --- graphs
 
@@ -235,39 +235,39 @@ class Reducer:
         looks = [look(gradient) for gradient in given]
         runs = [part for run in self._runs(looks, dense, variables) for part in apart(run, gpus)]
         loads = [(gpu, pack(looks, run)) for gpu, run in runs] or [("", [])]
-        parcels = [(gpu, parcel) for gpu, load in loads for parcel in load]
+        buckets = [(gpu, bucket) for gpu, load in loads for bucket in load]
         tensors = []
-        for gpu, parcel in parcels:
+        for gpu, bucket in buckets:
             with _on(gpu):
-                tensors.append(join([given[i] for i in parcel.members], parcel))
+                tensors.append(join([given[i] for i in bucket.members], bucket))
         tensors = tensors or [_nothing()]
         part_of = self._describe(given, variables, gpus)
         name = self._named(_place(self.name))
         pools = Pools()
         keep(pools)
-        flight = self._flight(name, len(tensors), part_of, pools)
-        flight.check = self._check(variables)
+        exchange = self._exchange(name, len(tensors), part_of, pools)
+        exchange.check = self._check(variables)
         tokens, lifted, first = [], [], 0
         for gpu, load in loads:
             leaving = tensors[first : first + (len(load) or 1)]
             if gpu:
-                lifted.append(lift(flight.lift, first, leaving, gpu))
+                lifted.append(lift(exchange.lift, first, leaving, gpu))
             else:
-                tokens.append(depart(flight.send, first, leaving))
+                tokens.append(depart(exchange.send, first, leaving))
             first += len(leaving)
         slices = [part for i in sparse for part in (given[i].values, given[i].indices)]
         if slices:
-            tokens.append(depart(flight.gather, first, slices))
+            tokens.append(depart(exchange.gather, first, slices))
         shapes = [*(tensor.shape for tensor in tensors), *(tf.TensorShape([None, *s.shape[1:]]) for s in slices)]
         dtypes = [tensor.dtype for tensor in [*tensors, *slices]]
-        where = [gpu for gpu, _ in parcels]
+        where = [gpu for gpu, _ in buckets]
         where += [""] * (len(dtypes) - len(where))
-        arrived = arrive(flight.take, tokens, lifted, dtypes, shapes, where)
+        arrived = arrive(exchange.take, tokens, lifted, dtypes, shapes, where)
         results: list[Any] = [None] * len(given)
-        for (gpu, parcel), whole in zip(parcels, arrived, strict=False):
+        for (gpu, bucket), whole in zip(buckets, arrived, strict=False):
             with _on(gpu):
-                parts = split(whole, parcel, [given[i] for i in parcel.members])
-            for i, one in zip(parcel.members, parts, strict=True):
+                parts = split(whole, bucket, [given[i] for i in bucket.members])
+            for i, one in zip(bucket.members, parts, strict=True):
                 results[i] = one
         self._place_slices(results, given, sparse, arrived[len(tensors) :])
         return results
@@ -304,7 +304,7 @@ class Reducer:
 
     # --- both
 
-    def _flight(self, name: str, count: int, part_of: str, pools: Pools | None) -> Flight:
+    def _exchange(self, name: str, count: int, part_of: str, pools: Pools | None) -> Exchange:
         factor = self.reduction.gradient_predivide_factor
         kinds = {
             "op": self.reduction.op,
@@ -313,7 +313,7 @@ class Reducer:
             "compression": gradient_compression(self.reduction.compression)[0],
             "process_set": self.reduction.process_set,
         }
-        return Flight(OPERATIONS, self.job, name, count, kinds, part_of, pools)
+        return Exchange(OPERATIONS, self.job, name, count, kinds, part_of, pools)
 
     def _check(self, variables: Sequence[Any]) -> Callable[[Job], None] | None:
         return self._checks.of(variables, self.reduction.process_set.process_set_id or 0)

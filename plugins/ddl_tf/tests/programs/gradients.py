@@ -15,7 +15,7 @@ from typing import Any
 import ddl_tf as ddl
 import numpy as np
 import tensorflow as tf
-from ddl_tf.flight import Pools
+from ddl_tf.exchange import Pools
 from ddl_tf.reducer import Reducer, Reduction
 
 STEPS, ROWS = 10, 8

@@ -19,7 +19,7 @@ import ddl_tf.keras as ddl_keras
 import keras
 import numpy as np
 import tensorflow as tf
-from ddl_tf.flight import Flight
+from ddl_tf.exchange import Exchange
 
 DEADLINE_S = 60.0
 hits = 0
@@ -43,10 +43,10 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def take(flight: Flight, bare: Any = Flight.take) -> Any:
+def take(exchange: Exchange, bare: Any = Exchange.take) -> Any:
     """Tells that all has been sent off; the other rank comes only after the signal."""
     waiting.set()
-    return bare(flight)
+    return bare(exchange)
 
 
 def interrupted(step: Callable[[], Any], again: Callable[[], Any]) -> None:
@@ -195,7 +195,7 @@ def torn() -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, handle)
-    Flight.take = take  # type: ignore[method-assign]  # to know when
+    Exchange.take = take  # type: ignore[method-assign]  # to know when
     ddl.init()
     by_tape()
     by_keras()

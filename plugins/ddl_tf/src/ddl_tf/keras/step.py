@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from ddl_tf.averages import divided
-from ddl_tf.flight import give_up
+from ddl_tf.exchange import give_up
 from ddl_tf.local import LocalVariables, identity
 from ddl_tf.reducer import Reducer
 from ddlcore.errors import DdlInternalError

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-__all__ = ["MOST_GROUPS", "Look", "Parcel", "cut", "pack"]
+__all__ = ["MOST_GROUPS", "Bucket", "Look", "cut", "pack"]
 
 MOST_GROUPS = 16  # operations a step that send something off
 SMALL_BYTES = 64 << 10  # up to here two copies by TensorFlow cost less than a crossing
@@ -32,7 +32,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Bucket:
     """Gradients, by their places in the list, that travel as one tensor of shape (rows, *inner).
 
     ``inner`` is None for one that travels alone and as it is.
@@ -67,8 +67,8 @@ def cut(looks: Sequence[Look], places: Sequence[int], first_bytes: float, most_b
     return runs
 
 
-def pack(looks: Sequence[Look], places: Sequence[int]) -> list[Parcel]:
-    """The parcels in which these gradients leave together."""
+def pack(looks: Sequence[Look], places: Sequence[int]) -> list[Bucket]:
+    """The buckets in which these gradients leave together."""
     small = {place for place in places if looks[place].shape is not None and looks[place].nbytes <= SMALL_BYTES}
     alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for place in places:
@@ -79,5 +79,5 @@ def pack(looks: Sequence[Look], places: Sequence[int]) -> list[Parcel]:
         empty = 0 in inner  # its rows could not be told from its values
         key = (dtype, inner if len(members) > 1 and not empty else ())
         joined.setdefault(key, []).extend(members)
-    parcels = [Parcel((place,)) for place in places if place not in small]
-    return parcels + [Parcel(tuple(members), inner) for (_, inner), members in joined.items()]
+    buckets = [Bucket((place,)) for place in places if place not in small]
+    return buckets + [Bucket(tuple(members), inner) for (_, inner), members in joined.items()]

@@ -18,7 +18,7 @@ from ddlcore.api import Job, Operations, current_job
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import DdlInternalError, NotInitialized
 
-__all__ = ["Flight", "Pools", "give_up"]
+__all__ = ["Exchange", "Pools", "give_up"]
 
 TOKEN = np.int32(0)
 P = ParamSpec("P")
@@ -43,7 +43,7 @@ def give_up(job: Job) -> NoReturn:
     raise DdlInternalError(text)
 
 
-def _explained(function: Callable[Concatenate[Flight, P], R]) -> Callable[Concatenate[Flight, P], R]:
+def _explained(function: Callable[Concatenate[Exchange, P], R]) -> Callable[Concatenate[Exchange, P], R]:
     """Wrap ``function`` so that it raises the reason why this rank has given up a job, not only that the job is closed.
 
     The parts of one run go off on several threads. Where one gives up, the others find a closed job, and may be done
@@ -51,11 +51,11 @@ def _explained(function: Callable[Concatenate[Flight, P], R]) -> Callable[Concat
     """
 
     @wraps(function)
-    def called(flight: Flight, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def called(exchange: Exchange, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return function(flight, *args, **kwargs)
+            return function(exchange, *args, **kwargs)
         except (DdlInternalError, NotInitialized) as error:
-            reason = _given_up.get(flight.job) if flight.job.closed else None
+            reason = _given_up.get(exchange.job) if exchange.job.closed else None
             if reason is None or str(error) == reason:
                 raise
             raise DdlInternalError(reason) from error
@@ -64,10 +64,10 @@ def _explained(function: Callable[Concatenate[Flight, P], R]) -> Callable[Concat
 
 
 class Pools(dict[int, list[Any]]):
-    """Memory for the results of one flight, by number."""
+    """Memory for the results of one exchange, by number."""
 
 
-class Flight:
+class Exchange:
     """``count`` tensors that are allreduced, and some that are gathered, once a step under the same names.
 
     ``send``, ``gather`` and ``take`` may be called by any thread, one run of a step at a time.

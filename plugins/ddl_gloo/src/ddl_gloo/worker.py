@@ -1,6 +1,6 @@
 """One thread that carries out a transport's calls, one after the other.
 
-Who waits within Gloo cannot be called away; who waits for an errand can: it is ended from outside, and what its call
+Who waits within Gloo cannot be called away; who waits for a task can: it is ended from outside, and what its call
 still waits for is left behind.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from ddlcore.contracts.transport import Work
 
-__all__ = ["Courier", "Errand"]
+__all__ = ["Task", "Worker"]
 
 
-class Errand(Work):
+class Task(Work):
     """A call under way, complete or failed."""
 
     def __init__(self, call: Callable[[], None]) -> None:
@@ -28,7 +28,7 @@ class Errand(Work):
         self._once = threading.Lock()
 
     def run(self) -> None:
-        """On the courier's thread."""
+        """On the worker's thread."""
         call, self._call = self._call, None
         assert call is not None
         if self._over:
@@ -57,37 +57,37 @@ class Errand(Work):
         return True
 
 
-class Courier:
-    """Begins with the first errand, ends with ``close``."""
+class Worker:
+    """Begins with the first task, ends with ``close``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._given: collections.deque[Errand] = collections.deque()  # and not known to be over
+        self._given: collections.deque[Task] = collections.deque()  # and not known to be over
 
     @property
     def idle(self) -> bool:
         """Whether nothing is under way."""
         return not self._given
 
-    def give(self, call: Callable[[], None]) -> Errand:
+    def give(self, call: Callable[[], None]) -> Task:
         """``call`` is made when those before are over."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
-        errand = Errand(call)
-        self._given.append(errand)
-        self._queue.put(errand)
-        return errand
+        task = Task(call)
+        self._given.append(task)
+        self._queue.put(task)
+        return task
 
     def drop(self, error: BaseException) -> None:
         """Ends with ``error`` what is under way and what is to come. Any thread."""
-        for errand in list(self._given):
-            errand.end(error)
+        for task in list(self._given):
+            task.end(error)
 
     def close(self, timeout_s: float) -> bool:
-        """Whether its thread has ended, and so every errand's call."""
+        """Whether its thread has ended, and so every task's call."""
         thread, self._thread = self._thread, None
         if thread is None:
             return True
@@ -96,7 +96,7 @@ class Courier:
         return not thread.is_alive()
 
     def _serve(self) -> None:
-        while (errand := self._queue.get()) is not None:
-            errand.run()
+        while (task := self._queue.get()) is not None:
+            task.run()
             self._given.popleft()
-            del errand  # its call may hold the group
+            del task  # its call may hold the group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from ddl_tf.parcels import MOST_GROUPS, SMALL_BYTES, Look, Parcel, cut, pack
+from ddl_tf.buckets import MOST_GROUPS, SMALL_BYTES, Bucket, Look, cut, pack
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,39 +17,39 @@ def looks(shapes: list[tuple[int, ...]], dtype: str = "float32") -> list[Look]:
 
 def test_small_tensors_that_are_alike_but_for_the_rows_travel_as_they_are() -> None:
     shapes = [(64, 64), (64,), (64, 64), (10,), (8, 64)]
-    assert pack(looks(shapes), [4, 3, 2, 1, 0]) == [Parcel((4, 2, 0), (64,)), Parcel((3, 1), ())]
+    assert pack(looks(shapes), [4, 3, 2, 1, 0]) == [Bucket((4, 2, 0), (64,)), Bucket((3, 1), ())]
 
 
 def test_a_small_tensor_without_its_like_is_flattened() -> None:
-    assert pack(looks([(3, 3, 5), (7,), ()]), [0, 1, 2]) == [Parcel((0, 1, 2), ())]
+    assert pack(looks([(3, 3, 5), (7,), ()]), [0, 1, 2]) == [Bucket((0, 1, 2), ())]
 
 
 def test_large_tensors_and_those_of_unknown_shape_travel_alone() -> None:
     large = SMALL_BYTES // 4 + 1
     assert pack([*looks([(large,), (5,)]), Look("float32", 4, None)], [0, 1, 2]) == [
-        Parcel((0,)),
-        Parcel((2,)),
-        Parcel((1,), ()),
+        Bucket((0,)),
+        Bucket((2,)),
+        Bucket((1,), ()),
     ]
 
 
 def test_types_do_not_mix() -> None:
     mixed = [Look("float32", 4, (5,)), Look("float16", 2, (5,))]
-    assert pack(mixed, [0, 1]) == [Parcel((0,), ()), Parcel((1,), ())]
+    assert pack(mixed, [0, 1]) == [Bucket((0,), ()), Bucket((1,), ())]
 
 
 @given(SHAPES)
 def test_each_tensor_is_in_one_parcel_and_its_rows_are_what_it_brings(shapes: list[tuple[int, ...]]) -> None:
     described = looks(shapes)
-    parcels = pack(described, range(len(shapes)))
-    assert sorted(chain.from_iterable(parcel.members for parcel in parcels)) == list(range(len(shapes)))
-    for parcel in parcels:
-        if parcel.inner is not None:
+    buckets = pack(described, range(len(shapes)))
+    assert sorted(chain.from_iterable(bucket.members for bucket in buckets)) == list(range(len(shapes)))
+    for bucket in buckets:
+        if bucket.inner is not None:
             width = 1
-            for extent in parcel.inner:
+            for extent in bucket.inner:
                 width *= extent
-            brought = sum(described[i].nbytes // 4 for i in parcel.members)
-            assert sum(parcel.rows(described[i]) for i in parcel.members) * width == brought
+            brought = sum(described[i].nbytes // 4 for i in bucket.members)
+            assert sum(bucket.rows(described[i]) for i in bucket.members) * width == brought
 
 
 @given(SHAPES, st.integers(0, 4000), st.integers(1, 8000))
