@@ -32,7 +32,7 @@ class Finding:
     check: str  # the name of the check that found it
     what: str  # one line: what is so, and where
     means: str  # what follows from it
-    cure: str  # what to do, as a line to type where there is one
+    fix: str  # what to do, as a line to type where there is one
     where: str = ""  # the host or rank; empty: everywhere
 
 

@@ -1,4 +1,4 @@
-"""What is known to be bad, with its cure: rows, and the check that finds them, which plugins have for what they build on."""
+"""What is known to be bad, with its fix: rows, and the check that finds them, which plugins have for what they build on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KnownBad:
     name: str
     found: Callable[[HostView], str]
     means: str
-    cure: str
+    fix: str
 
 
 class KnownBadCheck(Check):
@@ -28,16 +28,16 @@ class KnownBadCheck(Check):
     rows: ClassVar[Sequence[KnownBad]] = ()
 
     def look(self, host: HostView) -> Any:
-        """By name of the row: what was found, what it means, and the cure."""
-        return {row.name: [said, row.means, row.cure] for row in self.rows if (said := row.found(host))}
+        """By name of the row: what was found, what it means, and the fix."""
+        return {row.name: [said, row.means, row.fix] for row in self.rows if (said := row.found(host))}
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
         """One finding for each row that is met somewhere, its hosts in one line."""
         for name in dict.fromkeys(name for one in seen for name in one.facts):
             met = [one for one in seen if name in one.facts]
-            said, means, cure = met[0].facts[name]
+            said, means, fix = met[0].facts[name]
             where = ", ".join(dict.fromkeys(one.host for one in met))
-            yield Finding(self.name, f"{said} on {where}", means, cure)
+            yield Finding(self.name, f"{said} on {where}", means, fix)
 
 
 def numbers(version: str) -> tuple[int, ...]:

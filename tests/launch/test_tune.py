@@ -215,7 +215,7 @@ def test_hosts_bring_flat_or_hierarchical() -> None:
 
 
 def test_the_tuner_is_the_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """auto takes bayes where it can be used, else grid; one that is named and missing is refused with a cure."""
+    """auto takes bayes where it can be used, else grid; one that is named and missing is refused with a fix."""
     settings, registry = settings_of({})
     assert chosen_tuner(settings, registry) in ("bayes", "grid")
     monkeypatch.setattr(type(registry), "missing", lambda self, provider: "absent" if provider.name == "bayes" else "")

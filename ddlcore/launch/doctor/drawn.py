@@ -39,7 +39,7 @@ def print_report(report: Report, console: Any = None) -> None:
         console.print(Text(f"\n{number}. {finding.check}{where}: {finding.what}", "bold red"))
         words = Table(box=None, show_header=False, padding=(0, 1, 0, 3))
         words.add_row(Text("means", "dim"), Text(finding.means))
-        words.add_row(Text("cure", "green"), Text(finding.cure))
+        words.add_row(Text("fix", "green"), Text(finding.fix))
         console.print(words)
     count = len(report.findings)
     last = f"{count} finding{'' if count == 1 else 's'}" if count else "nothing was found"

@@ -225,8 +225,8 @@ def _conclude(search: _Search, out: Path, report: Path, about: str, code: int, w
     pictures = write_report(report, session, about)
     if lacks:
         _say(f"has {len(session.samples)} samples and the best so far; lacks {lacks}")
-        cure = "" if why else "let the training run longer, raise --runs, or lower --trials; "
-        _say(f"{cure}nothing certain is known, so")
+        fix = "" if why else "let the training run longer, raise --runs, or lower --trials; "
+        _say(f"{fix}nothing certain is known, so")
     found = settings_found(session)
     what = f"{len(found)} setting{'s' if len(found) != 1 else ''}" if found else "no change of the default"
     _say(f"wrote {out} ({what}) and {', '.join(map(str, pictures))}")

@@ -14,7 +14,7 @@ MPIRUN = "mpirun (Open MPI) {}\n\nReport bugs to http://www.open-mpi.org/communi
 
 def findings(view: HostView) -> dict[str, str]:
     check = KnownBadMpi()
-    return {one.what: one.cure for one in check.judge([Seen("node1", 0, 0, check.look(view))])}
+    return {one.what: one.fix for one in check.judge([Seen("node1", 0, 0, check.look(view))])}
 
 
 @pytest.mark.parametrize(("version", "bad"), [("3.1.3", True), ("3.1.2", False), ("4.0.0", False), ("5.0.11", False)])
@@ -24,7 +24,7 @@ def test_open_mpi(tmp_path: Path, version: str, bad: bool) -> None:
     (tmp_path / "output" / "mpirun").write_text(MPIRUN.format(version))
     found = findings(HostView("node1", root=str(tmp_path)))
     assert list(found) == ([f"Open MPI {version} on node1"] if bad else [])
-    assert all("3.1.2" in cure and "4.0.0" in cure for cure in found.values())
+    assert all("3.1.2" in fix and "4.0.0" in fix for fix in found.values())
 
 
 def test_mpirun_is_asked(tmp_path: Path) -> None:

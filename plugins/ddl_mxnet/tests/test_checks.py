@@ -17,7 +17,7 @@ def test_what_is_bad() -> None:
     """Both versions are named."""
     (found,) = judged({"mxnet": "1.8.0", "numpy": "1.26.4"})
     assert found.what == "mxnet 1.8.0 beside numpy 1.26.4 on node1"
-    assert "pip " in found.cure
+    assert "pip " in found.fix
 
 
 @pytest.mark.parametrize(

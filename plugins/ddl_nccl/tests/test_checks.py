@@ -1,4 +1,4 @@
-"""`ddl doctor` names NCCLs that do not fit, with the cure, and nothing else."""
+"""`ddl doctor` names NCCLs that do not fit, with the fix, and nothing else."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def test_hosts_with_different_nccls() -> None:
     """Which, where, and what to install."""
     (found,) = judged(A, {**A, "nvidia-nccl-cu13": "2.29.7"}, A)
     assert found.what == "NCCL differs: 2.32.3 on host0, host2; 2.29.7 on host1"
-    assert "nvidia-nccl-cu13==2.32.3.*" in found.cure and found.means
+    assert "nvidia-nccl-cu13==2.32.3.*" in found.fix and found.means
     (patched,) = judged(A, {**A, "nvidia-nccl-cu13": "2.32.10"})  # NCCL itself compares these, too
-    assert "nvidia-nccl-cu13==2.32.10.*" in patched.cure
+    assert "nvidia-nccl-cu13==2.32.10.*" in patched.fix
 
 
 def test_nccl_of_another_cuda_than_the_kernels() -> None:
     """On one host."""
     (found,) = judged({**A, "cuda-bindings": "12.9.10"})
     assert (found.where, found.what) == ("host0", "nvidia-nccl-cu13 2.32.3 beside cuda-bindings 12.9.10 on host0")
-    assert "ddl-nccl[cu13]" in found.cure
+    assert "ddl-nccl[cu13]" in found.fix
 
 
 def test_its_line() -> None:
@@ -62,11 +62,11 @@ def test_its_line() -> None:
 
 @pytest.mark.parametrize("names", [(), ("nvidia-nccl-cu12",), ("nvidia-nccl-cu12", "nvidia-nccl-cu13")])
 def test_wheels_that_overwrite_each_other(names: tuple[str, ...]) -> None:
-    """Two of them, whatever their versions; the cure says which to keep and what to type."""
+    """Two of them, whatever their versions; the fix says which to keep and what to type."""
     check = KnownBadNccl()
     facts = check.look(HostView("host0", distributions={**dict.fromkeys(names, "2.27.3"), "numpy": "2.1.0"}))
     found = list(check.judge([Seen("host0", 0, 0, facts)]))
     assert [one.what for one in found] == (
         ["nvidia-nccl-cu12 2.27.3 beside nvidia-nccl-cu13 2.27.3 on host0"] if len(names) > 1 else []
     )
-    assert all("torch.version.cuda" in one.cure and "pip uninstall" in one.cure for one in found)
+    assert all("torch.version.cuda" in one.fix and "pip uninstall" in one.fix for one in found)

@@ -1,4 +1,4 @@
-"""What NCCL, CUDA and the loader say comes out as one line with its cure."""
+"""What NCCL, CUDA and the loader say comes out as one line with its fix."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ CASES = [  # (status, what is raised, NCCL's own account, what must be in the li
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("status", "text", "account", "cure"), CASES, ids=lambda value: str(value)[:24])
-def test_one_line_with_the_cure(status: int, text: str, account: str, cure: str) -> None:
+@pytest.mark.parametrize(("status", "text", "account", "fix"), CASES, ids=lambda value: str(value)[:24])
+def test_one_line_with_the_cure(status: int, text: str, account: str, fix: str) -> None:
     """It says during what, what was said, and what to do."""
     error = explained(
         "opening communicator world",
@@ -40,7 +40,7 @@ def test_one_line_with_the_cure(status: int, text: str, account: str, cure: str)
     line = str(error)
     assert isinstance(error, TransportError)
     assert line.startswith("nccl: opening communicator world failed: ") and "\n" not in line
-    assert cure in line and account in line
+    assert fix in line and account in line
     assert "for details" not in line
 
 

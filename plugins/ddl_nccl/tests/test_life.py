@@ -105,7 +105,7 @@ def test_a_dead_peer(name: str) -> None:
 
 
 def test_an_error_that_nccl_finds_later() -> None:
-    """The watchdog reads it: pending and later calls raise at once, with NCCL's account and the cure."""
+    """The watchdog reads it: pending and later calls raise at once, with NCCL's account and the fix."""
     standin = StandIn()
     with open_group(2, standin) as group:
 
@@ -311,7 +311,7 @@ def test_what_comes_after_close() -> None:
 
 
 def test_a_failed_call_tells_what_and_where() -> None:
-    """What NCCL raises at the call itself, with its cure; from then on the communicator is of no use."""
+    """What NCCL raises at the call itself, with its fix; from then on the communicator is of no use."""
 
     class Failing(StandIn):
         def all_gather(self, *arguments: Any) -> None:

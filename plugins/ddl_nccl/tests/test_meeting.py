@@ -108,7 +108,7 @@ def test_ranks_that_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_wheels_in_one_environment(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """One warning a host names both and the cure, and NCCL is used: torch may have been built for the one that is left."""
+    """One warning a host names both and the fix, and NCCL is used: torch may have been built for the one that is left."""
     monkeypatch.setattr(library, "wheels", lambda: {"nvidia-nccl-cu13": "2.28.7", "nvidia-nccl-cu12": "2.27.3"})
     library.overwritten.cache_clear()
     try:
@@ -125,7 +125,7 @@ def test_two_wheels_in_one_environment(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 def test_nccls_own_refusal_is_explained() -> None:
-    """Where a device does not tell who it is, NCCL says it, and the cure is the same."""
+    """Where a device does not tell who it is, NCCL says it, and the fix is the same."""
     standin = StandIn()
     group = hosted(2, standin)
 

@@ -17,7 +17,7 @@ def test_what_is_bad() -> None:
     """Both versions are named."""
     (found,) = judged({"tensorflow": "2.21.0", "tensorflow-cpu": "2.20.0"})
     assert found.what == "tensorflow 2.21.0 beside tensorflow-cpu 2.20.0 on node1"
-    assert "pip " in found.cure
+    assert "pip " in found.fix
 
 
 @pytest.mark.parametrize("installed", [{}, {"tensorflow-cpu": "2.21.0"}, {"tensorflow": "2.21.0", "numpy": "2.1.0"}])

@@ -84,7 +84,7 @@ def test_peer_access_that_brings_nothing() -> None:
     facts = check.look(HostView("node1", gpus=Driver(GPUS[:2], peers, links)))
     (found,) = check.judge([Seen("node1", 0, 0, facts)])
     assert "brings nothing between GPUs 0-1, 1-0" in found.what
-    assert "ACS" in found.cure
+    assert "ACS" in found.fix
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_copies_that_a_plugin_found_bad(more: dict[str, Any], words: str) -> Non
     check = GpuLinksCheck()
     facts = check.look(HostView("node1", gpus=Driver(GPUS[:2], [[False, True], [True, False]])))
     (found,) = check.judge([Seen("node1", 0, 0, {**facts, **more})])
-    assert words in found.what and "IOMMU" in found.cure and "hangs in its first collective" in found.means
+    assert words in found.what and "IOMMU" in found.fix and "hangs in its first collective" in found.means
 
 
 def test_a_copy_that_fails() -> None:
@@ -107,7 +107,7 @@ def test_a_copy_that_fails() -> None:
     check = GpuLinksCheck()
     facts = check.look(HostView("node1", gpus=Driver(GPUS[:2], [[False, True], [True, False]])))
     (found,) = check.judge([Seen("node1", 0, 0, {**facts, "failed": [1, 0, "CUDA's error 719"]})])
-    assert found.what == "a copy from GPU 1 to GPU 0 fails: CUDA's error 719" and "xid" in found.cure
+    assert found.what == "a copy from GPU 1 to GPU 0 fails: CUDA's error 719" and "xid" in found.fix
 
 
 @pytest.mark.parametrize(("wanted", "shared"), [(["0", "0"], True), (["0", "1"], False), ([None, None], False)])
@@ -123,7 +123,7 @@ def test_ranks_on_one_gpu(wanted: list[str | None], shared: bool) -> None:
     assert [one.what for one in found] == (
         ["ranks 0 and 1 take the same GPU 0 (H100), by CUDA_VISIBLE_DEVICES=0"] if shared else []
     )
-    assert all("unset CUDA_VISIBLE_DEVICES" in one.cure for one in found)
+    assert all("unset CUDA_VISIBLE_DEVICES" in one.fix for one in found)
 
 
 def test_the_same_index_on_two_hosts_is_no_sharing() -> None:

@@ -28,14 +28,14 @@ def findings(*hosts: dict[str, str]) -> list[tuple[str, str, str]]:
     views = [HostView(f"node{rank}", distributions=found, rank=rank) for rank, found in enumerate(hosts)]
     seen = put_together(checks, [look(checks, view) for view in views], lambda rank: f"node{rank}")
     assert list(seen) == ["known-bad"]
-    return [(one.what, one.means, one.cure) for one in KnownBadVersions().judge(seen["known-bad"])]
+    return [(one.what, one.means, one.fix) for one in KnownBadVersions().judge(seen["known-bad"])]
 
 
 def test_what_is_installed() -> None:
     """The core's own row says what to type; where it is met on several hosts, it is one finding."""
     old = {"scikit-optimize": "0.9.0"}
-    ((what, means, cure),) = findings(old, {}, old)
-    assert (what, cure) == ("scikit-optimize 0.9.0 on node0, node2", "pip install 'scikit-optimize>=0.10.2'")
+    ((what, means, fix),) = findings(old, {}, old)
+    assert (what, fix) == ("scikit-optimize 0.9.0 on node0, node2", "pip install 'scikit-optimize>=0.10.2'")
     assert "numpy.int" in means
 
 
@@ -62,6 +62,6 @@ def test_two_versions_of_a_framework() -> None:
         for name, version in (("node1", "2.1.0"), ("node2", "1.26.4"), ("node3", "2.1.0"))
     ]
     found = list(check.judge([Seen(view.name, i, 0, check.look(view)) for i, view in enumerate(views)]))
-    assert [(one.what, one.cure) for one in found] == [
+    assert [(one.what, one.fix) for one in found] == [
         ("numpy differs: 2.1.0 on node1, node3; 1.26.4 on node2", "on node2: pip install numpy==2.1.0")
     ]

@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def test_three_faults(new_bed: Callable[..., Bed], tmp_path: Path) -> None:
-    """Each is named with its host and its cure, exit code 1; the host of another version is left out, the rest is measured."""
+    """Each is named with its host and its fix, exit code 1; the host of another version is left out, the rest is measured."""
     job = tmp_path / "job.py"
     job.write_text((ROOT / "ddlcore" / "job.py").read_text().replace('VERSION = "', 'VERSION = "9.'))
     bed = new_bed([Host(), Host(), Host(binds={str(ROOT / "ddlcore" / "job.py"): str(job)})], rate_mbit=100)
@@ -35,10 +35,10 @@ def test_three_faults(new_bed: Callable[..., Bed], tmp_path: Path) -> None:
     found = {one["check"]: one for one in report["findings"]}
     assert sorted(found) == ["dev-shm", "hosts", "links"]
     assert found["hosts"]["where"] == "server3" and "ddlcore 9." in found["hosts"]["what"]
-    assert "on server3: pip install ddlcore==" in found["hosts"]["cure"]
+    assert "on server3: pip install ddlcore==" in found["hosts"]["fix"]
     assert found["dev-shm"]["where"] == "server2" and "holds 64 MiB" in found["dev-shm"]["what"]
     assert re.match(r"0\.\d+ Gbit/s between server1 and server2 by gloo, below 10", found["links"]["what"])
-    assert "200 MB of gradients" in found["links"]["means"] and "--network-interface" in found["links"]["cure"]
+    assert "200 MB of gradients" in found["links"]["means"] and "--network-interface" in found["links"]["fix"]
     rate = next(one for one in report["matrices"] if one["title"] == "gloo: bandwidth between ranks")
     assert 0.006 < rate["values"][0][1] < 0.0145  # 100 Mbit/s are 0.0125 GB/s; a burst goes beyond
     assert next(one for one in report["checks"] if one["check"] == "clocks")["state"] == "ok"

@@ -58,12 +58,12 @@ pytestmark = needs_gloo
 
 
 def test_a_host_that_cannot_take_part(monkeypatch: pytest.MonkeyPatch, subject: Subject) -> None:
-    """A finding with its cure; the others are looked at without it."""
+    """A finding with its fix; the others are looked at without it."""
     problems = {"node2": ["numpy 1.26 there, 2.1 here", "it does not accept our key; try `ssh node2 true`"]}
     starts = played(monkeypatch, NotStarted("nothing was started", hosts=problems), "")
     report = examine(subject, Question(), lambda text: None)
     assert starts == [(("node1", "node2"), True), (("node1",), False)]
-    assert [(one.check, one.where, one.cure.partition(" works")[0]) for one in report.findings] == [
+    assert [(one.check, one.where, one.fix.partition(" works")[0]) for one in report.findings] == [
         ("hosts", "node2", "on node2: pip install numpy==2.1"),
         ("hosts", "node2", "see that `ssh node2 true`"),
     ]
@@ -79,7 +79,7 @@ def test_no_host_is_left(monkeypatch: pytest.MonkeyPatch, subject: Subject) -> N
     }
     played(monkeypatch, NotStarted("nothing was started", hosts=problems))
     report = examine(subject, Question(), lambda text: None)
-    assert [one.cure.partition(":")[0] for one in report.findings] == [
+    assert [one.fix.partition(":")[0] for one in report.findings] == [
         "put the same Python at the same path on node1",
         "on node2",
     ]

@@ -37,7 +37,7 @@ for x in batches():
 
 @pytest.mark.processes
 def test_an_input_that_waits_50_ms(tmp_path: Path) -> None:
-    """Named with its line, its share and a cure; exit code 1; the program was ended and is gone."""
+    """Named with its line, its share and a fix; exit code 1; the program was ended and is gone."""
     (tmp_path / "train.py").write_text(SCRIPT)
     done = subprocess.run(
         [*DDL, "doctor", "--no-links", "--json", "--steps", "12", "--", sys.executable, "train.py"],
@@ -50,7 +50,7 @@ def test_an_input_that_waits_50_ms(tmp_path: Path) -> None:
     (found,) = json.loads(done.stdout)["findings"]
     assert found["check"] == "input"
     assert "train.py:11 `for x in batches():`" in found["what"]
-    assert "num_workers" in found["cure"]
+    assert "num_workers" in found["fix"]
     share = int(found["what"].partition("%")[0].split()[-1])
     assert 55 < share < 85  # 50 of 70 ms, and what the machine adds
 
@@ -70,7 +70,7 @@ def test_a_program_that_fails(tmp_path: Path) -> None:
     (found,) = json.loads(done.stdout)["findings"]
     assert "ended with exit code 1 before 30 of its steps were seen" in found["what"]
     assert "no such data set" in found["means"]
-    assert found["cure"].startswith("run it alone first: ddl run -np 1")
+    assert found["fix"].startswith("run it alone first: ddl run -np 1")
 
 
 def test_a_program_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_a_slow_link_and_what_it_costs() -> None:
     (found,) = judge_links(links, HOSTS, 100.0, {"node1": "eth0 100 Mbit/s, ib0"})
     assert found.what == "0.1 Gbit/s between node1 and node2 by gloo, below 10 Gbit/s"
     assert "100 MB of gradients spends 10.7 s on that link, 107 ms at 10 Gbit/s" in found.means
-    assert "--network-interface (node1 has eth0 100 Mbit/s, ib0)" in found.cure
+    assert "--network-interface (node1 has eth0 100 Mbit/s, ib0)" in found.fix
 
 
 def test_ten_gigabits_are_enough() -> None:
@@ -72,7 +72,7 @@ def test_a_transport_that_does_not_open() -> None:
     links = Links((0, 2), {}, errors={"gloo": (0, 2, "DeadlineExceeded: no answer")})
     (found,) = judge_links(links, HOSTS, 100.0)
     assert found.what == "gloo does not work between rank 0 (node1) and rank 2 (node2): DeadlineExceeded: no answer"
-    assert "--network-interface" in found.cure
+    assert "--network-interface" in found.fix
 
 
 def test_clocks() -> None:
@@ -80,7 +80,7 @@ def test_clocks() -> None:
     clocks = [Clock(2, -3.5, 0.001), Clock(3, 0.09, 0.001)]
     (found,) = judge_clocks(clocks, HOSTS, "node1")
     assert found.what == "the clock of node2 is 3.5 s behind that of node1 (± 1 ms)"
-    assert "set-ntp true" in found.cure
+    assert "set-ntp true" in found.fix
     assert list(judge_clocks([Clock(2, 0.4, 0.35)], HOSTS, "node1")) == []
 
 
@@ -164,7 +164,7 @@ def test_as_text() -> None:
     lines = text_lines(report())
     assert "  0      –   10.0   10.0" in lines and "  2   12.0      –      –" in lines
     assert max(map(len, lines)) <= 110
-    assert any(line.startswith("   cure:  ") for line in lines)
+    assert any(line.startswith("   fix:  ") for line in lines)
     assert lines[-1] == "1 finding"
 
 

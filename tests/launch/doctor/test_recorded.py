@@ -1,4 +1,4 @@
-"""Planted faults on recorded hosts: each is named with its cure, and the exit code is 1; a healthy host has none."""
+"""Planted faults on recorded hosts: each is named with its fix, and the exit code is 1; a healthy host has none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def examine(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> 
     return code, json.loads(capsys.readouterr().out)
 
 
-FAULTS = {  # host: (check, words of what, words of the cure)
+FAULTS = {  # host: (check, words of what, words of the fix)
     "iommu-on": [
         ("iommu", "an IOMMU is on (booted with intel_iommu=on), and translates for 4 GPUs", "intel_iommu=off")
     ],
@@ -48,8 +48,8 @@ def test_a_recorded_host(capsys: pytest.CaptureFixture[str], host: str) -> None:
     code, report = examine(capsys, RECORDED / host, "-np", "2")
     found = report["findings"]
     assert [one["check"] for one in found] == [check for check, _, _ in FAULTS[host]]
-    for one, (_, what, cure) in zip(found, FAULTS[host]):
-        assert what in one["what"] and cure in one["cure"] and one["means"] and one["where"] == host
+    for one, (_, what, fix) in zip(found, FAULTS[host]):
+        assert what in one["what"] and fix in one["fix"] and one["means"] and one["where"] == host
     assert code == (1 if FAULTS[host] else 0)
 
 
@@ -81,7 +81,7 @@ def test_amd_s_iommu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     for unit in ("dmar0", "dmar1"):
         (host / "sys/class/iommu" / unit).rename(host / "sys/class/iommu" / unit.replace("dmar", "ivhd"))
     _, report = examine(capsys, host, "-np", "2")
-    assert "amd_iommu=off" in report["findings"][0]["cure"]
+    assert "amd_iommu=off" in report["findings"][0]["fix"]
     for kind in host.glob("sys/kernel/iommu_groups/*/type"):
         kind.write_text("identity\n")
     assert examine(capsys, host, "-np", "2")[0] == 0

@@ -16,8 +16,8 @@ ONE_WHEEL = (
     "pip uninstall nvidia-nccl-cu12 nvidia-nccl-cu13, then install the one of the framework's CUDA"
 )
 
-# The first whose pattern is found in what NCCL says is the cure.
-CURES = (
+# The first whose pattern is found in what NCCL says is the fix.
+FIXES = (
     (
         r"duplicate gpu|multiple ranks are using the same gpu",  # until NCCL 2.29, and since
         "two ranks are on one GPU, which NCCL refuses; start at most as many ranks on a host as it has GPUs, "
@@ -54,7 +54,7 @@ BY_RESULT = {
 
 
 def explained(what: str, error: BaseException, last_error: str = "") -> DdlInternalError:
-    """``error``, raised during ``what``, as one line with the cure; ``last_error`` is NCCL's own account of it.
+    """``error``, raised during ``what``, as one line with the fix; ``last_error`` is NCCL's own account of it.
 
     An error of ddl's own is returned as it is.
     """
@@ -75,9 +75,9 @@ def meaning(what: str, result: int, last_error: str = "") -> TransportError:
 def _told(what: str, text: str, status: int, account: str) -> TransportError:
     account = _one_line(account) if account else ""
     said = f"{text} ({account})" if account else text
-    cure = next((cure for pattern, cure in CURES if re.search(pattern, said, re.IGNORECASE)), "")
-    cure = cure or BY_RESULT.get(status, DEBUG)
-    return TransportError(f"nccl: {what} failed: {said}; {cure}")
+    fix = next((fix for pattern, fix in FIXES if re.search(pattern, said, re.IGNORECASE)), "")
+    fix = fix or BY_RESULT.get(status, DEBUG)
+    return TransportError(f"nccl: {what} failed: {said}; {fix}")
 
 
 def _one_line(said: object) -> str:

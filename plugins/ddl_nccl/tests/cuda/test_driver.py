@@ -104,13 +104,13 @@ def test_where_there_is_no_such_call_copies_go_one_by_one(bucket: Any, version: 
 
 
 @pytest.mark.parametrize(
-    ("code", "cure"),
+    ("code", "fix"),
     [(2, "DDL_FUSION_BYTES"), (100, "CUDA_VISIBLE_DEVICES"), (222, "update the driver"), (803, "reboot")],
 )
-def test_errors_say_what_to_do(code: int, cure: str) -> None:
+def test_errors_say_what_to_do(code: int, fix: str) -> None:
     error = failure("allocating 5 bytes", code, "CUDA_ERROR", "why")
     assert str(error).startswith("CUDA: allocating 5 bytes failed with CUDA_ERROR: why; ")
-    assert cure in str(error) and "\n" not in str(error)
+    assert fix in str(error) and "\n" not in str(error)
 
 
 def test_an_unknown_error_has_no_cure() -> None:

@@ -21,7 +21,7 @@ OWN = "ddl-"  # what the names of ddl's own threads begin with
 _NOTHING: Any = contextlib.nullcontext()
 
 # Of CUresult: what to do about it.
-_CURES = {
+FIXES = {
     2: "free memory on the device, or make buckets smaller: DDL_FUSION_BYTES",
     3: "set CUDA_VISIBLE_DEVICES before the first use of CUDA, and start processes by spawn, not by fork",
     46: "another process has the device for itself, or it is in exclusive mode; see nvidia-smi",
@@ -41,8 +41,8 @@ _CURES = {
 def failure(what: str, code: int, name: str = "", detail: str = "") -> DeviceError:
     """The error for a CUresult: what was tried, what CUDA called it, and what to do; here all are mapped."""
     known = f"{name}: {detail}" if name and detail else name or f"error {code}"
-    cure = _CURES.get(code)
-    return DeviceError(f"CUDA: {what} failed with {known}" + (f"; {cure}" if cure else ""))
+    fix = FIXES.get(code)
+    return DeviceError(f"CUDA: {what} failed with {known}" + (f"; {fix}" if fix else ""))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Driver:
         """Takes the device's primary context, the one that every framework uses."""
         seen = self.count()
         if index >= seen:
-            raise DeviceError(f"CUDA: there is no cuda:{index}, this process sees {seen} device(s); {_CURES[101]}")
+            raise DeviceError(f"CUDA: there is no cuda:{index}, this process sees {seen} device(s); {FIXES[101]}")
         cu = self._cu
         device = self._ask("cuDeviceGet", f"finding cuda:{index}", index)
         attribute = cu.CUdevice_attribute
