@@ -152,7 +152,7 @@ def bare_call(x: Any, job: Any) -> Callable[[], None]:
 
     def call() -> None:
         address = OPERATIONS.adapter.address(x, buffer)
-        prepared.enter([address], [address], True)
+        prepared.run_atomic([address], [address], True)
         increment_version(x)
 
     call()

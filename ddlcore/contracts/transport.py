@@ -62,8 +62,8 @@ class Capabilities:
     one_host: bool = False  # serves only members that share a host
     vectored: bool = False  # prepare() takes a bucket as a table of pointers, no fusion copy needed
     scales: bool = False  # vectored plans are pre- and postscaled by the transport itself
-    entry: bool = False  # vectored plans can be entered all or nothing, see Prepared.enter
-    resumable: bool = False  # and in several tries, so that a user's own thread may do it, see Prepared.try_enter
+    atomic: bool = False  # vectored plans can be entered all or nothing, see Prepared.enter
+    resumable: bool = False  # and in several tries, so that a user's own thread may do it, see Prepared.try_run_atomic
     order_fixed: bool = False  # addition is in rank order, whatever the bucket: the same bits every time
     by_host: bool = False  # adds within each host first, then the hosts' sums in order of their first ranks
     thread_bound: bool = False
@@ -125,34 +125,34 @@ class Prepared(ABC):
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
         """Runs it: ``sources[i]`` and ``targets[i]`` (the same address, or disjoint) have ``plan.counts[i]`` elements."""
 
-    def enter(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
+    def run_atomic(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
         """As ``start`` to its end, all or nothing: True when every rank came with real data.
 
-        Only where ``capabilities.entry``, and for at least one element. If some rank passed ``real``
+        Only where ``capabilities.atomic``, and for at least one element. If some rank passed ``real``
         False (its addresses are never followed), nothing is written on any rank, and all return False.
         """
-        raise NotImplementedError(f"{type(self).__name__} cannot be entered all or nothing")
+        raise NotImplementedError(f"{type(self).__name__} cannot run atomically")
 
-    def try_enter(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
-        """As ``enter`` with real data, in tries of about 0.1 s: None, while not all have come.
+    def try_run_atomic(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
+        """As ``run_atomic`` with real data, in tries of about 0.1 s: None, while not all have come.
 
         Only where ``capabilities.resumable``. Nothing else may be called on the communicator until a try with this
         ticket, from any one thread at a time, has returned True or False. After that, until the next
         ticket, it returns the same again and does nothing: who was interrupted may ask how it ended.
         """
-        raise NotImplementedError(f"{type(self).__name__} cannot be entered in several tries")
+        raise NotImplementedError(f"{type(self).__name__} cannot be run in several tries")
 
     def bind(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Names the memory of ``enter_bound``, as ``start`` does: it stays so until the next ``bind`` or ``enter``.
+        """Names the memory of ``run_bound``, as ``start`` does: it stays so until the next ``bind`` or ``run_atomic``.
 
         Costs little where the addresses are those of the time before. Who calls keeps their owners alive.
         """
         self._addresses = (list(sources), list(targets))
 
-    def enter_bound(self, real: bool) -> bool:
-        """As ``enter``, with what was bound; dummy (``real`` False) also where nothing was."""
+    def run_bound(self, real: bool) -> bool:
+        """As ``run_atomic``, with what was bound; dummy (``real`` False) also where nothing was."""
         sources, targets = getattr(self, "_addresses", ([], []))
-        return self.enter(sources, targets, real)
+        return self.run_atomic(sources, targets, real)
 
 
 LARGE_BYTES = 1 << 20

@@ -80,14 +80,14 @@ class Confirm:
     @staticmethod
     def is_possible(communicator: Communicator) -> bool:
         """Whether the set's transport between hosts' memories can be entered all or nothing."""
-        return len(communicator.ranks) == 1 or communicator.transport.capabilities_for(Kind.ALLREDUCE).entry
+        return len(communicator.ranks) == 1 or communicator.transport.capabilities_for(Kind.ALLREDUCE).atomic
 
     def __call__(self, real: bool) -> bool:
         """True on every rank, or on none. Blocks until all have come, or the job is aborted."""
         if self._alone:
             return real
         place = [self._byte.address] if real else []
-        return self._prepared.enter(place, place, real)
+        return self._prepared.run_atomic(place, place, real)
 
 
 class Commit:

@@ -61,7 +61,7 @@ class Engine:
         name: str,
     ) -> None:
         self._executor = executor
-        self._execute, self._run_replayed, self._enter_bucket = executor.execute, executor.replay, self._enter
+        self._execute, self._run_replayed, self._run_bucket_here = executor.execute, executor.replay, self._enter
         self._meter = meter
         self._sets = sets
         self._tensor_queue = tensor_queue
@@ -93,7 +93,7 @@ class Engine:
 
     def show(self, ranges: Ranges) -> None:
         """Has every bucket run within a range by its name. Before ``start``."""
-        execute, replay, enter = self._execute, self._run_replayed, self._enter_bucket
+        execute, replay, enter = self._execute, self._run_replayed, self._run_bucket_here
 
         def execute_shown(bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
             with ranges(title(bucket)):
@@ -107,7 +107,7 @@ class Engine:
             with ranges(title(launch.planned)):
                 return enter(launch, operation)
 
-        self._execute, self._run_replayed, self._enter_bucket = execute_shown, replay_shown, enter_shown
+        self._execute, self._run_replayed, self._run_bucket_here = execute_shown, replay_shown, enter_shown
 
     def post(self, item: Todo) -> None:
         """Adds a bucket, or a call to be made on this thread, behind what is there."""
@@ -303,7 +303,7 @@ class Engine:
             if launch is None:
                 tensor_queue.start_request(entry, address, owner, True)
             else:
-                deliver = self._enter_bucket(launch, entry)
+                deliver = self._run_bucket_here(launch, entry)
                 if deliver is launch.position.run.done:
                     with tensor_queue.lock:
                         took_ns = now_ns() - begun_ns
@@ -351,7 +351,7 @@ class Engine:
                     if tensor_queue.behind:
                         tensor_queue.catch_up()
                 begun_ns = now_ns()
-                deliver = self._enter_bucket(launch, operation)
+                deliver = self._run_bucket_here(launch, operation)
                 # None: what this thread waited for is over. Another than ``done``: it is void.
                 if deliver is not launch.position.run.done or not self._land_here(launch, begun_ns):
                     break

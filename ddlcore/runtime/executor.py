@@ -31,8 +31,8 @@ from ddlcore.runtime.sharded import Sharder
 from ddlcore.types import CPU, Buffer, DType, Kind, ReduceOp
 
 __all__ = [
+    "AtomicAllreduce",
     "Deliver",
-    "Entered",
     "Executor",
     "HostRun",
     "Later",
@@ -186,10 +186,10 @@ class Executor:
         if planned.kind is Kind.BARRIER:
             return partial(_run_barrier, communicator)
         if planned.kind is Kind.ALLREDUCE:
-            prepared = self._enterable(communicator, specs)
+            prepared = self._atomic(communicator, specs)
             if prepared is not None:
                 resumable = communicator.transport.capabilities_for(planned.kind).resumable
-                return Entered(prepared, len(specs), resumable)
+                return AtomicAllreduce(prepared, len(specs), resumable)
         return partial(self._run_packed, communicator, specs)
 
     def _run_ragged_slot(
@@ -224,7 +224,7 @@ class Executor:
         _finish(communicator.transport.barrier())
         return deliver
 
-    def _enterable(self, communicator: Communicator, specs: Sequence[Spec]) -> Prepared | None:
+    def _atomic(self, communicator: Communicator, specs: Sequence[Spec]) -> Prepared | None:
         """An allreduce in place, where the transport writes nothing unless all came with real data; None where it cannot."""
         spec = specs[0]
         op, postscale = reduction(spec, len(communicator.ranks))
@@ -233,7 +233,7 @@ class Executor:
         scaled = spec.prescale != 1.0 or postscale != 1.0
         compressor = self._traveling(spec, len(communicator.ranks))
         plain = compressor.wire_dtype(spec.dtype) is spec.dtype and not isinstance(compressor, Exact)
-        if not (capabilities.entry and plain and any(counts) and (capabilities.scales or not scaled)):
+        if not (capabilities.atomic and plain and any(counts) and (capabilities.scales or not scaled)):
             return None
         _require(communicator, Kind.ALLREDUCE, spec.dtype, op)
         return self._prepare(communicator, Plan(counts, spec.dtype, op, spec.prescale, postscale))
@@ -535,7 +535,7 @@ def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) ->
     return partial(same, [None])
 
 
-class Entered:
+class AtomicAllreduce:
     """The way of a gradient's bucket in the steady state: all or nothing, in place."""
 
     __slots__ = ("_prepared", "done", "resumable")
@@ -547,10 +547,10 @@ class Entered:
 
     def __call__(self, launch: Launch[Entry], use: str) -> Deliver:
         if launch.entries is None:
-            self._prepared.enter((), (), False)
+            self._prepared.run_atomic((), (), False)
             return void
         sources, targets = _addresses(launch.entries)
-        return self.done if self._prepared.enter(sources, targets, True) else void
+        return self.done if self._prepared.run_atomic(sources, targets, True) else void
 
     def resume(self, launch: Launch[Entry], operation: Waited | None = None) -> Deliver | None:
         """The same, in tries; may be called again for the same launch, by another thread too.
@@ -561,7 +561,7 @@ class Entered:
         sources, targets = _addresses(launch.entries)
         entered = None
         while entered is None:  # between two tries Ctrl-C may strike
-            entered = self._prepared.try_enter(sources, targets, launch.number)
+            entered = self._prepared.try_run_atomic(sources, targets, launch.number)
             if entered is None and operation is not None and not operation.pending:
                 return None
         return self.done if entered else void

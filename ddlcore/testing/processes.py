@@ -96,7 +96,7 @@ class RankProcesses:
         """``size`` new ones, each in another process."""
         known: Capabilities = named(self._target).capabilities
         # Tables of pointers lead nowhere in another process.
-        capabilities = replace(known, vectored=False, scales=False, entry=False, resumable=False)
+        capabilities = replace(known, vectored=False, scales=False, atomic=False, resumable=False)
         return [_DistantTransport(rank, next(self._numbers), capabilities) for rank in self.ranks[:size]]
 
     def belongings(self) -> dict[str, set[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlcore.testing.transport_entry import TransportEntry
+from ddlcore.testing.transport_atomic import TransportEntry
 from ddlcore.testing.transport_life import TransportLife
 from ddlcore.testing.transport_values import TransportValues
 

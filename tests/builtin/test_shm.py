@@ -130,7 +130,7 @@ def test_a_root_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert (values == k).all()
                 if k % 50 == 49:
                     total, real = np.full(2, rank + k), not (rank == 0 and k % 100 == 99)
-                    assert prepared.enter([total.ctypes.data], [total.ctypes.data], real) is (k % 100 != 99)
+                    assert prepared.run_atomic([total.ctypes.data], [total.ctypes.data], real) is (k % 100 != 99)
                     assert (total == (3 * k + 3 if k % 100 != 99 else rank + k)).all()
 
         world.run(body)
@@ -151,10 +151,10 @@ def test_a_plan_needs_addresses_and_an_open_transport() -> None:
         plan = Plan((4,), DType.F32, ReduceOp.Sum)
         prepared = world.transports[0].prepare(plan)
         with pytest.raises(TransportError, match="bind"):
-            prepared.enter_bound(True)
+            prepared.run_bound(True)
         prepared.bind([x.ctypes.data], [x.ctypes.data])
     with pytest.raises(TransportError, match="not open"):
-        prepared.enter_bound(True)
+        prepared.run_bound(True)
     with pytest.raises(TransportError, match="not open"):
         world.transports[0].prepare(plan)
 

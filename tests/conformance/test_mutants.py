@@ -108,7 +108,7 @@ class FileLeft(ThreadsTransport):
 class DummyTaken(ThreadsTransport):
     """Adds up whatever memory there is, as if everybody had come with data."""
 
-    capabilities = replace(ThreadsTransport.capabilities, entry=True)
+    capabilities = replace(ThreadsTransport.capabilities, atomic=True)
 
     def prepare(self, plan: Plan) -> Prepared:
         return _Careless(super().prepare(plan), plan)
@@ -121,7 +121,7 @@ class _Careless(Prepared):
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
         return self._inner.start(sources, targets)
 
-    def enter(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
+    def run_atomic(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
         memory = Memory(sum(self._plan.counts) * self._plan.dtype.itemsize)
         dummies = [memory.address] * len(self._plan.counts)
         self.start(sources if real else dummies, targets if real else dummies)

@@ -71,12 +71,12 @@ class _Planted(Prepared):
         self._transport._spend(self._nbytes)
         return self._inner.start(sources, targets)
 
-    def enter(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
+    def run_atomic(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
         self._transport._spend(self._nbytes)
-        return self._inner.enter(sources, targets, real)
+        return self._inner.run_atomic(sources, targets, real)
 
-    def try_enter(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
-        done = self._inner.try_enter(sources, targets, ticket)
+    def try_run_atomic(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
+        done = self._inner.try_run_atomic(sources, targets, ticket)
         if done:
             self._transport._spend(self._nbytes)
         return done

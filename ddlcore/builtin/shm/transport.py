@@ -40,7 +40,9 @@ Words = ctypes.Array[ctypes.c_int64]
 class ShmTransport(Transport):
     """2 or more ranks of one host, as processes or as threads that each open one."""
 
-    capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True, entry=True, resumable=True)
+    capabilities = Capabilities(
+        one_host=True, vectored=True, scales=True, order_fixed=True, atomic=True, resumable=True
+    )
 
     def __init__(self) -> None:
         self._segment: segment.Segment | None = None
@@ -179,15 +181,15 @@ class _PreparedBucket(Prepared):
 
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
         self.bind(sources, targets)
-        self.enter_bound(True)
+        self.run_bound(True)
         return DONE
 
-    def enter(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
+    def run_atomic(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
         if real:
             self.bind(sources, targets)
-        return self.enter_bound(real)
+        return self.run_bound(real)
 
-    def try_enter(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
+    def try_run_atomic(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
         if self._transport.closed:
             raise self._transport.failure(0, "allreduce")
         self.bind(sources, targets)
@@ -212,7 +214,7 @@ class _PreparedBucket(Prepared):
         if lists:
             self._bound = (list(sources), list(targets))
 
-    def enter_bound(self, real: bool) -> bool:
+    def run_bound(self, real: bool) -> bool:
         if self._transport.closed:  # the plan leads to memory that is gone
             raise self._transport.failure(0, "allreduce")
         code = (self._real if real else self._idle)(self._plan_at)

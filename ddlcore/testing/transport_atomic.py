@@ -43,8 +43,8 @@ class TransportEntry(TransportBase):
 
     def entry_plan(self, length: str) -> Plan:
         """Tensors of whole numbers, whose sums do not depend on the order."""
-        if not self.capabilities().entry:
-            pytest.skip("capabilities: buckets cannot be entered all or nothing")
+        if not self.capabilities().atomic:
+            pytest.skip("capabilities: buckets cannot run atomically")
         one = self.chunk_bytes // 4
         return Plan((3, 0, 200) if length == FEW else (5, 2 * one + 7, 0, one), DType.I32, ReduceOp.Sum)
 
@@ -66,13 +66,13 @@ class TransportEntry(TransportBase):
                     for _ in range(3):
                         for area, values in zip(bucket.areas, bucket.before):
                             area.array[:] = values
-                        complete = prepared.enter_bound(True)
+                        complete = prepared.run_bound(True)
                         faults.append(bucket.fault(True) if complete else "a bucket of real data was void")
                 other = _Bucket(plan, rank, size, 30)
                 other.addresses[0] = bucket.addresses[0]  # of which the last one is the rest
                 bucket.areas[0].array[:] = other.before[0]
                 other.areas[0] = bucket.areas[0]
-                faults.append("" if prepared.enter(other.addresses, other.addresses, True) else "void")
+                faults.append("" if prepared.run_atomic(other.addresses, other.addresses, True) else "void")
                 faults.append(other.fault(True))
 
             self.play(size, play)
@@ -105,7 +105,7 @@ class TransportEntry(TransportBase):
         def enter(prepared: Prepared, rank: int, number: int, missing: set[int]) -> None:
             bucket = _Bucket(plan, rank, size, seed=number)
             addresses = bucket.addresses if rank not in missing else []
-            complete = prepared.enter(addresses, addresses, rank not in missing)
+            complete = prepared.run_atomic(addresses, addresses, rank not in missing)
             if complete is bool(missing):
                 faults.append(f"rank {rank} was told {complete} with {len(missing)} ranks without data")
             faults.append(bucket.fault(complete))
