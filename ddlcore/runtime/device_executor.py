@@ -11,7 +11,7 @@ from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.messages import Bucket, Planned, Spec
 from ddlcore.runtime.device_routes import DeviceRoutes, OnDevice
-from ddlcore.runtime.devices import Lane
+from ddlcore.runtime.devices import DeviceStream
 from ddlcore.runtime.executor import Deliver, Later, Run, same, void
 from ddlcore.runtime.integers import is_exact
 from ddlcore.runtime.on_queue import Queued, queued
@@ -111,7 +111,7 @@ class DeviceExecutor:
             return False
         if kind not in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
             return True
-        compressor = self._lane_compressor(route.lane, spec.compressor)
+        compressor = self._stream_compressor(route.stream, spec.compressor)
         if not compressor.summable:  # shards are decoded and added on the host, where such a compressor runs
             self._tell(route, spec.compressor)
             return False
@@ -125,15 +125,15 @@ class DeviceExecutor:
         told = (route.host.set_id, name)
         if route.host.rank == 0 and told not in self._told:
             self._told.add(told)
-            what = f"tensors on {route.lane.device.kind} that travel as {name} go by way of the host"
+            what = f"tensors on {route.stream.device.kind} that travel as {name} go by way of the host"
             log.info("process set %d: %s, for what that makes of them cannot be added", route.host.set_id, what)
 
     def _queued(self, route: OnDevice, kind: Kind, specs: Sequence[Spec], bucket: Bucket | None, again: bool) -> Queued:
-        compressor = self._lane_compressor(route.lane, specs[0].compressor)
+        compressor = self._stream_compressor(route.stream, specs[0].compressor)
         return queued(route, kind, specs, compressor, bucket, again)
 
-    def _lane_compressor(self, lane: Lane, name: str) -> Compressor:
-        found = lane.compressors.get(name)
+    def _stream_compressor(self, stream: DeviceStream, name: str) -> Compressor:
+        found = stream.compressors.get(name)
         if found is None:
-            found = lane.compressors[name] = self._compressor(name, lane.kernels)
+            found = stream.compressors[name] = self._compressor(name, stream.kernels)
         return found

@@ -19,7 +19,7 @@ from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport, view
 from ddlcore.errors import DdlInternalError
 from ddlcore.hooks import TransportProvider
 from ddlcore.runtime.backend import AUTO
-from ddlcore.runtime.devices import BY_HOST, Devices, Lane, Pool, describe_device, lane_of
+from ddlcore.runtime.devices import BY_HOST, Devices, DeviceStream, Pool, describe_device, label_of_stream
 from ddlcore.runtime.executor import Unserved
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, Opener, ProcessSets, abort_all
@@ -57,7 +57,7 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 class OnDevice:
     """How one process set's buckets on one of a rank's devices are run. ``transport`` None: by way of the host."""
 
-    lane: Lane
+    stream: DeviceStream
     host: Communicator  # of the same set, for what goes by the host, and for ``confirm``
     name: str  # of the transport, or by way of which one of the host's
     reason: str
@@ -181,16 +181,16 @@ class DeviceOpener:
     wanted: Callable[[str], str]  # by kind of device: auto, cpu, or a transport's name
     launcher: str = ""
 
-    def choose(self, opener: Opener, host: Communicator, label: str, lane: Lane) -> Choice:
+    def choose(self, opener: Opener, host: Communicator, label: str, stream: DeviceStream) -> Choice:
         """One choice for all members, who call this at the same place of the one order of buckets.
 
         Raises DeadlineExceeded, PeerLost; Unserved where what was asked for will not do: the job goes on.
         """
-        kind = lane.device.kind
+        kind = stream.device.kind
         if label.endswith(BY_HOST):
             return Choice("", "asked for")
         providers = [one for one in self.providers() if kind in one.devices]
-        fact = Fact(lane.runtime.identity, {one.name: self.missing(one) for one in providers})
+        fact = Fact(stream.runtime.identity, {one.name: self.missing(one) for one in providers})
         members = [opener.members[rank] for rank in host.ranks]
         wanted = self.wanted(kind)
 
@@ -249,26 +249,26 @@ class DeviceRoutes:
 
     def _make(self, set_id: int, label: str) -> OnDevice:
         host = self._sets.communicator(set_id)
-        lane = self._devices.lane(label)
-        choice = self._device_opener.choose(self._opener, host, label, lane)
+        stream = self._devices.stream(label)
+        choice = self._device_opener.choose(self._opener, host, label, stream)
         if host.rank == 0:
             way = f"transport {choice.name}" if choice.name else f"by way of the host, transport {host.route.name}"
-            what = describe_device(lane_of(label))
+            what = describe_device(label_of_stream(label))
             log.info("process set %d of %d ranks, %s: %s (%s)", set_id, len(host.ranks), what, way, choice.reason)
         if not choice.name:
-            return OnDevice(lane, host, host.route.name, choice.reason)
+            return OnDevice(stream, host, host.route.name, choice.reason)
         transport = self._begin(self._device_opener.build(choice.name))
         name = f"process set {set_id} on {describe_device(label)}"
         context = self._opener.context(host.ranks, self._opener.part(f"set{set_id}.{label}"), name)
         try:
-            transport.open(replace(context, kernels=lane.kernels, queue=lane.queue))
+            transport.open(replace(context, kernels=stream.kernels, queue=stream.queue))
         except BaseException:
             self._end(transport)
             raise
         confirm = Confirm(host) if Confirm.is_possible(host) else None
         commit = Commit(host, self._meter) if confirm is None and Commit.is_possible(host) else None
-        pool = Pool(lane, transport.allocate)
-        return OnDevice(lane, host, choice.name, choice.reason, transport, pool, confirm, commit)
+        pool = Pool(stream, transport.allocate)
+        return OnDevice(stream, host, choice.name, choice.reason, transport, pool, confirm, commit)
 
     def _begin(self, transport: Transport) -> Transport:
         with self._lock:
@@ -300,7 +300,7 @@ class DeviceRoutes:
             route = self._open.pop(key)
         if route.transport is not None:
             try:
-                route.lane.wait(route.lane.mark(()))  # it may still be at work
+                route.stream.wait(route.stream.mark(()))  # it may still be at work
             finally:
                 self._end(route.transport)
 
@@ -330,14 +330,14 @@ class DeviceRoutes:
             routes = list(self._open.values())
             self._open.clear()
         deadline_s = time.monotonic() + patience_s
-        for lane in self._devices.lanes:
+        for stream in self._devices.streams:
             try:
-                ended = self._has_ended(lane, deadline_s)
+                ended = self._has_ended(stream, deadline_s)
                 if not ended and not self._aborted:
                     log.warning(
                         "%s has not ended what was queued within %g s: something that the script has put there waits for "
                         "ever; it is left behind",
-                        lane.device,
+                        stream.device,
                         patience_s,
                     )
             except DdlInternalError as error:  # the device has failed; what there was to say has been said
@@ -348,16 +348,16 @@ class DeviceRoutes:
         left_s = max(deadline_s - time.monotonic(), 0.0)
         self._devices.close(min(left_s, ABORTED_S) if self._aborted else left_s)
 
-    def _has_ended(self, lane: Lane, deadline_s: float) -> bool:
+    def _has_ended(self, stream: DeviceStream, deadline_s: float) -> bool:
         """Whether what is queued there ends in time; not waited for once the job is over."""
-        event, begun_s, told = lane.mark(()), time.monotonic(), False
+        event, begun_s, told = stream.mark(()), time.monotonic(), False
         while not event.wait(0.0 if self._aborted else max(min(deadline_s - time.monotonic(), LEAVE_SLICE_S), 0.0)):
             now_s = time.monotonic()
             if self._aborted or now_s >= deadline_s:
                 return False
             if not told and now_s - begun_s > TELL_S:
                 told = True
-                log.warning("%s is still at work: leaving waits, at most %.0f s", lane.device, deadline_s - now_s)
+                log.warning("%s is still at work: leaving waits, at most %.0f s", stream.device, deadline_s - now_s)
         return True
 
     def transports(self, set_id: int) -> frozenset[str]:
@@ -372,6 +372,6 @@ class DeviceRoutes:
         told: dict[int, str] = {}
         for (set_id, label), one in found:
             way = one.name if one.transport is not None else f"by way of the host, {one.name}"
-            text = f"{describe_device(lane_of(label))}: {way} ({one.reason})"
+            text = f"{describe_device(label_of_stream(label))}: {way} ({one.reason})"
             told[set_id] = f"{told[set_id]}; {text}" if set_id in told else text
         return told

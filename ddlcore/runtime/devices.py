@@ -17,7 +17,7 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.reentry import Lock
 from ddlcore.types import CPU, Buffer, Device
 
-__all__ = ["BY_HOST", "Devices", "Lane", "Pool", "describe_device", "kind_of", "lane_of"]
+__all__ = ["BY_HOST", "DeviceStream", "Devices", "Pool", "describe_device", "kind_of", "label_of_stream"]
 
 WAIT_SLICE_S = 0.1
 MOST = 64  # devices of a kind that a process may see
@@ -26,22 +26,22 @@ BY_HOST = "@host"  # behind a label: reduced by way of the host's memory, becaus
 
 def kind_of(label: str) -> str:
     """The kind of device that a Spec's ``device`` names."""
-    return lane_of(label).partition("+")[0]
+    return label_of_stream(label).partition("+")[0]
 
 
-def lane_of(label: str) -> str:
+def label_of_stream(label: str) -> str:
     """Which of a rank's devices a Spec's ``device`` names: its kind, and ``+1`` for the second one."""
     return label.removesuffix(BY_HOST)
 
 
 def describe_device(label: str) -> str:
     """A Spec's ``device`` in words."""
-    kind, _, number = lane_of(label).partition("+")
+    kind, _, number = label_of_stream(label).partition("+")
     nth = f", device {int(number) + 1} of the rank" if number else ""
     return f"{kind}{nth}{', by way of the host' if label.endswith(BY_HOST) else ''}"
 
 
-class Lane:
+class DeviceStream:
     """One device as the engine uses it. Its queue and all else here belong to the engine's thread.
 
     ``over`` says whether the job is: no wait for the device outlives it. ``used`` is told that memory is kept.
@@ -131,13 +131,13 @@ class _Piece:
 
 
 class Pool:
-    """Memory for a bucket, taken from what the buckets before it have given back. Of one lane; engine's thread only.
+    """Memory for a bucket, taken from what the buckets before it have given back. Of one stream; engine's thread only.
 
-    What is used on the lane's queue alone may be given back as soon as its last use is queued, without an event.
+    What is used on the stream's queue alone may be given back as soon as its last use is queued, without an event.
     """
 
-    def __init__(self, lane: Lane, allocate: Callable[[int], Memory]) -> None:
-        self._lane = lane
+    def __init__(self, stream: DeviceStream, allocate: Callable[[int], Memory]) -> None:
+        self._stream = stream
         self._allocate = allocate
         self._free: list[_Piece] = []
 
@@ -151,7 +151,7 @@ class Pool:
             return found.memory
         if free:  # one that is too small makes place: as many are held as were in use at once
             self._free.remove(free[0])
-            self._lane.mark((free[0].memory,))
+            self._stream.mark((free[0].memory,))
         return self._allocate(max(nbytes, 4096))
 
     def give(self, memory: Memory, free_behind: Event | None = None) -> None:
@@ -181,7 +181,7 @@ class Devices:
         self.used: Callable[[], None] = lambda: None  # told that memory is kept, for ``tidy`` to let go
         self._lock = Lock()
         self._labels: dict[Device, str] = {CPU: CPU.kind}
-        self._lanes: dict[str, Lane] = {}
+        self._streams: dict[str, DeviceStream] = {}
 
     def label(self, device: Device, by_host: bool = False) -> str:
         """What all ranks call this device: its kind, and the how-manieth of this rank it is. Opens it the first time.
@@ -199,14 +199,14 @@ class Devices:
     def _open(self, device: Device) -> str:
         number = sum(1 for known in self._labels if known.kind == device.kind)
         label = f"{device.kind}+{number}" if number else device.kind
-        self._lanes[label] = Lane(self._make(device), self._over, self._meter, self._tell)
+        self._streams[label] = DeviceStream(self._make(device), self._over, self._meter, self._tell)
         self._labels[device] = label
         return label
 
-    def lane(self, label: str) -> Lane:
+    def stream(self, label: str) -> DeviceStream:
         """The device of that label; this rank's own, where it has joined before it ever used one. Engine only."""
-        name = lane_of(label)
-        while name not in self._lanes:
+        name = label_of_stream(label)
+        while name not in self._streams:
             kind = kind_of(name)
             with self._lock:
                 used = {device for device in self._labels if device.kind == kind}
@@ -214,29 +214,29 @@ class Devices:
                 if device is None:
                     raise DeviceError(f"a bucket needs {describe_device(label)}, and this rank sees no such device")
                 self._open(device)
-        return self._lanes[name]
+        return self._streams[name]
 
     def _tell(self) -> None:
         self.used()
 
     def tidy(self) -> bool:
         """Lets go of memory that devices have done with; whether more is to go. Engine only."""
-        left = [lane.tidy() for lane in self.lanes]  # each of them
+        left = [stream.tidy() for stream in self.streams]  # each of them
         return any(left)
 
     @property
-    def lanes(self) -> list[Lane]:
+    def streams(self) -> list[DeviceStream]:
         """All that are open, as they are now: a user's thread may open one at any moment."""
-        return list(self._lanes.values())
+        return list(self._streams.values())
 
     def close(self, timeout_s: float) -> None:
         """Waits at most so long for all of them. Engine only, after its last bucket."""
         with self._lock:
-            lanes, self._lanes = list(self._lanes.values()), {}
+            streams, self._streams = list(self._streams.values()), {}
             self._make = _refuse
         deadline_s = time.monotonic() + timeout_s
-        for lane in lanes:
-            lane.close(max(deadline_s - time.monotonic(), 0.0))
+        for stream in streams:
+            stream.close(max(deadline_s - time.monotonic(), 0.0))
 
 
 def _refuse(device: Device) -> DeviceRuntime:

@@ -18,7 +18,7 @@ from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport
 from ddlcore.messages import Bucket, Spec
 from ddlcore.runtime.device_routes import OnDevice
-from ddlcore.runtime.devices import Lane, Pool
+from ddlcore.runtime.devices import DeviceStream, Pool
 from ddlcore.runtime.encoding import encode, encode_once, settle
 from ddlcore.runtime.executor import Later, Staged, reducescatter_rows
 from ddlcore.runtime.request import Entry, Outcome
@@ -61,7 +61,7 @@ class Queued(ABC):
 
     def __init__(self, route: OnDevice, specs: Sequence[Spec]) -> None:
         assert route.transport is not None and route.pool is not None
-        self.lane: Lane = route.lane
+        self.stream: DeviceStream = route.stream
         self.route = route
         self.transport: Transport = route.transport
         self.pool: Pool = route.pool
@@ -71,7 +71,7 @@ class Queued(ABC):
     def pack(self, entries: Entries) -> None:
         """Waits for the user's tensors, and reads them if they are to be copied; all may be pending again after that."""
         self._tensors = tensors = _Tensors(entries)
-        self.lane.after(tensors.all)
+        self.stream.after(tensors.all)
 
     def forget(self) -> None:
         """Lets go of the tensors that ``pack`` was given, for what comes again."""
@@ -92,16 +92,16 @@ class Queued(ABC):
 
     def _done(self, *kept: object) -> Outcome:
         """The event behind what was queued; till then all that it uses lives."""
-        return Outcome(event=self.lane.mark((self._tensors.owners(), kept)))
+        return Outcome(event=self.stream.mark((self._tensors.owners(), kept)))
 
     def _fresh(self, count: int, dtype: DType) -> Buffer:
         """Memory that becomes a tensor."""
-        memory = self.lane.runtime.allocate(max(count * dtype.itemsize, 1))
-        return Buffer(memory.address, count, dtype, (count,), device=self.lane.device, owner=memory)
+        memory = self.stream.runtime.allocate(max(count * dtype.itemsize, 1))
+        return Buffer(memory.address, count, dtype, (count,), device=self.stream.device, owner=memory)
 
     def _taken(self, count: int, dtype: DType) -> Buffer:
         memory = self.pool.take(count * dtype.itemsize)
-        return Buffer(memory.address, count, dtype, (count,), device=self.lane.device, owner=memory)
+        return Buffer(memory.address, count, dtype, (count,), device=self.stream.device, owner=memory)
 
     def _give(self, *buffers: Buffer | None) -> None:
         for buffer in buffers:
@@ -139,17 +139,17 @@ class _Allreduce(Queued):
         self._single = len(specs) == 1 and same_type and self.pre == 1.0
         self._packed = self._prepared is None and not self._single
         if self._packed and compressor.casts and again:
-            queue = self.lane.queue
+            queue = self.stream.queue
             self._packer = queue.packer(self.counts, spec.dtype, self.wire, self.pre)
             self._unpacker = queue.unpacker(self.counts, spec.dtype, self.wire, self.post)
         else:
             self._packer, self._unpacker = self._pack_once, self._unpack_once
 
     def _pack_once(self, sources: Sequence[int], target: int) -> None:
-        self.lane.kernels.pack(sources, self.counts, self.specs[0].dtype, target, self.wire, self.pre)
+        self.stream.kernels.pack(sources, self.counts, self.specs[0].dtype, target, self.wire, self.pre)
 
     def _unpack_once(self, source: int, targets: Sequence[int]) -> None:
-        self.lane.kernels.unpack(source, self.wire, targets, self.counts, self.specs[0].dtype, self.post)
+        self.stream.kernels.unpack(source, self.wire, targets, self.counts, self.specs[0].dtype, self.post)
 
     def pack(self, entries: Entries) -> None:
         super().pack(entries)
@@ -201,16 +201,16 @@ class _Allreduce(Queued):
                 self._unpack(entries, tensors, fused)
             else:
                 targets, dtype = [target.address for target in tensors.targets], self.specs[0].dtype
-                self.lane.kernels.unpack(fused.address, dtype, targets, self.counts, dtype)
+                self.stream.kernels.unpack(fused.address, dtype, targets, self.counts, dtype)
                 self._give(fused)
-            return [Outcome(event=self.lane.mark((tensors.owners(),)))] * len(entries)
+            return [Outcome(event=self.stream.mark((tensors.owners(),)))] * len(entries)
 
         def void() -> None:
             settle(self.compressor, entries, False)
             self._give(fused)
 
         stateful = self._packed and not self.compressor.casts
-        return Later(self.lane.mark((tensors.owners(), fused)), Staged(deliver, void) if stateful else deliver)
+        return Later(self.stream.mark((tensors.owners(), fused)), Staged(deliver, void) if stateful else deliver)
 
     def _reduce(self, sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
         if self._prepared is not None:
@@ -219,7 +219,7 @@ class _Allreduce(Queued):
         self.transport.allreduce(sources[0], targets[0], self.op)
         if self.post != 1.0:
             place, count, dtype = targets[0].address, self.counts[0], self.specs[0].dtype
-            self.lane.kernels.reduce([place], place, count, dtype, ReduceOp.Sum, scale=self.post)
+            self.stream.kernels.reduce([place], place, count, dtype, ReduceOp.Sum, scale=self.post)
 
     def _unpack(self, entries: Entries, tensors: _Tensors, fused: Buffer) -> None:
         if self.compressor.casts and tensors.whole:
@@ -241,12 +241,12 @@ class _Allreduce(Queued):
 
     def _fill(self, part: Buffer) -> None:
         op = ReduceOp.Sum if self.op is ReduceOp.Average else self.op
-        self.lane.kernels.fill_identity(part.address, part.count, self.wire, op)
+        self.stream.kernels.fill_identity(part.address, part.count, self.wire, op)
 
     def _parts(self, fused: Buffer) -> list[Buffer]:
         parts, address = [], fused.address
         for count in self.counts:
-            parts.append(Buffer(address, count, self.wire, (count,), device=self.lane.device, owner=fused.owner))
+            parts.append(Buffer(address, count, self.wire, (count,), device=self.stream.device, owner=fused.owner))
             address += count * self.wire.itemsize
         return parts
 
@@ -276,13 +276,13 @@ class _Broadcast(Queued):
             assert entry is not None
             self._copy(copy, _given(entry.target))
             self._give(copy)
-            return [Outcome(event=self.lane.mark((tensors.owners(),)))]
+            return [Outcome(event=self.stream.mark((tensors.owners(),)))]
 
-        return Later(self.lane.mark((tensors.owners(), copy)), deliver)
+        return Later(self.stream.mark((tensors.owners(), copy)), deliver)
 
     def _copy(self, source: Buffer, target: Buffer) -> None:
         if source.address != target.address and source.nbytes:
-            self.lane.queue.copy(source.address, target.address, source.nbytes)
+            self.stream.queue.copy(source.address, target.address, source.nbytes)
 
 
 class _Ragged(Queued):
@@ -335,7 +335,7 @@ class _Reducescatter(Queued):
         if entry is None:
             spare = source = self._taken(sum(counts), wire)
             neutral = ReduceOp.Sum if op is ReduceOp.Average else op
-            self.lane.kernels.fill_identity(source.address, source.count, wire, neutral)
+            self.stream.kernels.fill_identity(source.address, source.count, wire, neutral)
         elif pre != 1.0 or wire is not spec.dtype:
             spare = source = self._taken(sum(counts), wire)
             encode_once(compressor, _source(entry), source, pre)

@@ -14,7 +14,7 @@ from typing import Protocol
 from ddlcore.contracts.transport import Memory
 from ddlcore.messages import Bucket, Planned, Spec
 from ddlcore.runtime.device_routes import OnDevice
-from ddlcore.runtime.devices import Lane
+from ddlcore.runtime.devices import DeviceStream
 from ddlcore.runtime.executor import Deliver, HostRun, Staged, void
 from ddlcore.runtime.request import Entry, Outcome
 from ddlcore.runtime.schedule import Launch
@@ -66,7 +66,7 @@ class Staging:
             mirrored = Launch(launch.place, launch.position, _present(below), launch.bucket, launch.number)
             deliver = inner(mirrored, use)
             if deliver is void:
-                route.lane.pinned.give(below.pinned)
+                route.stream.pinned.give(below.pinned)
                 return void
 
             def up() -> Outcomes:
@@ -78,71 +78,71 @@ class Staging:
 
     def _down(self, route: OnDevice, kind: Kind, entries: Entries) -> _Below:
         """Copies what the others need of this rank's tensors to pinned memory, and waits until it is there."""
-        lane = route.lane
+        stream = route.stream
         present = [entry for entry in entries if entry is not None]
         buffers = [_source(entry) for entry in present]
         nbytes = sum(buffer.nbytes for buffer in buffers)
-        pinned = lane.pinned.take(nbytes)
+        pinned = stream.pinned.take(nbytes)
         own_rank = route.host.ranks[route.host.rank]
         if nbytes and (kind is not Kind.BROADCAST or present[0].spec.root == own_rank):
-            lane.after(buffers)
-            self._move_down(lane, kind, buffers, pinned)
-            lane.wait(lane.mark([*(buffer.owner for buffer in buffers), pinned]))
+            stream.after(buffers)
+            self._move_down(stream, kind, buffers, pinned)
+            stream.wait(stream.mark([*(buffer.owner for buffer in buffers), pinned]))
         places = iter(_offsets(buffers))
         mirrored = [None if e is None else _mirror(e, pinned, pinned.address + next(places)) for e in entries]
         return _Below(mirrored, pinned, nbytes)
 
-    def _move_down(self, lane: Lane, kind: Kind, buffers: Sequence[Buffer], pinned: Memory) -> None:
+    def _move_down(self, stream: DeviceStream, kind: Kind, buffers: Sequence[Buffer], pinned: Memory) -> None:
         if kind is Kind.ALLREDUCE and len(buffers) > 1:  # all of one type
             dtype, nbytes = buffers[0].dtype, sum(buffer.nbytes for buffer in buffers)
-            together = lane.pool.take(nbytes)
+            together = stream.pool.take(nbytes)
             sources, counts = [buffer.address for buffer in buffers], [buffer.count for buffer in buffers]
-            lane.kernels.pack(sources, counts, dtype, together.address, dtype)
-            lane.queue.copy(together.address, pinned.address, nbytes)
-            lane.pool.give(together)
+            stream.kernels.pack(sources, counts, dtype, together.address, dtype)
+            stream.queue.copy(together.address, pinned.address, nbytes)
+            stream.pool.give(together)
             return
         for at, buffer in zip(_offsets(buffers), buffers):
             if buffer.count:
-                lane.queue.copy(buffer.address, pinned.address + at, buffer.nbytes)
+                stream.queue.copy(buffer.address, pinned.address + at, buffer.nbytes)
 
     def _up(self, route: OnDevice, kind: Kind, entries: Entries, below: _Below, outcomes: Outcomes) -> Outcomes:
         """Queues the results' way to where the user wants them."""
-        lane = route.lane
+        stream = route.stream
         if kind not in (Kind.ALLREDUCE, Kind.BROADCAST):
-            lane.pinned.give(below.pinned)
+            stream.pinned.give(below.pinned)
             pairs = zip(entries, outcomes)
-            return [one if e is None or one is None else self._lifted(lane, one) for e, one in pairs]
+            return [one if e is None or one is None else self._lifted(stream, one) for e, one in pairs]
         present = [entry for entry in entries if entry is not None]
         targets = [_target(entry) for entry in present]
         if below.nbytes:
-            lane.after([*map(_source, present), *targets])
-            self._move_up(lane, targets, below)
-        event = lane.mark([*(_source(one).owner for one in present), *(one.owner for one in targets), below.pinned])
-        lane.pinned.give(below.pinned, event)
+            stream.after([*map(_source, present), *targets])
+            self._move_up(stream, targets, below)
+        event = stream.mark([*(_source(one).owner for one in present), *(one.owner for one in targets), below.pinned])
+        stream.pinned.give(below.pinned, event)
         return [Outcome(event=event)] * len(entries)
 
-    def _move_up(self, lane: Lane, targets: Sequence[Buffer], below: _Below) -> None:
+    def _move_up(self, stream: DeviceStream, targets: Sequence[Buffer], below: _Below) -> None:
         if len(targets) == 1:
-            lane.queue.copy(below.pinned.address, targets[0].address, below.nbytes)
+            stream.queue.copy(below.pinned.address, targets[0].address, below.nbytes)
             return
         dtype = targets[0].dtype
-        together = lane.pool.take(below.nbytes)
-        lane.queue.copy(below.pinned.address, together.address, below.nbytes)
+        together = stream.pool.take(below.nbytes)
+        stream.queue.copy(below.pinned.address, together.address, below.nbytes)
         places, counts = [target.address for target in targets], [target.count for target in targets]
-        lane.kernels.unpack(together.address, dtype, places, counts, dtype)
-        lane.pool.give(together)
+        stream.kernels.unpack(together.address, dtype, places, counts, dtype)
+        stream.pool.give(together)
 
-    def _lifted(self, lane: Lane, outcome: Outcome) -> Outcome:
+    def _lifted(self, stream: DeviceStream, outcome: Outcome) -> Outcome:
         """A result that the host's transport has left in memory of its own, on the device."""
         memory = outcome.memory
         assert memory is not None
         nbytes = memory.nbytes
-        pinned, lifted = lane.pinned.take(nbytes), lane.runtime.allocate(max(nbytes, 1))
+        pinned, lifted = stream.pinned.take(nbytes), stream.runtime.allocate(max(nbytes, 1))
         if nbytes:
             ctypes.memmove(pinned.address, memory.address, nbytes)
-            lane.queue.copy(pinned.address, lifted.address, nbytes)
-        event = lane.mark([pinned, lifted])
-        lane.pinned.give(pinned, event)
+            stream.queue.copy(pinned.address, lifted.address, nbytes)
+        event = stream.mark([pinned, lifted])
+        stream.pinned.give(pinned, event)
         return Outcome(lifted, outcome.rows, outcome.digests, event=event)
 
 

@@ -14,7 +14,7 @@ from ddlcore.contracts.transport import Memory
 from ddlcore.errors import Closed, DeviceError
 from ddlcore.hooks import TransportProvider
 from ddlcore.runtime.device_routes import SOLO, Choice, DeviceRoutes, Fact, choose
-from ddlcore.runtime.devices import BY_HOST, Devices, Lane, Pool, describe_device, kind_of, lane_of
+from ddlcore.runtime.devices import BY_HOST, Devices, DeviceStream, Pool, describe_device, kind_of, label_of_stream
 from ddlcore.runtime.meter import Meter
 from ddlcore.testing.pretend import KIND, PretendEvent, PretendRuntime
 from ddlcore.types import CPU, Buffer, Device, DType, Member
@@ -100,9 +100,9 @@ def test_labels_count_a_ranks_devices(devices: Devices) -> None:
     assert devices.label(Device(KIND, 5)) == KIND
     assert devices.label(Device(KIND, 2)) == f"{KIND}+1"
     assert devices.label(Device(KIND, 5), by_host=True) == KIND + BY_HOST
-    assert [devices.lane(label).device.index for label in (KIND, f"{KIND}+1", KIND + BY_HOST)] == [5, 2, 5]
+    assert [devices.stream(label).device.index for label in (KIND, f"{KIND}+1", KIND + BY_HOST)] == [5, 2, 5]
     label = f"{KIND}+1{BY_HOST}"
-    assert (kind_of(label), lane_of(label)) == (KIND, f"{KIND}+1")
+    assert (kind_of(label), label_of_stream(label)) == (KIND, f"{KIND}+1")
     assert describe_device(label) == f"{KIND}, device 2 of the rank, by way of the host"
     with pytest.raises(DeviceError, match="no device pretend:9"):
         devices.label(Device(KIND, 9))
@@ -111,8 +111,8 @@ def test_labels_count_a_ranks_devices(devices: Devices) -> None:
 def test_a_rank_that_has_none_opens_its_own(devices: Devices) -> None:
     """What it would use by itself, past those that it uses already."""
     devices.label(Device(KIND, 3))
-    assert devices.lane(f"{KIND}+2").device == Device(KIND, 5)
-    assert [lane.device.index for lane in devices.lanes] == [3, 4, 5]
+    assert devices.stream(f"{KIND}+2").device == Device(KIND, 5)
+    assert [stream.device.index for stream in devices.streams] == [3, 4, 5]
 
 
 def test_after_the_end_nothing_is_opened(devices: Devices) -> None:
@@ -128,11 +128,11 @@ def test_queues_that_never_end_are_left_behind_together(
     """After the time that all of them have, which is counted once; and each is named."""
     for index in (0, 1):
         devices.label(Device(KIND, index))
-    lanes = devices.lanes
-    for lane in lanes:
-        monkeypatch.setattr(lane.queue, "record", PretendEvent)  # one that never comes
+    streams = devices.streams
+    for stream in streams:
+        monkeypatch.setattr(stream.queue, "record", PretendEvent)  # one that never comes
     closed: list[float] = []
-    monkeypatch.setattr(Lane, "close", lambda self, timeout_s: closed.append(timeout_s))
+    monkeypatch.setattr(DeviceStream, "close", lambda self, timeout_s: closed.append(timeout_s))
     routes = DeviceRoutes(None, None, None, devices, None)  # type: ignore[arg-type]  # nothing is opened
     begun_s = time.monotonic()
     routes.close(1.5)
@@ -141,8 +141,8 @@ def test_queues_that_never_end_are_left_behind_together(
     for index in (0, 1):
         assert f"{KIND}:{index} has not ended what was queued within 1.5 s" in caplog.text
     monkeypatch.undo()
-    for lane in lanes:
-        lane.close(5.0)
+    for stream in streams:
+        stream.close(5.0)
 
 
 @pytest.mark.parametrize("comes", [True, False])
@@ -153,15 +153,15 @@ def test_what_a_queue_left_behind_uses_is_never_let_go(
     left: list[object] = []
     monkeypatch.setattr("ddlcore.runtime.devices._left_behind", left)
     devices.label(Device(KIND, 0))
-    (lane,) = devices.lanes
+    (stream,) = devices.streams
     event = PretendEvent()
     used = Memory(64)
     gone = weakref.ref(used)
-    lane.keep(event, (used,))
+    stream.keep(event, (used,))
     del used
     if comes:
         event.come(None)
-    lane.close(5.0)
+    stream.close(5.0)
     gc.collect()
     assert (gone() is None) is comes
     assert bool(left) is not comes
@@ -174,45 +174,45 @@ def buffer(event: int, stream: int, order: int) -> Buffer:
 def test_of_each_stream_the_last_event_is_waited_for(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those without an order each, host memory never."""
     devices.label(Device(KIND, 0))
-    lane = devices.lane(KIND)
+    stream = devices.stream(KIND)
     waited: list[int] = []
-    monkeypatch.setattr(lane.queue, "wait_for", waited.append)
-    lane.after([buffer(11, 1, 1), buffer(13, 1, 3), buffer(12, 1, 2), buffer(21, 2, 1), buffer(0, 0, 0)])
+    monkeypatch.setattr(stream.queue, "wait_for", waited.append)
+    stream.after([buffer(11, 1, 1), buffer(13, 1, 3), buffer(12, 1, 2), buffer(21, 2, 1), buffer(0, 0, 0)])
     assert sorted(waited) == [13, 21]
     waited.clear()
-    lane.after([buffer(31, 3, 0), buffer(32, 3, 0)])
+    stream.after([buffer(31, 3, 0), buffer(32, 3, 0)])
     assert waited == [31, 32]
 
 
 def test_a_wait_for_a_device_ends_with_the_job() -> None:
     """However long the device takes."""
     over: list[bool] = []
-    lane = Lane(open_pretend(Device(KIND, 0)), lambda: bool(over), Meter(), lambda: None)
-    with lane.queue.held():  # type: ignore[attr-defined]  # a pretend one
-        event = lane.mark(())
+    stream = DeviceStream(open_pretend(Device(KIND, 0)), lambda: bool(over), Meter(), lambda: None)
+    with stream.queue.held():  # type: ignore[attr-defined]  # a pretend one
+        event = stream.mark(())
         over.append(True)
         with pytest.raises(Closed):
-            lane.wait(event)
-    lane.wait(event)
-    lane.close(5.0)
+            stream.wait(event)
+    stream.wait(event)
+    stream.close(5.0)
 
 
 def test_a_pool_gives_what_is_free(devices: Devices) -> None:
     """The smallest that fits; what a queue still fills for the host only when it is done; what is too small goes."""
     devices.label(Device(KIND, 0))
-    lane = devices.lane(KIND)
-    pool = Pool(lane, lane.runtime.pinned)
+    stream = devices.stream(KIND)
+    pool = Pool(stream, stream.runtime.pinned)
     small, large = pool.take(5000), pool.take(9000)
     pool.give(large)
     pool.give(small)
     assert pool.take(5000) is small
     assert pool.take(10) is large
-    with lane.queue.held():  # type: ignore[attr-defined]  # a pretend one
-        event = lane.mark(())
+    with stream.queue.held():  # type: ignore[attr-defined]  # a pretend one
+        event = stream.mark(())
         pool.give(large, event)
         other = pool.take(9000)
         assert other is not large
-    lane.wait(event)
+    stream.wait(event)
     pool.give(other)
     assert {pool.take(9000), pool.take(9000)} == {large, other}, "it was only not free yet"
     pool.give(small)

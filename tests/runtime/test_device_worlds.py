@@ -23,7 +23,7 @@ from ddlcore.errors import DdlInternalError, DeviceError, MismatchError, PeerLos
 from ddlcore.hooks import CompressorProvider, KernelsProvider, TransportProvider
 from ddlcore.job import Job
 from ddlcore.plug.registry import Distribution, Registry
-from ddlcore.runtime.devices import Lane
+from ddlcore.runtime.devices import DeviceStream
 from ddlcore.runtime.fenced import FencedPersistentRequest
 from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.testing import World
@@ -384,7 +384,7 @@ def test_what_a_device_has_done_with_is_let_go(way: tuple[str, str]) -> None:
 def test_what_nobody_holds_lives_until_the_device_is_done(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that the user lets go while the device has not even begun; were they not kept, the device would say so."""
     if not kept:
-        monkeypatch.setattr(Lane, "keep", lambda self, event, kept: None)
+        monkeypatch.setattr(DeviceStream, "keep", lambda self, event, kept: None)
 
     def play(rank: int, job: Job) -> None:
         for _ in range(STEPS):
@@ -405,7 +405,7 @@ def test_what_nobody_holds_lives_until_the_device_is_done(kept: bool, monkeypatc
 def test_what_is_on_its_way_up_lives_until_it_is_there(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results that the user lets go at once, while the copy from the host's memory is still queued."""
     if not kept:
-        monkeypatch.setattr(Lane, "keep", lambda self, event, kept: None)
+        monkeypatch.setattr(DeviceStream, "keep", lambda self, event, kept: None)
 
     def play(rank: int, job: Job) -> None:
         for _ in range(100):

@@ -68,8 +68,8 @@ def test_a_device_may_be_opened_while_the_engine_tidies() -> None:
         return False
 
     try:
-        devices.lane(KIND).keep(Asked(open_another), ())
+        devices.stream(KIND).keep(Asked(open_another), ())
         assert devices.tidy()
-        assert len(devices.lanes) == 2
+        assert len(devices.streams) == 2
     finally:
         devices.close(1.0)

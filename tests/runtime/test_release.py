@@ -22,7 +22,7 @@ from ddlcore.errors import DdlInternalError
 from ddlcore.job import Job
 from ddlcore.runtime.device_executor import DeviceExecutor
 from ddlcore.runtime.device_routes import Commit
-from ddlcore.runtime.devices import Lane
+from ddlcore.runtime.devices import DeviceStream
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.executor import Later
 from ddlcore.runtime.meter import Stats
@@ -207,7 +207,7 @@ def test_what_hosts_tell_each_other_needs_no_other_rule(seed: int, size: int) ->
 
 
 def _without_events(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Lane, "after", lambda self, buffers: None)
+    patch.setattr(DeviceStream, "after", lambda self, buffers: None)
 
 
 def _without_a_fence(patch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def _without_a_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 def _with_nothing_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Lane, "keep", lambda self, event, kept: None)
+    patch.setattr(DeviceStream, "keep", lambda self, event, kept: None)
 
 
 def _before_the_verdict(patch: pytest.MonkeyPatch) -> None:
