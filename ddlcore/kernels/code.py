@@ -52,7 +52,7 @@ SOURCES = (
     "exchange.py",
     "frame.py",
     "intrinsics.py",
-    "lanes.py",
+    "channels.py",
     "loops.py",
     "ring.py",
     "whole.py",

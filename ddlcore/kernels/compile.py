@@ -34,9 +34,9 @@ def compile_object() -> bytes:
 
     rooms: list[Any] = [loops, bucket, whole]
     if sys.platform == "linux":
-        from ddlcore.kernels import exchange, lanes, ring
+        from ddlcore.kernels import channels, exchange, ring
 
-        rooms += [exchange, lanes, ring]
+        rooms += [channels, exchange, ring]
     module: Any = None
     for name, arguments in FUNCTIONS.items():
         function = next(getattr(room, name) for room in rooms if hasattr(room, name))

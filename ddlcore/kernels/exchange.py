@@ -1,4 +1,4 @@
-"""The other collectives over the lanes, for numba: bytes are copied from slot to target, rows are reduced there.
+"""The other collectives over the channels, for numba: bytes are copied from slot to target, rows are reduced there.
 
 Imported only while compiling. Arguments are int64.
 """
@@ -6,10 +6,10 @@ Imported only while compiling. Arguments are int64.
 from __future__ import annotations
 
 from ddlcore.kernels.bucket import ITEMSIZE
+from ddlcore.kernels.channels import INPUT, next_round, publish, reserve, slot, wait, wait_all
 from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import CHUNK, COUNTS, DTYPE, IN_USED, OP, POSTSCALE, PRESCALE, RANK, SIZE, TABLE, TOTAL
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
-from ddlcore.kernels.lanes import INPUT, next_round, publish, reserve, slot, wait, wait_all
 
 __all__ = ["ddl_alltoall", "ddl_gather", "ddl_reducescatter"]
 

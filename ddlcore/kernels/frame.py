@@ -9,6 +9,7 @@ __all__ = [
     "BEGUN",
     "BEGUN_OFFSET",
     "BEGUN_TENSOR",
+    "CHANNEL",
     "CHUNK",
     "CODE",
     "COUNTS",
@@ -20,7 +21,6 @@ __all__ = [
     "INPUTS",
     "IN_SEEN",
     "IN_USED",
-    "LANE",
     "LAST",
     "LAYOUT",
     "LEAST_SLOTS",
@@ -53,11 +53,11 @@ __all__ = [
 # The communicator's line: who aborted (1 + rank), then how rank 0 laid out the rest.
 LAYOUT: Final = 64  # bytes of a slot, bytes of a ring
 LINE: Final = 256  # bytes of a rank's counters
-LANE: Final = 128  # between its two counters; two cache lines, since processors fetch them in pairs
+CHANNEL: Final = 128  # between its two counters; two cache lines, since processors fetch them in pairs
 SLEEPERS: Final = 8  # behind a counter: how many wait for it in the kernel
 MARKS: Final = 16  # behind an input counter: bit n % 64 says that its rank came into round n without data
 ROUNDS: Final = 64  # of how many rounds the marks and the places are kept
-LEAST_SLOTS: Final = 4  # of a ring; the proof at the top of lanes.py needs them
+LEAST_SLOTS: Final = 4  # of a ring; the proof at the top of channels.py needs them
 MOST_SLOTS: Final = 64
 
 # A rank's frame: its private words.
@@ -72,15 +72,15 @@ SMALL: Final = 56  # up to so many bytes every rank reduces all by itself
 SPINS: Final = 64
 YIELDS: Final = 72
 TIMEOUT: Final = 80  # a timespec: two words
-IN_USED: Final = 96  # rounds behind us, a word a lane
-IN_SEEN: Final = 112  # what every counter is known to have reached, a word a lane
+IN_USED: Final = 96  # rounds behind us, a word a channel
+IN_SEEN: Final = 112  # what every counter is known to have reached, a word a channel
 ABORTED: Final = 128  # written by other threads, alone in its cache line
-CURSOR: Final = 192  # where in the ring the next round begins, a word a lane
+CURSOR: Final = 192  # where in the ring the next round begins, a word a channel
 BEGUN: Final = 208  # 1: the first round of an allreduce is published, and its caller will come back for the rest
 BEGUN_TENSOR: Final = 216  # how far that round went
 BEGUN_OFFSET: Final = 224
-LAST: Final = 256  # the last round in each slot, MOST_SLOTS words a lane
-PLACES: Final = 1280  # where in the ring a round lies, ROUNDS words a lane
+LAST: Final = 256  # the last round in each slot, MOST_SLOTS words a channel
+PLACES: Final = 1280  # where in the ring a round lies, ROUNDS words a channel
 TABLE: Final = 2304  # a word a rank: addresses of one reduction
 
 # A plan: what does not change from run to run.

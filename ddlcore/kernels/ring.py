@@ -1,4 +1,4 @@
-"""Allreduce over the lanes, for numba: one bucket from the first chunk to the last, without the GIL.
+"""Allreduce over the channels, for numba: one bucket from the first chunk to the last, without the GIL.
 
 Elements meet in rank order, whatever the chunks; source and target may be the same memory, since a rank
 overwrites a chunk only after it has published it. Entry is all or nothing: with its first chunk a rank says
@@ -9,6 +9,21 @@ tensor. Imported only while compiling. Arguments are int64.
 from __future__ import annotations
 
 from ddlcore.kernels.bucket import ITEMSIZE
+from ddlcore.kernels.channels import (
+    INPUT,
+    LATER,
+    RESULT,
+    aborted,
+    anybody_idle,
+    enter,
+    next_round,
+    publish,
+    reserve,
+    result,
+    slot,
+    wait_a_while,
+    wait_all,
+)
 from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import (
     BEGUN,
@@ -34,21 +49,6 @@ from ddlcore.kernels.frame import (
     TOTAL,
 )
 from ddlcore.kernels.intrinsics import compiled, copy, outside, read, read_double, write
-from ddlcore.kernels.lanes import (
-    INPUT,
-    LATER,
-    RESULT,
-    aborted,
-    anybody_idle,
-    enter,
-    next_round,
-    publish,
-    reserve,
-    result,
-    slot,
-    wait_a_while,
-    wait_all,
-)
 
 __all__ = ["VOID", "ddl_allreduce", "ddl_allreduce_idle", "ddl_allreduce_try"]
 

@@ -1,9 +1,9 @@
 """Counters and slots in shared memory, for numba: publishing, waiting, giving up; knows not what is in a slot.
 
-**Lanes.** Every rank owns a line of counters in the segment and a ring of slots. A collective is a number
+**Channels.** Every rank owns a line of counters in the segment and a ring of slots. A collective is a number
 of rounds, the same on every rank. In round n a rank *publishes*: it fills the round's place in its ring, if
 it has something to say, and adds one to its counter; peers read the place when they see the counter beyond
-n. There are two lanes, one for what goes in, one for partial results (allreduce of many ranks).
+n. There are two channels, one for what goes in, one for partial results (allreduce of many ranks).
 
 **Places.** A round takes as many bytes of the ring as its collective gives it, at most a slot, and lies
 within one slot; rounds of few bytes share it. All ranks give a round the same bytes, so its place is the
@@ -24,13 +24,13 @@ from __future__ import annotations
 from ddlcore.kernels.code import FUNCTIONS
 from ddlcore.kernels.frame import (
     ABORTED,
+    CHANNEL,
     CHUNK,
     CURSOR,
     HEADER,
     IN_SEEN,
     IN_USED,
     INPUTS,
-    LANE,
     LAST,
     LINE,
     MARKS,
@@ -78,16 +78,16 @@ __all__ = [
     "wait_all",
 ]
 
-INPUT, RESULT = 0, 1  # lanes
+INPUT, RESULT = 0, 1  # channels
 PLACE_BYTES = 128  # what a round takes is rounded up to two cache lines
 LATER = 4  # not all had come
 HERE, ELSEWHERE = 1, 2  # why a call failed: this rank's own abort(), or a peer's
 
 
 @compiled("qqq")
-def _counter(frame: int, rank: int, lane: int) -> int:
+def _counter(frame: int, rank: int, channel: int) -> int:
     """The address of a rank's counter."""
-    return read(frame + HEADER) + (1 + rank) * LINE + lane * LANE
+    return read(frame + HEADER) + (1 + rank) * LINE + channel * CHANNEL
 
 
 @compiled("q")
@@ -132,20 +132,20 @@ def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
 
 
 @compiled("qqqq")
-def wait(frame: int, rank: int, lane: int, value: int) -> int:
+def wait(frame: int, rank: int, channel: int, value: int) -> int:
     """Waits until a rank's counter has reached ``value``; not 0: aborted."""
-    word = _counter(frame, rank, lane)
+    word = _counter(frame, rank, channel)
     if load_word(word) >= value:
         return 0
     return _wait_slowly(frame, word, value, -1)
 
 
 @compiled("qqqq")
-def wait_a_while(frame: int, lane: int, value: int, sleeps: int) -> int:
+def wait_a_while(frame: int, channel: int, value: int, sleeps: int) -> int:
     """As ``wait_all``, but gives up (LATER) when it has slept so many times for one rank."""
     rank = read(frame + RANK)
     for r in range(read(frame + SIZE)):
-        word = _counter(frame, r, lane)
+        word = _counter(frame, r, channel)
         if r != rank and load_word(word) < value:
             code = _wait_slowly(frame, word, value, sleeps)
             if code != 0:
@@ -154,43 +154,43 @@ def wait_a_while(frame: int, lane: int, value: int, sleeps: int) -> int:
 
 
 @compiled("qqq")
-def wait_all(frame: int, lane: int, value: int) -> int:
+def wait_all(frame: int, channel: int, value: int) -> int:
     """Waits until every rank's counter has reached ``value``."""
-    if read(frame + IN_SEEN + 8 * lane) >= value:
+    if read(frame + IN_SEEN + 8 * channel) >= value:
         return 0
     rank, size = read(frame + RANK), read(frame + SIZE)
     for k in range(1, size):
         peer = rank + k  # each rank begins with its neighbour: not all look at the same line at once
-        code = wait(frame, peer if peer < size else peer - size, lane, value)
+        code = wait(frame, peer if peer < size else peer - size, channel, value)
         if code != 0:
             return code
-    write(frame + IN_SEEN + 8 * lane, value)
+    write(frame + IN_SEEN + 8 * channel, value)
     return 0
 
 
 @compiled("qqqq")
-def reserve(frame: int, lane: int, round_: int, nbytes: int) -> int:
+def reserve(frame: int, channel: int, round_: int, nbytes: int) -> int:
     """Gives ``round_`` its place of at most a slot, and waits until nobody reads there any more; not 0: aborted.
 
     Every rank calls it for the same rounds with the same ``nbytes``, in their order.
     """
     chunk = read(frame + CHUNK)
     length = (max(nbytes, 1) + PLACE_BYTES - 1) // PLACE_BYTES * PLACE_BYTES
-    place = read(frame + CURSOR + 8 * lane)
+    place = read(frame + CURSOR + 8 * channel)
     within = place & (chunk - 1)
     if within + length > chunk:
         place += chunk - within
         within = 0
     if place == read(frame + RING):
         place = 0
-    last = frame + LAST + 8 * (lane * MOST_SLOTS + place // chunk)
+    last = frame + LAST + 8 * (channel * MOST_SLOTS + place // chunk)
     if within == 0:
-        code = wait_all(frame, lane, read(last) + 3)
+        code = wait_all(frame, channel, read(last) + 3)
         if code != 0:
             return code
     write(last, round_)
-    write(frame + PLACES + 8 * (lane * ROUNDS + round_ % ROUNDS), place)
-    write(frame + CURSOR + 8 * lane, place + length)
+    write(frame + PLACES + 8 * (channel * ROUNDS + round_ % ROUNDS), place)
+    write(frame + CURSOR + 8 * channel, place + length)
     return 0
 
 
@@ -221,9 +221,9 @@ def anybody_idle(frame: int, round_: int) -> int:
 
 
 @compiled("qq", "")
-def publish(frame: int, lane: int) -> None:
+def publish(frame: int, channel: int) -> None:
     """Adds one to this rank's counter, behind all that it wrote, and wakes who sleeps for it."""
-    word = _counter(frame, read(frame + RANK), lane)
+    word = _counter(frame, read(frame + RANK), channel)
     add_word(word, 1)
     if load_word(word + SLEEPERS) > 0:
         futex_wake(word)
@@ -231,7 +231,7 @@ def publish(frame: int, lane: int) -> None:
 
 @compiled("qqq")
 def slot(frame: int, rank: int, round_: int) -> int:
-    """The address of a rank's memory of ``round_`` in the input lane; after ``reserve``."""
+    """The address of a rank's memory of ``round_`` in the input channel; after ``reserve``."""
     return read(frame + INPUTS) + rank * read(frame + RING) + read(frame + PLACES + 8 * (round_ % ROUNDS))
 
 
@@ -242,9 +242,9 @@ def result(frame: int, round_: int) -> int:
 
 
 @compiled("qqq", "")
-def next_round(frame: int, lane: int, rounds: int) -> None:
-    """Puts ``rounds`` rounds of a lane behind us."""
-    write(frame + IN_USED + 8 * lane, read(frame + IN_USED + 8 * lane) + rounds)
+def next_round(frame: int, channel: int, rounds: int) -> None:
+    """Puts ``rounds`` rounds of a channel behind us."""
+    write(frame + IN_USED + 8 * channel, read(frame + IN_USED + 8 * channel) + rounds)
 
 
 @compiled(FUNCTIONS["ddl_barrier"])
@@ -262,6 +262,6 @@ def ddl_abort(frame: int) -> int:
     store_word(frame + ABORTED, 1)
     store_word(read(frame + HEADER), 1 + read(frame + RANK))
     for r in range(read(frame + SIZE)):
-        for lane in range(2):
-            futex_wake(_counter(frame, r, lane))
+        for channel in range(2):
+            futex_wake(_counter(frame, r, channel))
     return 0
