@@ -94,7 +94,7 @@ SETTINGS: tuple[Setting, ...] = (
         "device_dense",
         str,
         "auto",
-        "what reduces tensors on accelerators: auto; cpu, by way of the host's memory; or the name of a transport",
+        "what reduces tensors on accelerators: auto; cpu, staged in host memory; or the name of a transport",
     ),
     Setting(
         "device_sparse",

@@ -105,7 +105,7 @@ def parts(on_gpu: bool, rounds: int, meeting: Path) -> Iterator[Part]:
     both = {**nccl, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "CUDA_VISIBLE_DEVICES": _first_gpu()}
     command = [*_ranks(2), "-m", "tools.gpu.collectives", *what]
     yield Part("nccl of two", command, environment=both, why=why_not_shared())
-    what = ["--what", "two processes, one GPU, by way of the host: collectives"]
+    what = ["--what", "two processes, one GPU, staged on the host: collectives"]
     yield Part("two", [*_ranks(2), "-m", "tools.gpu.collectives", *what], environment=host)
     timed = ["--models", MODELS, "--rounds", str(rounds)]
     one = ["--backend", "nccl", "--over-none", "1.03", "--over-peer", "1.0", "--meeting", str(meeting / "one")]

@@ -32,7 +32,7 @@ class Operations:
 
     Common arguments: ``name`` pairs the calls of different ranks (without it, calls are paired by
     their order within the process set); ``job`` is the world, by default the caller's current one.
-    ``by_host``: tensors on a device go by way of the host's memory, whatever else could serve them; ``sparse``:
+    ``stage_on_host``: tensors on a device are staged in host memory, whatever else could serve them; ``sparse``:
     they are of a sparse gradient, see the setting ``device_sparse``. All ranks must say the same.
     ``compression``: the name of a compressor; "setting" leaves that to the setting ``compression``, as gradients do.
 
@@ -63,7 +63,7 @@ class Operations:
         compression: str = "none",
         job: Job | None = None,
         waits: bool = False,
-        by_host: bool = False,
+        stage_on_host: bool = False,
     ) -> Handle:
         """The ranks' tensors combined by ``op``. ``output=tensor`` works in place; None makes a new tensor.
 
@@ -80,7 +80,7 @@ class Operations:
             compression=compression,
             job=job,
             waits=waits,
-            by_host=by_host,
+            stage_on_host=stage_on_host,
             _single=True,
         )
         return handle
@@ -98,7 +98,7 @@ class Operations:
         compression: str = "none",
         job: Job | None = None,
         waits: bool = False,
-        by_host: bool = False,
+        stage_on_host: bool = False,
         _single: bool = False,
     ) -> Handle:
         """As ``allreduce_async`` for several tensors that go together: none starts before all are ready everywhere."""
@@ -106,7 +106,7 @@ class Operations:
         set_id, _ = process_set.resolve(job)
         job.compressor(compression)
         sources = [self.adapter.buffer(tensor, elementwise=True) for tensor in tensors]
-        device = _device(job, sources, "allreduce", by_host)
+        device = _device(job, sources, "allreduce", stage_on_host)
         if outputs is None:
             outputs = [self.adapter.allocate(tensor) for tensor in tensors]
             targets = [self.adapter.buffer(output, elementwise=True) for output in outputs]
@@ -137,7 +137,7 @@ class Operations:
         job: Job | None = None,
         output: Any = None,
         part_of: str = "",
-        by_host: bool = False,
+        stage_on_host: bool = False,
     ) -> PersistentRequest:
         """An ``allreduce_async`` of tensors like this one, in place, described once; nothing is sent yet.
 
@@ -152,7 +152,7 @@ class Operations:
         buffer = self.adapter.buffer(tensor, elementwise=True)
         (target,) = self._targets([tensor if output is None else output], [buffer], [tensor])
         op = _reduce_op(op, buffer.dtype)
-        device = _device(job, [buffer], "allreduce", by_host)
+        device = _device(job, [buffer], "allreduce", stage_on_host)
         spec = _allreduce_spec(buffer, op, prescale_factor, postscale_factor, compression, 0, device, part_of)
         what = (job.completion, set_id, f"allreduce.{checked_name(name)}", spec, self._encoded(spec), buffer, target)
         return PersistentRequest(*what) if device == CPU.kind else FencedPersistentRequest(*what, self.adapter.after)
@@ -203,7 +203,7 @@ class Operations:
         job: Job | None = None,
         reduces: bool = False,
         sparse: bool = False,
-        by_host: bool = False,
+        stage_on_host: bool = False,
     ) -> Handle:
         """All ranks' tensors, one behind the other along the first dimension, in which they may differ.
 
@@ -216,7 +216,7 @@ class Operations:
             process_set=process_set,
             job=job,
             sparse=sparse,
-            by_host=by_host,
+            stage_on_host=stage_on_host,
             _single=True,
             _named_as=kind,
         )
@@ -229,7 +229,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
         sparse: bool = False,
-        by_host: bool = False,
+        stage_on_host: bool = False,
         _single: bool = False,
         _named_as: Kind = Kind.ALLGATHER,
     ) -> Handle:
@@ -237,7 +237,7 @@ class Operations:
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "allgather") for tensor in tensors]
-        device = _device(job, sources, "allgather", by_host, sparse)
+        device = _device(job, sources, "allgather", stage_on_host, sparse)
         names, group = self._names(_named_as, name, len(tensors), _single)
         specs = [Spec(Kind.ALLGATHER, source.dtype, source.shape[1:], device=device, group=group) for source in sources]
 
@@ -265,7 +265,7 @@ class Operations:
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
-        by_host: bool = False,
+        stage_on_host: bool = False,
     ) -> Handle:
         """The tensor of ``root_rank`` (a rank of the world, member of the set) on every rank."""
         job = job or current_job()
@@ -275,7 +275,7 @@ class Operations:
         if output is None:
             output = self.adapter.allocate(tensor)
         (target,) = self._targets([output], [source], [tensor])
-        device = _device(job, [source], "broadcast", by_host)
+        device = _device(job, [source], "broadcast", stage_on_host)
         names, _ = self._names(Kind.BROADCAST, name, 1, True)
         spec = Spec(
             Kind.BROADCAST,
@@ -299,7 +299,7 @@ class Operations:
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
-        by_host: bool = False,
+        stage_on_host: bool = False,
     ) -> Handle:
         """Row blocks of ``tensor`` to each member; ``splits[r]`` rows go to rank r of the set (None: equal parts).
 
@@ -309,7 +309,7 @@ class Operations:
         set_id, ranks = process_set.resolve(job)
         source = _with_rows(self.adapter.buffer(tensor, elementwise=False), "alltoall")
         sent = _splits(splits, source.shape[0], len(ranks))
-        device = _device(job, [source], "alltoall", by_host)
+        device = _device(job, [source], "alltoall", stage_on_host)
         names, _ = self._names(Kind.ALLTOALL, name, 1, True)
         spec = Spec(Kind.ALLTOALL, source.dtype, source.shape[1:], device=device)
         me = ranks.index(job.rank)
@@ -337,7 +337,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
         job: Job | None = None,
-        by_host: bool = False,
+        stage_on_host: bool = False,
     ) -> Handle:
         """This rank's rows of the reduction; the first ``rows % size`` ranks of the set get one row more."""
         return self.grouped_reducescatter_async(
@@ -349,7 +349,7 @@ class Operations:
             process_set=process_set,
             compression=compression,
             job=job,
-            by_host=by_host,
+            stage_on_host=stage_on_host,
             _single=True,
         )
 
@@ -364,7 +364,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         compression: str = "none",
         job: Job | None = None,
-        by_host: bool = False,
+        stage_on_host: bool = False,
         _single: bool = False,
     ) -> Handle:
         """As ``reducescatter_async`` for several tensors that go together."""
@@ -375,7 +375,7 @@ class Operations:
                 f"compression {compression!r} is not summable, which reducescatter needs; use another one"
             )
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "reducescatter") for tensor in tensors]
-        device = _device(job, sources, "reducescatter", by_host)
+        device = _device(job, sources, "reducescatter", stage_on_host)
         ops = [_reduce_op(op, source.dtype) for source in sources]
         names, group = self._names(Kind.REDUCESCATTER, name, len(tensors), _single)
         specs = [
@@ -589,13 +589,13 @@ def _allreduce_spec(
     )
 
 
-def _device(job: Job, buffers: Sequence[Buffer], verb: str, by_host: bool, sparse: bool = False) -> str:
+def _device(job: Job, buffers: Sequence[Buffer], verb: str, stage_on_host: bool, sparse: bool = False) -> str:
     """What the specs call the one device of all these."""
     device = buffers[0].device if buffers else CPU
     if any(other.device is not device and other.device != device for other in buffers):
         where = " and ".join(map(str, dict.fromkeys(buffer.device for buffer in buffers)))
         raise InvalidArgument(f"grouped {verb}: its tensors lie on {where}; make one call for those of each device")
-    return CPU.kind if device.kind == CPU.kind else job.device_label(device, sparse, by_host)
+    return CPU.kind if device.kind == CPU.kind else job.device_label(device, sparse, stage_on_host)
 
 
 def _with_rows(buffer: Buffer, verb: str) -> Buffer:

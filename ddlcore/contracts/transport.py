@@ -57,7 +57,9 @@ class Capabilities:
     """What a transport can do, as data: checked once, when a route is chosen, and logged with the reason."""
 
     devices: frozenset[str] = frozenset({"cpu"})
-    dtypes: frozenset[DType] = ALL_DTYPES  # that it reduces; 16-bit floats: in float32, rounded once (by_host: twice)
+    dtypes: frozenset[DType] = (
+        ALL_DTYPES  # that it reduces; 16-bit floats: in float32, rounded once (host_first: twice)
+    )
     ops: frozenset[ReduceOp] = ALL_OPS  # with Average among them, of floats: it divides by the number of ranks itself
     one_host: bool = False  # serves only members that share a host
     vectored: bool = False  # prepare() takes a bucket as a table of pointers, no fusion copy needed
@@ -65,7 +67,7 @@ class Capabilities:
     atomic: bool = False  # vectored plans can be entered all or nothing, see Prepared.enter
     resumable: bool = False  # and in several tries, so that a user's own thread may do it, see Prepared.try_run_atomic
     order_fixed: bool = False  # addition is in rank order, whatever the bucket: the same bits every time
-    by_host: bool = False  # adds within each host first, then the hosts' sums in order of their first ranks
+    host_first: bool = False  # adds within each host first, then the hosts' sums in order of their first ranks
     thread_bound: bool = False
     abort: bool = True  # False: a pending call cannot be ended from outside; the job exits past it
     stream_ordered: bool = False  # calls are put on ``Context.queue`` and return; what follows on it comes after them

@@ -12,7 +12,7 @@ from ddlcore.contracts.transport import Transport
 from ddlcore.hooks import KernelsProvider
 from ddlcore.runtime.backend import AUTO
 from ddlcore.runtime.device_executor import DeviceExecutor
-from ddlcore.runtime.device_routes import BY_WAY_OF_HOST, SOLO, DeviceOpener, DeviceRoutes
+from ddlcore.runtime.device_routes import SOLO, STAGED_ON_HOST, DeviceOpener, DeviceRoutes
 from ddlcore.runtime.devices import Devices
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import Opener, ProcessSets
@@ -53,22 +53,24 @@ class Accelerators:
         self._local_rank = local_rank
         self._backend = str(settings["backend"])
         self._dense = str(settings["device_dense"])
-        self._by_host = self._dense == BY_WAY_OF_HOST
-        self._sparse_by_host = self._by_host or settings["device_sparse"] == BY_WAY_OF_HOST
+        self._stage_on_host = self._dense == STAGED_ON_HOST
+        self._stage_sparse_on_host = self._stage_on_host or settings["device_sparse"] == STAGED_ON_HOST
         self.devices = Devices(self._open, self._own, over, meter)
         device_opener = DeviceOpener(shelf.transports.values, shelf.missing, self._build, self._wanted, launched_by)
         sets.beside = self._routes = DeviceRoutes(opener, device_opener, sets, self.devices, meter)
         self.executor = DeviceExecutor(self._routes, compressor)
 
-    def label(self, device: Device, sparse: bool = False, by_host: bool = False) -> str:
+    def label(self, device: Device, sparse: bool = False, stage_on_host: bool = False) -> str:
         """What a Spec calls ``device``, which is opened the first time; ranks that use several name them in one order.
 
-        ``sparse``: of a sparse gradient; ``by_host``: asked to go by way of the host. Any thread. Raises PluginError
+        ``sparse``: of a sparse gradient; ``stage_on_host``: asked to be staged on the host. Any thread. Raises PluginError
         where nothing serves that kind of device, DeviceError where it cannot be opened.
         """
         if device.kind == CPU.kind:
             return CPU.kind
-        return self.devices.label(device, by_host or (self._sparse_by_host if sparse else self._by_host))
+        return self.devices.label(
+            device, stage_on_host or (self._stage_sparse_on_host if sparse else self._stage_on_host)
+        )
 
     def tidy(self) -> bool:
         """Lets go of memory that devices have done with; whether more is to go. Engine only.

@@ -1,4 +1,4 @@
-"""Runs buckets of tensors that lie on devices: on their queue where a transport serves it, else by way of the host."""
+"""Runs buckets of tensors that lie on devices: on their queue where a transport serves it, else staged on the host."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class DeviceExecutor:
     def __init__(self, routes: DeviceRoutes, compressor: Callable[[str, Kernels], Compressor]) -> None:
         self._routes = routes
         self._compressor = compressor
-        self._told: set[tuple[int, str]] = set()  # process set, compressor: that it goes by way of the host
+        self._told: set[tuple[int, str]] = set()  # process set, compressor: that it is staged on the host
 
     def serve(self, host: HostRuns) -> None:
-        """``host`` runs what goes by way of the host."""
+        """``host`` runs what is staged on the host."""
         self._staging = Staging(host)
 
     def execute(self, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> list[Outcome | None]:
@@ -125,7 +125,7 @@ class DeviceExecutor:
         told = (route.host.set_id, name)
         if route.host.rank == 0 and told not in self._told:
             self._told.add(told)
-            what = f"tensors on {route.stream.device.kind} that travel as {name} go by way of the host"
+            what = f"tensors on {route.stream.device.kind} that travel as {name} are staged on the host"
             log.info("process set %d: %s, for what that makes of them cannot be added", route.host.set_id, what)
 
     def _queued(self, route: OnDevice, kind: Kind, specs: Sequence[Spec], bucket: Bucket | None, again: bool) -> Queued:

@@ -19,7 +19,7 @@ from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport, view
 from ddlcore.errors import DdlInternalError
 from ddlcore.hooks import TransportProvider
 from ddlcore.runtime.backend import AUTO
-from ddlcore.runtime.devices import BY_HOST, Devices, DeviceStream, Pool, describe_device, label_of_stream
+from ddlcore.runtime.devices import ON_HOST, Devices, DeviceStream, Pool, describe_device, label_of_stream
 from ddlcore.runtime.executor import Unserved
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, Opener, ProcessSets, abort_all
@@ -29,7 +29,7 @@ __all__ = ["SOLO", "Choice", "Commit", "Confirm", "DeviceOpener", "DeviceRoutes"
 
 log = logging.getLogger("ddl")
 SOLO = "solo"  # the queue of a set of one rank is its transport
-BY_WAY_OF_HOST = "cpu"  # as the user asks for it
+STAGED_ON_HOST = "cpu"  # as the user asks for it
 WAIT_SLICE_S = 1.0
 LEAVE_SLICE_S = 0.1
 TELL_S = 5.0  # of a wait for what a device still does when the job ends
@@ -46,7 +46,7 @@ class Fact(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """What holds for all. ``name`` empty: by way of the host; ``error``: nothing will do."""
+    """What holds for all. ``name`` empty: staged on the host; ``error``: nothing will do."""
 
     name: str
     reason: str
@@ -55,7 +55,7 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, eq=False)
 class OnDevice:
-    """How one process set's buckets on one of a rank's devices are run. ``transport`` None: by way of the host."""
+    """How one process set's buckets on one of a rank's devices are run. ``transport`` None: staged on the host."""
 
     stream: DeviceStream
     host: Communicator  # of the same set, for what goes by the host, and for ``confirm``
@@ -133,7 +133,7 @@ def choose(
 
     ``facts``: of each member, in order.
     """
-    if wanted == BY_WAY_OF_HOST:
+    if wanted == STAGED_ON_HOST:
         return Choice("", "asked for")
     if wanted == AUTO and len(members) == 1:
         return Choice(SOLO, "auto: a world of one")
@@ -187,7 +187,7 @@ class DeviceOpener:
         Raises DeadlineExceeded, PeerLost; Unserved where what was asked for will not do: the job goes on.
         """
         kind = stream.device.kind
-        if label.endswith(BY_HOST):
+        if label.endswith(ON_HOST):
             return Choice("", "asked for")
         providers = [one for one in self.providers() if kind in one.devices]
         fact = Fact(stream.runtime.identity, {one.name: self.missing(one) for one in providers})
@@ -252,7 +252,7 @@ class DeviceRoutes:
         stream = self._devices.stream(label)
         choice = self._device_opener.choose(self._opener, host, label, stream)
         if host.rank == 0:
-            way = f"transport {choice.name}" if choice.name else f"by way of the host, transport {host.route.name}"
+            way = f"transport {choice.name}" if choice.name else f"staged on the host, transport {host.route.name}"
             what = describe_device(label_of_stream(label))
             log.info("process set %d of %d ranks, %s: %s (%s)", set_id, len(host.ranks), what, way, choice.reason)
         if not choice.name:
@@ -371,7 +371,7 @@ class DeviceRoutes:
         found = sorted(self._open.copy().items())
         told: dict[int, str] = {}
         for (set_id, label), one in found:
-            way = one.name if one.transport is not None else f"by way of the host, {one.name}"
+            way = one.name if one.transport is not None else f"staged on the host, {one.name}"
             text = f"{describe_device(label_of_stream(label))}: {way} ({one.reason})"
             told[set_id] = f"{told[set_id]}; {text}" if set_id in told else text
         return told

@@ -17,11 +17,11 @@ from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.reentry import Lock
 from ddlcore.types import CPU, Buffer, Device
 
-__all__ = ["BY_HOST", "DeviceStream", "Devices", "Pool", "describe_device", "kind_of", "label_of_stream"]
+__all__ = ["ON_HOST", "DeviceStream", "Devices", "Pool", "describe_device", "kind_of", "label_of_stream"]
 
 WAIT_SLICE_S = 0.1
 MOST = 64  # devices of a kind that a process may see
-BY_HOST = "@host"  # behind a label: reduced by way of the host's memory, because somebody asked for that
+ON_HOST = "@host"  # behind a label: reduced staged in host memory, because somebody asked for that
 
 
 def kind_of(label: str) -> str:
@@ -31,14 +31,14 @@ def kind_of(label: str) -> str:
 
 def label_of_stream(label: str) -> str:
     """Which of a rank's devices a Spec's ``device`` names: its kind, and ``+1`` for the second one."""
-    return label.removesuffix(BY_HOST)
+    return label.removesuffix(ON_HOST)
 
 
 def describe_device(label: str) -> str:
     """A Spec's ``device`` in words."""
     kind, _, number = label_of_stream(label).partition("+")
     nth = f", device {int(number) + 1} of the rank" if number else ""
-    return f"{kind}{nth}{', by way of the host' if label.endswith(BY_HOST) else ''}"
+    return f"{kind}{nth}{', by way of the host' if label.endswith(ON_HOST) else ''}"
 
 
 class DeviceStream:
@@ -183,7 +183,7 @@ class Devices:
         self._labels: dict[Device, str] = {CPU: CPU.kind}
         self._streams: dict[str, DeviceStream] = {}
 
-    def label(self, device: Device, by_host: bool = False) -> str:
+    def label(self, device: Device, stage_on_host: bool = False) -> str:
         """What all ranks call this device: its kind, and the how-manieth of this rank it is. Opens it the first time.
 
         So ranks whose devices have other numbers agree, and no bucket mixes two devices. A rank that uses several
@@ -194,7 +194,7 @@ class Devices:
             self._lock.refuse("an operation")
             with self._lock:
                 label = self._labels.get(device) or self._open(device)
-        return label + BY_HOST if by_host and device.kind != CPU.kind else label
+        return label + ON_HOST if stage_on_host and device.kind != CPU.kind else label
 
     def _open(self, device: Device) -> str:
         number = sum(1 for known in self._labels if known.kind == device.kind)

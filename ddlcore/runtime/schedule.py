@@ -17,7 +17,7 @@ import msgspec
 
 from ddlcore.contracts.fusion import FusionPolicy, Ready
 from ddlcore.messages import BY_SETTING, Arranged, Bucket, Planned, Spec, encode
-from ddlcore.runtime.devices import BY_HOST
+from ddlcore.runtime.devices import ON_HOST
 from ddlcore.runtime.periods import Occurrence, segments
 from ddlcore.types import CPU, Kind
 
@@ -93,10 +93,10 @@ def _lay_out(
 def _committed(buckets: list[Planned], spec_of: Callable[[bytes], Spec]) -> list[Planned]:
     """The buckets of one segment. The last of each set on devices is marked: what the user does next may depend on it.
 
-    What somebody has sent by way of the host is not on them: no message follows it, and those before it would have none.
+    What somebody has had staged on the host is not on them: no message follows it, and those before it would have none.
     """
     places = [spec_of(one.specs[0]).device for one in buckets]
-    on_devices = [place != CPU.kind and not place.endswith(BY_HOST) for place in places]
+    on_devices = [place != CPU.kind and not place.endswith(ON_HOST) for place in places]
     last = {one.set_id: i for i, (one, on_device) in enumerate(zip(buckets, on_devices)) if on_device}
     for i in last.values():
         buckets[i] = msgspec.structs.replace(buckets[i], commit=True)

@@ -1,4 +1,4 @@
-"""Takes a bucket of tensors on a device by way of the host: down to pinned memory, through the host's transport, up again.
+"""Stages a bucket of tensors of a device on the host: down to pinned memory, through the host's transport, up again.
 
 The host waits for the way down alone; the way up is queued.
 """

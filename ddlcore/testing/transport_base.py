@@ -152,7 +152,7 @@ class TransportBase(StandardSuite):
 
     def adding(self, size: int) -> Sequence[int] | None:
         """The hosts whose sums are made first; None where all ranks are added in one go. For the oracle."""
-        return self.hosts(size) if self.capabilities().by_host else None
+        return self.hosts(size) if self.capabilities().host_first else None
 
     def needs(self, dtype: DType, op: ReduceOp = ReduceOp.Sum) -> None:
         """Skips where the capabilities say that it does not reduce so."""

@@ -14,7 +14,7 @@ from ddlcore.contracts.transport import Memory
 from ddlcore.errors import Closed, DeviceError
 from ddlcore.hooks import TransportProvider
 from ddlcore.runtime.device_routes import SOLO, Choice, DeviceRoutes, Fact, choose
-from ddlcore.runtime.devices import BY_HOST, Devices, DeviceStream, Pool, describe_device, kind_of, label_of_stream
+from ddlcore.runtime.devices import ON_HOST, Devices, DeviceStream, Pool, describe_device, kind_of, label_of_stream
 from ddlcore.runtime.meter import Meter
 from ddlcore.testing.pretend import KIND, PretendEvent, PretendRuntime
 from ddlcore.types import CPU, Buffer, Device, DType, Member
@@ -96,14 +96,14 @@ def devices() -> Iterator[Devices]:
 def test_labels_count_a_ranks_devices(devices: Devices) -> None:
     """By the order in which they come, whatever their index; the host is the host."""
     assert devices.label(CPU) == "cpu"
-    assert devices.label(CPU, by_host=True) == "cpu"
+    assert devices.label(CPU, stage_on_host=True) == "cpu"
     assert devices.label(Device(KIND, 5)) == KIND
     assert devices.label(Device(KIND, 2)) == f"{KIND}+1"
-    assert devices.label(Device(KIND, 5), by_host=True) == KIND + BY_HOST
-    assert [devices.stream(label).device.index for label in (KIND, f"{KIND}+1", KIND + BY_HOST)] == [5, 2, 5]
-    label = f"{KIND}+1{BY_HOST}"
+    assert devices.label(Device(KIND, 5), stage_on_host=True) == KIND + ON_HOST
+    assert [devices.stream(label).device.index for label in (KIND, f"{KIND}+1", KIND + ON_HOST)] == [5, 2, 5]
+    label = f"{KIND}+1{ON_HOST}"
     assert (kind_of(label), label_of_stream(label)) == (KIND, f"{KIND}+1")
-    assert describe_device(label) == f"{KIND}, device 2 of the rank, by way of the host"
+    assert describe_device(label) == f"{KIND}, device 2 of the rank, staged on the host"
     with pytest.raises(DeviceError, match="no device pretend:9"):
         devices.label(Device(KIND, 9))
 

@@ -212,13 +212,13 @@ def test_sets_that_overlap_have_routes_of_their_own(way: tuple[str, str]) -> Non
     with PretendWorld(3, backend=way[0], route=way[1]) as world:
         routes = world.on_streams(play)
     assert [sorted(one) for one in routes] == [[0, 1], [0, 1, 2], [0, 2]]
-    how = f"{KIND}: {KIND} (asked for)" if way[1] == KIND else f"{KIND}: by way of the host, {way[0]} (asked for)"
+    how = f"{KIND}: {KIND} (asked for)" if way[1] == KIND else f"{KIND}: staged on the host, {way[0]} (asked for)"
     assert all(text.endswith(how) for one in routes for text in one.values())
 
 
 @WAYS
 def test_what_a_device_uses_is_enabled(way: tuple[str, str]) -> None:
-    """From the first bucket there on; a bucket of another set, or one by way of the host, does not count."""
+    """From the first bucket there on; a bucket of another set, or one staged on the host, does not count."""
 
     def play(rank: int, job: Job) -> None:
         low = ddl.add_process_set([0, 1])
@@ -548,7 +548,7 @@ def test_a_transport_that_fails_by_itself_ends_the_job(monkeypatch: pytest.Monke
         assert any("the link is down" in text for text in world.on_streams(play))
 
 
-# --- what is refused, and what is taken by way of the host
+# --- what is refused, and what is staged on the host
 
 
 def test_ranks_on_different_kinds_of_device_learn_who_is_where() -> None:
@@ -661,7 +661,7 @@ def test_what_no_transport_serves_goes_by_way_of_the_host(route: str, reason: st
 
     with World(2, backend="shm", registry=registry, settings={"device_dense": route}) as world:
         for text in world.run(play):
-            assert text == f"shm (asked for); {KIND}: by way of the host, shm ({reason})"
+            assert text == f"shm (asked for); {KIND}: staged on the host, shm ({reason})"
 
 
 def test_a_transport_that_cannot_serve_what_it_was_asked_for_is_an_error_everywhere() -> None:
@@ -684,15 +684,17 @@ def test_one_call_may_go_by_way_of_the_host() -> None:
 
     def play(rank: int, job: Job) -> str:
         for _ in range(STEPS):
-            assert (PRETEND.allreduce_async(filled(1), name="x", op=ddl.Sum, by_host=True).wait().numpy() == 2).all()
+            assert (
+                PRETEND.allreduce_async(filled(1), name="x", op=ddl.Sum, stage_on_host=True).wait().numpy() == 2
+            ).all()
             assert (PRETEND.allreduce_async(filled(1), name="y", op=ddl.Sum).wait().numpy() == 2).all()
             assert (PRETEND.allgather_async(filled(1), name="z", sparse=True).wait().numpy() == 1).all()
         return job.stats()["routes"][0]
 
     with PretendWorld(2, settings={"device_sparse": "cpu"}) as world:
         for text in world.on_streams(play):
-            by_host = f"{KIND}: by way of the host, shm (asked for)"
-            assert text == f"shm (asked for); {KIND}: {KIND} (asked for); {by_host}"
+            stage_on_host = f"{KIND}: staged on the host, shm (asked for)"
+            assert text == f"shm (asked for); {KIND}: {KIND} (asked for); {stage_on_host}"
 
 
 @pytest.mark.parametrize("route", [KIND, "cpu"])

@@ -44,7 +44,7 @@ class HierarchicalTransport(Transport):
             dtypes=able.dtypes,
             ops=able.ops,
             order_fixed=able.order_fixed,
-            by_host=True,
+            host_first=True,
             thread_bound=able.thread_bound,
             abort=able.abort,
         )

@@ -14,7 +14,7 @@ __all__ = ["ShmOverMpi"]
 class ShmOverMpi(HierarchicalTransport):
     """As `--backend shm+mpi` makes it."""
 
-    capabilities = Capabilities(order_fixed=True, by_host=True)  # of every instance; the suite asks the class
+    capabilities = Capabilities(order_fixed=True, host_first=True)  # of every instance; the suite asks the class
 
     def __init__(self) -> None:
         super().__init__(ShmTransport(), MpiTransport, attended=True)

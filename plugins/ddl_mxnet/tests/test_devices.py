@@ -60,8 +60,8 @@ def test_verbs_on_a_gpu(elsewhere: mx.Context, caplog: pytest.LogCaptureFixture)
     gpus._log.cache_clear()
     with caplog.at_level(logging.INFO, "ddl"):
         run_world(2, play, settings={"log_level": "INFO"})
-    assert [text for text in caplog.messages if "go by way of the host" in text] == [
-        "arrays on a GPU go by way of the host: MXNet shows nobody the streams that it computes on"
+    assert [text for text in caplog.messages if "are staged on the host" in text] == [
+        "arrays on a GPU are staged on the host: MXNet shows nobody the streams that it computes on"
     ]
 
 

@@ -78,7 +78,7 @@ def test_steps_are_replayed(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["shm", "threads"])
 def test_integers_are_averaged_exactly(backend: str) -> None:
-    """At the ends of every type, negotiated and replayed, in place and scattered: they go by way of the host."""
+    """At the ends of every type, negotiated and replayed, in place and scattered: they are staged on the host."""
 
     def program(rank: int, job: Job) -> None:
         for dtype in TYPES:

@@ -37,7 +37,7 @@ def late() -> Iterator[LateGpu]:
 
 @pytest.mark.parametrize("route", [KIND, "cpu"])
 def test_verbs(late: LateGpu, route: str) -> None:
-    """Results stand when the verbs return, whatever the device has still to do then; integers go by way of the host."""
+    """Results stand when the verbs return, whatever the device has still to do then; integers are staged on the host."""
 
     def play(rank: int) -> None:
         for _ in range(4):
@@ -82,7 +82,7 @@ def test_what_goes_by_way_of_the_host(late: LateGpu, monkeypatch: pytest.MonkeyP
         job = current_job()
         assert adapter.brought(ADAPTER, job, [here, here]) == [here, here]
         assert adapter.brought(ADAPTER, job, [whole]) == [whole]
-        assert adapter.brought(ADAPTER, job, [here], by_host=True) == ["brought"]
+        assert adapter.brought(ADAPTER, job, [here], stage_on_host=True) == ["brought"]
         assert adapter.brought(ADAPTER, job, [here, whole]) == ["brought", "brought"]
 
     on_ranks(late, play)
@@ -105,9 +105,9 @@ def test_a_gpu_that_nothing_serves(late: LateGpu, caplog: pytest.LogCaptureFixtu
 
     with caplog.at_level(logging.INFO, "ddl"):
         run_world(1, play, settings={"log_level": "INFO"})
-    (line,) = [text for text in caplog.messages if "go by way of the host" in text]
+    (line,) = [text for text in caplog.messages if "are staged on the host" in text]
     assert line.startswith(
-        "rank 0: TensorFlow's tensors on cuda:0 go by way of the host: memory of cuda cannot be used"
+        "rank 0: TensorFlow's tensors on cuda:0 are staged on the host: memory of cuda cannot be used"
     )
 
 

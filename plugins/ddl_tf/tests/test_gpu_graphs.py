@@ -136,7 +136,7 @@ def test_fit_of_keras(late: LateGpu) -> None:
 
 
 def test_a_mixed_model(late: LateGpu) -> None:
-    """What a GPU does not hold, or not serve, goes by way of the host, and all of it together is one reduction."""
+    """What a GPU does not hold, or not serve, is staged on the host, and all of it together is one reduction."""
 
     def play(rank: int) -> None:
         weights = [
@@ -225,7 +225,7 @@ def test_a_session_goes_by_way_of_the_host(
         assert on_ranks(late, play, settings={"log_level": "INFO"}) == [[-2.0] * 3] * 2
     gpus._log.cache_clear()
     (line,) = [text for text in caplog.messages if text.startswith("in graphs, ")]
-    assert line.startswith("in graphs, gradients in a session go by way of the host: its GPUs need not be")
+    assert line.startswith("in graphs, gradients in a session are staged on the host: its GPUs need not be")
 
 
 def test_a_device_that_is_gone_when_the_graph_runs(late: LateGpu) -> None:
@@ -339,7 +339,9 @@ def test_reasons_are_told(late: LateGpu, monkeypatch: pytest.MonkeyPatch, caplog
             assert found == [CPU_0, "", "", "", "", ""]
     gpus._log.cache_clear()
     whats = [placing.TYPE[0], placing.ELSEWHERE[0], placing.SPARSE[0]]
-    assert [text.split(" go by way of the host: ")[0] for text in caplog.messages] == [f"in graphs, {w}" for w in whats]
+    assert [text.split(" are staged on the host: ")[0] for text in caplog.messages] == [
+        f"in graphs, {w}" for w in whats
+    ]
 
 
 def test_results_are_handed_out_once() -> None:

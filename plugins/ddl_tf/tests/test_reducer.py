@@ -63,7 +63,7 @@ def test_what_lies_on_a_gpu_is_brought_to_the_host(monkeypatch: pytest.MonkeyPat
     """There need be none here: what brings tensors to where they are reached is watched, and may be given any."""
     brought: list[int] = []
 
-    def bring(adapter: Any, job: Job, tensors: Sequence[Any], by_host: bool = False) -> list[Any]:
+    def bring(adapter: Any, job: Job, tensors: Sequence[Any], stage_on_host: bool = False) -> list[Any]:
         brought.extend(int(tf.size(tensor)) for tensor in tensors)
         return [tf.identity(tensor) for tensor in tensors]
 

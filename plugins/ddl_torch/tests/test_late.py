@@ -40,7 +40,7 @@ def on_ranks(late: LateStreams, play: Callable[[int], Any], size: int = 2, **opt
 
 
 ROUTES = [{}, {"backend": "threads"}, {"route": "cpu"}]
-ROUTE_IDS = ["told by shm", "told by the device", "by way of the host"]
+ROUTE_IDS = ["told by shm", "told by the device", "staged on the host"]
 
 
 def late_part(late: LateStreams, rank: int, size: int, kind: torch.dtype = torch.float64) -> Part:

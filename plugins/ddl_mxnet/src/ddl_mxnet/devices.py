@@ -1,4 +1,4 @@
-"""Says which device is a rank's own, as MXNet counts them, and brings a GPU's arrays by way of the host.
+"""Says which device is a rank's own, as MXNet counts them, and stages a GPU's arrays on the host.
 
 MXNet shows nobody the streams that it computes on, so that no one else can work on its GPUs' memory in its order.
 Its own copies keep to it: to the host before a collective, and back after it.
@@ -27,7 +27,7 @@ def local_device() -> Any:
 
 
 def is_on_gpu(array: Any) -> bool:
-    """Whether a collective reaches this array only by way of the host."""
+    """Whether this array must be staged on the host for a collective."""
     return _is_gpu(array.ctx)
 
 
@@ -37,5 +37,5 @@ def _is_gpu(context: Any) -> bool:
 
 def on_host(array: Any) -> Any:
     """An array in host memory with the values that a GPU's has now, once the engine has copied them."""
-    log_once(logging.INFO, "arrays on a GPU go by way of the host: MXNet shows nobody the streams that it computes on")
+    log_once(logging.INFO, "arrays on a GPU are staged on the host: MXNet shows nobody the streams that it computes on")
     return array.as_in_context(mx.cpu())

@@ -1,4 +1,4 @@
-"""Two ranks whose tensors lie on CUDA devices, by way of the host: the whole way of a bucket over CudaDevice."""
+"""Two ranks whose tensors lie on CUDA devices, staged on the host: the whole way of a bucket over CudaDevice."""
 
 from __future__ import annotations
 

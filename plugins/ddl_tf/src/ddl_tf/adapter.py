@@ -137,7 +137,7 @@ class TfAdapter(Adapter):
             job.device_label(place)
         except (PluginError, DeviceError) as error:
             unserved.add(place.kind)
-            log.info("rank %d: TensorFlow's tensors on %s go by way of the host: %s", job.rank, place, error)
+            log.info("rank %d: TensorFlow's tensors on %s are staged on the host: %s", job.rank, place, error)
             return False
         return True
 
@@ -145,12 +145,12 @@ class TfAdapter(Adapter):
         return isinstance(like, tf.Tensor) and self.gpu.place(like) not in (CPU, None)
 
 
-def brought(adapter: TfAdapter, job: Any, tensors: Sequence[Any], by_host: bool = False) -> list[Any]:
+def brought(adapter: TfAdapter, job: Any, tensors: Sequence[Any], stage_on_host: bool = False) -> list[Any]:
     """What goes together, where transports reach it: as it is on one device, or all of it on the host."""
     places = {adapter.gpu.place(tensor) for tensor in tensors if _is_eager(tensor)}
     if places <= {CPU}:
         return list(tensors)
-    if len(places) == 1 and not by_host and adapter.serves(job, *places):
+    if len(places) == 1 and not stage_on_host and adapter.serves(job, *places):
         return list(tensors)
     return [on_host(tensor) for tensor in tensors]
 

@@ -65,7 +65,7 @@ class Call:
     prescale_factor: float = 1.0
     postscale_factor: float = 1.0
     compression: str = "none"
-    by_host: bool = False  # tensors on a GPU go by way of the host, because somebody asked for that
+    stage_on_host: bool = False  # tensors on a GPU are staged on the host, because somebody asked for that
 
     def named(self, verb: str) -> Call:
         """The same call under the name that it has on the wire; eagerly, one without a name is paired by its order."""
@@ -230,7 +230,7 @@ def _carried_out(
 ) -> list[Any]:
     """The outputs of ``run``, at once or each time the present graph runs; typed as the tensors are, then as ``also``."""
     if tf.executing_eagerly():
-        outputs = run(*brought(ADAPTER, running(call.job), tensors, call.by_host))
+        outputs = run(*brought(ADAPTER, running(call.job), tensors, call.stage_on_host))
         return [output if isinstance(output, tf.Tensor) else tf.constant(output) for output in outputs]
     dtypes = [tensor.dtype for tensor in tensors[: len(shapes) - len(also)]] + list(also)
     tell_of_graphs()

@@ -43,6 +43,6 @@ def local_device() -> str:
 def tell_of_graphs(
     what: str = "tensors that a verb takes", why: str = "TensorFlow runs what may wait only there"
 ) -> None:
-    """Logs, once, which tensors of graphs go by way of the host though there are GPUs; nothing where there is none."""
+    """Logs, once, which tensors of graphs are staged on the host though there are GPUs; nothing where there is none."""
     if tf.config.get_visible_devices("GPU"):
-        log_once(logging.INFO, f"in graphs, {what} go by way of the host: {why}")
+        log_once(logging.INFO, f"in graphs, {what} are staged on the host: {why}")

@@ -89,7 +89,7 @@ def allreduce(
     scales = (prescale_factor, postscale_factor)
     call = Call(current_job(), process_set, name, resolve_op(op, average), *scales, wire, is_host(device_dense))
     if isinstance(tensor, tf.IndexedSlices):
-        return _sparse(replace(call, by_host=is_host(device_sparse)), tensor)
+        return _sparse(replace(call, stage_on_host=is_host(device_sparse)), tensor)
     return _compressed(user, [tensor], lambda packed: autograd.allreduce(call, packed))[0]
 
 
@@ -124,7 +124,7 @@ def grouped_allreduce(
         for i, result in zip(dense, reduced):
             results[i] = result
     for i in slices:
-        results[i] = _sparse(call.more(str(i), by_host=is_host(device_sparse)), results[i])
+        results[i] = _sparse(call.more(str(i), stage_on_host=is_host(device_sparse)), results[i])
     return results
 
 

@@ -1,7 +1,7 @@
 """Decides which gradients of a graph stay on a GPU, by what is known while it is traced; puts nothing into it.
 
 In a graph a gradient lies nowhere before it runs, and all operations must have their devices by then. So the variable
-says where: its gradient is computed there, or is brought there. Whatever is not known to stay goes by way of the host.
+says where: its gradient is computed there, or is brought there. Whatever is not known to stay is staged on the host.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def gpu_of(variable: Any) -> str:
 def places(
     given: Sequence[Any], variables: Sequence[Any], types: Collection[Any], serves: Callable[[str], bool]
 ) -> list[str]:
-    """By which GPU each gradient is reduced; '' by way of the host, or None. What goes so and why is logged, once.
+    """By which GPU each gradient is reduced; '' where it is staged on the host, or None. What goes so and why is logged, once.
 
     ``types``: what stays there. ``serves``: whether the job reaches that GPU; asked where somebody could use it.
     """

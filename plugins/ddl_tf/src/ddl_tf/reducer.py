@@ -204,10 +204,10 @@ class Reducer:
         if going is None or not going.begun:
             self._going, self._sent = exchange, False
             self.launches += 1
-            by_host = is_host(self.reduction.device_dense)
-            leaving = [self._brought(given[i], by_host) for i in reversed(dense)] or [_nothing()]
-            by_host = is_host(self.reduction.device_sparse)
-            parts = [self._brought(part, by_host) for i in sparse for part in (given[i].values, given[i].indices)]
+            stage_on_host = is_host(self.reduction.device_dense)
+            leaving = [self._brought(given[i], stage_on_host) for i in reversed(dense)] or [_nothing()]
+            stage_on_host = is_host(self.reduction.device_sparse)
+            parts = [self._brought(part, stage_on_host) for i in sparse for part in (given[i].values, given[i].indices)]
             exchange.send(0, *leaving)
             exchange.gather(max(len(dense), 1), *parts)
             self._sent = True
@@ -218,8 +218,8 @@ class Reducer:
         self._place_slices(results, given, sparse, arrived[max(len(dense), 1) :])
         return results
 
-    def _brought(self, tensor: Any, by_host: bool) -> Any:
-        return brought(ADAPTER, self.job, [tensor], by_host)[0]
+    def _brought(self, tensor: Any, stage_on_host: bool) -> Any:
+        return brought(ADAPTER, self.job, [tensor], stage_on_host)[0]
 
     def _keep(self, key: Any, exchange: Exchange) -> Exchange:
         self._exchanges[key] = exchange

@@ -73,7 +73,7 @@ def DistributedOptimizer(
     * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
     * ``groups``: how many groups of parameters go off together, or a list of lists of parameters.
     * ``sparse_as_dense``: sparse gradients are made dense; else they are gathered.
-    * ``device_dense``, ``device_sparse``: "cpu" brings a GPU's gradients, or its sparse ones, by way of the host's memory.
+    * ``device_dense``, ``device_sparse``: "cpu" stages a GPU's gradients, or its sparse ones, in host memory.
 
     Added methods: ``no_sync()``, ``set_backward_passes_per_step(n)``, and for Horovod's scripts ``synchronize()``
     and ``skip_synchronize()``, which have nothing to do where ``backward()`` was called. All ranks find the same
@@ -90,8 +90,8 @@ def DistributedOptimizer(
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     reduction = _reduction(compression, op, gradient_predivide_factor, sparse_as_dense, process_set)
-    dense, sparse = _by_host("device_dense", device_dense), _by_host("device_sparse", device_sparse)
-    reduction = replace(reduction, dense_by_host=dense, sparse_by_host=sparse)
+    dense, sparse = _stage_on_host("device_dense", device_dense), _stage_on_host("device_sparse", device_sparse)
+    reduction = replace(reduction, stage_dense_on_host=dense, stage_sparse_on_host=sparse)
     named = _named(optimizer, named_parameters)
     _check_groups(groups)
     reducer = Reducer(reduction, backward_passes_per_step)
@@ -297,7 +297,7 @@ def _reduction(
     return Reduction(reduce_op, 1.0 / predivide, predivide, wire, user, sparse_as_dense, process_set)
 
 
-def _by_host(argument: str, device: str) -> bool:
+def _stage_on_host(argument: str, device: str) -> bool:
     if device not in ("", "cpu"):
         raise ValueError(f'{argument}={device!r} is neither "" (where the gradient is) nor "cpu"')
     return device == "cpu"

@@ -66,7 +66,7 @@ def bind(reduction: Reduction) -> Binding:
         compression=reduction.compression,
         process_set=process_set,
         job=job,
-        by_host=reduction.dense_by_host,
+        stage_on_host=reduction.stage_dense_on_host,
     )
     return Binding(
         job,
@@ -280,7 +280,7 @@ class Sender:
                         process_set=self.reduction.process_set,
                         job=self.binding.job,
                         sparse=True,
-                        by_host=self.reduction.sparse_by_host,
+                        stage_on_host=self.reduction.stage_sparse_on_host,
                     )
             attempt.handle = attempt.handles[0]
         if attempt.context is None:
@@ -366,7 +366,7 @@ class Sender:
                 self.round.name_of(slot.name),
                 how.op,
                 how.process_set,
-                how.sparse_by_host,
+                how.stage_sparse_on_host,
                 tuple(attempt.go_on()),
             )
 

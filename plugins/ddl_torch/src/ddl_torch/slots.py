@@ -28,8 +28,8 @@ class Reduction:
     user_compressor: UserCompressor | None
     sparse_as_dense: bool
     process_set: ProcessSet
-    dense_by_host: bool = False  # gradients of a device go by way of the host's memory
-    sparse_by_host: bool = False  # sparse ones do
+    stage_dense_on_host: bool = False  # gradients of a device are staged in host memory
+    stage_sparse_on_host: bool = False  # sparse ones do
 
 
 class Passes(Protocol):

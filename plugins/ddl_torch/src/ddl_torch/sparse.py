@@ -96,10 +96,10 @@ def start_sparse(
     name: str | None,
     op: ReduceOp,
     process_set: ProcessSet,
-    by_host: bool = False,
+    stage_on_host: bool = False,
     submitted: Sequence[Waitable] = (),
 ) -> SparseHandle:
-    """As ``sparse_allreduce_async``, in the world of ``job``; ``by_host``: gathered in the host's memory.
+    """As ``sparse_allreduce_async``, in the world of ``job``; ``stage_on_host``: gathered in the host's memory.
 
     ``submitted``: the handles of what an interrupted call with the same arguments has submitted, in order.
     """
@@ -115,7 +115,7 @@ def start_sparse(
     tensor = tensor.detach()
     indices = tensor._indices().t().contiguous()  # not .indices(): that would make us coalesce, which sorts
     values = tensor._values().contiguous()
-    how: Any = {"process_set": process_set, "job": job, "sparse": True, "by_host": by_host}
+    how: Any = {"process_set": process_set, "job": job, "sparse": True, "stage_on_host": stage_on_host}
     gather_indices = partial(
         OPERATIONS.allgather_async, indices, name=None if name is None else f"{name}.indices", **how
     )
