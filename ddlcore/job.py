@@ -1,6 +1,6 @@
 """The composition root: builds one rank's part of one world, and takes it down again.
 
-Only here and in launch/ are rooms of one floor brought together, by passing objects in.
+Only here and in launch/ are parts of one layer brought together, by passing objects in.
 """
 
 from __future__ import annotations

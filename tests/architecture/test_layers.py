@@ -6,7 +6,7 @@ import pytest
 
 from tests.architecture.source import ROOT, Source, core, every, plugins
 
-FLOORS = (  # from the ground up; a room may import itself and the floors below its own
+LAYERS = (  # from the ground up; a room may import itself and the layers below its own
     {"types", "errors"},
     {"messages", "config"},
     {"contracts", "hooks"},
@@ -21,7 +21,7 @@ FLOORS = (  # from the ground up; a room may import itself and the floors below 
     {"launch", "testing"},
     {"", "__main__"},  # ddlcore itself, which re-exports the verbs
 )
-FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 OPEN_TO_PLUGINS = {"contracts", "hooks", "types", "errors", "api", "testing"}
 ONLY_HERE = {"pluggy": {"ddlcore.hooks", "ddlcore.plug.loader"}}
 
@@ -29,26 +29,26 @@ ONLY_HERE = {"pluggy": {"ddlcore.hooks", "ddlcore.plug.loader"}}
 def room_of(name: str) -> str:
     """The room of a dotted name below ddlcore; "" for ddlcore itself and what it defines."""
     part = name.partition(".")[2].partition(".")[0]
-    return part if part in FLOOR or (ROOT / "ddlcore" / part).is_dir() else ""
+    return part if part in LAYER or (ROOT / "ddlcore" / part).is_dir() else ""
 
 
 def test_every_room_has_a_floor() -> None:
     """A new file or folder of ddlcore is given its place on purpose."""
-    assert sorted({room_of(source.module) for source in core()} - set(FLOOR)) == []
+    assert sorted({room_of(source.module) for source in core()} - set(LAYER)) == []
     files = {path.stem for path in (ROOT / "ddlcore").glob("*.py") if path.stem != "__init__"}
-    assert sorted(files - set(FLOOR)) == []
+    assert sorted(files - set(LAYER)) == []
 
 
 @pytest.mark.parametrize("source", core(), ids=str)
 def test_core_imports_downwards(source: Source) -> None:
-    """No import, not even within a function or for types only, goes up or to a neighbour on the same floor."""
+    """No import, not even within a function or for types only, goes up or to a neighbour on the same layer."""
     here = room_of(source.module)
     wrong = []
     for line, name in source.imports():
         if name.partition(".")[0] != "ddlcore":
             continue
         there = room_of(name)
-        if there != here and FLOOR[there] >= FLOOR[here]:
+        if there != here and LAYER[there] >= LAYER[here]:
             wrong.append(f"{source}:{line} imports {name}: from {here or 'ddlcore'} to {there or 'ddlcore'}")
     assert wrong == []
 
