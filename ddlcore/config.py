@@ -414,7 +414,7 @@ class Environment:
     placement: Placement
     job_file: str
     address: str = ""
-    launcher: str = ""  # what started this process, by its name behind the launchers' door
+    launcher: str = ""  # what started this process, by its name among the launchers
     timeline_dir: str = ""  # where whoever started it awaits its part of a timeline; "": nobody does
 
     VARIABLES = ("DDL_RANK", "DDL_HOST_INDEXES", "DDL_JOB_FILE")

@@ -42,7 +42,7 @@ hookimpl = pluggy.HookimplMarker("ddlcore")
 
 @dataclass(frozen=True)
 class Provider:
-    """What a plugin offers through one door."""
+    """What a plugin offers at one extension point."""
 
     name: str
     target: str  # "module:Class", imported when it is first used
@@ -55,7 +55,7 @@ class Provider:
     knobs: tuple[Knob, ...] = ()  # of them, what a search may try where this is used
     doc: str = ""
     api_version: tuple[int, int] = (1, 0)
-    suite: str = ""  # "module:Class" of its conformance suite; empty: the kit's own for the door. `ddl conform` runs it
+    suite: str = ""  # "module:Class" of its conformance suite; empty: the kit's own for its kind. `ddl conform` runs it
     suite_over: str = ""  # what that suite puts in the place of what may be missing: then it runs here all the same
 
 
@@ -72,7 +72,7 @@ class TransportProvider(Provider):
     one_host: bool = False
     in_process: bool = False  # its ranks are threads of one process
     spans_devices: bool = False  # knows by itself which ranks share a host: nothing is composed around it
-    launcher: str = ""  # what its ranks must be started by, a name behind the launchers' door; empty: anything
+    launcher: str = ""  # what its ranks must be started by, a name among the launchers; empty: anything
     composes: bool = False
     own_device: bool = False  # no two of its ranks may use one device: where two do, it cannot serve them
     attended: bool = False  # composed, it opens only where the ranks attend that have no part in it: Transport.attend
@@ -160,7 +160,7 @@ class CommandProvider(Provider):
 
 
 class Hooks:
-    """One method a door. Every one returns a sequence of providers and is called once, at start-up."""
+    """One method for each extension point. Every one returns a sequence of providers and is called once, at start-up."""
 
     @hookspec
     def ddl_transports(self) -> Sequence[TransportProvider]:

@@ -1,4 +1,4 @@
-"""Holds one transport to the library that it is built on: the same bytes, in alternation, at the transport's door.
+"""Holds one transport to the library that it is built on: the same bytes, in alternation, at the interface of the transport.
 
     python tools/bench_transport.py gloo [-np 2] [--ops allreduce] [--sizes 64K,1M] [--dtype f32] [--rounds 15]
     python tools/bench_transport.py NAME --against module:Class --mpiexec --most 1.3

@@ -33,7 +33,7 @@ MODULES = (
 )
 HEAD = """# Reference of the contracts
 
-What stands behind each door, drawn from the source by `python tools/reference.py`; the words are those of the docstrings.
+What stands at each extension point, drawn from the source by `python tools/reference.py`; the words are those of the docstrings.
 [Plugins](plugins.md) tells how to write one.
 """
 

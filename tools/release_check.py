@@ -27,7 +27,7 @@ from tools.release.steps import ROOT, Failed, run, walk
 from tools.release.wheels import build, inspect, outside, sources
 
 TORCH = "torch==2.13.0"
-# Distributions of examples/plugins that share one environment, with the name and the door of what they bring.
+# Distributions of examples/plugins that share one environment, with the name and the kind of what they bring.
 OUTSIDE = {
     "ddl-zmq": ("zmq", "transport"),
     "ddl-int8": ("int8", "compressor"),
@@ -118,22 +118,22 @@ def digits(env: Environment, script: str) -> str:
     return next(line for line in shown.splitlines() if "test accuracy" in line)
 
 
-def conform(env: Environment, name: str, door: str = "transport") -> str:
+def conform(env: Environment, name: str, kind: str = "transport") -> str:
     """What `ddl conform` finds, in its last line."""
-    return env.ddl("conform", name, "--door", door, limit_s=600.0).strip().splitlines()[-1]
+    return env.ddl("conform", name, "--kind", kind, limit_s=600.0).strip().splitlines()[-1]
 
 
 def new_plugins(env: Environment) -> str:
     """Plugins that were just begun install, and `ddl conform` lists exactly what is still to be written."""
-    names = {door: "mine" if door == "transport" else f"mine-{door}" for door in BEGUN}
-    for door, name in names.items():
-        env.ddl("plugins", "new", door, name)
+    names = {kind: "mine" if kind == "transport" else f"mine-{kind}" for kind in BEGUN}
+    for kind, name in names.items():
+        env.ddl("plugins", "new", kind, name)
     env.install(*(f"./ddl-{name}" for name in names.values()))
-    for door, name in names.items():
+    for kind, name in names.items():
         shown = env.ddl("conform", name, expect=1)
         listed = re.findall(r"^    \w+\.(\w+)  \(", shown.partition("still to be written\n")[2], re.MULTILINE)
-        if listed != BEGUN[door].split():
-            raise Failed(f"`ddl conform {name}` lists {', '.join(listed)}, not {BEGUN[door]}:\n{shown}")
+        if listed != BEGUN[kind].split():
+            raise Failed(f"`ddl conform {name}` lists {', '.join(listed)}, not {BEGUN[kind]}:\n{shown}")
     return f"{', '.join(BEGUN)} install; conform exits 1 and lists their methods"
 
 
@@ -180,8 +180,8 @@ def steps(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "conform shm", partial(conform, env, "shm")
     yield "plugins that are begun", partial(new_plugins, env)
     yield "plugins from outside", partial(env.install, *OUTSIDE)
-    for name, door in OUTSIDE.values():
-        yield f"conform {name}", partial(conform, env, name, door)
+    for name, kind in OUTSIDE.values():
+        yield f"conform {name}", partial(conform, env, name, kind)
     train = partial(outside_training, env, "digits.py")
     yield "train on zmq", partial(train, "--backend", "zmq")
     yield "train by int8", partial(train, options=("--compression", "int8"))

@@ -1,4 +1,4 @@
-"""The doors: what a transport, an adapter, a fusion policy, a tuner, a compressor, a launcher and their kin must be."""
+"""The extension points: what a transport, an adapter, a fusion policy, a tuner, a compressor, a launcher and their kin must be."""
 
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.bench import BenchPeer

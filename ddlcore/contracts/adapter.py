@@ -1,4 +1,4 @@
-"""The adapter door: a framework's tensors seen as memory, and memory made into its tensors.
+"""The adapter contract: a framework's tensors seen as memory, and memory made into its tensors.
 
 The verbs (allreduce, allgather, …) are written once, over this; a framework's package adds only what
 is its framework's own: gradient hooks, optimizer wrappers, autograd functions.

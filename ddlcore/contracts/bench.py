@@ -1,4 +1,4 @@
-"""The bench peer door: another library's collectives, timed by `ddl bench` on the same bytes as ddl's own.
+"""The bench peer contract: another library's collectives, timed by `ddl bench` on the same bytes as ddl's own.
 
 The rules, said once:
 

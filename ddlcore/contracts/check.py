@@ -1,4 +1,4 @@
-"""The check door: what `ddl doctor` looks at on every host, and what it says when something is wrong.
+"""The check contract: what `ddl doctor` looks at on every host, and what it says when something is wrong.
 
 The rules, said once:
 

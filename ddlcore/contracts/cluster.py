@@ -1,4 +1,4 @@
-"""The cluster door: who am I, where a launcher that is not ours has started this process."""
+"""The cluster contract: who am I, where a launcher that is not ours has started this process."""
 
 from __future__ import annotations
 

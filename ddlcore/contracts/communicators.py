@@ -1,4 +1,4 @@
-"""The communicators door: worlds made of another library's communicators, and its own calls beside ours."""
+"""The communicators contract: worlds made of another library's communicators, and its own calls beside ours."""
 
 from __future__ import annotations
 

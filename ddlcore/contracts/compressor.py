@@ -1,4 +1,4 @@
-"""The compressor door: how a tensor's values travel in fewer bytes."""
+"""The compressor contract: how a tensor's values travel in fewer bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device door: the memory, ordered queues and events of one kind of accelerator, and its kernels.
+"""The device contract: the memory, ordered queues and events of one kind of accelerator, and its kernels.
 
 The field calls a queue a stream. What is put on one queue runs in order, later than the call that put it
 there; queues wait for one another by events. Nothing here waits for the device unless it says so.

@@ -1,4 +1,4 @@
-"""The fusion door: which tensors that are ready together share a bucket, and in what order."""
+"""The fusion contract: which tensors that are ready together share a bucket, and in what order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels door: moving, scaling, casting and reducing the memory of a bucket on one kind of device."""
+"""The kernels contract: moving, scaling, casting and reducing the memory of a bucket on one kind of device."""
 
 from __future__ import annotations
 

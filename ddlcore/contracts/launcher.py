@@ -1,4 +1,4 @@
-"""The launcher door: by which commands the agents of a job get started on their hosts; it starts nothing itself.
+"""The launcher contract: by which commands the agents of a job get started on their hosts; it starts nothing itself.
 
 An agent is one process of ours that begins its ranks, watches over them, moves what they write, and
 speaks with `ddl run` over the control network. How it was started changes nothing about output, exit

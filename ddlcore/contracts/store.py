@@ -1,4 +1,4 @@
-"""The store door: a few bytes under a name, shared by the ranks of one job while transports open."""
+"""The store contract: a few bytes under a name, shared by the ranks of one job while transports open."""
 
 from __future__ import annotations
 

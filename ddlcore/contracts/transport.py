@@ -1,4 +1,4 @@
-"""The transport door: one communicator for one group of ranks, from open to close.
+"""The transport contract: one communicator for one group of ranks, from open to close.
 
 The rules, said once:
 

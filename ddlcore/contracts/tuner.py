@@ -1,4 +1,4 @@
-"""The tuner door: proposes settings, is told how long a step took with them, and proposes better ones."""
+"""The tuner contract: proposes settings, is told how long a step took with them, and proposes better ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU kernels behind a door that opens late: importing this compiles and imports none of them."""
+"""The CPU kernels that are compiled late: importing this compiles and imports none of them."""
 
 from __future__ import annotations
 

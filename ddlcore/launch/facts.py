@@ -81,7 +81,7 @@ def _version(distributions: Iterable[str]) -> str:
     return UNKNOWN
 
 
-def _provider_facts(registry: Registry, providers: Mapping[str, Provider], door: str) -> list[Row]:
+def _provider_facts(registry: Registry, providers: Mapping[str, Provider], kind: str) -> list[Row]:
     rows = []
     for provider in providers.values():
         missing = registry.missing(provider)
@@ -96,7 +96,7 @@ def _provider_facts(registry: Registry, providers: Mapping[str, Provider], door:
                 "what": _what(registry, provider),
             }
         )
-    for name, line in ALIASES.get(door, {}).items():
+    for name, line in ALIASES.get(kind, {}).items():
         if name not in providers and _version([line.split()[-1]]) == UNKNOWN:  # else it goes by another name
             rows.append({"name": name, "from": "-", "state": "not installed", "missing": line, "what": ""})
     return rows
@@ -140,7 +140,7 @@ def _route_facts(registry: Registry, backend: str) -> list[Row]:
 
 def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
     """Everything: JSON is made from it as it is."""
-    doors: dict[str, Mapping[str, Provider]] = {
+    kinds: dict[str, Mapping[str, Provider]] = {
         "transports": registry.transports,
         "adapters": registry.adapters,
         "fusion policies": registry.fusion_policies,
@@ -162,7 +162,7 @@ def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
         "ddlcore": VERSION,
         "machine": machine_facts(),
         "frameworks": framework_facts(),
-        **{name: _provider_facts(registry, providers, words[name]) for name, providers in doors.items()},
+        **{name: _provider_facts(registry, providers, words[name]) for name, providers in kinds.items()},
         "launchers": _launcher_facts(registry),
         "route": _route_facts(registry, settings.text("backend")),
         "problems": list(registry.problems),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 __all__ = ["ALIASES", "FLAGS_OF_TRANSPORTS", "FRAMEWORKS"]
 
-ALIASES: Mapping[str, Mapping[str, str]] = {  # door -> name -> the line that installs it
+ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the line that installs it
     "transport": {
         "gloo": "pip install ddl-gloo",
         "mpi": "pip install ddl-mpi",

@@ -1,4 +1,4 @@
-"""What is on offer: the providers behind each door, by name, and their classes when one is first used.
+"""What is on offer: the providers at each extension point, by name, and their classes when one is first used.
 
 It knows nothing of hooks or entry points; loader.py fills it.
 """
@@ -70,13 +70,13 @@ class Refusal(NamedTuple):
 
     origin: Distribution
     name: str  # the provider's, or where the whole plugin is refused its entry point's
-    door: str  # in words; empty: the whole plugin
+    kind: str  # in words; empty: the whole plugin
     reason: str  # what is wrong and what to do
     off: bool = False  # the user's own lists leave it out: no problem
 
 
 class Registry:
-    """The providers behind each door, by name.
+    """The providers at each extension point, by name.
 
     Filled once at start-up and only read afterwards, by any thread. ``problems`` holds one line for
     each plugin or provider that was refused, naming its distribution; ``refusals`` the same as facts, and
@@ -155,12 +155,12 @@ class Registry:
         modules = {one.__module__.partition(".")[0] for one in type(comm).__mro__}
         return next((p for p in self.communicators.values() if p.module in modules), None)
 
-    def _named(self, door: str, table: Mapping[str, P], name: str) -> P:
+    def _named(self, kind: str, table: Mapping[str, P], name: str) -> P:
         if name in table:
             return table[name]
-        line = ALIASES.get(door, {}).get(name)
+        line = ALIASES.get(kind, {}).get(name)
         what_next = f"install it: {line}" if line else f"there are {', '.join(sorted(table)) or 'none'}"
-        raise PluginError(f"no {door} is called '{name}'; {what_next}{self.left_out(name)}")
+        raise PluginError(f"no {kind} is called '{name}'; {what_next}{self.left_out(name)}")
 
     def left_out(self, name: str) -> str:
         """What has kept something of that name from being used, for the end of a message; empty where nothing has."""
@@ -174,8 +174,8 @@ class Registry:
         return self._origins[provider]
 
     def offers(self) -> list[tuple[str, Provider]]:
-        """Every provider with its door, in words; door by door."""
-        return [(row.word, provider) for row in _DOORS.values() for provider in getattr(self, row.table).values()]
+        """Every provider with its kind, in words; kind by kind."""
+        return [(row.word, provider) for row in _KINDS.values() for provider in getattr(self, row.table).values()]
 
     def distributions(self) -> set[str]:
         """The names of all distributions that offer anything, in their own spelling."""
@@ -238,12 +238,12 @@ class Registry:
     @overload
     def load(self, provider: CommandProvider) -> click.Command: ...
     def load(self, provider: Provider) -> object:
-        """Imports what ``provider`` names and returns it: a class of the door's contract, or a click command.
+        """Imports what ``provider`` names and returns it: a class of its contract, or a click command.
 
         Raises PluginError, naming the distribution and what to do, where a module it needs is missing,
-        its own module does not import, or the thing it names is not what the door asks for.
+        its own module does not import, or the thing it names is not what the contract asks for.
         """
-        who = f"{_DOORS[type(provider)].word} '{provider.name}' of {self.distribution(provider)}"
+        who = f"{_KINDS[type(provider)].word} '{provider.name}' of {self.distribution(provider)}"
         missing = self.missing(provider)
         if missing:
             raise PluginError(f"{who} cannot be used: {missing}")
@@ -257,7 +257,7 @@ class Registry:
         except Exception as error:  # whatever a foreign module raises while it is imported
             what = f"{provider.target} cannot be loaded ({type(error).__name__}: {error})"
             raise PluginError(f"{who}: {what}; {self._repair(provider)}") from error
-        contract = _DOORS[type(provider)].contract
+        contract = _KINDS[type(provider)].contract
         if contract is not None and not (isinstance(found, type) and issubclass(found, contract)):
             raise PluginError(f"{who}: {provider.target} is no {contract.__name__}; {self._repair(provider)}")
         return found
@@ -272,9 +272,9 @@ class Registry:
 
         The first to offer a name keeps it.
         """
-        door = _DOORS[type(provider)]
-        table: dict[str, Provider] = getattr(self, door.table)
-        who = f"{door.word} '{provider.name}' of {origin}"
+        kind = _KINDS[type(provider)]
+        table: dict[str, Provider] = getattr(self, kind.table)
+        who = f"{kind.word} '{provider.name}' of {origin}"
         if provider.api_version[0] != API_VERSION[0]:
             theirs, ours = (".".join(map(str, version)) for version in (provider.api_version, API_VERSION))
             wrong = (
@@ -299,7 +299,7 @@ class Registry:
             self._rows.update({row.name: (row, str(origin)) for row in provider.settings})
             return
         self.problems.append(f"{who} is refused: {wrong}")
-        self.refusals.append(Refusal(origin, provider.name, door.word, wrong))
+        self.refusals.append(Refusal(origin, provider.name, kind.word, wrong))
 
     def refuse(self, origin: Distribution, entry: str, reason: str) -> None:
         """Notes that the plugin of entry point ``entry`` offers nothing."""
@@ -314,23 +314,23 @@ def _function(target: str) -> Callable[[], object]:
     return found
 
 
-class _Door(NamedTuple):
+class _Kind(NamedTuple):
     word: str  # for messages
     table: str  # attribute of the registry
     contract: type | None = None  # base of what the target names; a fusion policy is any class with its method
 
 
-_DOORS: Mapping[type[Provider], _Door] = {
-    TransportProvider: _Door("transport", "transports", Transport),
-    AdapterProvider: _Door("adapter", "adapters", Adapter),
-    KernelsProvider: _Door("kernels", "kernels", DeviceRuntime),
-    FusionProvider: _Door("fusion policy", "fusion_policies"),
-    TunerProvider: _Door("tuner", "tuners", Tuner),
-    CheckProvider: _Door("check", "checks", Check),
-    CompressorProvider: _Door("compressor", "compressors", Compressor),
-    ClusterProvider: _Door("cluster", "clusters", Cluster),
-    LauncherProvider: _Door("launcher", "launchers", Launcher),
-    CommunicatorsProvider: _Door("library of communicators", "communicators", Communicators),
-    BenchPeerProvider: _Door("bench peer", "bench_peers", BenchPeer),
-    CommandProvider: _Door("command", "commands"),
+_KINDS: Mapping[type[Provider], _Kind] = {
+    TransportProvider: _Kind("transport", "transports", Transport),
+    AdapterProvider: _Kind("adapter", "adapters", Adapter),
+    KernelsProvider: _Kind("kernels", "kernels", DeviceRuntime),
+    FusionProvider: _Kind("fusion policy", "fusion_policies"),
+    TunerProvider: _Kind("tuner", "tuners", Tuner),
+    CheckProvider: _Kind("check", "checks", Check),
+    CompressorProvider: _Kind("compressor", "compressors", Compressor),
+    ClusterProvider: _Kind("cluster", "clusters", Cluster),
+    LauncherProvider: _Kind("launcher", "launchers", Launcher),
+    CommunicatorsProvider: _Kind("library of communicators", "communicators", Communicators),
+    BenchPeerProvider: _Kind("bench peer", "bench_peers", BenchPeer),
+    CommandProvider: _Kind("command", "commands"),
 }

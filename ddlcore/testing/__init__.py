@@ -1,4 +1,4 @@
-"""The conformance kit: worlds of threads, and one suite of standard tests for each door.
+"""The conformance kit: worlds of threads, and one suite of standard tests for each kind of plugin.
 
 A plugin's test is a subclass that says how to make what is tested, and pytest collects the rest:
 

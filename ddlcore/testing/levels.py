@@ -9,7 +9,7 @@ __all__ = ["BASIC", "FAULT_TOLERANT", "FULL", "LEVELS", "NONE", "Result", "highe
 
 NONE, BASIC, FULL, FAULT_TOLERANT = "none", "basic", "full", "fault-tolerant"
 
-# Door -> standard tests. What a suite has beyond these makes up `full`, a plugin's own tests too.
+# Kind -> standard tests. What a suite has beyond these makes up `full`, a plugin's own tests too.
 LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "transport": {
         BASIC: (
@@ -102,20 +102,20 @@ class Result:
         return self.name.partition("[")[0]
 
 
-def level_of(door: str, test: str) -> str:
+def level_of(kind: str, test: str) -> str:
     """The level that ``test`` counts for."""
-    for level, tests in LEVELS.get(door, {}).items():
+    for level, tests in LEVELS.get(kind, {}).items():
         if test in tests:
             return level
     return FULL
 
 
-def highest(door: str) -> str:
-    """The highest level that a plugin of this door can reach: some doors have nothing that a lost rank could break."""
-    return FAULT_TOLERANT if FAULT_TOLERANT in LEVELS.get(door, {}) else FULL
+def highest(kind: str) -> str:
+    """The highest level that a plugin of this kind can reach: some kinds have nothing that a lost rank could break."""
+    return FAULT_TOLERANT if FAULT_TOLERANT in LEVELS.get(kind, {}) else FULL
 
 
-def reached(door: str, results: Sequence[Result]) -> tuple[str, str]:
+def reached(kind: str, results: Sequence[Result]) -> tuple[str, str]:
     """The level, and what keeps it from the next one; empty where there is none higher.
 
     A level is reached where none of its tests and of those below has failed. Of basic and fault-tolerant each test
@@ -123,14 +123,14 @@ def reached(door: str, results: Sequence[Result]) -> tuple[str, str]:
     """
     now = NONE
     for level in (BASIC, FULL, FAULT_TOLERANT):
-        if level == FAULT_TOLERANT and highest(door) == FULL:
+        if level == FAULT_TOLERANT and highest(kind) == FULL:
             break
-        here = [result for result in results if level_of(door, result.test) == level]
+        here = [result for result in results if level_of(kind, result.test) == level]
         failed = _names(result.test for result in here if result.outcome == "failed")
         if failed:
             return now, f"{', '.join(failed)} failed"
         proved = {result.test for result in here if result.outcome == "passed"}
-        open_ = [test for test in LEVELS.get(door, {}).get(level, ()) if test not in proved]
+        open_ = [test for test in LEVELS.get(kind, {}).get(level, ()) if test not in proved]
         if open_:
             why = _names(result.reason for result in here if result.test in open_ and result.reason)
             return now, f"{', '.join(open_)} did not run" + (f" ({'; '.join(why)})" if why else "")

@@ -1,6 +1,6 @@
 """A pretend device: host memory, and queues that run their calls later, so that a missing fence is a wrong value.
 
-Everything that the device door promises holds, and everything that it does not promise fails as often as
+Everything that the device contract promises holds, and everything that it does not promise fails as often as
 may be: a queue is a thread that takes its calls in order, and dawdles at some of them by chance; memory
 that was let go while a queued call still uses it is noticed by that call. ``PretendTensor`` is a tensor of
 it, whose operations go to the calling thread's current stream. No device, no driver.

@@ -12,7 +12,7 @@ import pytest
 
 from ddlcore.launch.cli import main
 from ddlcore.plug.settings import settings_of
-from ddlcore.testing.conform.doors import DOORS, _named
+from ddlcore.testing.conform.kinds import KINDS, _named
 from ddlcore.testing.killed import KilledSuite
 from ddlcore.testing.levels import LEVELS, Result, reached
 from tests.conformance.shm_mutants import MUTANTS
@@ -134,7 +134,7 @@ def test_the_same_tests_pass_without_the_faults(site: Site, capsys: pytest.Captu
 
 
 def test_what_passes_reaches_its_level(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 0; for people a line a test and the level, which for some doors is full at the most."""
+    """Exit code 0; for people a line a test and the level, which for some kinds is full at the most."""
     assert main(["conform", "threshold"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("threshold, a fusion policy of ddlcore")
@@ -183,7 +183,7 @@ def test_a_suite_that_stands_by_itself_runs_without_the_part(site: Site, capsys:
     ("arguments", "words"),
     [
         (["nobody"], "nothing that has a suite is called 'nobody'; there are solo, threads, shm"),
-        (["shm", "--door", "launcher"], "no launcher is called 'shm'; there are ssh"),
+        (["shm", "--kind", "launcher"], "no launcher is called 'shm'; there are ssh"),
         (["threshold", "--only", "test_nothing"], "no test is called test_nothing"),
     ],
 )
@@ -215,17 +215,17 @@ def test_an_adapter_without_a_suite_is_told_what_to_write(site: Site, capsys: py
 # --- levels
 
 
-@pytest.mark.parametrize("door", LEVELS)
-def test_the_table_of_levels_names_standard_tests(door: str) -> None:
-    """Each exists in the door's suite."""
-    suite = _named(DOORS[door].suite)
-    if door == "transport":
+@pytest.mark.parametrize("kind", LEVELS)
+def test_the_table_of_levels_names_standard_tests(kind: str) -> None:
+    """Each exists in the suite of its kind."""
+    suite = _named(KINDS[kind].suite)
+    if kind == "transport":
         suite = type("Both", (suite, KilledSuite), {})
-    assert [test for tests in LEVELS[door].values() for test in tests if not hasattr(suite, test)] == []
+    assert [test for tests in LEVELS[kind].values() for test in tests if not hasattr(suite, test)] == []
 
 
 def test_every_door_that_has_a_suite_has_levels() -> None:
-    assert set(LEVELS) == set(DOORS)
+    assert set(LEVELS) == set(KINDS)
 
 
 def _results(**outcomes: str) -> list[Result]:

@@ -212,7 +212,7 @@ def test_the_same_tests_pass_without_the_faults() -> None:
         suite.test_nothing_stays()
 
 
-# --- the other doors
+# --- the other kinds
 
 
 class CopyingAdapter(NumpyAdapter):

@@ -1,4 +1,4 @@
-"""The pretend device keeps the door's promises, and shows it where somebody relies on more than these."""
+"""The pretend device keeps the contract's promises, and shows it where somebody relies on more than these."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def conform(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "level"), [("int8", "fault-tolerant"), ("bysize", "full"), ("randomsearch", "full")])
 def test_they_reach_the_highest_level(name: str, level: str, outside: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of their doors."""
+    """Of their kinds."""
     assert conform(capsys, name)["level"] == level
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ddlcore.config import read_toml
 from ddlcore.launch.cli import main
-from ddlcore.launch.plugins.package import DOORS
+from ddlcore.launch.plugins.package import KINDS
 from tests.conformance.conftest import site
 from tests.plug.conftest import Site
 
@@ -66,7 +66,7 @@ def test_every_fault_is_told_with_its_distribution(site: Site, capsys: pytest.Ca
     assert {"pigeon", "shm", "numpy", "threshold"} <= ready
     assert main(["plugins"]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"^name +distribution +version +door +state +reason$", text, re.MULTILINE)
+    assert re.search(r"^name +distribution +version +kind +state +reason$", text, re.MULTILINE)
     assert all(reason in text for _, _, reason in FAULTS.values())
 
 
@@ -120,7 +120,7 @@ def test_a_trial_of_three_elements(
     capsys.readouterr()
     assert main(["plugins", "--probe", "--json"]) == 1
     rows = json.loads(capsys.readouterr().out)["plugins"]
-    told = {(row["door"], row["name"]): (row["state"], row["reason"]) for row in rows}
+    told = {(row["kind"], row["name"]): (row["state"], row["reason"]) for row in rows}
     assert told["transport", "threads"] == ("works", "added 1, 2, 3 over 2 ranks")
     assert told["transport", "solo"] == ("works", "added 1, 2, 3 over 1 rank")
     assert told["transport", "hierarchical"] == ("works", "added 1, 2, 3 over 4 ranks")
@@ -147,10 +147,10 @@ def run_pytest(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("door", DOORS)
-def test_a_new_package_fails_only_for_what_is_to_be_written(door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_package_fails_only_for_what_is_to_be_written(kind: str, tmp_path: Path) -> None:
     """Each failure is a NotImplementedError with the name of a method; its metadata name the module with the hooks."""
-    assert main(["plugins", "new", door, "my-own", "--into", str(tmp_path)]) == 0
+    assert main(["plugins", "new", kind, "my-own", "--into", str(tmp_path)]) == 0
     folder = tmp_path / "ddl-my-own"
     project: Any = read_toml(folder / "pyproject.toml")["project"]
     assert project["entry-points"]["ddlcore.plugins"] == {"my-own": "ddl_my_own.plugin"}

@@ -39,7 +39,7 @@ BROKEN = {
         "@hookimpl\ndef ddl_transports(): return ['pigeon']",
         "'pigeon', which is no TransportProvider",
     ),
-    "gives another door's provider": (
+    "gives another kind's provider": (
         "@hookimpl\ndef ddl_compressors(): return [TransportProvider('pigeon', 'coop:Pigeon')]",
         "which is no CompressorProvider",
     ),

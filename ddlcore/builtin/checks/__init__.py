@@ -1,1 +1,1 @@
-"""What `ddl doctor` looks at by itself; plugins add theirs through the same door."""
+"""What `ddl doctor` looks at by itself; plugins add theirs through the same extension point."""

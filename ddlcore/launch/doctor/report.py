@@ -102,7 +102,7 @@ def text_lines(report: Report, colour: bool = False) -> list[str]:
         where = f", {finding.where}" if finding.where else ""
         lines += ["", *_wrapped(paint(f"{number}. {finding.check}{where}: {finding.what}", "red"), "   ", "")]
         lines += _wrapped(f"means: {finding.means}", " " * 10, "   ")
-        lines += _wrapped(f"fix:  {finding.fix}", " " * 10, "   ")
+        lines += _wrapped(f"fix:   {finding.fix}", " " * 10, "   ")
     count = len(report.findings)
     lines += ["", paint("nothing was found", "green") if not count else f"{count} finding{'' if count == 1 else 's'}"]
     return lines

@@ -14,7 +14,7 @@ import click
 
 from ddlcore.launch.info import table
 from ddlcore.launch.plugins.listing import READY, Row, rows
-from ddlcore.launch.plugins.package import DOORS, write_package
+from ddlcore.launch.plugins.package import KINDS, write_package
 from ddlcore.launch.plugins.trials import FAILED, tried
 from ddlcore.plug.settings import settings_of
 
@@ -26,7 +26,7 @@ __all__ = ["new", "plugins"]
 @click.option("--json", "for_machines", is_flag=True, help="Print it for machines.")
 @click.pass_context
 def plugins(ctx: click.Context, probe: bool, for_machines: bool) -> int | None:
-    """List what is installed behind each door, its state and the reason.
+    """List what is installed at each extension point, its state and the reason.
 
     DDL_PLUGINS names those that may load, DDL_PLUGINS_OFF those that may not; the built-in ones always do. Exit code: 1
     where a trial failed.
@@ -73,22 +73,22 @@ def _progress(count: int) -> Iterator[Any]:
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("probing", total=count)
-        yield lambda row: bar.update(task, advance=1, description=escape(f"{row.door} {row.name}"))
+        yield lambda row: bar.update(task, advance=1, description=escape(f"{row.kind} {row.name}"))
 
 
 @plugins.command()
-@click.argument("door", type=click.Choice(DOORS))
+@click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name")
 @click.option("--into", default=".", metavar="DIR", help="Where its folder is made; default: here.")
-def new(door: str, name: str, into: str) -> None:
-    """Write a package for a new plugin: DOOR is what it is, NAME what users will call it.
+def new(kind: str, name: str, into: str) -> None:
+    """Write a package for a new plugin: KIND is what it is, NAME what users will call it.
 
     ./ddl-NAME then installs by pip; its tests fail only for what is still to be written.
     """
     try:
-        folder = write_package(door, name, Path(into))
+        folder = write_package(kind, name, Path(into))
     except ValueError as error:
         raise click.ClickException(f"ddl plugins new: {error}") from None
-    click.echo(f"{folder}: a {door} called {name}")
+    click.echo(f"{folder}: a {kind} called {name}")
     where = os.path.join(".", folder)  # by a bare name pip may look in an index
     click.echo(f"next: pip install -e {where} && ddl conform {name}")

@@ -1,4 +1,4 @@
-"""What is installed behind each door, in which state and why, as rows; it imports no plugin's parts."""
+"""What is installed at each extension point, in which state and why, as rows; it imports no plugin's parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Row:
     name: str
     distribution: str
     version: str
-    door: str  # in words; - where the plugin as a whole is not in use
+    kind: str  # in words; - where the plugin as a whole is not in use
     state: str
     reason: str = ""
     provider: Provider | None = None
@@ -36,23 +36,23 @@ class Row:
             "name": self.name,
             "distribution": self.distribution,
             "version": self.version,
-            "door": self.door,
+            "kind": self.kind,
             "state": self.state,
             "reason": self.reason,
         }
 
 
 def rows(registry: Registry, environ: Mapping[str, str] = os.environ) -> list[Row]:
-    """Door by door; after that what is refused or off."""
+    """Kind by kind; after that what is refused or off."""
     found = []
-    for door, provider in registry.offers():
+    for kind, provider in registry.offers():
         name, version = registry.distribution(provider)
         missing = registry.missing(provider)
         state = UNUSABLE if missing else READY
-        found.append(Row(provider.name, name, version, door, state, missing or _waits_for(provider, environ), provider))
+        found.append(Row(provider.name, name, version, kind, state, missing or _waits_for(provider, environ), provider))
     for refusal in registry.refusals:
         state = OFF if refusal.off else REFUSED
-        found.append(Row(refusal.name, *refusal.origin, refusal.door or "-", state, refusal.reason))
+        found.append(Row(refusal.name, *refusal.origin, refusal.kind or "-", state, refusal.reason))
     return found
 
 

@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-__all__ = ["DOORS", "write_package"]
+__all__ = ["KINDS", "write_package"]
 
-DOORS = ("transport", "adapter", "fusion", "tuner", "compressor", "launcher")
+KINDS = ("transport", "adapter", "fusion", "tuner", "compressor", "launcher")
 SUFFIX = ".tmpl"  # so that no tool takes a template for source
 _NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
 
 
-def write_package(door: str, name: str, into: Path) -> Path:
+def write_package(kind: str, name: str, into: Path) -> Path:
     """Makes ``into / ddl-NAME`` and returns it. Raises ValueError, in one line, for a bad name or a folder that is there."""
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"'{name}' is no name for a plugin; take small letters, digits and single hyphens, as in my-{door}"
+            f"'{name}' is no name for a plugin; take small letters, digits and single hyphens, as in my-{kind}"
         )
     folder = into / f"ddl-{name.replace('_', '-')}"
     if folder.exists():
         raise ValueError(f"{folder} exists; choose another name, or another place by --into")
-    words = _words(door, name)
+    words = _words(kind, name)
     templates = resources.files("ddlcore.launch.plugins") / "templates"
-    for part in ("common", door):
+    for part in ("common", kind):
         _copy(templates / part, folder, words)
     return folder
 
 
-def _words(door: str, name: str) -> dict[str, str]:
+def _words(kind: str, name: str) -> dict[str, str]:
     module = f"ddl_{name.replace('-', '_')}"
     title = "".join(part.title() for part in re.split(r"[-_]", name))
     return {
@@ -41,7 +41,7 @@ def _words(door: str, name: str) -> dict[str, str]:
         "@MODULE@": module,
         "@DIST@": module.replace("_", "-"),
         "@CLASS@": title,
-        "@DOOR@": door,
+        "@KIND@": kind,
     }
 
 

@@ -42,17 +42,17 @@ class _Untried(Exception):
 
 
 def main() -> None:
-    """Arguments: ``door name``, as often as there is something to try."""
+    """Arguments: ``kind name``, as often as there is something to try."""
     registry = settings_of(os.environ)[1]
-    offers = {(door, provider.name): provider for door, provider in registry.offers()}
-    for door, name in zip(sys.argv[1::2], sys.argv[2::2]):
+    offers = {(kind, provider.name): provider for kind, provider in registry.offers()}
+    for kind, name in zip(sys.argv[1::2], sys.argv[2::2]):
         try:
-            state, reason = "works", _trial(offers[door, name], registry)
+            state, reason = "works", _trial(offers[kind, name], registry)
         except _Untried as why:
             state, reason = "", str(why)
         except Exception as error:  # whatever foreign code raises
             state, reason = "fails", " ".join(f"{type(error).__name__}: {error}".split())[:400]
-        print(f"trial: {json.dumps([door, name, state, reason])}", flush=True)
+        print(f"trial: {json.dumps([kind, name, state, reason])}", flush=True)
     os._exit(0)  # past threads of whatever was imported
 
 

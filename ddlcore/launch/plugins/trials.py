@@ -49,8 +49,8 @@ def _outcomes(group: Sequence[Row]) -> list[Row]:
     except subprocess.TimeoutExpired:
         return [row.told(FAILED, f"its trial did not end within {LIMIT_S:g} s") for row in group]
     lines = [json.loads(line.rpartition("trial: ")[2]) for line in done.stdout.splitlines() if "trial: " in line]
-    told = {(door, name): (state, reason) for door, name, state, reason in lines}
-    return [_judged(row, told.get((row.door, row.name)), done) for row in group]
+    told = {(kind, name): (state, reason) for kind, name, state, reason in lines}
+    return [_judged(row, told.get((row.kind, row.name)), done) for row in group]
 
 
 def _judged(row: Row, told: tuple[str, str] | None, done: subprocess.CompletedProcess[str]) -> Row:
@@ -63,7 +63,7 @@ def _judged(row: Row, told: tuple[str, str] | None, done: subprocess.CompletedPr
 
 
 def _command(group: Sequence[Row]) -> list[str]:
-    trial = own_python(_TRIAL, *(word for row in group for word in (row.door, row.name)))
+    trial = own_python(_TRIAL, *(word for row in group for word in (row.kind, row.name)))
     provider = group[0].provider
     if not (isinstance(provider, TransportProvider) and provider.launcher):
         return trial

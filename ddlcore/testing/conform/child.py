@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddlcore.testing.conform.doors import DOORS, Subject, subjects, suites_of
+from ddlcore.testing.conform.kinds import KINDS, Subject, subjects, suites_of
 from ddlcore.testing.conform.unwritten import unwritten
 
 __all__ = ["main", "suites"]
@@ -58,7 +58,7 @@ def _prepare(wanted: Mapping[str, Any], teller: _Teller) -> None:
     from ddlcore.plug.settings import settings_of
 
     registry = settings_of(os.environ)[1]
-    (subject,) = subjects(registry, wanted["name"], wanted["door"])
+    (subject,) = subjects(registry, wanted["name"], wanted["kind"])
     tested, classes = suites_of(subject, registry)
     _current["suites"] = [_collected(suite, subject) for suite in classes]
     teller.say(unwritten=_to_write(subject, tested, classes))
@@ -66,7 +66,7 @@ def _prepare(wanted: Mapping[str, Any], teller: _Teller) -> None:
 
 def _to_write(subject: Subject, tested: Any, classes: list[Any]) -> list[str]:
     own = [suite for suite in classes if not suite.__module__.startswith("ddlcore.")]
-    lines = unwritten(tested, DOORS[subject.door].contract)
+    lines = unwritten(tested, KINDS[subject.kind].contract)
     return lines + [line for suite in own for line in unwritten(suite, type("", (), {}))]
 
 

@@ -14,7 +14,7 @@ import click
 
 from ddlcore.errors import PluginError
 from ddlcore.plug.settings import settings_of
-from ddlcore.testing.conform.doors import DOORS, Subject, subjects
+from ddlcore.testing.conform.kinds import KINDS, Subject, subjects
 from ddlcore.testing.conform.report import as_json, as_text, succeeded
 from ddlcore.testing.conform.watch import Run
 from ddlcore.testing.conform.watch import conform as run_suite
@@ -27,13 +27,13 @@ TEST_S = 60.0
 
 @click.command()
 @click.argument("name")
-@click.option("--door", type=click.Choice(list(DOORS)), help="Which of several things of that name.")
+@click.option("--kind", "--door", "kind", type=click.Choice(list(KINDS)), help="Which of several things of that name.")
 @click.option("--only", multiple=True, metavar="TEST", help="Run this test alone; may be given several times.")
 @click.option(
     "--test-timeout", default=TEST_S, show_default=True, metavar="SECONDS", help="How long one test may take."
 )
 @click.option("--json", "for_machines", is_flag=True, help="Print it for machines.")
-def conform(name: str, door: str | None, only: tuple[str, ...], test_timeout: float, for_machines: bool) -> int:
+def conform(name: str, kind: str | None, only: tuple[str, ...], test_timeout: float, for_machines: bool) -> int:
     """Run the conformance kit on an installed plugin.
 
     NAME is what the plugin is called by, such as shm, or its distribution. Exit code: 0 where everything passed, 1 where
@@ -44,7 +44,7 @@ def conform(name: str, door: str | None, only: tuple[str, ...], test_timeout: fl
         raise click.ClickException(f"ddl conform: {', '.join(missing)} not installed; pip install 'ddlcore[testing]'")
     try:
         registry = settings_of(os.environ)[1]
-        found = subjects(registry, name, door or "")
+        found = subjects(registry, name, kind or "")
         for subject in found:
             if subject.missing and not subject.provider.suite_over:
                 raise PluginError(f"{subject} cannot be used: {subject.missing}")

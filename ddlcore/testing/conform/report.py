@@ -21,15 +21,15 @@ def succeeded(run: Run) -> bool:
 
 def as_json(run: Run, partial: bool) -> dict[str, Any]:
     """Everything, each case by itself. ``partial``: some tests were left out by the user, so no level is reached."""
-    level, why = reached(run.subject.door, run.results)
+    level, why = reached(run.subject.kind, run.results)
     name, _, version = run.subject.origin.partition(" ")
     return {
         "name": run.subject.provider.name,
-        "door": run.subject.door,
+        "kind": run.subject.kind,
         "distribution": name,
         "version": version,
         "level": None if partial or run.refused else level,
-        "highest": highest(run.subject.door),
+        "highest": highest(run.subject.kind),
         "next": None if partial or run.refused else why,
         "ok": succeeded(run),
         "refused": run.refused,
@@ -40,7 +40,7 @@ def as_json(run: Run, partial: bool) -> dict[str, Any]:
         "tests": [
             {
                 "name": result.name,
-                "level": level_of(run.subject.door, result.test),
+                "level": level_of(run.subject.kind, result.test),
                 "outcome": result.outcome,
                 "reason": result.reason,
                 "seconds": result.seconds,
@@ -54,12 +54,12 @@ def as_json(run: Run, partial: bool) -> dict[str, Any]:
 
 def as_text(run: Run, partial: bool) -> str:
     """A line for each standard test, level by level; then what failed and why, what is to be written, and the level."""
-    door = run.subject.door
+    kind = run.subject.kind
     lines = [str(run.subject), *(f"  {line}" for line in _over(run))]
     if run.refused:
         return "\n".join([*lines, f"  nothing ran: {run.refused}"])
     for level in (BASIC, FULL, FAULT_TOLERANT):
-        here = [result for result in run.results if level_of(door, result.test) == level]
+        here = [result for result in run.results if level_of(kind, result.test) == level]
         if here:
             lines += ["", f"  {level}", *(f"    {line}" for line in _by_test(here))]
     failures = [result for result in run.results if result.outcome == "failed"]
@@ -109,9 +109,9 @@ def _end(run: Run, partial: bool) -> Iterator[str]:
     if partial:
         yield "level: not judged, as not all tests were asked for"
         return
-    level, why = reached(run.subject.door, run.results)
+    level, why = reached(run.subject.kind, run.results)
     more = f"; to go higher: {_cut(why, 300)}" if why else ""
-    top = "" if level == highest(run.subject.door) or why else f" (the highest here is {highest(run.subject.door)})"
+    top = "" if level == highest(run.subject.kind) or why else f" (the highest here is {highest(run.subject.kind)})"
     yield f"level: {level}{top}{more}"
 
 

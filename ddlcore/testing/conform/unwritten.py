@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
-from ddlcore.testing.conform.doors import contract_methods
+from ddlcore.testing.conform.kinds import contract_methods
 
 __all__ = ["unwritten"]
 

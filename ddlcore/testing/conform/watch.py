@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddlcore.testing.conform.doors import Subject
+from ddlcore.testing.conform.kinds import Subject
 from ddlcore.testing.levels import Result
 
 __all__ = ["Run", "conform"]
@@ -113,7 +113,7 @@ def _session(folder: Path, subject: Subject, gathering: _Gathering, test_s: floa
     words.write_text("")
     order = {
         "name": subject.provider.name,
-        "door": subject.door,
+        "kind": subject.kind,
         "only": list(only),
         "done": sorted(gathering.done()),
         "test_s": test_s,

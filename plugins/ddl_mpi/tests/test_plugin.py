@@ -56,5 +56,5 @@ def test_the_benchmark_starts_ranks_as_its_peer_wants_them() -> None:
 
 @pytest.mark.processes
 def test_the_peer_of_the_benchmarks(tmp_path: Path) -> None:
-    """Each collective of bare mpi4py gives what the door asks for."""
+    """Each collective of bare mpi4py gives what the contract asks for."""
     assert run(tmp_path, 2, PROGRAMS / "peer.py") == ["done\n"] * 2

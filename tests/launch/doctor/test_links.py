@@ -164,7 +164,7 @@ def test_as_text() -> None:
     lines = text_lines(report())
     assert "  0      –   10.0   10.0" in lines and "  2   12.0      –      –" in lines
     assert max(map(len, lines)) <= 110
-    assert any(line.startswith("   fix:  ") for line in lines)
+    assert any(line.startswith("   fix:   ") for line in lines)
     assert lines[-1] == "1 finding"
 
 

@@ -97,7 +97,7 @@ class FakeDriver(Driver):
         for handle in list(self.streams):
             self.destroy_stream(handle)
 
-    # --- what the device door asks
+    # --- what the device contract asks
 
     def count(self) -> int:
         return 2

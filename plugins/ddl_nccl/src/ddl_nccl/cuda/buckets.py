@@ -120,7 +120,7 @@ class _Copies:
 
 
 class CudaKernels(Kernels):
-    """The kernels door over a ground; every call is queued there and returns at once."""
+    """The kernels contract over a ground; every call is queued there and returns at once."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground

@@ -1,4 +1,4 @@
-"""A stream of a CUDA device as a queue of the device door, and what buckets stand on there."""
+"""A stream of a CUDA device as a queue of the device contract, and what buckets stand on there."""
 
 from __future__ import annotations
 

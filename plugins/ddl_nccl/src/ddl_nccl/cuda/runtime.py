@@ -1,4 +1,4 @@
-"""A CUDA device behind the device door: its memory, streams, events and kernels; the driver is asked in driver.py."""
+"""A CUDA device behind the device contract: its memory, streams, events and kernels; the driver is asked in driver.py."""
 
 from __future__ import annotations
 

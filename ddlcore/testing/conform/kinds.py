@@ -1,4 +1,4 @@
-"""Which suite tests what a plugin offers: its own, which its provider names, or the kit's for the door."""
+"""Which suite tests what a plugin offers: its own, which its provider names, or the kit's for its kind."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ddlcore.errors import PluginError
 from ddlcore.hooks import Provider
 from ddlcore.plug import Registry
 
-__all__ = ["DOORS", "Door", "Subject", "contract_methods", "subjects", "suites_of"]
+__all__ = ["KINDS", "PluginKind", "Subject", "contract_methods", "subjects", "suites_of"]
 
 
 @dataclass(frozen=True)
-class Door:
-    """One door that has a suite."""
+class PluginKind:
+    """A kind of plugin that has a suite."""
 
     table: str  # attribute of the registry
     word: str  # for messages
@@ -27,33 +27,33 @@ class Door:
     contract: type  # whose methods are to be written
 
 
-DOORS: Mapping[str, Door] = {
-    "transport": Door(
+KINDS: Mapping[str, PluginKind] = {
+    "transport": PluginKind(
         "transports",
         "transport",
         "ddlcore.testing.transports:TransportSuite",
         "ddlcore.testing.conform.standard:transport",
         Transport,
     ),
-    "adapter": Door("adapters", "adapter", "ddlcore.testing.adapters:AdapterSuite", "", Adapter),
-    "fusion": Door(
+    "adapter": PluginKind("adapters", "adapter", "ddlcore.testing.adapters:AdapterSuite", "", Adapter),
+    "fusion": PluginKind(
         "fusion_policies",
         "fusion policy",
         "ddlcore.testing.fusion:FusionSuite",
         "ddlcore.testing.conform.standard:fusion",
         FusionPolicy,
     ),
-    "tuner": Door(
+    "tuner": PluginKind(
         "tuners", "tuner", "ddlcore.testing.tuners:TunerSuite", "ddlcore.testing.conform.standard:tuner", Tuner
     ),
-    "compressor": Door(
+    "compressor": PluginKind(
         "compressors",
         "compressor",
         "ddlcore.testing.compressors:CompressorSuite",
         "ddlcore.testing.conform.standard:compressor",
         Compressor,
     ),
-    "launcher": Door(
+    "launcher": PluginKind(
         "launchers",
         "launcher",
         "ddlcore.testing.launchers:LauncherSuite",
@@ -65,34 +65,34 @@ DOORS: Mapping[str, Door] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tested: one provider behind one door."""
+    """What is tested: one provider of one kind."""
 
-    door: str  # key of DOORS
+    kind: str  # key of DOORS
     provider: Provider
     origin: str  # its distribution, name and version
     missing: str = ""  # what keeps it from being used here; then only a suite that stands by itself can run
 
     def __str__(self) -> str:
-        word = DOORS[self.door].word
+        word = KINDS[self.kind].word
         return f"{self.provider.name}, {'an' if word[0] in 'aeiou' else 'a'} {word} of {self.origin}"
 
 
-def subjects(registry: Registry, name: str, door: str = "") -> list[Subject]:
+def subjects(registry: Registry, name: str, kind: str = "") -> list[Subject]:
     """Everything of that name that has a suite; ``name`` may also be a distribution's.
 
     Raises PluginError, in one line, where there is nothing of the kind.
     """
     all_of_them = [
         Subject(key, provider, str(registry.distribution(provider)))
-        for key, row in DOORS.items()
-        if door in ("", key)
+        for key, row in KINDS.items()
+        if kind in ("", key)
         for provider in getattr(registry, row.table).values()
     ]
     found = [one for one in all_of_them if one.provider.name == name]
     found = found or [one for one in all_of_them if _plain(one.origin.partition(" ")[0]) == _plain(name)]
     found = [replace(one, missing=registry.missing(one.provider)) for one in found]
     if not found:
-        where = f"no {DOORS[door].word}" if door else "nothing that has a suite"
+        where = f"no {KINDS[kind].word}" if kind else "nothing that has a suite"
         known = ", ".join(dict.fromkeys(one.provider.name for one in all_of_them))
         text = f"{where} is called '{name}'; there are {known or 'none'} (`ddl plugins` shows all)"
         raise PluginError(text + registry.left_out(name))
@@ -102,9 +102,9 @@ def subjects(registry: Registry, name: str, door: str = "") -> list[Subject]:
 def suites_of(subject: Subject, registry: Registry) -> tuple[Any, list[Any]]:
     """The class that is tested, and the suite classes that test it.
 
-    Raises PluginError where the provider's own suite is none, or the door needs one and the provider names none.
+    Raises PluginError where the provider's own suite is none, or its kind needs one and the provider names none.
     """
-    row = DOORS[subject.door]
+    row = KINDS[subject.kind]
     tested = _tested(subject, registry)
     standard = _named(row.suite)
     if subject.provider.suite:
@@ -132,7 +132,7 @@ def _tested(subject: Subject, registry: Registry) -> Any:
 
 def _besides(subject: Subject, registry: Registry) -> list[Any]:
     """What the kit tests of its own accord, whatever the plugin's suite is."""
-    if subject.door != "transport":
+    if subject.kind != "transport":
         return []
     return [_named("ddlcore.testing.conform.standard:killed")(subject.provider, registry)]
 
