@@ -25,7 +25,7 @@ from hypothesis import settings
 
 __all__: list[str] = []
 
-pytest_plugins = ("tests.bed.fixtures", "ddlcore.testing.collecting")
+pytest_plugins = ("tests.cluster.fixtures", "ddlcore.testing.collecting")
 
 _MARK = "PYTEST_LEAK_MARK"  # inherited by every process that the session starts, however far down
 _GRACE_S = 10.0  # for what is ending by itself

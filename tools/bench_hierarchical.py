@@ -1,4 +1,4 @@
-"""Holds the hierarchical transport to its targets, on hosts of a test bed whose links have a rate, against flat Gloo.
+"""Holds the hierarchical transport to its targets, on hosts of a test cluster whose links have a rate, against flat Gloo.
 
     python tools/bench_hierarchical.py [--only four,two,rate,interleaved] [--rounds 9] [--rate 1000] [--backend gloo]
                                        [--no-check] [--json F] [--markdown F]
@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script's own p
 from ddlcore.launch.bench.plan import size_text
 from ddlcore.launch.bench.results import Ratio, Row, interval_words, median_interval, ratio
 from ddlcore.plug.settings import settings_of
-from tools.bed import Bed, why_no_bed
 from tools.bench_verdicts import Judged, machine_words, markdown, missed, put, table
 from tools.crossing.rank import Contender, Spec
+from tools.test_cluster import TestCluster, why_no_cluster
 
 __all__ = ["PARTS", "Part", "judged", "main"]
 
@@ -107,8 +107,8 @@ def _rate_used(part: Part, row: Row, rate_mbit: float) -> Ratio:
     return Ratio(used[len(used) // 2], *median_interval(used))
 
 
-def measured(bed: Bed, part: Part, rounds: int, backend: str, directory: Path) -> Row:
-    """Starts the ranks on the hosts of ``bed`` and reads what the first one tells. RuntimeError where one fails."""
+def measured(cluster: TestCluster, part: Part, rounds: int, backend: str, directory: Path) -> Row:
+    """Starts the ranks on the hosts of ``cluster`` and reads what the first one tells. RuntimeError where one fails."""
     offered = {
         FLAT: Contender(backend),
         BOTH: Contender(f"shm+{backend}"),
@@ -116,7 +116,7 @@ def measured(bed: Bed, part: Part, rounds: int, backend: str, directory: Path) -
         BF16: Contender(f"shm+{backend}", compressed=True),
     }
     contenders = {name: offered[name] for name in part.contenders}
-    addresses = tuple(bed.address(name) for name in bed.names)
+    addresses = tuple(cluster.address(name) for name in cluster.names)
     directory.mkdir()
     spec = Spec(part.hosts, addresses, (part.nbytes,), contenders, rounds, str(directory))
     path = directory.with_suffix(".json")
@@ -124,7 +124,7 @@ def measured(bed: Bed, part: Part, rounds: int, backend: str, directory: Path) -
     env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TREE), os.environ.get("PYTHONPATH", "")])}
     words = [sys.executable, "-m", "tools.crossing.rank"]
     ranks = [
-        bed.popen(bed.names[host], [*words, path, str(rank)], env=env, stderr=subprocess.STDOUT)
+        cluster.popen(cluster.names[host], [*words, path, str(rank)], env=env, stderr=subprocess.STDOUT)
         for rank, host in enumerate(part.hosts)
     ]
     told = [rank.communicate(timeout=START_S)[0] for rank in ranks]
@@ -152,7 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = sorted(set(given.only.split(",")) - set(PARTS))
     _, registry = settings_of(os.environ)
     provider = registry.transports.get(given.backend)
-    why = f"--only: no part is called {', '.join(unknown)}; there are {', '.join(PARTS)}" if unknown else why_no_bed()
+    why = (
+        f"--only: no part is called {', '.join(unknown)}; there are {', '.join(PARTS)}" if unknown else why_no_cluster()
+    )
     why = why or (f"no transport {given.backend}; `ddl info` has the line" if provider is None else "")
     why = why or (registry.missing(provider) if provider is not None else "")
     if why:
@@ -176,8 +178,8 @@ def _measure_all(parts: Sequence[Part], given: argparse.Namespace) -> tuple[list
     raw: list[Mapping[str, object]] = []
     for number, part in enumerate(parts):
         print(f"{part.what}, {size_text(part.nbytes)} …", file=sys.stderr, flush=True)
-        with Bed(max(part.hosts) + 1, rate_mbit=given.rate) as bed:
-            row = measured(bed, part, given.rounds, given.backend, bed.directory / f"measured{number}")
+        with TestCluster(max(part.hosts) + 1, rate_mbit=given.rate) as cluster:
+            row = measured(cluster, part, given.rounds, given.backend, cluster.directory / f"measured{number}")
         rows += judged(part, row, given.rate)
         raw.append({"what": part.what, "hosts": part.hosts, **row.as_json()})
     return rows, raw

@@ -7,7 +7,7 @@ A block is run unless a comment right before its fence says otherwise. Comments 
     <!-- not run: REASON -->               only parsed, and why
     <!-- not run where it says "WORD": REASON -->     so are those lines of it that hold WORD
     <!-- run by: FILE -->                  another test runs it, which names the page
-    <!-- on hosts -->                      node1, node2, … are hosts of a test bed; where there is none, it is parsed
+    <!-- on hosts -->                      node1, node2, … are hosts of a test cluster; where there is none, it is parsed
     <!-- on Slurm -->                      a batch file, for a Slurm of two nodes; where there is none, it is parsed
 """
 

@@ -17,7 +17,7 @@ from ddlcore.config import load_settings, read_toml
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 from tests.docs.commands import commands, objection
 from tests.docs.workshop import Workshop, imports, smaller
-from tools.bed import Bed, Slurm
+from tools.test_cluster import Slurm, TestCluster
 
 ALL = [block for page in PAGES for block in blocks(page)]
 SHELL = ("sh", "bash", "console")
@@ -130,19 +130,21 @@ def run_shell(block: Block, run: Callable[[str], str]) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", pages(lambda block: block.place == "on hosts"))
-def test_on_hosts(page: str, new_bed: Callable[..., Bed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts of a test bed have the place of the page's."""
+def test_on_hosts(
+    page: str, new_cluster: Callable[..., TestCluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts of a test cluster have the place of the page's."""
     shop = Workshop(page, tmp_path)
     chosen = [block for block in blocks(page) if block.place == "on hosts"]
     monkeypatch.chdir(shop.folder)
-    shop.names["new_bed"] = new_bed
-    bed = new_bed(2)
+    shop.names["new_cluster"] = new_cluster
+    cluster = new_cluster(2)
     for block in chosen:
         if block.language == "python":
             shop.python(block)
         else:
-            run_shell(block, partial(shop.shell, run=partial(bed.run, "server1")))
-    assert [bed.leftovers(name) for name in bed.names] == [[], []]
+            run_shell(block, partial(shop.shell, run=partial(cluster.run, "server1")))
+    assert [cluster.leftovers(name) for name in cluster.names] == [[], []]
 
 
 @pytest.mark.processes

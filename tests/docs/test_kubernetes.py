@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.docs.blocks import ROOT, blocks
-from tools.bed import Bed
+from tools.test_cluster import TestCluster
 
 MANIFESTS: list[Any] = [yaml.safe_load(block.code) for block in blocks("docs/kubeflow.md") if block.language == "yaml"]
 
@@ -34,7 +34,7 @@ def test_what_is_mounted_is_there(manifest: Any) -> None:
 
 
 @pytest.mark.processes
-def test_the_jobs_pods_are_ranks(new_bed: Callable[..., Bed], tmp_path: Path) -> None:
+def test_the_jobs_pods_are_ranks(new_cluster: Callable[..., TestCluster], tmp_path: Path) -> None:
     """Hosts in the place of pods; the volume is a folder that both see."""
     (job,) = (manifest for manifest in MANIFESTS if manifest["kind"] == "Job")
     ((_, container),) = containers(job)
@@ -42,10 +42,10 @@ def test_the_jobs_pods_are_ranks(new_bed: Callable[..., Bed], tmp_path: Path) ->
     told |= {"WORLD_SIZE": "2", "DDL_RENDEZVOUS_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     command = [word.replace("train.py", str(ROOT / "tests/docs/train.py")) for word in container["command"]]
     command[-1] = command[-1].replace("python", sys.executable)
-    bed = new_bed(2)
+    cluster = new_cluster(2)
     ranks = [
-        bed.popen(name, command, env=told | {"JOB_COMPLETION_INDEX": str(index)})
-        for index, name in enumerate(bed.names)
+        cluster.popen(name, command, env=told | {"JOB_COMPLETION_INDEX": str(index)})
+        for index, name in enumerate(cluster.names)
     ]
     shown = [rank.communicate(timeout=200) for rank in ranks]
     assert [out for out, _ in shown] == ["rank 0 of 2 is done\n", "rank 1 of 2 is done\n"], shown

@@ -13,7 +13,7 @@ import pytest
 
 from tests.launch.foreign import PROGRAM, Started, finish, mpich, why_no_mpich
 from tests.launch.starting import environment
-from tools.bed import Bed, Slurm
+from tools.test_cluster import Slurm, TestCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(360)]
 needs_gloo = pytest.mark.skipif(
@@ -28,11 +28,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "meet"
 
 
-def begin(bed: Bed, hosts: list[str], *arguments: str) -> list[subprocess.Popen[str]]:
+def begin(cluster: TestCluster, hosts: list[str], *arguments: str) -> list[subprocess.Popen[str]]:
     """One rank by hand on each of ``hosts``, in that order."""
-    own = {"WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": bed.address("server1"), "MASTER_PORT": "29500"}
+    own = {"WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": cluster.address("server1"), "MASTER_PORT": "29500"}
     return [
-        bed.popen(
+        cluster.popen(
             host,
             [sys.executable, PROGRAM, *arguments],
             env=environment({**own, "RANK": str(rank), "DDL_BACKEND": "gloo"}),
@@ -43,15 +43,18 @@ def begin(bed: Bed, hosts: list[str], *arguments: str) -> list[subprocess.Popen[
     ]
 
 
-def left(bed: Bed, home: Path) -> list[object]:
+def left(cluster: TestCluster, home: Path) -> list[object]:
     """What is still there: processes and shared memory of hosts, and the file by which ranks meet."""
-    return [*(found for name in bed.names for found in bed.leftovers(name)), *(home.iterdir() if home.exists() else ())]
+    return [
+        *(found for name in cluster.names for found in cluster.leftovers(name)),
+        *(home.iterdir() if home.exists() else ()),
+    ]
 
 
 @needs_gloo
-def test_uneven_hosts_by_hand(bed: Bed, home: Path) -> None:
+def test_uneven_hosts_by_hand(cluster: TestCluster, home: Path) -> None:
     """Three ranks here, one there: ranks, sizes, one address for rank 0 that all are told."""
-    done = finish(begin(bed, ["server1", "server1", "server2", "server1"], "where"))
+    done = finish(begin(cluster, ["server1", "server1", "server2", "server1"], "where"))
     assert done.codes == [0] * 4, done.text
     found = dict(re.findall(r"^rank (\d) of 4 (local \d of \d cross \d of \d \w+) sum 4", done.text, re.MULTILINE))
     assert found == {
@@ -60,7 +63,7 @@ def test_uneven_hosts_by_hand(bed: Bed, home: Path) -> None:
         "2": "local 0 of 1 cross 1 of 2 False",
         "3": "local 2 of 3 cross 0 of 1 False",
     }
-    assert left(bed, home) == []
+    assert left(cluster, home) == []
 
 
 def lost(done: Started, who: int) -> dict[int, float]:
@@ -71,52 +74,54 @@ def lost(done: Started, who: int) -> dict[int, float]:
 
 @needs_gloo
 @pytest.mark.parametrize("who", [0, 3])
-def test_a_rank_is_killed_on_one_host(bed: Bed, home: Path, who: int) -> None:
+def test_a_rank_is_killed_on_one_host(cluster: TestCluster, home: Path, who: int) -> None:
     """Every other rank hears of it soon, also where it was rank 0; nothing is left on either host."""
-    done = finish(begin(bed, ["server1", "server1", "server2", "server2"], "kill", str(who)))
+    done = finish(begin(cluster, ["server1", "server1", "server2", "server2"], "kill", str(who)))
     ended = re.search(r"ends at ([\d.]+)", done.text)
     assert ended is not None, done.text
     heard = lost(done, who)
     assert sorted(heard) == [rank for rank in range(4) if rank != who], done.text
     assert max(heard.values()) - float(ended[1]) < 20.0
     assert done.codes == [-9 if rank == who else 7 for rank in range(4)]
-    assert left(bed, home) == []
+    assert left(cluster, home) == []
 
 
 @needs_gloo
 @pytest.mark.parametrize("how", ["link", "host"])
-def test_a_host_is_gone(bed: Bed, home: Path, tmp_path: Path, how: str) -> None:
+def test_a_host_is_gone(cluster: TestCluster, home: Path, tmp_path: Path, how: str) -> None:
     """A cable is pulled, or the power: both sides hear of it soon, each of the other's ranks."""
-    started = begin(bed, ["server1", "server1", "server2", "server2"], "endless", "9", str(tmp_path))
+    started = begin(cluster, ["server1", "server1", "server2", "server2"], "endless", "9", str(tmp_path))
     deadline_s = time.monotonic() + 200.0
     while len(list(tmp_path.glob("rank.*"))) < 4:
         assert time.monotonic() < deadline_s, "the ranks did not meet"
         time.sleep(0.05)
     gone_s = time.time()
     if how == "link":
-        bed.link("server2", up=False)
+        cluster.link("server2", up=False)
     else:
-        bed.kill_host("server2")
+        cluster.kill_host("server2")
     done = finish(started)
     at = {int(rank): float(at) for rank, at in re.findall(r"^rank (\d) lost .* at ([\d.]+)", done.text, re.MULTILINE)}
     assert sorted(at) == ([0, 1, 2, 3] if how == "link" else [0, 1]), done.text
     assert max(at.values()) - gone_s < 20.0, done.text
-    bed_left = [found for name in ("server1", *(["server2"] if how == "link" else [])) for found in bed.leftovers(name)]
-    assert [*bed_left, *home.iterdir()] == []
+    cluster_left = [
+        found for name in ("server1", *(["server2"] if how == "link" else [])) for found in cluster.leftovers(name)
+    ]
+    assert [*cluster_left, *home.iterdir()] == []
 
 
 @pytest.mark.skipif(
     why_no_mpich() != "" or importlib.util.find_spec("ddl_mpi") is None, reason="MPICH or ddl-mpi is missing"
 )
-def test_mpiexec_across_hosts(bed: Bed, home: Path) -> None:
+def test_mpiexec_across_hosts(cluster: TestCluster, home: Path) -> None:
     """hydra's hosts are ours, and the route is MPI itself."""
     command = mpich().before[0]
     argv: list[str | Path] = [command, "-hosts", "server1:2,server2:2", "-np", "4", sys.executable, PROGRAM, "where"]
-    done = bed.run("server1", argv, env=environment({"DDL_BACKEND": "mpi"}), timeout_s=320)
+    done = cluster.run("server1", argv, env=environment({"DDL_BACKEND": "mpi"}), timeout_s=320)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank, place in enumerate(["0 of 2 cross 0", "1 of 2 cross 0", "0 of 2 cross 1", "1 of 2 cross 1"]):
         assert re.search(rf"rank {rank} of 4 local {place} of 2 True sum 4 route mpi", done.stdout), done.stdout
-    assert left(bed, home) == []
+    assert left(cluster, home) == []
 
 
 # --- Slurm
@@ -131,7 +136,7 @@ def test_tasks_of_a_step_on_one_node(slurm: Slurm, home: Path) -> None:
     done = srun(slurm, "-N1", "-n2", sys.executable, str(PROGRAM), "where")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("of 2 cross 0 of 1 True sum 2 route shm") == 2, done.stdout
-    assert left(slurm.bed, home) == []
+    assert left(slurm.cluster, home) == []
 
 
 @needs_gloo
@@ -142,7 +147,7 @@ def test_tasks_of_a_step_on_two_nodes(slurm: Slurm, home: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "rank 2 of 3 local 0 of 1 cross 1 of 2 False sum 3" in done.stdout, done.stdout
-    assert left(slurm.bed, home) == []
+    assert left(slurm.cluster, home) == []
 
 
 @pytest.mark.parametrize("who", ["0", "1"])
@@ -154,7 +159,7 @@ def test_a_task_is_killed(slurm: Slurm, home: Path, who: str) -> None:
     began = re.search(r"ends at ([\d.]+)", done.stdout)
     assert began is not None, done.stdout + done.stderr
     assert ended_s - float(began[1]) < 20.0
-    assert left(slurm.bed, home) == []
+    assert left(slurm.cluster, home) == []
 
 
 BATCH = """\
@@ -191,4 +196,4 @@ def test_ddl_run_in_a_batch_script(slurm: Slurm, home: Path, tmp_path: Path) -> 
     assert "srun has started `ddl run` itself, 2 times" in text
     assert "SLURM_NTASKS=3, but this process is no task of a job step: it is a world of one" in text
     assert "rank 0 of 1 " in text
-    assert [slurm.bed.leftovers(name, patience_s=40.0) for name in slurm.bed.names] == [[], []]
+    assert [slurm.cluster.leftovers(name, patience_s=40.0) for name in slurm.cluster.names] == [[], []]

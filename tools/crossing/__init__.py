@@ -1,1 +1,1 @@
-"""What tools/bench_hierarchical.py runs on the hosts of a test bed."""
+"""What tools/bench_hierarchical.py runs on the hosts of a test cluster."""

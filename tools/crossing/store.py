@@ -1,4 +1,4 @@
-"""The store of a measurement: files in one directory, which the hosts of a test bed share."""
+"""The store of a measurement: files in one directory, which the hosts of a test cluster share."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ KINDS: Mapping[str, PluginKind] = {
 class Subject:
     """What is tested: one provider of one kind."""
 
-    kind: str  # key of DOORS
+    kind: str  # key of KINDS
     provider: Provider
     origin: str  # its distribution, name and version
     missing: str = ""  # what keeps it from being used here; then only a suite that stands by itself can run

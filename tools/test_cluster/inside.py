@@ -1,9 +1,9 @@
-"""What runs as root inside a bed: the process that holds a host's namespaces, and the door through which others enter.
+"""What runs as root inside a test cluster: the process that holds a host's namespaces, and the door through which others enter.
 
-Run: python -I -S inside.py hold|switch|enter|probe FILE (a JSON file that tools/bed/bed.py writes)
+Run: python -I -S inside.py hold|switch|enter|probe FILE (a JSON file that tools/test_cluster/cluster.py writes)
 
 Standard library only, and Python 3.10, whose ``os`` has neither ``unshare`` nor ``setns``. A holder lives until its
-standard input ends, which the death of the bed's owner brings about, too; then the kernel ends all processes of its
+standard input ends, which the death of the test cluster's owner brings about, too; then the kernel ends all processes of its
 pid namespace, and takes the network namespace with its links away.
 """
 
@@ -151,7 +151,7 @@ def _listens(port: int) -> bool:
 
 
 def _reap_until_orphaned() -> None:
-    """Pid 1 inherits the processes whose parents ended; it ends when the bed's owner closes its standard input or dies."""
+    """Pid 1 inherits the processes whose parents ended; it ends when the test cluster's owner closes its standard input or dies."""
 
     def reap(*_: object) -> None:
         try:
@@ -170,7 +170,7 @@ def _reap_until_orphaned() -> None:
 
 
 def switch(spec: dict[str, Any]) -> None:
-    """The network namespace of the bridges. It ends last, and removes the bed's directory."""
+    """The network namespace of the bridges. It ends last, and removes the test cluster's directory."""
     _unshare(CLONE_NEWNET)
     _tell(f"pid {os.getpid()}")
     _tell("ready")
@@ -222,7 +222,7 @@ def _become(spec: dict[str, Any], mask: Any) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
     except OSError as error:
-        print(f"bed: {spec['argv'][0]} on {socket.gethostname()}: {error}", file=sys.stderr, flush=True)
+        print(f"test cluster: {spec['argv'][0]} on {socket.gethostname()}: {error}", file=sys.stderr, flush=True)
     os._exit(127)
 
 
@@ -234,11 +234,11 @@ def _end_as(exit_code: int) -> NoReturn:
     os._exit(exit_code & 0xFF)
 
 
-# -- may there be a bed? ----------------------------------------------------------------------------------------------
+# -- may there be a test cluster? ----------------------------------------------------------------------------------------------
 
 
 def probe(spec: dict[str, Any]) -> None:
-    """Does once, for nothing, what a bed needs of the kernel; the last line of the output names what failed."""
+    """Does once, for nothing, what a test cluster needs of the kernel; the last line of the output names what failed."""
     _unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET)
     child = os.fork()
     if child:
@@ -265,7 +265,7 @@ def main() -> None:
     try:
         VERBS[verb](spec)
     except (OSError, subprocess.SubprocessError) as error:
-        print(f"bed: {error}", file=sys.stderr, flush=True)
+        print(f"test cluster: {error}", file=sys.stderr, flush=True)
         os._exit(1)
 
 

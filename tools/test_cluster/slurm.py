@@ -1,4 +1,4 @@
-"""A Slurm cluster on a bed: every host a node of it, the controller on the first, munge between them."""
+"""A Slurm cluster on a test cluster: every host a node of it, the controller on the first, munge between them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from tools.bed.bed import Bed, Host
-from tools.bed.possible import in_sbin, why_no_bed
+from tools.test_cluster.cluster import Host, TestCluster
+from tools.test_cluster.possible import in_sbin, why_no_cluster
 
 __all__ = ["Slurm", "why_no_slurm"]
 
@@ -30,7 +30,7 @@ _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_ME
 
 # More cores, memory and GPUs than there are: a job asks for what its own cluster has. The GPUs are numbers only.
 _SLURM_CONF = """\
-ClusterName=bed
+ClusterName=test cluster
 SlurmctldHost=server1
 SlurmUser=root
 AuthType=auth/munge
@@ -75,36 +75,36 @@ def why_no_slurm() -> str:
         return f"a Slurm cluster needs {', '.join(lacking)}: apt-get install {' '.join(lacking)}"
     if not _CONFIGURATION.is_dir():
         return f"a Slurm cluster needs a Slurm that reads {_CONFIGURATION}, and there is no such folder"
-    return why_no_bed()
+    return why_no_cluster()
 
 
 class Slurm:
     """A cluster of ``nodes`` hosts, server1, server2, …, up when this is entered and gone when it is left.
 
-    ``bed`` is what it runs on. Raises ``RuntimeError`` where ``why_no_slurm()`` has a reason, or the cluster does not
+    ``cluster`` is what it runs on. Raises ``RuntimeError`` where ``why_no_slurm()`` has a reason, or the cluster does not
     come up. For one thread.
     """
 
     def __init__(self, nodes: int = 1, *, rate_mbit: float | None = None) -> None:
         files = {"slurm/slurm.conf": _SLURM_CONF.format(nodes=nodes), "slurm/gres.conf": _GRES_CONF}
         hosts = [Host(binds={str(_CONFIGURATION): "slurm"})] * nodes
-        self.bed = Bed(hosts, rate_mbit=rate_mbit, files=files)
+        self.cluster = TestCluster(hosts, rate_mbit=rate_mbit, files=files)
 
     def __enter__(self) -> Slurm:
         why = why_no_slurm()
         if why:
             raise RuntimeError(why)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.bed)
+            stack.enter_context(self.cluster)
             key = secrets.token_hex(64)
-            for name in self.bed.names:
+            for name in self.cluster.names:
                 self._daemon(name, ["sh", "-c", _MUNGE], key)
             self._daemon("server1", ["slurmctld"])
-            for name in self.bed.names:
+            for name in self.cluster.names:
                 self._daemon(name, ["slurmd"])
             self._await_nodes()
-            for name in self.bed.names:
-                self.bed.disregard(name)
+            for name in self.cluster.names:
+                self.cluster.disregard(name)
             stack.pop_all()
         return self
 
@@ -114,17 +114,17 @@ class Slurm:
         self.close()
 
     def close(self) -> None:
-        """Ends every job, every daemon and the bed. May be called twice."""
-        self.bed.close()
+        """Ends every job, every daemon and the test cluster. May be called twice."""
+        self.cluster.close()
 
     def _daemon(self, name: str, argv: Sequence[str], told: str = "") -> None:
         """Each goes into the background when it is ready, or says why it is not."""
-        self.bed.run(name, argv, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, told=told, check=True, as_root=True)
+        self.cluster.run(name, argv, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, told=told, check=True, as_root=True)
 
     def _await_nodes(self) -> None:
         deadline_s = time.monotonic() + _STARTING_S
         states = ""
-        while states != "idle" * len(self.bed.names):
+        while states != "idle" * len(self.cluster.names):
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"the nodes are {states or '?'} after {_STARTING_S:g} s: {self.logs()}")
             time.sleep(_LOOK_S)
@@ -133,8 +133,8 @@ class Slurm:
     def logs(self) -> str:
         """What the daemons wrote."""
         return "".join(
-            self.bed.run(name, ["sh", "-c", "tail -n 50 /run/slurm/*.log"], as_root=True).stdout
-            for name in self.bed.names
+            self.cluster.run(name, ["sh", "-c", "tail -n 50 /run/slurm/*.log"], as_root=True).stdout
+            for name in self.cluster.names
         )
 
     def run(
@@ -146,8 +146,8 @@ class Slurm:
         timeout_s: float = 50.0,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command (srun, say) on the first node, as ``Bed.run`` does."""
-        return self.bed.run("server1", argv, env=env, cwd=cwd, timeout_s=timeout_s, check=check)
+        """Runs a command (srun, say) on the first node, as ``TestCluster.run`` does."""
+        return self.cluster.run("server1", argv, env=env, cwd=cwd, timeout_s=timeout_s, check=check)
 
     def submit(self, argv: Sequence[str | Path], *, cwd: str | Path, env: Mapping[str, str] | None = None) -> int:
         """``sbatch`` with these arguments; the job's number. ``RuntimeError`` where it is refused."""

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from tests.launch.starting import DDL, ROOT
-from tools.bed import Bed, Host
+from tools.test_cluster import Host, TestCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(360)]
-NewBed = Callable[..., Bed]
+NewCluster = Callable[..., TestCluster]
 NEEDS_GLOO = pytest.mark.skipif(importlib.util.find_spec("ddl_gloo") is None, reason="ddl-gloo is not installed")
 TWO = "server1:2,server2:2"
 LOOP = """
@@ -37,77 +37,84 @@ except ddl.PeerLost as error:
 """
 
 
-def ddl(bed: Bed, *arguments: str, where: Path, host: str = "server1", **more: Any) -> subprocess.CompletedProcess[str]:
-    return bed.run(host, [*DDL, *arguments], cwd=where, **more)
+def ddl(
+    cluster: TestCluster, *arguments: str, where: Path, host: str = "server1", **more: Any
+) -> subprocess.CompletedProcess[str]:
+    return cluster.run(host, [*DDL, *arguments], cwd=where, **more)
 
 
-def test_ranks_of_two_hosts(bed: Bed, tmp_path: Path) -> None:
+def test_ranks_of_two_hosts(cluster: TestCluster, tmp_path: Path) -> None:
     """Rank, local rank, host, directory, and one meeting point that each can reach."""
     code = (
         "import json, os, socket; e = os.environ; "
         "json.dump([socket.gethostname(), os.getcwd(), dict(e)], open(e['RANK'], 'w'))"
     )
-    done = ddl(bed, "run", "-H", TWO, "python", "-c", code, where=tmp_path)
+    done = ddl(cluster, "run", "-H", TWO, "python", "-c", code, where=tmp_path)
     assert done.returncode == 0, done.stderr
     seen = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(4)]
     assert [name for name, _, _ in seen] == ["server1", "server1", "server2", "server2"]
     assert {directory for _, directory, _ in seen} == {str(tmp_path)}
     assert [e["LOCAL_RANK"] for _, _, e in seen] == ["0", "1", "0", "1"]
     addresses = [e["DDL_ADDRESS"] for _, _, e in seen]
-    assert addresses[0] in (bed.address("server1", 4), bed.address("server1", 6))
-    assert addresses[2] in (bed.address("server2", 4), bed.address("server2", 6))
+    assert addresses[0] in (cluster.address("server1", 4), cluster.address("server1", 6))
+    assert addresses[2] in (cluster.address("server2", 4), cluster.address("server2", 6))
     assert {e["MASTER_ADDR"] for _, _, e in seen} == {addresses[0]}
-    assert all(bed.leftovers(name) == [] for name in bed.names)
+    assert all(cluster.leftovers(name) == [] for name in cluster.names)
 
 
 @pytest.mark.parametrize("family", [4, 6])
-def test_addresses_of_either_family(family: int, new_bed: NewBed, tmp_path: Path) -> None:
-    """A bed that has one family alone, hosts named by address: the launcher's own is recognised."""
-    bed = new_bed(families=(family,))
-    names = [bed.address(name) for name in bed.names]
+def test_addresses_of_either_family(family: int, new_cluster: NewCluster, tmp_path: Path) -> None:
+    """A test cluster that has one family alone, hosts named by address: the launcher's own is recognised."""
+    cluster = new_cluster(families=(family,))
+    names = [cluster.address(name) for name in cluster.names]
     hosts = ",".join(f"[{name}]:1" if family == 6 else f"{name}:1" for name in names)
-    done = ddl(bed, "run", "-H", hosts, "sh", "-c", "echo $(hostname) $DDL_ADDRESS $MASTER_ADDR", where=tmp_path)
+    done = ddl(cluster, "run", "-H", hosts, "sh", "-c", "echo $(hostname) $DDL_ADDRESS $MASTER_ADDR", where=tmp_path)
     assert done.returncode == 0, done.stderr
     expected = [f"[{rank}] server{rank + 1} {names[rank]} {names[0]}" for rank in (0, 1)]
     assert sorted(done.stdout.splitlines()) == expected
 
 
-def test_a_launcher_on_neither_host(new_bed: NewBed, tmp_path: Path) -> None:
+def test_a_launcher_on_neither_host(new_cluster: NewCluster, tmp_path: Path) -> None:
     """From a third machine; rank 0 is elsewhere, and the port where ranks meet is free there."""
-    bed = new_bed(3)
-    done = ddl(bed, "run", "-H", "server1:1,server2:1", "sh", "-c", "echo $MASTER_ADDR", where=tmp_path, host="server3")
+    cluster = new_cluster(3)
+    done = ddl(
+        cluster, "run", "-H", "server1:1,server2:1", "sh", "-c", "echo $MASTER_ADDR", where=tmp_path, host="server3"
+    )
     assert done.returncode == 0, done.stderr
-    assert {line[4:] for line in done.stdout.splitlines()} <= {bed.address("server1", 4), bed.address("server1", 6)}
+    assert {line[4:] for line in done.stdout.splitlines()} <= {
+        cluster.address("server1", 4),
+        cluster.address("server1", 6),
+    }
 
 
-def test_a_chosen_interface(new_bed: NewBed, tmp_path: Path) -> None:
+def test_a_chosen_interface(new_cluster: NewCluster, tmp_path: Path) -> None:
     """--network-interface: ranks and control network are on the second network, though ssh goes over the first."""
-    bed = new_bed(networks=2)
+    cluster = new_cluster(networks=2)
     show = "echo $DDL_ADDRESS; ss -Htn state established 2>/dev/null | grep -c . >/dev/null"
-    done = ddl(bed, "run", "-H", TWO, "--network-interface", "eth1", "sh", "-c", show, where=tmp_path)
+    done = ddl(cluster, "run", "-H", TWO, "--network-interface", "eth1", "sh", "-c", show, where=tmp_path)
     found = {line[4:] for line in done.stdout.splitlines()}
-    second = [{bed.address(name, family, 1) for family in (4, 6)} for name in bed.names]
+    second = [{cluster.address(name, family, 1) for family in (4, 6)} for name in cluster.names]
     assert len(found) == 2 and all(found & addresses for addresses in second), done.stderr
 
 
-def test_port_and_key_of_ssh(new_bed: NewBed, tmp_path: Path) -> None:
+def test_port_and_key_of_ssh(new_cluster: NewCluster, tmp_path: Path) -> None:
     """--ssh-port and --ssh-identity-file reach ssh; without them the host is named, with what to do."""
-    bed = new_bed([Host(), Host(ssh_port=2222)], offer_key=False)
-    flags = ["--ssh-port", "2222", "--ssh-identity-file", str(bed.identity)]
-    assert ddl(bed, "run", "-H", TWO, *flags, "true", where=tmp_path).returncode == 0
-    done = ddl(bed, "run", "-H", TWO, *flags[:2], "true", where=tmp_path)
+    cluster = new_cluster([Host(), Host(ssh_port=2222)], offer_key=False)
+    flags = ["--ssh-port", "2222", "--ssh-identity-file", str(cluster.identity)]
+    assert ddl(cluster, "run", "-H", TWO, *flags, "true", where=tmp_path).returncode == 0
+    done = ddl(cluster, "run", "-H", TWO, *flags[:2], "true", where=tmp_path)
     assert done.returncode == 2
     assert "server2: it does not accept our key" in done.stderr
 
 
-def test_a_name_of_ssh_alone(new_bed: NewBed, tmp_path: Path) -> None:
+def test_a_name_of_ssh_alone(new_cluster: NewCluster, tmp_path: Path) -> None:
     """A nickname from ssh's configuration that no resolver knows."""
-    bed = new_bed(ssh_config="Host big\n HostName server2\n")
-    done = ddl(bed, "run", "-H", "server1:1,big:1", "hostname", where=tmp_path)
+    cluster = new_cluster(ssh_config="Host big\n HostName server2\n")
+    done = ddl(cluster, "run", "-H", "server1:1,big:1", "hostname", where=tmp_path)
     assert sorted(done.stdout.splitlines()) == ["[0] server1", "[1] server2"], done.stderr
 
 
-def test_what_is_wrong_with_hosts(new_bed: NewBed, tmp_path: Path) -> None:
+def test_what_is_wrong_with_hosts(new_cluster: NewCluster, tmp_path: Path) -> None:
     """Refused key, nothing listening, no such host, no Python there, no script there: a row each, in one go."""
     for name in ("empty", "empty/bin"):
         (tmp_path / name).mkdir()
@@ -118,9 +125,11 @@ def test_what_is_wrong_with_hosts(new_bed: NewBed, tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()
     (here / "train.py").write_text("open('started', 'w')")
-    bed = new_bed([Host(), Host(accepts_key=False), Host(sshd=False), Host(binds={str(here): str(other)}), Host()])
-    hosts = ",".join(f"{name}:1" for name in [*bed.names, "server99"])
-    done = ddl(bed, "run", "-H", hosts, "python", "train.py", where=here)
+    cluster = new_cluster(
+        [Host(), Host(accepts_key=False), Host(sshd=False), Host(binds={str(here): str(other)}), Host()]
+    )
+    hosts = ",".join(f"{name}:1" for name in [*cluster.names, "server99"])
+    done = ddl(cluster, "run", "-H", hosts, "python", "train.py", where=here)
     assert done.returncode == 2
     rows = {line.split()[2]: line for line in done.stderr.splitlines() if re.match(r"ddl run: server\d+ ", line)}
     expected = {
@@ -135,14 +144,14 @@ def test_what_is_wrong_with_hosts(new_bed: NewBed, tmp_path: Path) -> None:
     assert not (here / "started").exists()
 
 
-def test_another_python_and_another_ddl(new_bed: NewBed, tmp_path: Path) -> None:
+def test_another_python_and_another_ddl(new_cluster: NewCluster, tmp_path: Path) -> None:
     """What stands at the interpreter's path there is another version; a ddlcore of another version; none at all."""
     wrong = tmp_path / "python"
     wrong.write_text("#!/bin/sh\necho 'Python 3.1 runs there and another here' >&2; exit 1\n")
     wrong.chmod(0o755)
     job = tmp_path / "job.py"
     job.write_text((ROOT / "ddlcore" / "job.py").read_text().replace('VERSION = "', 'VERSION = "9.'))
-    bed = new_bed(
+    cluster = new_cluster(
         [
             Host(),
             Host(binds={sys.executable: str(wrong)}),
@@ -150,7 +159,7 @@ def test_another_python_and_another_ddl(new_bed: NewBed, tmp_path: Path) -> None
             Host(binds={sys.executable: "/dev/null"}),
         ]
     )
-    done = ddl(bed, "run", "-H", "server1:1,server2:1,server3:1,server4:1", "true", where=tmp_path)
+    done = ddl(cluster, "run", "-H", "server1:1,server2:1,server3:1,server4:1", "true", where=tmp_path)
     assert done.returncode == 2
     assert re.search(r"server2 .*Python 3\.1 runs there", done.stderr)
     assert re.search(r"server3 .*ddlcore 9\.\S+ is installed there and \d", done.stderr)
@@ -161,9 +170,11 @@ def test_another_python_and_another_ddl(new_bed: NewBed, tmp_path: Path) -> None
 # --- faults, in the middle of a job
 
 
-def begin(bed: Bed, *arguments: str, where: Path, ranks: int, host: str = "server1") -> subprocess.Popen[str]:
+def begin(
+    cluster: TestCluster, *arguments: str, where: Path, ranks: int, host: str = "server1"
+) -> subprocess.Popen[str]:
     """A job whose ranks are all up, and reduce."""
-    process = bed.popen(host, [*DDL, "run", *arguments], cwd=where)
+    process = cluster.popen(host, [*DDL, "run", *arguments], cwd=where)
     deadline_s = time.monotonic() + 240
     while len([path for path in where.glob("up.*") if path.read_text()]) < ranks:
         if process.poll() is not None or time.monotonic() > deadline_s:
@@ -182,18 +193,18 @@ def losses(where: Path, since_s: float) -> dict[int, tuple[float, str]]:
     return found
 
 
-def clean(bed: Bed) -> None:
+def clean(cluster: TestCluster) -> None:
     """Nothing is left on any host, after what a grace period and its end take."""
-    left = {name: bed.leftovers(name, patience_s=32.0) for name in bed.names}
-    assert left == {name: [] for name in bed.names}
+    left = {name: cluster.leftovers(name, patience_s=32.0) for name in cluster.names}
+    assert left == {name: [] for name in cluster.names}
 
 
 @NEEDS_GLOO
-def test_a_rank_killed_on_another_host(bed: Bed, tmp_path: Path) -> None:
+def test_a_rank_killed_on_another_host(cluster: TestCluster, tmp_path: Path) -> None:
     """PeerLost on all others soon; exit code, host and summary are right; nothing stays on either host."""
-    process = begin(bed, "-H", TWO, "--grace-s", "3", "python", "-c", LOOP, where=tmp_path, ranks=4)
+    process = begin(cluster, "-H", TWO, "--grace-s", "3", "python", "-c", LOOP, where=tmp_path, ranks=4)
     killed_s = time.time()
-    bed.kill("server2", int((tmp_path / "up.3").read_text()), signal.SIGKILL)
+    cluster.kill("server2", int((tmp_path / "up.3").read_text()), signal.SIGKILL)
     _, err = process.communicate(timeout=160)
     assert process.returncode == 137, err
     lost = losses(tmp_path, killed_s)
@@ -201,19 +212,19 @@ def test_a_rank_killed_on_another_host(bed: Bed, tmp_path: Path) -> None:
     assert max(after_s for after_s, _ in lost.values()) < 20.0
     assert all("(3,)" in text for _, text in lost.values())
     assert "rank 3 on server2 failed first: it was killed by signal 9" in err
-    clean(bed)
+    clean(cluster)
 
 
 @NEEDS_GLOO
 @pytest.mark.parametrize("how", ["link", "power"])
-def test_a_host_that_falls_silent(how: str, bed: Bed, tmp_path: Path) -> None:
+def test_a_host_that_falls_silent(how: str, cluster: TestCluster, tmp_path: Path) -> None:
     """A cable that is pulled, or a power cut: no packet says so. The others know soon."""
-    process = begin(bed, "-H", TWO, "--grace-s", "3", "python", "-c", LOOP, where=tmp_path, ranks=4)
+    process = begin(cluster, "-H", TWO, "--grace-s", "3", "python", "-c", LOOP, where=tmp_path, ranks=4)
     gone_s = time.time()
     if how == "link":
-        bed.link("server2", up=False)
+        cluster.link("server2", up=False)
     else:
-        bed.kill_host("server2")
+        cluster.kill_host("server2")
     _, err = process.communicate(timeout=160)
     assert process.returncode == 255, err
     lost = losses(tmp_path, gone_s)
@@ -221,49 +232,49 @@ def test_a_host_that_falls_silent(how: str, bed: Bed, tmp_path: Path) -> None:
     assert all(lost[rank][0] < 20.0 and "(2, 3)" in lost[rank][1].replace("(2,)", "(2, 3)") for rank in (0, 1)), lost
     assert re.search(r"rank [23] on server2 failed first: it was lost: its host server2 is gone", err)
     if how == "link":
-        clean(bed)
+        clean(cluster)
     else:
-        assert bed.leftovers("server1", patience_s=32.0) == []
+        assert cluster.leftovers("server1", patience_s=32.0) == []
 
 
 @NEEDS_GLOO
-def test_agent_and_sshd_killed(bed: Bed, tmp_path: Path) -> None:
+def test_agent_and_sshd_killed(cluster: TestCluster, tmp_path: Path) -> None:
     """The connection ends at once; what the agent had started goes with it."""
-    process = begin(bed, "-H", TWO, "--grace-s", "3", "python", "-c", LOOP, where=tmp_path, ranks=4)
+    process = begin(cluster, "-H", TWO, "--grace-s", "3", "python", "-c", LOOP, where=tmp_path, ranks=4)
     killed_s = time.time()
-    found = bed.processes("server2").items()
+    found = cluster.processes("server2").items()
     doomed = [pid for pid, command in found if "ddlcore.launch.agent" in command or command.startswith("sshd: ")]
-    bed.run("server2", ["kill", "-KILL", *map(str, doomed)], check=True)  # all at once: one's end ends others
+    cluster.run("server2", ["kill", "-KILL", *map(str, doomed)], check=True)  # all at once: one's end ends others
     _, err = process.communicate(timeout=160)
     assert process.returncode == 255, err
     lost = losses(tmp_path, killed_s)
     assert {0, 1} <= set(lost)
     assert max(lost[rank][0] for rank in (0, 1)) < 20.0
-    clean(bed)
+    clean(cluster)
 
 
 @NEEDS_GLOO
-def test_the_launcher_killed(bed: Bed, tmp_path: Path) -> None:
+def test_the_launcher_killed(cluster: TestCluster, tmp_path: Path) -> None:
     """kill -9 of `ddl run`: every rank on every host ends, and so do the agents."""
-    process = begin(bed, "-H", TWO, "python", "-c", LOOP, where=tmp_path, ranks=4)
-    launcher = next(pid for pid, command in bed.processes("server1").items() if "-m ddlcore.launch run" in command)
-    bed.kill("server1", launcher, signal.SIGKILL)
+    process = begin(cluster, "-H", TWO, "python", "-c", LOOP, where=tmp_path, ranks=4)
+    launcher = next(pid for pid, command in cluster.processes("server1").items() if "-m ddlcore.launch run" in command)
+    cluster.kill("server1", launcher, signal.SIGKILL)
     process.communicate(timeout=80)
-    clean(bed)
+    clean(cluster)
 
 
 @NEEDS_GLOO
-def test_ctrl_c(bed: Bed, tmp_path: Path) -> None:
+def test_ctrl_c(cluster: TestCluster, tmp_path: Path) -> None:
     """Every rank gets it."""
-    process = begin(bed, "-H", TWO, "python", "-c", LOOP, where=tmp_path, ranks=4)
+    process = begin(cluster, "-H", TWO, "python", "-c", LOOP, where=tmp_path, ranks=4)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode in (1, 130)
     assert "interrupted: the ranks were asked to stop" in err
-    clean(bed)
+    clean(cluster)
 
 
-def test_a_function_on_two_hosts(bed: Bed, tmp_path: Path) -> None:
+def test_a_function_on_two_hosts(cluster: TestCluster, tmp_path: Path) -> None:
     """``ddlcore.run(fn, hosts=…)``, results in rank order."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -272,10 +283,10 @@ def test_a_function_on_two_hosts(bed: Bed, tmp_path: Path) -> None:
         "    return x, int(os.environ['RANK']), socket.gethostname()\n"
         f"print(ddlcore.run(f, (7,), hosts='{TWO}'))\n"
     )
-    done = bed.run("server1", [sys.executable, script], cwd=tmp_path)
+    done = cluster.run("server1", [sys.executable, script], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str([(7, rank, f"server{1 + rank // 2}") for rank in range(4)])
-    clean(bed)
+    clean(cluster)
 
 
 # --- scripts of other libraries, unchanged
@@ -285,24 +296,24 @@ FOREIGN = ROOT / "examples" / "foreign"
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_torchs_own_data_parallel_across_hosts(bed: Bed, tmp_path: Path) -> None:
+def test_torchs_own_data_parallel_across_hosts(cluster: TestCluster, tmp_path: Path) -> None:
     """By MASTER_ADDR and its kin; parameters end alike on all four ranks."""
-    done = ddl(bed, "run", "-H", TWO, "python", str(FOREIGN / "torch_ddp.py"), where=tmp_path, timeout_s=400)
+    done = ddl(cluster, "run", "-H", TWO, "python", str(FOREIGN / "torch_ddp.py"), where=tmp_path, timeout_s=400)
     assert done.returncode == 0, done.stderr
     ends = re.findall(r"\[(\d)\] rank \1 of 4: parameters (\w+)", done.stdout)
     assert sorted(rank for rank, _ in ends) == ["0", "1", "2", "3"]
     assert len({digest for _, digest in ends}) == 1
-    clean(bed)
+    clean(cluster)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed")
-def test_tensorflows_own_workers_across_hosts(bed: Bed, tmp_path: Path) -> None:
+def test_tensorflows_own_workers_across_hosts(cluster: TestCluster, tmp_path: Path) -> None:
     """By TF_CONFIG: worker i at its host's address and a port that is free there."""
     command = ["python", str(FOREIGN / "tf_multiworker.py"), "--steps", "20"]
-    done = ddl(bed, "run", "-H", "server1:1,server2:1", *command, where=tmp_path, timeout_s=440)
+    done = ddl(cluster, "run", "-H", "server1:1,server2:1", *command, where=tmp_path, timeout_s=440)
     assert done.returncode == 0, done.stderr
     ends = re.findall(r"\[[01]\] worker ([01]) of 2: test accuracy [\d.]+, sum ([\d.]+)$", done.stdout, re.MULTILINE)
     assert sorted(worker for worker, _ in ends) == ["0", "1"], done.stdout
     assert len({weights for _, weights in ends}) == 1
-    clean(bed)
+    clean(cluster)

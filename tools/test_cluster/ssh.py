@@ -1,4 +1,4 @@
-"""Writes what ssh needs between the hosts of one bed: keys, known_hosts, the client's and each server's configuration."""
+"""Writes what ssh needs between the hosts of one test cluster: keys, known_hosts, the client's and each server's configuration."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Host *
 
 def new_key(path: Path) -> str:
     """Makes a key pair there; its public half as a line without the comment."""
-    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f", str(path)]
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "cluster", "-f", str(path)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     return " ".join(Path(f"{path}.pub").read_text().split()[:2])
 
 
 def authorize(path: Path, public_key: str) -> None:
-    """The keys that every host of the bed accepts."""
+    """The keys that every host of the test cluster accepts."""
     path.write_text(public_key + "\n")
 
 

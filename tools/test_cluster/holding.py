@@ -1,4 +1,4 @@
-"""Keeps the processes and the directory that a bed lives in, and clears away those of beds whose owners died."""
+"""Keeps the processes and the directory that a test cluster lives in, and clears away those of test clusters whose owners died."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.bed.possible import INSIDE
+from tools.test_cluster.possible import INSIDE
 
 __all__ = ["ENDING_S", "STARTING_S", "command", "end", "hold", "locked_directory", "pid_when_ready", "remove_stale"]
 
-PREFIX = "ddl-bed-"
+PREFIX = "ddl-cluster-"
 STARTING_S = 20.0
 ENDING_S = 10.0
 
@@ -82,13 +82,13 @@ def locked_directory() -> tuple[Path, int]:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         descriptor = os.open(path, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if path.exists():  # else another bed took it for stale before we had the lock
+        if path.exists():  # else another test cluster took it for stale before we had the lock
             return path, descriptor
         os.close(descriptor)
 
 
 def remove_stale() -> None:
-    """Directories of beds whose owner was killed, and whose switch, which would have removed it, was killed as well."""
+    """Directories of test clusters whose owner was killed, and whose switch, which would have removed it, was killed as well."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             descriptor = os.open(path, os.O_RDONLY)

@@ -1,11 +1,11 @@
 """Runs ddl across hosts that are network namespaces of this machine, each with its own sshd; it needs root.
 
-    python tools/testbed.py [ranks] --hosts 4 --slots 4       where each of 16 ranks is
-    python tools/testbed.py demo                              learns the digits on 2 hosts, then measures
-    python tools/testbed.py run -- --backend gloo python X.py ddl run, with -np and -H filled in
-    python tools/testbed.py shell                             a shell on server1; the others by `ssh server2`
+    python tools/run_test_cluster.py [ranks] --hosts 4 --slots 4       where each of 16 ranks is
+    python tools/run_test_cluster.py demo                              learns the digits on 2 hosts, then measures
+    python tools/run_test_cluster.py run -- --backend gloo python X.py ddl run, with -np and -H filled in
+    python tools/run_test_cluster.py shell                             a shell on server1; the others by `ssh server2`
 
-Hosts are called server1, server2, … and are gone when this ends. docs/testbed.md has more.
+Hosts are called server1, server2, … and are gone when this ends. docs/test-cluster.md has more.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
 
 from ddlcore.launch.environment import THREAD_VARIABLES
-from tools.bed import Bed
 from tools.demo import objection
+from tools.test_cluster import TestCluster
 
 ROOT = Path(__file__).resolve().parents[1]
-RANKS = "tools/bed/ranks.py"
+RANKS = "tools/test_cluster/ranks.py"
 COLUMNS = ("rank", "host", "local_rank", "local_size", "cross_rank", "cross_size")
 
 
@@ -55,17 +55,17 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def ddl_run(bed: Bed, slots: int, rest: Sequence[str]) -> list[str]:
-    """The command line that fills every host of the bed."""
-    hosts = ",".join(f"{name}:{slots}" for name in bed.names)
-    return ["ddl", "run", "-np", str(slots * len(bed.names)), "-H", hosts, *rest]
+def ddl_run(cluster: TestCluster, slots: int, rest: Sequence[str]) -> list[str]:
+    """The command line that fills every host of the test cluster."""
+    hosts = ",".join(f"{name}:{slots}" for name in cluster.names)
+    return ["ddl", "run", "-np", str(slots * len(cluster.names)), "-H", hosts, *rest]
 
 
-def started(bed: Bed, argv: Sequence[str]) -> Iterator[str]:
+def started(cluster: TestCluster, argv: Sequence[str]) -> Iterator[str]:
     """Says the command, and gives its output line by line. ``CalledProcessError`` where it does not end with 0."""
     print(f"server1$ {' '.join(argv)}", flush=True)
     threads = {name: os.environ.get(name, "1") for name in THREAD_VARIABLES}  # all hosts share this machine's cores
-    with bed.popen("server1", argv, env=threads, cwd=ROOT, stderr=None) as process:
+    with cluster.popen("server1", argv, env=threads, cwd=ROOT, stderr=None) as process:
         assert process.stdout is not None
         yield from process.stdout
     if process.returncode:
@@ -84,10 +84,10 @@ def _busy(what: str) -> Iterator[None]:
         yield
 
 
-def ranks(bed: Bed, asked: argparse.Namespace) -> int:
+def ranks(cluster: TestCluster, asked: argparse.Namespace) -> int:
     """Where every rank is, as a table."""
     with _busy("starting the ranks"):
-        lines = list(started(bed, ddl_run(bed, asked.slots, ["python", RANKS])))
+        lines = list(started(cluster, ddl_run(cluster, asked.slots, ["python", RANKS])))
     rows = [json.loads(line[line.index("{") :]) for line in lines if "{" in line]
     printer()([list(COLUMNS), *([str(row[name]) for name in COLUMNS] for row in rows)])
     return int(len(rows) != asked.slots * asked.hosts)
@@ -116,64 +116,64 @@ def _print_aligned(rows: list[list[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
 
 
-def digits(bed: Bed, asked: argparse.Namespace) -> int:
+def digits(cluster: TestCluster, asked: argparse.Namespace) -> int:
     """Learns the digits on all hosts; 1 where they are not learnt, or parameters differ."""
     begun_s = time.monotonic()
     lines = []
     rest = ["--log-level", "INFO", "python", "examples/torch_digits.py"]  # it names the route
-    for line in started(bed, ddl_run(bed, asked.slots, rest)):
+    for line in started(cluster, ddl_run(cluster, asked.slots, rest)):
         print(line, end="", flush=True)
         lines.append(line)
     wrong = objection("".join(lines), asked.slots * asked.hosts)
-    print(f"testbed: {wrong or 'the digits are learnt'} ({time.monotonic() - begun_s:.1f} s)", flush=True)
+    print(f"test cluster: {wrong or 'the digits are learnt'} ({time.monotonic() - begun_s:.1f} s)", flush=True)
     return int(bool(wrong))
 
 
 def numbers(asked: argparse.Namespace) -> int:
-    """What the hierarchical transport gains, on beds of its own."""
+    """What the hierarchical transport gains, on test clusters of its own."""
     command = [sys.executable, "tools/bench_hierarchical.py"]
     command += ["--rate", f"{asked.rate:g}", "--rounds", str(asked.rounds)]
     print(f"\n$ {' '.join(['python', *command[1:]])}", flush=True)
     return subprocess.run(command, cwd=ROOT).returncode
 
 
-def shell(bed: Bed) -> int:
+def shell(cluster: TestCluster) -> int:
     """Until it is left."""
-    print(f"{', '.join(bed.names)}; this is server1. Leave it with Ctrl-D.", flush=True)
+    print(f"{', '.join(cluster.names)}; this is server1. Leave it with Ctrl-D.", flush=True)
     prompt = {"PS1": r"\h:\w\$ "}
-    with bed.popen("server1", ["bash", "--norc"], env=prompt, stdin=None, stdout=None, stderr=None) as process:
+    with cluster.popen("server1", ["bash", "--norc"], env=prompt, stdin=None, stdout=None, stderr=None) as process:
         return process.wait()
 
 
-def on_a_bed(asked: argparse.Namespace) -> int:
-    """All but the numbers, which have beds of their own."""
+def on_a_cluster(asked: argparse.Namespace) -> int:
+    """All but the numbers, which have test clusters of their own."""
     with contextlib.ExitStack() as stack:
         with _busy(f"bringing up {asked.hosts} hosts"):
-            bed = stack.enter_context(Bed(asked.hosts, rate_mbit=asked.rate))
+            cluster = stack.enter_context(TestCluster(asked.hosts, rate_mbit=asked.rate))
         if asked.verb == "shell":
-            return shell(bed)
+            return shell(cluster)
         if asked.verb == "ranks":
-            return ranks(bed, asked)
+            return ranks(cluster, asked)
         if asked.verb == "demo":
-            return digits(bed, asked)
-        for line in started(bed, ddl_run(bed, asked.slots, asked.rest)):
+            return digits(cluster, asked)
+        for line in started(cluster, ddl_run(cluster, asked.slots, asked.rest)):
             print(line, end="", flush=True)
         return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: that of what ran, or 2 where there can be no bed."""
+    """The exit code: that of what ran, or 2 where there can be no test cluster."""
     asked = options(arguments)
     try:
-        failed = on_a_bed(asked)
+        failed = on_a_cluster(asked)
         if asked.verb == "demo" and not asked.no_numbers:
             failed = numbers(asked) or failed
         return failed
     except subprocess.CalledProcessError as error:
-        print(f"testbed: {error.cmd[0]} ended with {error.returncode}", file=sys.stderr)
+        print(f"test cluster: {error.cmd[0]} ended with {error.returncode}", file=sys.stderr)
         return error.returncode if error.returncode > 0 else 1
     except RuntimeError as error:
-        print(f"testbed: {error}", file=sys.stderr)
+        print(f"test cluster: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

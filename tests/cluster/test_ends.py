@@ -1,4 +1,4 @@
-"""Nothing of a bed outlives it, however it ends; and two at once do not meet."""
+"""Nothing of a test cluster outlives it, however it ends; and two at once do not meet."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from tools.bed import Bed, Host
-from tools.bed.holding import PREFIX
+from tools.test_cluster import Host, TestCluster
+from tools.test_cluster.holding import PREFIX
 
 pytestmark = pytest.mark.processes
-NewBed = Callable[..., Bed]
+NewCluster = Callable[..., TestCluster]
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 40.0
 
 
-def of_bed(directory: Path) -> dict[int, str]:
-    """Processes whose command names the bed's directory: holders, doors and each sshd."""
+def of_cluster(directory: Path) -> dict[int, str]:
+    """Processes whose command names the test cluster's directory: holders, doors and each sshd."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -48,7 +48,7 @@ def namespaces(pids: Iterable[int]) -> set[str]:
 
 
 def everyone() -> list[int]:
-    """All processes of this machine: other beds may be up."""
+    """All processes of this machine: other test clusters may be up."""
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
@@ -68,8 +68,8 @@ def until(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.fixture
-def owner(bed: Bed) -> Iterator[subprocess.Popen[str]]:
-    """A process with a bed of its own; it skips as ``bed`` does, and what it leaves would be seen."""
+def owner(cluster: TestCluster) -> Iterator[subprocess.Popen[str]]:
+    """A process with a test cluster of its own; it skips as ``cluster`` does, and what it leaves would be seen."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(Path(__file__).with_name("owner.py"))]
     pipe = subprocess.PIPE
@@ -79,53 +79,55 @@ def owner(bed: Bed) -> Iterator[subprocess.Popen[str]]:
 
 
 def started(owner: subprocess.Popen[str]) -> Path:
-    """The directory of its bed, which is up then."""
+    """The directory of its test cluster, which is up then."""
     assert owner.stdout is not None
     return Path(owner.stdout.readline().strip())
 
 
-def test_a_bed_that_is_left_is_gone(new_bed: NewBed) -> None:
+def test_a_bed_that_is_left_is_gone(new_cluster: NewCluster) -> None:
     """Namespaces, interfaces, processes and files are what they were, with a job still running on both hosts."""
     before = interfaces()
-    with new_bed(2) as bed:
-        sleeper = bed.popen("server1", ["ssh", "server2", "sleep 60"])
-        assert until(lambda: any("sleep 60" in command for command in bed.processes("server2").values()))
-        own = namespaces(of_bed(bed.directory))
+    with new_cluster(2) as cluster:
+        sleeper = cluster.popen("server1", ["ssh", "server2", "sleep 60"])
+        assert until(lambda: any("sleep 60" in command for command in cluster.processes("server2").values()))
+        own = namespaces(of_cluster(cluster.directory))
         assert len(own) == 3  # two hosts and the switch
     assert sleeper.returncode is not None
     assert until(lambda: not own & namespaces(everyone())) and interfaces() == before
-    assert of_bed(bed.directory) == {} and not bed.directory.exists()
+    assert of_cluster(cluster.directory) == {} and not cluster.directory.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_the_death_of_the_owner_ends_its_bed(owner: subprocess.Popen[str], number: signal.Signals) -> None:
-    """By the kernel's doing alone: no other bed has to come and clear away."""
+    """By the kernel's doing alone: no other test cluster has to come and clear away."""
     directory = started(owner)
-    own = namespaces(of_bed(directory))
+    own = namespaces(of_cluster(directory))
     assert len(own) == 3
     owner.send_signal(number)
     owner.wait(PATIENCE_S)
-    assert until(lambda: not of_bed(directory) and not directory.exists()), of_bed(directory)
+    assert until(lambda: not of_cluster(directory) and not directory.exists()), of_cluster(directory)
     assert until(lambda: not own & namespaces(everyone()))
 
 
-def test_what_a_killed_switch_leaves_the_next_bed_removes(owner: subprocess.Popen[str], new_bed: NewBed) -> None:
+def test_what_a_killed_switch_leaves_the_next_bed_removes(
+    owner: subprocess.Popen[str], new_cluster: NewCluster
+) -> None:
     """Only directories can be left, and only those of dead owners are touched."""
-    mine = new_bed(1)
+    mine = new_cluster(1)
     directory = started(owner)
-    switch = next(pid for pid, command in of_bed(directory).items() if " switch " in command)
+    switch = next(pid for pid, command in of_cluster(directory).items() if " switch " in command)
     os.kill(switch, signal.SIGKILL)
     owner.kill()
     owner.wait(PATIENCE_S)
-    assert until(lambda: not of_bed(directory)) and directory.exists()
-    new_bed(1)
+    assert until(lambda: not of_cluster(directory)) and directory.exists()
+    new_cluster(1)
     assert not directory.exists() and mine.directory.exists()
     assert mine.run("server1", ["hostname"]).stdout == "server1\n"
 
 
-def test_two_beds_at_once_do_not_meet(new_bed: NewBed) -> None:
-    """The same names and addresses lead to each bed's own hosts; a power cut in one is none in the other."""
-    first, second = new_bed(2), new_bed(2)
+def test_two_beds_at_once_do_not_meet(new_cluster: NewCluster) -> None:
+    """The same names and addresses lead to each test cluster's own hosts; a power cut in one is none in the other."""
+    first, second = new_cluster(2), new_cluster(2)
     assert first.address("server2") == second.address("server2")
     first.kill_host("server2")
     assert first.run("server1", ["ping", "-c1", "-W1", "server2"]).returncode == 1
@@ -135,10 +137,10 @@ def test_two_beds_at_once_do_not_meet(new_bed: NewBed) -> None:
 
 
 def test_a_bed_that_cannot_come_up_leaves_nothing(
-    new_bed: NewBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_cluster: NewCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason is in the error: here a path that is not there to be replaced."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other beds may come and go meanwhile
-    with pytest.raises(RuntimeError, match=re.escape("server2 did not come up: bed: ")):
-        new_bed([Host(), Host(binds={"/no/such/path": "/etc/hosts"})])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other test clusters may come and go meanwhile
+    with pytest.raises(RuntimeError, match=re.escape("server2 did not come up: test cluster: ")):
+        new_cluster([Host(), Host(binds={"/no/such/path": "/etc/hosts"})])
     assert list(tmp_path.glob(f"{PREFIX}*")) == []

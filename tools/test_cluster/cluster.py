@@ -14,11 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from tools.bed import holding, ssh
-from tools.bed.network import SWITCH, Network, address
-from tools.bed.possible import as_root, in_sbin, why_no_bed
+from tools.test_cluster import holding, ssh
+from tools.test_cluster.network import SWITCH, Network, address
+from tools.test_cluster.possible import as_root, in_sbin, why_no_cluster
 
-__all__ = ["Bed", "Host"]
+__all__ = ["Host", "TestCluster"]
 
 _NOT_ON_A_BED = ("SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_CLIENT", "DISPLAY", "XDG_RUNTIME_DIR")
 # A host is bare. And what a shell starts from its files may hold a lock of this machine when a power cut kills it.
@@ -28,25 +28,27 @@ Stream = int | IO[Any] | None
 
 @dataclass(frozen=True)
 class Host:
-    """How one host of a bed differs from the others."""
+    """How one host of a test cluster differs from the others."""
 
     ssh_port: int = ssh.SSH_PORT
     sshd: bool = True  # False: nothing listens there
-    accepts_key: bool = True  # False: sshd refuses the bed's key
-    # A path → what stands there on this host alone; a relative one is of the bed's directory.
+    accepts_key: bool = True  # False: sshd refuses the test cluster's key
+    # A path → what stands there on this host alone; a relative one is of the test cluster's directory.
     binds: Mapping[str, str] = field(default_factory=dict)
 
 
-class Bed:
+class TestCluster:
     """Hosts server1, server2, … on a network of their own, up when this is entered and gone when it is left.
 
     A host has its own hostname, network, processes (pids from 1), /dev/shm, /run and sshd. It shares all other files,
     the user and the boot id with this machine. ``rate_mbit`` limits what each host sends and what it receives.
-    ``ssh_config`` goes before the bed's own client configuration; with ``offer_key=False`` ssh must be given the key
+    ``ssh_config`` goes before the test cluster's own client configuration; with ``offer_key=False`` ssh must be given the key
     in ``identity``. ``files`` are written into its ``directory``. A host has ``networks`` interfaces (eth0, …), each
     on a network of its own; names resolve to the first.
-    Raises ``RuntimeError`` where ``why_no_bed()`` has a reason. For one thread.
+    Raises ``RuntimeError`` where ``why_no_cluster()`` has a reason. For one thread.
     """
+
+    __test__ = False  # no class of tests, whatever pytest makes of its name
 
     def __init__(
         self,
@@ -74,10 +76,10 @@ class Bed:
 
     # -- up and down --------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Bed:
+    def __enter__(self) -> TestCluster:
         if self._holders:  # a fixture has entered it already
             return self
-        why = why_no_bed()
+        why = why_no_cluster()
         if why:
             raise RuntimeError(why)
         holding.remove_stale()
@@ -163,7 +165,8 @@ class Bed:
             "/etc/hosts": self.directory / "hosts",
             "/etc/hostname": self.directory / f"{name}.hostname",
             "/etc/ssh/ssh_config": self.directory / "ssh_config",
-            str(Path("~/.ssh").expanduser()): self.directory / "dot_ssh",  # what stands in there is not for the bed
+            str(Path("~/.ssh").expanduser()): self.directory
+            / "dot_ssh",  # what stands in there is not for the test cluster
             **{str(Path("~", name).expanduser()): Path("/dev/null") for name in _OF_SHELLS},
         }
         binds = {target: str(source) for target, source in ours.items() if Path(target).exists()}
@@ -180,7 +183,7 @@ class Bed:
     # -- what the network does ----------------------------------------------------------------------------------------
 
     def address(self, name: str, family: int = 0, network: int = 0) -> str:
-        """The address of a host: IPv4 or IPv6 (``family`` 4 or 6; default: the bed's first)."""
+        """The address of a host: IPv4 or IPv6 (``family`` 4 or 6; default: the test cluster's first)."""
         return address(self.names.index(name) + 1, family or self._families[0], network)
 
     def _addresses(self, name: str) -> list[str]:
@@ -205,7 +208,7 @@ class Bed:
     # -- what runs on the hosts ---------------------------------------------------------------------------------------
 
     def environment(self) -> dict[str, str]:
-        """Ours, with this Python's programs first on the path, and without what would lead out of the bed."""
+        """Ours, with this Python's programs first on the path, and without what would lead out of the test cluster."""
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_ON_A_BED}
         programs = os.path.dirname(sys.executable)
         return {**inherited, "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])}
@@ -278,13 +281,13 @@ class Bed:
         return subprocess.CompletedProcess([str(part) for part in argv], process.returncode, stdout, stderr)
 
     def processes(self, name: str) -> dict[int, str]:
-        """The command of each process that runs on a host, by the pid that it has there; not those of the bed."""
+        """The command of each process that runs on a host, by the pid that it has there; not those of the test cluster."""
         listed = self.run(name, [sys.executable, "-I", "-S", "-c", _LIST_PROCESSES], check=True).stdout
         found = {int(pid): command for pid, command in json.loads(listed).items()}
         return {pid: command for pid, command in found.items() if pid not in self._disregarded.get(name, ())}
 
     def disregard(self, name: str) -> None:
-        """What runs on a host now belongs to the bed: ``processes`` and ``leftovers`` do not name it any more."""
+        """What runs on a host now belongs to the test cluster: ``processes`` and ``leftovers`` do not name it any more."""
         self._disregarded[name] = {*self.processes(name), *self._disregarded.get(name, ())}
 
     def segments(self, name: str) -> list[str]:

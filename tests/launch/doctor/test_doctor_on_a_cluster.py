@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.starting import DDL, ROOT
-from tools.bed import Bed, Host
+from tools.test_cluster import Host, TestCluster
 
 pytestmark = [
     pytest.mark.processes,
@@ -20,14 +20,14 @@ pytestmark = [
 ]
 
 
-def test_three_faults(new_bed: Callable[..., Bed], tmp_path: Path) -> None:
+def test_three_faults(new_cluster: Callable[..., TestCluster], tmp_path: Path) -> None:
     """Each is named with its host and its fix, exit code 1; the host of another version is left out, the rest is measured."""
     job = tmp_path / "job.py"
     job.write_text((ROOT / "ddlcore" / "job.py").read_text().replace('VERSION = "', 'VERSION = "9.'))
-    bed = new_bed([Host(), Host(), Host(binds={str(ROOT / "ddlcore" / "job.py"): str(job)})], rate_mbit=100)
-    small = bed.run("server2", ["mount", "-o", "remount,size=64m", "/dev/shm"])
+    cluster = new_cluster([Host(), Host(), Host(binds={str(ROOT / "ddlcore" / "job.py"): str(job)})], rate_mbit=100)
+    small = cluster.run("server2", ["mount", "-o", "remount,size=64m", "/dev/shm"])
     assert small.returncode == 0, small.stderr
-    done = bed.run(
+    done = cluster.run(
         "server1", [*DDL, "doctor", "-H", "server1:1,server2:1,server3:1", "--json", "--model-mb", "200"], cwd=tmp_path
     )
     assert done.returncode == 1, done.stderr
@@ -42,4 +42,4 @@ def test_three_faults(new_bed: Callable[..., Bed], tmp_path: Path) -> None:
     rate = next(one for one in report["matrices"] if one["title"] == "gloo: bandwidth between ranks")
     assert 0.006 < rate["values"][0][1] < 0.0145  # 100 Mbit/s are 0.0125 GB/s; a burst goes beyond
     assert next(one for one in report["checks"] if one["check"] == "clocks")["state"] == "ok"
-    assert all(bed.leftovers(name) == [] for name in bed.names)
+    assert all(cluster.leftovers(name) == [] for name in cluster.names)

@@ -1,4 +1,4 @@
-"""Lays the cables of a bed: bridges on a switch, a veth pair from it to each host, rates by tbf in both directions."""
+"""Lays the cables of a test cluster: bridges on a switch, a veth pair from it to each host, rates by tbf in both directions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import subprocess
 from collections.abc import Sequence
 
-from tools.bed.possible import in_sbin
+from tools.test_cluster.possible import in_sbin
 
 __all__ = ["Network", "address"]
 
@@ -22,7 +22,7 @@ def address(number: int, family: int, network: int = 0) -> str:
 
 
 class Network:
-    """The cables of a bed; ``pids`` says which process holds whose namespace, ``root`` goes before every command."""
+    """The cables of a test cluster; ``pids`` says which process holds whose namespace, ``root`` goes before every command."""
 
     def __init__(self, root: Sequence[str], pids: dict[str, int], networks: int) -> None:
         self._root = root

@@ -1,4 +1,4 @@
-"""A Slurm cluster on a bed runs steps and batch jobs on both nodes, says how they ended, and leaves nothing."""
+"""A Slurm cluster on a test cluster runs steps and batch jobs on both nodes, says how they ended, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.bed import Slurm
+from tools.test_cluster import Slurm
 
 pytestmark = pytest.mark.processes
 
@@ -45,7 +45,7 @@ def test_a_cancelled_job_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
         time.sleep(0.05)
     slurm.cancel(job)
     assert slurm.wait(job)[0] == "CANCELLED"
-    assert [slurm.bed.leftovers(name, patience_s=40.0) for name in slurm.bed.names] == [[], []]
+    assert [slurm.cluster.leftovers(name, patience_s=40.0) for name in slurm.cluster.names] == [[], []]
 
 
 def test_a_cluster_comes_up_and_goes(slurm: Slurm) -> None:
@@ -54,6 +54,6 @@ def test_a_cluster_comes_up_and_goes(slurm: Slurm) -> None:
     with Slurm(1) as other:
         assert time.monotonic() - begun_s < 60.0
         assert other.run(["srun", "hostname"]).stdout == "server1\n"
-        directory = other.bed.directory
+        directory = other.cluster.directory
         assert slurm.run(["squeue", "--noheader"]).stdout == ""
     assert not directory.exists() and not Path("/run/slurm").exists()

@@ -1,4 +1,4 @@
-"""tools/testbed.py runs what it is told across its hosts, and says in one line why where it cannot."""
+"""tools/run_test_cluster.py runs what it is told across its hosts, and says in one line why where it cannot."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from tools import testbed
-from tools.bed import bed as bed_module
-from tools.bed import possible
+from tools import run_test_cluster
+from tools.test_cluster import cluster as cluster_module
+from tools.test_cluster import possible
 
 ROOT = Path(__file__).resolve().parents[2]
 processes = pytest.mark.processes
 
 
 @pytest.fixture
-def here(new_bed: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skips where there can be no bed; this tree's ddl, before any that is installed."""
+def here(new_cluster: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips where there can be no test cluster; this tree's ddl, before any that is installed."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @processes
 def test_where_every_rank_is(here: None, capfd: pytest.CaptureFixture[str]) -> None:
     """A table with a row a rank, hosts in the order of their names, over ssh."""
-    assert testbed.main(["--hosts", "2", "--slots", "1"]) == 0
+    assert run_test_cluster.main(["--hosts", "2", "--slots", "1"]) == 0
     rows = [line.split() for line in capfd.readouterr().out.splitlines()]
     assert rows[0][1:4] == ["ddl", "run", "-np"] and "server1:1,server2:1" in rows[0]
-    assert rows[1] == list(testbed.COLUMNS)
+    assert rows[1] == list(run_test_cluster.COLUMNS)
     assert rows[2:] == [["0", "server1", "0", "1", "0", "2"], ["1", "server2", "0", "1", "1", "2"]]
 
 
@@ -36,15 +36,15 @@ def test_where_every_rank_is(here: None, capfd: pytest.CaptureFixture[str]) -> N
 def test_a_command_of_ones_own(here: None, capfd: pytest.CaptureFixture[str]) -> None:
     """Its output comes as it is; the exit code is that of ddl run."""
     words = ["run", "--hosts", "2", "--slots", "1", "--", "sh", "-c", "hostname; exit 3"]
-    assert testbed.main(words) == 3
+    assert run_test_cluster.main(words) == 3
     told = capfd.readouterr()
-    assert "server1" in told.out and "testbed: ddl ended with 3" in told.err
+    assert "server1" in told.out and "test cluster: ddl ended with 3" in told.err
 
 
 @processes
 def test_a_shell_is_on_server1(here: None) -> None:
     """What it is told it does there, and it ends as the last command did."""
-    command = [sys.executable, "tools/testbed.py", "shell", "--hosts", "2"]
+    command = [sys.executable, "tools/run_test_cluster.py", "shell", "--hosts", "2"]
     told = "hostname; ssh server2 hostname; exit 5\n"
     done = subprocess.run(command, cwd=ROOT, input=told, capture_output=True, text=True, timeout=200)
     assert done.stdout.splitlines()[1:] == ["server1", "server2"], done.stderr
@@ -55,7 +55,7 @@ def test_nothing_to_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """As is a number of hosts that is none."""
     for wrong in (["run"], ["--hosts", "0"], ["walk"]):
         with pytest.raises(SystemExit) as ended:
-            testbed.options(wrong)
+            run_test_cluster.options(wrong)
         assert ended.value.code == 2
     assert "run what?" in capsys.readouterr().err
 
@@ -64,16 +64,16 @@ def test_where_there_can_be_none_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In one line, with exit code 2."""
-    monkeypatch.setattr(bed_module, "why_no_bed", lambda: "a test bed needs root")
-    assert testbed.main([]) == 2
-    assert capsys.readouterr().err == "testbed: a test bed needs root\n"
+    monkeypatch.setattr(cluster_module, "why_no_cluster", lambda: "a test cluster needs root")
+    assert run_test_cluster.main([]) == 2
+    assert capsys.readouterr().err == "test cluster: a test cluster needs root\n"
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the packages that bring it; without root and sudo, that."""
-    ask = possible.why_no_bed.__wrapped__
+    ask = possible.why_no_cluster.__wrapped__
     monkeypatch.setattr(possible, "in_sbin", lambda name: None if name in ("sshd", "ip", "tc") else f"/sbin/{name}")
-    assert ask() == "a test bed needs iproute2, openssh-server: apt-get install iproute2 openssh-server"
+    assert ask() == "a test cluster needs iproute2, openssh-server: apt-get install iproute2 openssh-server"
     monkeypatch.setattr(possible, "in_sbin", lambda name: f"/sbin/{name}")
     monkeypatch.setattr(possible, "as_root", lambda: None)
     assert "needs root" in ask()

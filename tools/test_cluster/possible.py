@@ -1,4 +1,4 @@
-"""Decides whether this machine can have a bed, and how to become root for it."""
+"""Decides whether this machine can have a test cluster, and how to become root for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["INSIDE", "as_root", "in_sbin", "why_no_bed"]
+__all__ = ["INSIDE", "as_root", "in_sbin", "why_no_cluster"]
 
 INSIDE = [sys.executable, "-I", "-S", str(Path(__file__).with_name("inside.py"))]
 _TOOLS = {
@@ -41,21 +41,21 @@ def as_root() -> list[str] | None:
 
 
 @functools.cache
-def why_no_bed() -> str:
-    """In one line why there can be no bed here; empty where there can."""
+def why_no_cluster() -> str:
+    """In one line why there can be no test cluster here; empty where there can."""
     if not sys.platform.startswith("linux"):
-        return "a test bed is made of Linux network namespaces"
+        return "a test cluster is made of Linux network namespaces"
     lacking = sorted({package for tool, package in _TOOLS.items() if in_sbin(tool) is None})
     if lacking:
-        return f"a test bed needs {', '.join(lacking)}: apt-get install {' '.join(lacking)}"
+        return f"a test cluster needs {', '.join(lacking)}: apt-get install {' '.join(lacking)}"
     root = as_root()
     if root is None:
-        return "a test bed needs root, and there is no sudo that works without a password"
+        return "a test cluster needs root, and there is no sudo that works without a password"
     with tempfile.TemporaryDirectory(prefix="ddl-probe-") as directory:
         spec = Path(directory, "probe.json")
         spec.write_text(json.dumps({"name": "probe", "binds": {}, "scratch": f"{directory}/groups"}))
         command = [*root, *INSIDE, "probe", str(spec)]
         probed = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
     if probed.returncode:
-        return f"a test bed is not permitted here: {(probed.stderr.strip().splitlines() or ['?'])[-1]}"
+        return f"a test cluster is not permitted here: {(probed.stderr.strip().splitlines() or ['?'])[-1]}"
     return ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.bed import Slurm
+from tools.test_cluster import Slurm
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(450)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +40,7 @@ def ran(slurm: Slurm, script: Path, tmp_path: Path) -> str:
     job = slurm.submit([f"--output={out}", f"--error={err}", script], cwd=ROOT)
     ended = slurm.wait(job, JOB_S)
     assert ended == ("COMPLETED", 0), out.read_text() + err.read_text()
-    assert [slurm.bed.leftovers(name, patience_s=40.0) for name in slurm.bed.names] == [[], []]
+    assert [slurm.cluster.leftovers(name, patience_s=40.0) for name in slurm.cluster.names] == [[], []]
     return out.read_text()
 
 
