@@ -85,7 +85,7 @@ class ExternalRank:
             placement,
             chosen,
             ordinal,
-            lambda: (_GuestChannel(channel, coordinator), store),
+            lambda: (_ExternalChannel(channel, coordinator), store),
             self._registry,
             self._settings,
             own,
@@ -257,7 +257,7 @@ def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int,
     return {rank: home if hosts[rank] == hosts[0] else one.address for rank, one in sorted(arrived.items())}
 
 
-class _GuestChannel(Channel):
+class _ExternalChannel(Channel):
     """A line whose end means that rank 0 is gone, at ``rank`` in this world; -1: it is not in it, or is this one."""
 
     def __init__(self, channel: Channel, rank: int) -> None:

@@ -1,7 +1,7 @@
 """The hook specifications and their marker: a plugin answers with providers, which are data.
 
 A provider names its class as ``"module:Class"``, so that listing twenty plugins imports none of
-their frameworks. Entry points in the group ``ddlcore.plugins`` name the module that holds the hooks.
+their frameworks. Entry points in the group ``ddlcore.plugins.v2`` name the module that holds the hooks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ddlcore.types import Knob
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "FORMER_GROUPS",
     "AdapterProvider",
     "BenchPeerProvider",
     "CheckProvider",
@@ -35,7 +36,8 @@ __all__ = [
     "hookspec",
 ]
 
-ENTRY_POINT_GROUP = "ddlcore.plugins"
+ENTRY_POINT_GROUP = "ddlcore.plugins.v2"  # the number is that of the plugin contract's major version
+FORMER_GROUPS = {"ddlcore.plugins": "1.0"}  # with the version that plugins in them were written for
 hookspec = pluggy.HookspecMarker("ddlcore")
 hookimpl = pluggy.HookimplMarker("ddlcore")
 
@@ -54,7 +56,7 @@ class Provider:
     settings: tuple[Setting, ...] = ()  # rows of its own
     knobs: tuple[Knob, ...] = ()  # of them, what a search may try where this is used
     doc: str = ""
-    api_version: tuple[int, int] = (1, 0)
+    api_version: tuple[int, int] = (2, 0)  # of the plugin contract that it was written for
     suite: str = ""  # "module:Class" of its conformance suite; empty: the kit's own for its kind. `ddl conform` runs it
     suite_over: str = ""  # what that suite puts in the place of what may be missing: then it runs here all the same
 

@@ -52,9 +52,9 @@ class Listener:
         self._names: dict[int, bytes] = {}  # by descriptor: whose connection it is
         self._parted: deque[bytes] = deque()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._doorman = self.context.socket(zmq.REP)
-        self._doorman.linger = 0
-        self._doorman.bind("inproc://zeromq.zap.01")
+        self._authenticator = self.context.socket(zmq.REP)
+        self._authenticator.linger = 0
+        self._authenticator.bind("inproc://zeromq.zap.01")
         self._router = self._open_router(keys)
         if parts:
             self._router.monitor("inproc://ddl-parted", zmq.EVENT_DISCONNECTED)
@@ -156,7 +156,7 @@ class Listener:
             self._router.disable_monitor()
             self._events.close()
         self._router.close()
-        self._doorman.close()
+        self._authenticator.close()
 
     def release(self) -> None:
         """Lets go of everything, when the thread that used it has ended."""
@@ -187,17 +187,19 @@ class Listener:
 
     def register(self, poller: zmq.Poller) -> None:
         """Makes ``poller`` wake when there is something for ``let_in``, ``receive`` or ``parted``."""
-        for source in (self._router, self._doorman, *([self._events] if self._parts else [])):
+        for source in (self._router, self._authenticator, *([self._events] if self._parts else [])):
             poller.register(source, zmq.POLLIN)
 
     def let_in(self) -> None:
         """The ZAP protocol (ZeroMQ RFC 27): who asks with an admitted key gets in. Call it first in each turn."""
         with contextlib.suppress(zmq.Again):
             while True:
-                version, request, _domain, _address, _name, *credentials = self._doorman.recv_multipart(zmq.NOBLOCK)
+                version, request, _domain, _address, _name, *credentials = self._authenticator.recv_multipart(
+                    zmq.NOBLOCK
+                )
                 known = len(credentials) == 2 and credentials[0] == b"CURVE" and credentials[1] in self._admitted
                 code, text = (b"200", b"OK") if known else (b"400", b"no key of this job")
-                self._doorman.send_multipart([version, request, code, text, b"", b""])
+                self._authenticator.send_multipart([version, request, code, text, b"", b""])
         if self._parts:
             self._note_parted()
 

@@ -25,7 +25,7 @@ __all__ = ["Invitation", "Occupied", "Published", "file_name", "folders", "has_e
 _LARGEST_BYTES = 1 << 16
 _LONGEST = 100  # characters of a launch's name that a file's name shows
 _PLAIN = re.compile(r"[^A-Za-z0-9._@+-]+")
-_ELSEWHERE = "set DDL_RENDEZVOUS_DIR to a directory that all hosts share"
+_SHARED_DIR = "set DDL_RENDEZVOUS_DIR to a directory that all hosts share"
 
 
 class Invitation(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ def publish(places: Sequence[Path], name: str, invitation: Invitation, dead: Cal
         except OSError as error:
             refusals.append(f"{place}: {error.strerror}")
     why = "; ".join(refusals) or "this user has no home directory"
-    raise DdlInternalError(f"init: no place for the file by which the ranks find each other ({why}); {_ELSEWHERE}")
+    raise DdlInternalError(f"init: no place for the file by which the ranks find each other ({why}); {_SHARED_DIR}")
 
 
 def _prepare(place: Path) -> None:

@@ -230,7 +230,7 @@ class Server:
     def _take_from_rank(self, kind: bytes, rank: int, route: _Route, data: bytes) -> None:
         try:
             if kind == b"c":
-                self._to_brain(rank, route, data)
+                self._to_coordinator(rank, route, data)
             else:
                 request = decode_store_request(data)
                 self._reply(self._shelf.handle(route, rank, request, time.monotonic()))
@@ -239,7 +239,7 @@ class Server:
         except DdlInternalError as error:
             self._drop(f"from rank {rank} that is out of place ({error})")
 
-    def _to_brain(self, rank: int, route: _Route, data: bytes) -> None:
+    def _to_coordinator(self, rank: int, route: _Route, data: bytes) -> None:
         message = decode_to_coordinator(data)
         before = self._lines.get(rank)
         self._lines[rank] = route

@@ -81,7 +81,7 @@ __all__ = [
 INPUT, RESULT = 0, 1  # channels
 PLACE_BYTES = 128  # what a round takes is rounded up to two cache lines
 LATER = 4  # not all had come
-HERE, ELSEWHERE = 1, 2  # why a call failed: this rank's own abort(), or a peer's
+HERE, BY_PEER = 1, 2  # why a call failed: this rank's own abort(), or a peer's
 
 
 @compiled("qqq")
@@ -92,10 +92,10 @@ def _counter(frame: int, rank: int, channel: int) -> int:
 
 @compiled("q")
 def aborted(frame: int) -> int:
-    """Whose abort ended this communicator: HERE, ELSEWHERE, or 0."""
+    """Whose abort ended this communicator: HERE, BY_PEER, or 0."""
     if load_word(frame + ABORTED) != 0:
         return HERE
-    return ELSEWHERE if load_word(read(frame + HEADER)) != 0 else 0
+    return BY_PEER if load_word(read(frame + HEADER)) != 0 else 0
 
 
 @compiled("qqqq")

@@ -21,10 +21,10 @@ __all__ = [
     "I16",
     "I32",
     "I64",
-    "LANES",
     "SHORT_FLOATS",
     "STORED",
     "UNSIGNED",
+    "WIDTH",
     "Value",
     "constant",
     "float_to_half",
@@ -38,7 +38,7 @@ __all__ = [
     "vector",
 ]
 
-LANES = 32  # elements of one turn: a multiple of every machine's vectors, enough to hide their latency
+WIDTH = 32  # elements of one turn: a multiple of every machine's vectors, enough to hide their latency
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -53,13 +53,13 @@ Value = Any  # an llvmlite value; the library has no types
 
 
 def vector(element: Any) -> Any:
-    """A vector type of LANES elements."""
-    return ir.VectorType(element, LANES)
+    """A vector type of WIDTH elements."""
+    return ir.VectorType(element, WIDTH)
 
 
 def constant(element: Any, value: float) -> Value:
-    """A vector of LANES times ``value``."""
-    return ir.Constant(vector(element), [value] * LANES)
+    """A vector of WIDTH times ``value``."""
+    return ir.Constant(vector(element), [value] * WIDTH)
 
 
 def _hardware_half() -> bool:
@@ -159,7 +159,7 @@ def from_double(b: Any, x: Value, dtype: DType) -> Value:
         return b.zext(b.fcmp_unordered("!=", x, constant(F64, 0.0)), vector(I8))
     # Saturating: what does not fit 64 bits would else be whatever the machine happens to give.
     saturate = cgutils.get_or_insert_function(
-        b.module, ir.FunctionType(vector(I64), [vector(F64)]), f"llvm.fptosi.sat.v{LANES}i64.v{LANES}f64"
+        b.module, ir.FunctionType(vector(I64), [vector(F64)]), f"llvm.fptosi.sat.v{WIDTH}i64.v{WIDTH}f64"
     )
     return from_long(b, b.call(saturate, [x]), dtype)
 

@@ -20,10 +20,10 @@ from ddlcore.kernels.elements import (
     I16,
     I32,
     I64,
-    LANES,
     SHORT_FLOATS,
     STORED,
     UNSIGNED,
+    WIDTH,
     Value,
     constant,
     from_double,
@@ -50,11 +50,11 @@ Body = Callable[[Any, list[Value], list[Value]], Value]  # builder, operands, th
 def _splat(b: Any, scalar: Value) -> Value:
     empty = ir.Constant(vector(scalar.type), ir.Undefined)
     first = b.insert_element(empty, scalar, ir.Constant(I32, 0))
-    return b.shuffle_vector(first, empty, ir.Constant(vector(I32), [0] * LANES))
+    return b.shuffle_vector(first, empty, ir.Constant(vector(I32), [0] * WIDTH))
 
 
 def define_loop(module: Any, name: str, operands: list[Any], out: Any, scale: Any, body: Body) -> Any:
-    """A function of type LOOP: ``body`` on LANES elements at a time, the rest by way of the stack."""
+    """A function of type LOOP: ``body`` on WIDTH elements at a time, the rest by way of the stack."""
     function = ir.Function(module, LOOP, name)
     function.linkage = "linkonce_odr"  # several compiled functions hold it; linked together they keep one
     function.attributes.add("noinline")
@@ -79,10 +79,10 @@ def define_loop(module: Any, name: str, operands: list[Any], out: Any, scale: An
             b, b.inttoptr(to, I8.as_pointer()), b.inttoptr(source, I8.as_pointer()), length, _bytes(element), 1
         )
 
-    with cgutils.for_range(b, b.lshr(count, ir.Constant(I64, LANES.bit_length() - 1))) as loop:
-        at = b.mul(loop.index, ir.Constant(I64, LANES))
+    with cgutils.for_range(b, b.lshr(count, ir.Constant(I64, WIDTH.bit_length() - 1))) as loop:
+        at = b.mul(loop.index, ir.Constant(I64, WIDTH))
         turn([moved(a, e, at) for a, e in zip(sources, operands)], moved(target, out, at))
-    whole = b.and_(count, ir.Constant(I64, ~(LANES - 1)))
+    whole = b.and_(count, ir.Constant(I64, ~(WIDTH - 1)))
     rest = b.sub(count, whole)
     with b.if_then(b.icmp_signed(">", rest, ir.Constant(I64, 0))):
         for place, element in zip(padded, operands):

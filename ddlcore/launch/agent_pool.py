@@ -183,7 +183,7 @@ class AgentPool:
             self._supervisor = supervisor
             early, self._early = self._early, []
         for rank, returncode, lost in early:
-            supervisor.ended_elsewhere(rank, returncode, lost)
+            supervisor.ended_on_host(rank, returncode, lost)
 
     def credit_of(self, rank: int) -> Credit:
         """For streams to ``rank``."""
@@ -336,7 +336,7 @@ class AgentPool:
             if self._supervisor is None:
                 self._early.append((rank, returncode, lost))
                 return
-        self._supervisor.ended_elsewhere(rank, returncode, lost)
+        self._supervisor.ended_on_host(rank, returncode, lost)
 
     def _tell(self, agent: int, message: ToAgent) -> None:
         assert self._server is not None

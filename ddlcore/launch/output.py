@@ -1,6 +1,6 @@
 """Moves what the ranks write to the screen and to files, in a thread of its own.
 
-A reader that is slow, or gone, must not delay the verdict about a rank's death; so nothing here is
+A reader that is slow, or gone, must not delay the news of a rank's death; so nothing here is
 done by the thread that watches the ranks.
 """
 

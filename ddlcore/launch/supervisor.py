@@ -97,7 +97,7 @@ class Supervisor:
         self._silent.append((rank, why))
         self._watcher.wake()
 
-    def ended_elsewhere(self, rank: int, returncode: int, lost: str = "") -> None:
+    def ended_on_host(self, rank: int, returncode: int, lost: str = "") -> None:
         """The rank, of another host, has ended; ``lost``: or so it must be taken. Only the first word counts. Any thread."""
         self._remote_ends.append((rank, returncode, lost))
         self._watcher.wake()

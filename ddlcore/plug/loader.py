@@ -17,9 +17,11 @@ from importlib.metadata import version as installed_version
 import pluggy
 
 from ddlcore.config import Settings
+from ddlcore.contracts import API_VERSION
 from ddlcore.errors import PluginError
 from ddlcore.hooks import (
     ENTRY_POINT_GROUP,
+    FORMER_GROUPS,
     AdapterProvider,
     BenchPeerProvider,
     CheckProvider,
@@ -66,16 +68,35 @@ def load_plugins(settings: Settings) -> Registry:
     """
     registry = Registry()
     _introduce(importlib.import_module(_BUILTIN), _core(), registry)
-    found = [(_origin(entry), entry) for entry in entry_points(group=ENTRY_POINT_GROUP)]
-    installed = sorted(found, key=lambda one: (one[0].name, one[1].name))
-    for origin, entry in _chosen(installed, settings, registry):
+    for origin, entry in _chosen(_installed(), settings, registry):
         try:
+            _require_contract(entry)
             with redirect_stdout(sys.stderr):  # what a plugin prints is no part of what a command of ours prints
                 _introduce(_plugin(entry), origin, registry)
         except (Exception, SystemExit) as error:  # whatever foreign code raises; Ctrl-C goes on
             what_next = f"pip install --upgrade {origin.name}, or keep it from loading by DDL_PLUGINS_OFF={entry.name}"
             registry.refuse(origin, entry.name, f"{_one_line(error)}; {what_next}")
     return registry
+
+
+def _installed() -> list[_Found]:
+    """Every plugin that a distribution announces, in the order of their names; of several contracts its newest."""
+    found = [(_origin(entry), entry) for entry in entry_points(group=ENTRY_POINT_GROUP)]
+    present = {origin.name for origin, _ in found}
+    former = [(_origin(entry), entry) for group in FORMER_GROUPS for entry in entry_points(group=group)]
+    found += [one for one in former if one[0].name not in present]
+    return sorted(found, key=lambda one: (one[0].name, one[1].name))
+
+
+def _require_contract(entry: EntryPoint) -> None:
+    """Raise PluginError for a plugin that was written for an earlier contract."""
+    if entry.group in FORMER_GROUPS:
+        ours = ".".join(map(str, API_VERSION))
+        raise PluginError(
+            f"it was written for plugin contract {FORMER_GROUPS[entry.group]}, this ddlcore has {ours}, in which words "
+            "changed: a batch is a bucket, Prepared.enter is run_atomic, a cluster's seat is rank_info; its author "
+            f'follows "Versions of the contract" in docs/plugins.md and names the entry point group {ENTRY_POINT_GROUP}'
+        )
 
 
 def _plugin(entry: EntryPoint) -> object:

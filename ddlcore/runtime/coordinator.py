@@ -91,7 +91,7 @@ class Coordinator:
         self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
         self._diverged = False  # a rank cannot go on with the schedule
         self._slow = False  # a rank suspects so
-        self._standings = ReplayStatuses()
+        self._statuses = ReplayStatuses()
         self._busies = Busies()
         self._freezes = Freezes()
 
@@ -107,7 +107,7 @@ class Coordinator:
         if message.epoch != self.epoch or rank in self._left:
             return []  # the rank resends what is pending when it enters the present epoch
         if isinstance(message, ReplayStatus):
-            asked = self._standings.hear(rank, message, self.sets.get(message.set_id, ()))
+            asked = self._statuses.hear(rank, message, self.sets.get(message.set_id, ()))
             return [(other, Where(self.epoch)) for other in asked if other not in self._left]
         if isinstance(message, Paused):
             return self._next_trial(rank, message)
@@ -163,7 +163,7 @@ class Coordinator:
             waited_s = self._freezes.waited_s(self.epoch)
             waits.append(Awaited(("freeze", self.epoch), where, asked, self._missing_in_freeze, waited_s))
         else:
-            waits += self._standings.awaited(self.epoch, self._present)
+            waits += self._statuses.awaited(self.epoch, self._present)
         for pending in self.table.all():
             if self.table.lacking(pending):  # what all have ready is held up by a freeze, or by the rest of its group
                 waits.append(_awaited(pending, self.table))

@@ -62,7 +62,7 @@ class ReplayStatuses:
         there = {rank for rank, one in told.items() if _has_come(one, alarm)}
         absent = (told.keys() - there) | self._awaited
         absent -= absent - set(present)
-        return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._elsewhere(alarm, there)))
+        return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._other_places(alarm, there)))
 
     def _late(self, alarm: ReplayStatus, there: Collection[int]) -> list[Late]:
         """The tensors of the bucket that some rank lacks; all of them where none does."""
@@ -78,7 +78,7 @@ class ReplayStatuses:
         one = self._told.get(rank)
         return one is not None and one.place == alarm.place and name not in one.missing
 
-    def _elsewhere(self, alarm: ReplayStatus, there: Collection[int]) -> list[str]:
+    def _other_places(self, alarm: ReplayStatus, there: Collection[int]) -> list[str]:
         """What a table has no column for, ranks of whom the same is to be said together."""
         said: dict[str, list[int]] = {}
         for rank, one in sorted(self._told.items()):

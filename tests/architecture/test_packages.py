@@ -42,5 +42,5 @@ def test_plugins_are_laid_out_alike(folder: Path) -> None:
     assert [str(path.relative_to(ROOT)) for path in wanted if not path.exists()] == []
     metadata = project(folder)
     assert metadata["name"] == folder.name.replace("_", "-")
-    assert f"{folder.name}.plugin" in metadata["entry-points"]["ddlcore.plugins"].values()
+    assert f"{folder.name}.plugin" in metadata["entry-points"]["ddlcore.plugins.v2"].values()
     assert metadata["requires-python"] == project(ROOT)["requires-python"]

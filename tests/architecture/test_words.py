@@ -117,3 +117,82 @@ def test_no_file_names_this_machine() -> None:
 def test_no_text_is_asked_whether_it_is_of_digits() -> None:
     """`"²".isdigit()` is true, and int("²") raises: isdecimal is what int takes."""
     assert [str(source) for source in every() if ".isdigit(" in source.text and source.path != Path(__file__)] == []
+
+
+# Words that had a private meaning once, with what they are called now. Names of other projects and ordinary sentences are
+# let through: only identifiers and file names are looked at, whole or between underscores.
+FORMER_WORDS = {
+    "inbox": "tensor_queue",
+    "aloft": "in_flight",
+    "flown": "in_flight",
+    "recurring": "persistent",
+    "again_together": "start_all",
+    "verdict": "failure or exit_status",
+    "rhythm": "replay_controller",
+    "standings": "replay_status",
+    "entrance": "listener",
+    "doorman": "authenticator",
+    "knock": "probe",
+    "reception": "registration",
+    "brain": "coordinator",
+    "crew": "agents",
+    "elsewhere": "remote",
+    "adoption": "detection",
+    "guest": "external_rank",
+    "witness": "failure_log",
+    "onlookers": "telemetry",
+    "scribe": "trace_writer",
+    "courier": "worker",
+    "errand": "task",
+    "parcel": "bucket",
+    "cure": "fix",
+    "seat": "slot or rank_info",
+    "lane": "channel or stream",
+    "leg": "trial",
+    "pilot": "search_driver",
+    "by_host": "stage_on_host",
+}
+THEIR_WORDS = {
+    "ddlcore/contracts/dlpack.py": {"lane"},  # DLPack's field
+    "examples/plugins/ddl_jax/src/ddl_jax/dlpack.py": {"lane"},
+    "plugins/ddl_nccl/src/ddl_nccl/cuda/kernels.py": {"lane"},  # CUDA's: a thread of a warp
+    "plugins/ddl_nccl/src/ddl_nccl/cuda/primitives.py": {"lane"},
+    "ddlcore/builtin/hierarchical/layout.py": {"by_host"},  # ranks by their host
+}
+
+
+def _former(name: str) -> list[str]:
+    """Return the former words in an identifier, in whatever style it is written."""
+    plain = "_" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_") + "_"
+    return [word for word in FORMER_WORDS if f"_{word}_" in plain or f"_{word}s_" in plain]
+
+
+@pytest.mark.parametrize(
+    "source", [s for s in every() if "tests" not in s.path.parts and "tools" not in s.path.parts], ids=str
+)
+def test_no_name_is_a_former_word(source: Source) -> None:
+    """In names of modules, classes, functions, arguments, variables and attributes."""
+    names = {source.path.stem}
+    for node in source.nodes:
+        names |= {
+            value for field in ("id", "attr", "name", "arg") if isinstance(value := getattr(node, field, None), str)
+        }
+    known = THEIR_WORDS.get(str(source), set())
+    hits = {name: words for name in sorted(names) if (words := [one for one in _former(name) if one not in known])}
+    assert hits == {}, "see FORMER_WORDS for what to call it"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Inbox", ["inbox"]),
+        ("_try_knock", ["knock"]),
+        ("seats", ["seat"]),
+        ("secured", []),
+        ("planes", []),
+        ("legend", []),
+    ],
+)
+def test_former_words_are_found_in_any_style(name: str, words: list[str]) -> None:
+    """Whole, or between underscores; not as a part of another word."""
+    assert _former(name) == words

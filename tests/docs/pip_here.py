@@ -23,9 +23,9 @@ def install(folder: Path, site: Path) -> None:
     info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    points = project.get("entry-points", {}).get("ddlcore.plugins", {})
+    points = project.get("entry-points", {}).get("ddlcore.plugins.v2", {})
     (info / "entry_points.txt").write_text(
-        "[ddlcore.plugins]\n" + "".join(f"{name} = {module}\n" for name, module in points.items())
+        "[ddlcore.plugins.v2]\n" + "".join(f"{name} = {module}\n" for name, module in points.items())
     )
 
 

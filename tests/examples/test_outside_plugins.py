@@ -33,7 +33,7 @@ def outside(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for package in PACKAGES:
         monkeypatch.syspath_prepend(str(package / "src"))
         project: Any = read_toml(package / "pyproject.toml")["project"]
-        ((name, module),) = project["entry-points"]["ddlcore.plugins"].items()
+        ((name, module),) = project["entry-points"]["ddlcore.plugins.v2"].items()
         site.announce(project["name"], project["version"], f"{name} = {module}")
     monkeypatch.syspath_prepend(str(FOLDER))
     yield site

@@ -23,9 +23,9 @@ __all__ = ["site"]
 GOOD = "@hookimpl\ndef ddl_transports(): return [TransportProvider('pigeon', 'coop:Pigeon'{more})]"
 FAULTS = {  # distribution -> its code, what its row says
     "ddl-elsewhen": (
-        "@hookimpl\ndef ddl_compressors(): return [CompressorProvider('old', 'a:B', api_version=(2, 0))]",
+        "@hookimpl\ndef ddl_compressors(): return [CompressorProvider('old', 'a:B', api_version=(3, 0))]",
         "refused",
-        "built for plugin contract 2.0, this ddlcore has 1.0",
+        "built for plugin contract 3.0, this ddlcore has 2.0",
     ),
     "ddl-second": (GOOD.format(more=""), "refused", "ddl-first 1.0 offers that name already"),
     "ddl-absent": ("import surely_not_there", "refused", "No module named 'surely_not_there'"),
@@ -153,7 +153,7 @@ def test_a_new_package_fails_only_for_what_is_to_be_written(kind: str, tmp_path:
     assert main(["plugins", "new", kind, "my-own", "--into", str(tmp_path)]) == 0
     folder = tmp_path / "ddl-my-own"
     project: Any = read_toml(folder / "pyproject.toml")["project"]
-    assert project["entry-points"]["ddlcore.plugins"] == {"my-own": "ddl_my_own.plugin"}
+    assert project["entry-points"]["ddlcore.plugins.v2"] == {"my-own": "ddl_my_own.plugin"}
     texts = [path.read_text() for path in folder.rglob("*") if path.is_file()]
     assert not [text for text in texts if re.search(r"@[A-Z]+@", text)]
     assert (folder / "src/ddl_my_own/py.typed").exists()

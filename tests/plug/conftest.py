@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddlcore.config import load_settings
+from ddlcore.hooks import ENTRY_POINT_GROUP
 from ddlcore.plug import Registry, load_plugins
 
 
@@ -35,12 +36,12 @@ class Site:
         (package / "plugin.py").write_text("from ddlcore.hooks import *\n" + textwrap.dedent(code))
         self.announce(name, "1.0", f"bird = {value}")
 
-    def announce(self, name: str, version: str, line: str) -> None:
+    def announce(self, name: str, version: str, line: str, group: str = ENTRY_POINT_GROUP) -> None:
         """Writes the metadata of distribution ``name``, with ``line`` as its entry point."""
         info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        (info / "entry_points.txt").write_text(f"[ddlcore.plugins]\n{line}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{line}\n")
         self.installed.append(name)
 
     def load(self, **settings: str) -> Registry:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddlcore.config import load_settings
+from ddlcore.hooks import ENTRY_POINT_GROUP
 from ddlcore.plug import load_plugins
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def test_a_builtin_name_cannot_be_taken(site: Site) -> None:
     assert "ddlcore" in registry.problems[0]
 
 
-@pytest.mark.parametrize(("version", "accepted"), [((1, 0), True), ((1, 7), True), ((2, 0), False), ((0, 9), False)])
+@pytest.mark.parametrize(("version", "accepted"), [((2, 0), True), ((2, 7), True), ((3, 0), False), ((1, 9), False)])
 def test_the_contract_version_is_checked(site: Site, version: tuple[int, int], accepted: bool) -> None:
     """A provider built for another major version of the contract is refused, naming both versions."""
     site.install("ddl-pigeon", GOOD.replace('target="', f'api_version={version}, target="'))
@@ -173,7 +174,27 @@ def test_the_contract_version_is_checked(site: Site, version: tuple[int, int], a
     assert ("pigeon" in registry.transports) is accepted
     assert len(registry.problems) == (not accepted)
     if not accepted:
-        assert f"contract {version[0]}.{version[1]}, this ddlcore has 1.0" in registry.problems[0]
+        assert f"contract {version[0]}.{version[1]}, this ddlcore has 2.0" in registry.problems[0]
+
+
+def test_a_plugin_for_the_former_contract_is_refused_by_one_line(site: Site) -> None:
+    """It names the words that changed and the group to move to; a plugin that is switched off says nothing."""
+    site.announce("ddl-pigeon", "1.0", "pigeon = no_such_module", group="ddlcore.plugins")
+    registry = site.load()
+    assert "pigeon" not in registry.transports
+    (problem,) = registry.problems
+    assert "ddl-pigeon" in problem and "\n" not in problem
+    assert all(words in problem for words in ("contract 1.0", "has 2.0", "a batch is a bucket", ENTRY_POINT_GROUP))
+    assert site.load(plugins_off="ddl-pigeon").problems == []
+
+
+def test_a_plugin_for_both_contracts_is_loaded_by_the_present_one(site: Site) -> None:
+    """So that one release can serve two versions of ddlcore."""
+    site.install("ddl-pigeon", GOOD)
+    info = next(site.folder.glob("ddl_pigeon-*.dist-info")) / "entry_points.txt"
+    info.write_text(info.read_text() + "[ddlcore.plugins]\nold = no_such_module\n")
+    registry = site.load()
+    assert "pigeon" in registry.transports and registry.problems == []
 
 
 @pytest.mark.parametrize("target", ["coop", "coop:", ":Pigeon", "a:b:c", ""])

@@ -194,7 +194,7 @@ def test_packages_that_are_not_installed_are_found_by_their_metadata(
     written = write_missing(gpu_check.ROOT, tmp_path / "all")
     assert {"ddlcore", "ddl-torch", "ddl-nccl"} <= set(written)
     found = {each.name: each for each in distributions(path=[str(tmp_path / "all")])}
-    (point,) = found["ddl-nccl"].entry_points.select(group="ddlcore.plugins")
+    (point,) = found["ddl-nccl"].entry_points.select(group="ddlcore.plugins.v2")
     assert (point.name, point.value) == ("nccl", "ddl_nccl.plugin")
 
 

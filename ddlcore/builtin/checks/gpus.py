@@ -54,7 +54,7 @@ class IommuCheck(Check):
                     f"an IOMMU is on{boot}, and translates for {_count(translated, 'GPU')}",
                     "copies from GPU to GPU go through it: they are slow, give wrong data, or never end, and a job hangs "
                     "in its first collective with all GPUs at 100 %",
-                    _iommu_cure(facts["units"], one.host),
+                    _iommu_fix(facts["units"], one.host),
                     one.host,
                 )
 
@@ -63,7 +63,7 @@ class IommuCheck(Check):
         return f"on, not necessarily for GPUs: {', '.join(hosts)}" if hosts else "off"
 
 
-def _iommu_cure(units: Sequence[str], host: str) -> str:
+def _iommu_fix(units: Sequence[str], host: str) -> str:
     option, soft = (
         ("amd_iommu=off", "iommu=pt") if units[0].startswith("ivhd") else ("intel_iommu=off", "intel_iommu=soft")
     )
@@ -103,7 +103,7 @@ class GpuSharingCheck(Check):
                     f"ranks {numbers} take the same GPU {facts['index']} ({facts['name']}){chosen}",
                     "they share its memory and take turns on it: out of memory, or each at half the speed; libraries that "
                     "reduce on GPUs refuse it or hang",
-                    _sharing_cure(host, ranks, seen),
+                    _sharing_fix(host, ranks, seen),
                     host,
                 )
 
@@ -111,7 +111,7 @@ class GpuSharingCheck(Check):
         return ", ".join(f"rank {one.rank}: GPU {one.facts['index']}" for one in seen if one.facts) or "no GPU"
 
 
-def _sharing_cure(host: str, ranks: Sequence[Seen], seen: Sequence[Seen]) -> str:
+def _sharing_fix(host: str, ranks: Sequence[Seen], seen: Sequence[Seen]) -> str:
     local = sum(one.host == host for one in seen)
     if ranks[0].facts["sees"] >= local or ranks[0].facts["wanted"] is None:
         return f"start as many ranks there as it has GPUs: -H {host}:{ranks[0].facts['sees']}"
@@ -151,7 +151,7 @@ class GpuLinksCheck(Check):
                 self.name,
                 f"{what}, so not all pairs are peers",
                 "what goes from one island to another is copied through the host's memory" + _cost(groups, facts),
-                _islands_cure(groups, alone),
+                _islands_fix(groups, alone),
                 host,
             )
         if facts.get("failed"):
@@ -225,7 +225,7 @@ def _cost(groups: Sequence[Sequence[int]], facts: Mapping[str, Any]) -> str:
     return f": {', '.join(words)} (medians)" if words else ""
 
 
-def _islands_cure(groups: Sequence[Sequence[int]], alone: bool) -> str:
+def _islands_fix(groups: Sequence[Sequence[int]], alone: bool) -> str:
     if alone:
         return (
             "nvidia-smi topo -p2p r says why (chipset, driver, or cards that cannot); an IOMMU, ACS or a virtual machine "

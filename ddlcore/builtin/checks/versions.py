@@ -32,7 +32,7 @@ class VersionsCheck(Check):
                     self.name,
                     f"{name} differs: " + "; ".join(f"{version} on {', '.join(on)}" for version, on in hosts.items()),
                     _meaning(name),
-                    _cure(name, hosts),
+                    _fix(name, hosts),
                 )
 
     def line(self, seen: Sequence[Seen]) -> str:
@@ -46,7 +46,7 @@ def _meaning(name: str) -> str:
     return "ranks may give tensors other names, orders or values, which shows as a mismatch, a stall or a worse model"
 
 
-def _cure(name: str, hosts: dict[str, list[str]]) -> str:
+def _fix(name: str, hosts: dict[str, list[str]]) -> str:
     wanted = max((version for version in hosts if version != "not installed"), key=lambda v: len(hosts[v]))
     others = ", ".join(host for version, on in hosts.items() if version != wanted for host in on)
     if name == "Python":

@@ -150,7 +150,7 @@ def _told(subject: Subject, question: Question, report: Report, tell: Tell) -> t
             if not error.hosts:
                 raise
             wrong += [
-                Finding("hosts", problem, _meaning(problem), _cure(problem, host), host)
+                Finding("hosts", problem, _meaning(problem), _fix(problem, host), host)
                 for host, problems in error.hosts.items()
                 for problem in problems
             ]
@@ -199,7 +199,7 @@ def _meaning(problem: str) -> str:
     )
 
 
-def _cure(problem: str, host: str) -> str:
+def _fix(problem: str, host: str) -> str:
     if re.search(r"ddlcore \S+ (is installed )?there", problem):
         return (
             f"on {host}: pip install ddlcore=={VERSION}; or share one environment, at the same path, by a file system"

@@ -338,7 +338,7 @@ def test_reasons_are_told(late: LateGpu, monkeypatch: pytest.MonkeyPatch, caplog
             found = placing.places(given, variables, late.types, {CPU_0: True}.__getitem__)
             assert found == [CPU_0, "", "", "", "", ""]
     gpus._log.cache_clear()
-    whats = [placing.TYPE[0], placing.ELSEWHERE[0], placing.SPARSE[0]]
+    whats = [placing.TYPE[0], placing.NOT_ON_GPU[0], placing.SPARSE[0]]
     assert [text.split(" are staged on the host: ")[0] for text in caplog.messages] == [
         f"in graphs, {w}" for w in whats
     ]

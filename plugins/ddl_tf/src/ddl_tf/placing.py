@@ -17,7 +17,7 @@ from ddl_tf.devices import tell_of_graphs
 __all__ = ["apart", "gpu_of", "places"]
 
 _GPU = re.compile(r"/device:GPU:\d+$")
-ELSEWHERE = "gradients of variables that no GPU holds", "their variables are there"
+NOT_ON_GPU = "gradients of variables that no GPU holds", "their variables are there"
 SPARSE = "sparse gradients", "what is gathered waits for the others' sizes"
 TYPE = "gradients of other types than floats", "TensorFlow keeps such types on the host"
 SESSION = "gradients in a session", "its GPUs need not be those of eager TensorFlow, by which Python sees tensors there"
@@ -66,7 +66,7 @@ def _reason(gradient: Any, gpu: str, types: Collection[Any]) -> tuple[str, str] 
     if isinstance(gradient, tf.IndexedSlices):
         return SPARSE
     if not gpu:
-        return ELSEWHERE
+        return NOT_ON_GPU
     return None if gradient.dtype in types else TYPE
 
 

@@ -162,7 +162,7 @@ class Sender:
         if place is not None and place is not CPU:
             group.note(slot, grad, partial(ADAPTER.streams.mark, place))
         if group.is_complete(slot):
-            for event in group.elsewhere(slot):  # its gradients are described as standing on this one's stream
+            for event in group.events_of_others(slot):  # its gradients are described as standing on this one's stream
                 ADAPTER.after(event, (grad,))
             self._send_group(group)
 

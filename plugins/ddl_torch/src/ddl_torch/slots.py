@@ -170,7 +170,7 @@ class Group:
             slot.mark, slot.device = mark(), grad.device
         slot.mark.set(self._moments.setdefault(slot, Buffer(0, 0, DType.U8, (0,))))
 
-    def elsewhere(self, last: Slot) -> list[int]:
+    def events_of_others(self, last: Slot) -> list[int]:
         """The events behind the gradients that have come on other streams than that of ``last``."""
         if last not in self._moments:
             return []

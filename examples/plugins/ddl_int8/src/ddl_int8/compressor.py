@@ -29,7 +29,7 @@ class Int8Compressor(Compressor):
     def __init__(self, kernels: Any) -> None:
         super().__init__(kernels)
         self._rests: dict[str, Array] = {}
-        self._staged: dict[str, Array] = {}  # of the last encode, until its verdict
+        self._staged: dict[str, Array] = {}  # of the last encode, until it is committed
 
     def wire_dtype(self, dtype: DType) -> DType:
         return DType.I8 if dtype in (DType.F32, DType.F64) else dtype

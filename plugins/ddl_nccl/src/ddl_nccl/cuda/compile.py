@@ -96,11 +96,11 @@ def compile_ptx(name: Name, capability: tuple[int, int]) -> str:
     try:
         code = _Nvvm().ptx(name, capability)
     except (ImportError, OSError) as error:  # of what numba, the toolkit or the package numba-cuda do not find
-        raise NoCompiler(f"{_cause(error)}; {_cure()}") from error
+        raise NoCompiler(f"{_cause(error)}; {_fix()}") from error
     except Exception as error:
         if "NotFound" in type(error).__name__:  # of a library, by cuda-pathfinder, which ranks may not have
-            raise NoCompiler(f"{_cause(error)}; {_cure()}") from error
-        raise KernelError(f"{name} for {capability[0]}.{capability[1]}: {_cause(error)}; {_cure()}") from error
+            raise NoCompiler(f"{_cause(error)}; {_fix()}") from error
+        raise KernelError(f"{name} for {capability[0]}.{capability[1]}: {_cause(error)}; {_fix()}") from error
     code = _VERSION.sub(lambda found: _version(found, capability), code, count=1)
     return _ENTRY.sub(lambda found: f".visible .entry {name}(", code).replace(_entry_of(code), str(name))
 
@@ -154,5 +154,5 @@ def _cause(error: Exception) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-def _cure() -> str:
+def _fix() -> str:
     return "install the compiler with `pip install 'ddl-nccl[cu13]'`, or [cu12] where the driver is older than 580"

@@ -96,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _line(report: Report) -> str:
     code = f"{report.machine_code} bytes" if report.machine_code else "PTX"
-    verdict = "WRONG" if report.fails() else "good"
-    return f"{report.name:36} {report.loads:3} loads and {report.stores:3} stores of 16 bytes  {code:>12}  {verdict}"
+    judged = "WRONG" if report.fails() else "good"
+    return f"{report.name:36} {report.loads:3} loads and {report.stores:3} stores of 16 bytes  {code:>12}  {judged}"
 
 
 if __name__ == "__main__":
