@@ -1,6 +1,6 @@
-"""Data-parallel training: the core, and its verbs for numpy arrays.
+"""Data-parallel training: the core, with its functions for numpy arrays.
 
-Packages for frameworks offer the same verbs for their tensors.
+Plugins for frameworks offer the same functions for the tensors of their framework.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``run`` brings the launcher with it, and is imported when it is first asked for."""
+    """Import ``run`` when it is first used, because it imports the launcher."""
     if name == "run":
         from ddlcore.launch.function import run
 

@@ -1,7 +1,7 @@
-"""The one table of settings, the only reader of the environment, and how flag, env, file and default rank.
+"""Hold the one table of settings, read the environment, and decide which source of a value wins.
 
-Flags, ``DDL_*`` variables and the keys of a TOML file are all made from the table; a flag wins over
-the environment, that over the file, that over the default.
+Flags, ``DDL_*`` variables and the keys of a TOML file are all derived from the table. A flag wins over the environment,
+the environment over the file, and the file over the default. No other module reads the environment.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ __all__ = [
     "read_toml",
 ]
 
-CHILD_MARK = "DDL_INIT_PID"  # in the environment of what a rank starts: that is no rank
+CHILD_MARK = "DDL_INIT_PID"  # in the environment of a rank's child processes: these are not ranks
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One row: ``name`` carries its unit; env and flag are made from it."""
+    """One row of the table of settings.
+
+    ``name`` ends in its unit; the names of the variable and of the flag are derived from it.
+    """
 
     name: str
     type: type[str] | type[int] | type[float] | type[bool]
@@ -40,7 +43,7 @@ class Setting:
     doc: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None
-    former: str = ""  # an earlier name, which is still accepted, with a warning
+    former: str = ""  # an earlier name: still accepted, with a warning
 
     @property
     def env(self) -> str:
@@ -51,7 +54,10 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     def parse(self, raw: object, where: str) -> Value:
-        """The value that ``raw`` (text, or what TOML gave) stands for; ValueError names ``where`` it came from."""
+        """Return the value that ``raw`` (text, or a value from TOML) stands for.
+
+        Raises ValueError with ``where`` (the flag, variable or key that it came from) if ``raw`` is not a valid value.
+        """
         value = self._convert(raw, where)
         if self.choices and value not in self.choices:
             raise ValueError(f"{where}: {raw!r} is not one of {', '.join(self.choices)}")
@@ -73,10 +79,10 @@ class Setting:
             return raw
         try:
             if self.type is int and isinstance(raw, float):
-                raise ValueError  # 1.5 is no whole number, and int() would not say so
+                raise ValueError  # int() would silently round 1.5 down
             value = self.type(str(raw))
             if value != value:
-                raise ValueError  # nan: no limit is ever passed by it, nor kept
+                raise ValueError  # nan compares false with every limit
             return value
         except ValueError:
             raise ValueError(f"{where}: {raw!r} is not of type {self.type.__name__}") from None
@@ -88,7 +94,7 @@ SETTINGS: tuple[Setting, ...] = (
         str,
         "auto",
         "transport: auto; the name of one (`ddl info` lists them); shm+NAME, one within and one across hosts; "
-        "and behind any of these, what serves some operations instead, such as auto,allgather=NAME",
+        "after any of these, exceptions for single operations, such as auto,allgather=NAME",
     ),
     Setting(
         "device_dense",
@@ -100,7 +106,7 @@ SETTINGS: tuple[Setting, ...] = (
         "device_sparse",
         str,
         "auto",
-        "the same for sparse gradients: auto, as all others; or cpu",
+        "what reduces sparse gradients on accelerators: auto, as device_dense; or cpu, staged in host memory",
         choices=("auto", "cpu"),
     ),
     Setting(
@@ -110,7 +116,7 @@ SETTINGS: tuple[Setting, ...] = (
         "first_bucket_bytes",
         int,
         1 << 20,
-        "in replay, the first and the last bucket of a step have at most so many bytes; 0: as many as any",
+        "in replay, largest first and last bucket of a step, in bytes; 0: fusion_bytes applies",
         minimum=0,
         former="first_batch_bytes",
     ),
@@ -118,33 +124,33 @@ SETTINGS: tuple[Setting, ...] = (
         "overlap",
         str,
         "auto",
-        "in replay, whether tensors in host memory go off while the step computes: on; off: together, at its end; "
-        "auto: off on one host, where that takes the cores that compute, unless a bucket size is set",
+        "in replay, when buckets in host memory are reduced: on, while the step still computes; off, at its end; "
+        "auto: off on one host, where they would take cores from the computation, unless a bucket size is set",
     ),
     Setting(
         "replay",
         bool,
         True,
-        "1: steps that repeat run without a control message; 0: every bucket is negotiated",
+        "1: steps that repeat run without control messages; 0: every bucket is negotiated",
     ),
     Setting(
         "control_address",
         str,
         "",
-        "where the launcher listens to its ranks: tcp://IP:PORT, port 0 for any free one; empty: within the host",
+        "where the launcher listens for its ranks: tcp://IP:PORT, port 0 for any free one; empty: within the host",
     ),
     Setting(
         "network_interface",
         str,
         "",
-        "network interface that ranks talk over, or this host's own address: the first of these, separated by commas, "
-        "that the host has; empty: the one on the route to the launcher",
+        "network interface of the ranks, or this host's own address; of several, separated by commas, the first that "
+        "the host has; empty: the one on the route to the launcher",
     ),
     Setting(
         "rendezvous_dir",
         str,
         "",
-        "where ranks that another launcher has started find each other: a directory that their hosts share; "
+        "directory, shared by all hosts, where ranks that another launcher has started find each other; "
         "empty: SLURM_SUBMIT_DIR, else ~/.ddl",
     ),
     Setting("launcher", str, "auto", "what starts ranks on other hosts: auto, or a name that `ddl info` lists"),
@@ -153,47 +159,47 @@ SETTINGS: tuple[Setting, ...] = (
         "silence_s",
         float,
         3.0,
-        "how long another host may be silent, in seconds, before its ranks are taken for lost",
+        "how long another host may be silent before its ranks count as lost, in seconds",
         minimum=1.5,
     ),
     Setting(
         "compression",
         str,
         "none",
-        "what float32 gradients travel as where the script names no compression: none, fp16, bf16, or a plugin's",
+        "compression of float32 gradients if the script names none: none, fp16, bf16, or a plugin's",
     ),
-    Setting("autotune", bool, False, "1: look for better settings while training, and go on with the best"),
-    Setting("autotune_log", str, "", "CSV file that gets a line for each sample of the search; empty: none"),
+    Setting("autotune", bool, False, "1: search for better settings while training, and continue with the best"),
+    Setting("autotune_log", str, "", "CSV file with one line for each sample of the search; empty: none"),
     Setting("autotune_trials", int, 20, "samples that the search takes before it compares the best", minimum=1),
-    Setting("autotune_steps", int, 10, "steps that count in a sample; of very short steps more are taken", minimum=3),
-    Setting("autotune_warmup_steps", int, 2, "steps after each change that do not count", minimum=0),
+    Setting("autotune_steps", int, 10, "steps that are measured for a sample; more if they are very short", minimum=3),
+    Setting("autotune_warmup_steps", int, 2, "steps after each change that are not measured", minimum=0),
     Setting("autotune_compression", bool, False, "1: the search may try compression, which changes values"),
-    Setting("tuner", str, "auto", "how the search goes: bayes, grid or a plugin's; auto: bayes where it is installed"),
-    Setting("fusion_policy", str, "threshold", "which policy lays tensors out in buckets"),
+    Setting("tuner", str, "auto", "search algorithm: bayes, grid or a plugin's; auto: bayes if it is installed"),
+    Setting("fusion_policy", str, "threshold", "policy that decides which tensors share a bucket"),
     Setting("start_timeout_s", float, 60.0, "how long init waits for the other ranks, in seconds", minimum=0.1),
     Setting("open_timeout_s", float, 60.0, "how long opening a transport may take, in seconds", minimum=0.1),
-    Setting("leave_timeout_s", float, 10.0, "how long shutdown lets promised buckets finish, in seconds", minimum=0.0),
+    Setting("leave_timeout_s", float, 10.0, "how long shutdown waits for announced buckets, in seconds", minimum=0.0),
     Setting(
         "stall_warning_s",
         float,
         60.0,
-        "after how long a wait for other ranks is reported, with tensors, ranks and whether these answer, in seconds; "
-        "0: never",
+        "after how long a wait for other ranks is reported, with the tensors, the missing ranks and whether these "
+        "still answer, in seconds; 0: never",
         minimum=0,
     ),
     Setting(
         "stall_shutdown_s",
         float,
         0.0,
-        "after how long a stall ends the job, with an error on every rank that names what waits for whom; ranks that do "
-        "not answer are killed; in seconds; 0: never",
+        "after how long a stall ends the job, in seconds; the error on every rank says what waits for which ranks, and "
+        "ranks that do not answer are killed; 0: never",
         minimum=0,
     ),
     Setting(
         "verify_every",
         int,
         0,
-        "after how many steps of an optimizer the ranks' parameters are compared, to the last bit; "
+        "N: compare the ranks' parameters bit by bit after every N steps of an optimizer; "
         "a difference ends the job with ReplicasDiffer on every rank; 0: never",
         minimum=0,
     ),
@@ -201,74 +207,74 @@ SETTINGS: tuple[Setting, ...] = (
         "verify_first_step",
         bool,
         True,
-        "after the first step of each optimizer, warn if the ranks' parameters differ: a broadcast_parameters or a "
-        "DistributedOptimizer that was forgotten",
+        "after the first step of each optimizer, warn if the ranks' parameters differ: then the script probably lacks "
+        "a broadcast_parameters or a DistributedOptimizer",
     ),
-    Setting("stall_stacks", bool, False, "a stall's report has the Python stacks of the ranks that are waited for"),
+    Setting("stall_stacks", bool, False, "a stall report includes the Python stacks of the ranks that others wait for"),
     Setting(
         "flight_dir",
         str,
         "",
-        "directory where each rank writes, as JSON, what it did last when the job fails or stalls, or on flight_signal; "
-        "empty: nowhere",
+        "directory where each rank writes its last actions as JSON, if the job fails or stalls, or on flight_signal; "
+        "empty: none",
     ),
-    Setting("flight_records", int, 1024, "of how many buckets and decisions a rank remembers that; 0: none", minimum=0),
+    Setting("flight_records", int, 1024, "buckets and decisions that a rank keeps for flight_dir; 0: none", minimum=0),
     Setting(
         "flight_signal",
         str,
         "SIGUSR1",
-        "with flight_dir, the signal on which a rank writes it, unless the script handles that signal; empty: none",
+        "with flight_dir, the signal on which a rank writes its file, unless the script handles it; empty: none",
     ),
     Setting(
         "timeline",
         str,
         "",
-        "file to which what every rank does is written, as a Chrome trace (`ddl timeline summary FILE`); "
+        "file for a timeline of all ranks, as a Chrome trace (read it by `ddl timeline summary FILE`); "
         "NAME.zip: a part for each rank, with a manifest for Perfetto; empty: none",
     ),
     Setting(
         "profiler_ranges",
         bool,
         False,
-        "buckets appear by name in the framework's own profiler while that runs, on the thread that runs them",
+        "show buckets by name in the framework's own profiler while that runs, on the thread that runs them",
     ),
     Setting("timeline_mark_cycles", bool, False, "in the timeline, mark where each period of a schedule begins"),
     Setting(
         "grace_s",
         float,
         5.0,
-        "how long ranks may go on after another failed before they are ended, in seconds",
+        "how long other ranks may go on after a rank has failed, before they are ended, in seconds",
         minimum=0,
     ),
     Setting(
         "metrics_port",
         int,
         0,
-        "port at which the first rank of each host serves its numbers to Prometheus; 0: none",
+        "port at which the first rank of each host serves metrics to Prometheus; 0: none",
         minimum=0,
     ),
-    Setting("metrics_address", str, "127.0.0.1", "address that it listens at; 0.0.0.0: any, for whoever can reach it"),
+    Setting("metrics_address", str, "127.0.0.1", "address that metrics_port listens at; 0.0.0.0: all, for everyone"),
     Setting(
         "pulse_s",
         float,
         0.0,
-        "how often each rank tells the launcher how it is, in seconds, as `ddl run --top` asks; 0: never",
+        "how often each rank sends load and progress to the launcher, in seconds, as `ddl run --top` asks; 0: never",
         minimum=0,
     ),
     Setting(
         "sample_ms",
         float,
         0.0,
-        "how often to look where a rank's main thread stands, in ms, as `ddl doctor -- COMMAND` asks; 0: never",
+        "how often to sample the stack of a rank's main thread, in ms, as `ddl doctor -- COMMAND` asks; 0: never",
         minimum=0,
     ),
-    Setting("log_level", str, "WARNING", "least level that is logged", choices=("DEBUG", "INFO", "WARNING", "ERROR")),
-    Setting("cache_dir", str, "", "where compiled kernels are kept; empty: the first writable of the usual places"),
+    Setting("log_level", str, "WARNING", "lowest level that is logged", choices=("DEBUG", "INFO", "WARNING", "ERROR")),
+    Setting("cache_dir", str, "", "directory for compiled kernels; empty: the first usual place that is writable"),
     Setting(
         "switch_interval_ms",
         float,
         0.0,
-        "interpreter's thread switch interval while a job runs, in ms; 0: left alone",
+        "thread switch interval of the Python interpreter while a job runs, in ms; 0: unchanged",
         minimum=0,
     ),
     Setting("plugins", str, "", "comma-separated names of the only plugins to load; empty: all that are installed"),
@@ -277,7 +283,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 class Settings(Mapping[str, Value]):
-    """What holds for this job: ``settings["fusion_bytes"]``. Immutable; ``source(name)`` says where from."""
+    """The settings of one job: ``settings["fusion_bytes"]``. Immutable; ``source(name)`` says where a value came from."""
 
     def __init__(self, values: Mapping[str, Value], sources: Mapping[str, str]) -> None:
         self._values = dict(values)
@@ -293,7 +299,7 @@ class Settings(Mapping[str, Value]):
         return len(self._values)
 
     def source(self, name: str) -> str:
-        """ "flag", "env", "file", "default" or, while a search runs, "tuner"."""
+        """Return where the value came from: "flag", "env", "file", "default" or, while a search runs, "tuner"."""
         return self._sources[name]
 
     def text(self, name: str) -> str:
@@ -310,23 +316,24 @@ class Settings(Mapping[str, Value]):
         return value
 
     def overlaps(self, hosts: int) -> bool:
-        """Whether buckets of host memory are to run while the step still computes, of ranks on so many hosts.
+        """Return whether buckets in host memory run while the step still computes, for a job on ``hosts`` hosts.
 
-        On one host they would take the cores that compute, and a core has little to hide. Sizes that
-        somebody has chosen are kept to. Raises ValueError for a setting that is none.
+        With "auto" they do so on more than one host, or if the user has set a bucket size. On a single host they would
+        take cores from the computation, and a single host has little communication to hide. Raises ValueError for an
+        unknown value.
         """
         wanted = self.text("overlap")
         if wanted not in ("auto", "on", "off"):
-            raise ValueError(f"overlap={wanted!r} is none of auto, on, off")
+            raise ValueError(f"overlap={wanted!r} is not one of auto, on, off")
         chosen = any(self._sources[name] != "default" for name in ("fusion_bytes", "first_bucket_bytes"))
         return wanted == "on" or (wanted == "auto" and (hosts > 1 or chosen))
 
     def changed(self, values: Mapping[str, Value]) -> Settings:
-        """These settings with some of them changed; their source is "tuner"."""
+        """Return a copy of these settings with ``values`` changed; the source of these is "tuner"."""
         return Settings({**self._values, **values}, {**self._sources, **dict.fromkeys(values, "tuner")})
 
     def names(self, name: str) -> tuple[str, ...]:
-        """A comma-separated setting as its parts."""
+        """Return the parts of a comma-separated setting."""
         return tuple(part.strip() for part in self.text(name).split(",") if part.strip())
 
 
@@ -336,10 +343,10 @@ def load_settings(
     flags: Mapping[str, object] | None = None,
     rows: Iterable[Setting] = SETTINGS,
 ) -> Settings:
-    """The settings of one job. ``rows`` may hold a plugin's own beside the core's.
+    """Return the settings of one job. ``rows`` may hold the settings of plugins in addition to the core's.
 
-    Raises ValueError, naming the variable, file key or flag, for a value that does not parse and for
-    a file key that no row has.
+    Raises ValueError, with the variable, file key or flag in its message, for a value that cannot be parsed and for a
+    key of the file that is no setting.
     """
     table = {row.name: row for row in rows}
     file = _renamed(file or {}, table)
@@ -365,7 +372,7 @@ def load_settings(
 
 
 def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mapping[str, object]:
-    """Return the keys of a config file under the present names of settings; warn where it has a former one."""
+    """Return the contents of a config file with former names of settings replaced; warn about each former name."""
     former = {row.former: row.name for row in table.values() if row.former in file}
     for old, new in former.items():
         _warn_former(f"config file: {old}", new)
@@ -373,7 +380,7 @@ def _renamed(file: Mapping[str, object], table: Mapping[str, Setting]) -> Mappin
 
 
 def _renamed_variables(environ: Mapping[str, str], table: Mapping[str, Setting]) -> Mapping[str, str]:
-    """Return ``environ`` with the present names of settings for former ones; warn where it has a former one."""
+    """Return ``environ`` with former names of settings replaced by the present ones; warn about each former name."""
     found = {f"DDL_{row.former.upper()}": row.env for row in table.values() if row.former}
     former = {old: new for old, new in found.items() if old in environ}
     for old, new in former.items():
@@ -386,7 +393,10 @@ def _warn_former(old: str, new: str) -> None:
 
 
 def read_toml(path: str | Path) -> dict[str, object]:
-    """The keys of a config file. Raises ValueError in one line where it is missing or no TOML."""
+    """Return the keys of a config file.
+
+    Raises ValueError with a message of one line if it is missing or not valid TOML.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -406,22 +416,26 @@ def read_toml(path: str | Path) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Environment:
-    """What the launcher told this process. ``job_file`` holds endpoint and keys; see control/credentials.py.
+    """What the launcher has told this process by environment variables.
 
-    ``address`` is this host's own on the route to the launcher, "" where all ranks are on one host.
+    ``job_file`` is the path of the file with endpoint and keys, see control/credentials.py. ``address`` is this host's
+    own address on the route to the launcher; it is "" if all ranks are on one host.
     """
 
     placement: Placement
     job_file: str
     address: str = ""
-    launcher: str = ""  # what started this process, by its name among the launchers
-    timeline_dir: str = ""  # where whoever started it awaits its part of a timeline; "": nobody does
+    launcher: str = ""  # name of the launcher that started this process
+    timeline_dir: str = ""  # directory for this rank's part of a timeline; "": none is wanted
 
     VARIABLES = ("DDL_RANK", "DDL_HOST_INDEXES", "DDL_JOB_FILE")
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment | None:
-        """None where no launcher of ours stands behind this process."""
+        """Return what the launcher has told this process, or None if ``ddl run`` or ``ddlcore.run`` has not started it.
+
+        Raises ValueError if only a part of the variables is set.
+        """
         if "DDL_JOB_FILE" not in environ:
             return None
         missing = [name for name in cls.VARIABLES if name not in environ]
@@ -434,18 +448,19 @@ class Environment:
 
     @staticmethod
     def child_of() -> str:
-        """The process id of the rank that this process was started by after its ``init``; "" for a rank itself."""
+        """Return the process id of the rank that started this process after its ``init``; "" if there is none."""
         mark = os.environ.get(CHILD_MARK, "")
         return "" if mark == str(os.getpid()) else mark
 
     @staticmethod
     def announce(placement: Placement, ports: Sequence[Sequence[int]], addresses: Sequence[str]) -> None:
-        """Sets what scripts of other libraries expect, as `ddl run` would, where the launcher has not.
+        """Set the environment variables that scripts of other libraries expect, if the launcher has not set them.
 
-        ``ports``, ``addresses``: (size,), of each rank two free ports and its host's address.
+        They are those that `ddl run` sets. ``ports``: (size, 2), two free ports for each rank. ``addresses``: (size,),
+        the address of each rank's host.
         """
         if not all(len(two) == 2 for two in ports):
-            return  # a host without free ports: nothing that is said here would be right
+            return  # one host found no free ports: any address set here would be wrong
         rank = placement.rank
         own = {
             "RANK": rank,
@@ -461,13 +476,13 @@ class Environment:
         tf_config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
         for name, value in own.items():
             os.environ.setdefault(name, str(value))
-        if not os.environ.keys() & {"MASTER_ADDR", "MASTER_PORT"}:  # half of it would be neither's
+        if not os.environ.keys() & {"MASTER_ADDR", "MASTER_PORT"}:  # never mix an address and a port of two sources
             os.environ.update({"MASTER_ADDR": addresses[0], "MASTER_PORT": str(ports[0][1])})
         os.environ.setdefault("TF_CONFIG", json.dumps(tf_config))
 
     @staticmethod
     def mark_children(on: bool, external: bool = False) -> None:
-        """From now on (or no longer), what this rank starts is told by its environment that it is no rank.
+        """Mark in the environment (or stop marking) that processes which this rank starts are not ranks themselves.
 
         ``external``: another launcher has started this rank.
         """
@@ -477,13 +492,14 @@ class Environment:
             del os.environ[CHILD_MARK]
 
     def variables(self) -> dict[str, str]:
-        """The environment that ``read`` understands."""
+        """Return the environment variables that ``read`` understands."""
         hosts = ",".join(map(str, self.placement.hosts))
         return {
             "DDL_RANK": str(self.placement.rank),
             "DDL_HOST_INDEXES": hosts,
             "DDL_JOB_FILE": self.job_file,
-            "DDL_ADDRESS": self.address,  # these also where they are empty: a job started by a rank must not inherit that one's
+            # Also set if empty: otherwise a job that a rank starts would inherit these values from that rank.
+            "DDL_ADDRESS": self.address,
             "DDL_LAUNCHED_BY": self.launcher,
             "DDL_TIMELINE_DIR": self.timeline_dir,
         }

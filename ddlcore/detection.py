@@ -1,4 +1,4 @@
-"""Asks the clusters who this process is, where `ddl run` has not said so."""
+"""Ask the cluster plugins which rank this process is, if `ddl run` has not said so."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ log = logging.getLogger("ddl")
 
 
 def detect(environ: Mapping[str, str]) -> tuple[ExternalRank | None, Registry]:
-    """This process as a rank of another launcher's; None where none has started it, or it has started this one alone.
+    """Return this process as a rank of another launcher, and the registry of plugins that was used.
 
-    With the plugins that were asked. Raises ValueError in one line where what a launcher has set is incomplete or contradicts itself.
+    The rank is None if no other launcher has started this process, or if it has started only this one. Raises
+    ValueError with a message of one line if what a launcher has set is incomplete or contradictory.
     """
     settings, registry = settings_of(environ)
     around = Surroundings(environ, socket.gethostname(), lineage)
@@ -39,7 +40,7 @@ def detect(environ: Mapping[str, str]) -> tuple[ExternalRank | None, Registry]:
             log.warning("%s", rank_info.warning)
         if rank_info.size == 1:
             break
-        from ddlcore.external_rank import ExternalRank  # brings ZeroMQ, which a world of one does not need
+        from ddlcore.external_rank import ExternalRank  # imports ZeroMQ, which a world of one rank does not need
 
         return ExternalRank(provider.name, rank_info, settings, registry, environ), registry
     return None, registry

@@ -1,7 +1,7 @@
-"""Every error that ddl raises by name: we closed it, they are gone, we disagree, it took too long.
+"""Define every error that ddl raises by name.
 
-Wrong arguments are ``InvalidArgument`` at the call, a ``ValueError`` that is a ``RuntimeError`` too; what happens to a
-running job derives from ``DdlInternalError``, which Horovod's scripts know as ``HorovodInternalError``.
+A wrong argument raises ``InvalidArgument`` at the call: a ``ValueError`` that is also a ``RuntimeError``. Errors of a
+running job derive from ``DdlInternalError``, which Horovod's scripts know as ``HorovodInternalError``.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ __all__ = [
 
 
 class DdlInternalError(RuntimeError):
-    """The job cannot go on as asked; the base of all that a running job raises."""
+    """The job cannot go on as asked; the base class of all errors of a running job."""
 
 
 HorovodInternalError = DdlInternalError
 
 
 class PeerLost(DdlInternalError):
-    """Another rank died, raised, or left while it was still needed.
+    """Another rank died, raised an exception, or left while it was still needed.
 
-    ``ranks`` are the world ranks that are gone, ``reason`` says what is known of the end of the first.
+    ``ranks`` are the world ranks that are gone. ``reason`` says what is known about the end of the first of them, and
+    ``during`` is the operation that failed ("" if unknown).
     """
 
     def __init__(self, ranks: Iterable[int], reason: str, during: str = "") -> None:
@@ -59,25 +60,25 @@ class PeerLost(DdlInternalError):
 
 
 class Closed(DdlInternalError):
-    """This rank itself ended the job (``shutdown``) while the operation was under way."""
+    """This rank itself ended the job (``shutdown``) while the operation was in flight."""
 
 
 class MismatchError(DdlInternalError):
-    """The ranks asked for different things under one name; the message holds a table of who asked what."""
+    """The ranks asked for different things under one name; the message holds a table of what each rank asked."""
 
 
 class IncompleteGradients(RuntimeError):
-    """A backward pass ended by an exception, so that its gradients cannot be stepped on; compute them again."""
+    """A backward pass ended with an exception, so its gradients must not be used for a step; compute them again."""
 
 
 class ReplicasDiffer(DdlInternalError):
-    """The ranks' copies of the parameters are not the same to the last bit; the message says where, and what to do.
+    """The ranks' copies of the parameters differ in at least one bit; the message says where, and what to do.
 
-    ``tensor`` is the first that differs, in the order of the parameters ("" where the ranks do not have the same
-    tensors); ``groups`` are the world ranks that agree with each other, the largest group first. ``step`` counts the
-    optimizer's steps, ``agreed_step`` is the last at which all were found equal (-1: at none); both are -1 for
-    ``verify``, which knows no steps. ``distances`` are the largest absolute differences from the lowest rank, by
-    rank, where they are known.
+    ``tensor`` is the first parameter that differs, in the order of the parameters ("" if the ranks do not have the same
+    parameters). ``groups`` are groups of world ranks whose copies agree, the largest group first. ``step`` counts the
+    steps of the optimizer; ``agreed_step`` is the last step at which all copies were found equal (-1: none). Both are
+    -1 for ``verify``, which knows no steps. ``distances`` holds by rank the largest absolute difference from the lowest
+    rank's copy, where it is known.
     """
 
     def __init__(
@@ -102,39 +103,42 @@ class ReplicasDiffer(DdlInternalError):
 
 
 class DeadlineExceeded(DdlInternalError, TimeoutError):
-    """A wait that has a deadline reached it; the message names who was waited for."""
+    """A wait with a deadline has reached it; the message names what or which ranks it waited for."""
 
 
 class TransportError(DdlInternalError):
-    """The data path failed in a way that names no dead rank; the cause is chained."""
+    """The data path failed in a way that does not identify a dead rank; the cause is chained."""
 
 
 class DeviceError(DdlInternalError):
-    """An accelerator, its driver or its memory failed; the message says what to do, the cause is chained."""
+    """An accelerator, its driver or its memory failed; the message says what to do, and the cause is chained."""
 
 
 class ObjectDigestError(DdlInternalError):
-    """The bytes of an object are not those that its owner announced; they were not unpickled."""
+    """The bytes of an object do not match the digest that the sending rank announced, so they were not unpickled."""
 
 
 class InvalidArgument(ValueError, RuntimeError):
-    """An argument of a collective is wrong, on this rank: nothing was sent, and the job goes on.
+    """An argument of a collective is wrong on this rank: nothing was sent, and the job goes on.
 
-    A RuntimeError too, which scripts that were written for Horovod catch. No DdlInternalError: the call would be
-    as wrong again, so that what restarts a job after such an error must not meet it.
+    It is also a RuntimeError, because scripts for Horovod catch that. It is not a DdlInternalError: the same call would
+    fail again, so code that restarts a job after a DdlInternalError must not catch it.
     """
 
-    # Frameworks that trace the user's code raise an error of it anew, with its place there, and keep its class where
-    # its constructor is Exception's own.
+    # Frameworks that trace the user's code raise its errors again, with the place in that code added. They keep the
+    # class of the error only if its constructor is Exception's own.
     __init__ = Exception.__init__
 
 
 class NotInitialized(ValueError):
-    """A verb was called before ``init()`` or after ``shutdown()``."""
+    """A function of ddl was called before ``init()`` or after ``shutdown()``."""
 
 
 class ReentrantCall(RuntimeError):
-    """A signal handler or a finalizer called ddl while its thread was inside ddl; nothing has changed, the job goes on."""
+    """A signal handler or a finalizer called ddl while its thread was inside ddl.
+
+    The call had no effect; the job goes on.
+    """
 
 
 class PluginError(RuntimeError):
@@ -142,7 +146,10 @@ class PluginError(RuntimeError):
 
 
 class RankFailed(RuntimeError):
-    """A rank of ``ddlcore.run`` raised or died. ``rank`` is the first that did; what it raised is the cause."""
+    """A rank of ``ddlcore.run`` raised or died.
+
+    ``rank`` is the first that did; the exception that it raised is the cause.
+    """
 
     def __init__(self, rank: int, text: str) -> None:
         self.rank = rank

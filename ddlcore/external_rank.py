@@ -1,6 +1,6 @@
-"""A rank that another launcher has started: how it meets the others, and where their coordinator lives.
+"""Connect a rank that another launcher has started with the other ranks and with their coordinator.
 
-`ddl run` gives its ranks all this by their environment; here they find it out by themselves.
+`ddl run` tells its ranks all this by environment variables; here the ranks find it out by themselves.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = ["ExternalRank"]
 
 log = logging.getLogger("ddl")
 LOOPBACK = "127.0.0.1"
-_LOOK_S = (0.01, 0.5)  # between two looks for the file: at first, and at most
-_ANSWER_S = 3.0  # for an endpoint to prove that it holds the key; a stranger does not answer
-_REMIND_S = 1.0  # after so long a wait a rank says again that it is there
+_LOOK_S = (0.01, 0.5)  # pause between two looks for the file: the first, and the longest
+_ANSWER_S = 3.0  # time for an endpoint to prove that it holds the keys; another program does not answer
+_REMIND_S = 1.0  # after waiting so long, a rank sends its Arrive again
 
 
 class ExternalRank:
@@ -45,7 +45,10 @@ class ExternalRank:
     def __init__(
         self, cluster: str, rank_info: RankInfo, settings: Settings, registry: Registry, environ: Mapping[str, str]
     ) -> None:
-        """Raises ValueError where nothing tells this launch from others, and no directory is named for it alone."""
+        """Prepare to find the other ranks.
+
+        Raises ValueError if the launcher gives this launch no name and no rendezvous directory is set for it.
+        """
         wanted = settings.text("rendezvous_dir")
         if not rank_info.launch and not wanted:
             raise ValueError(
@@ -57,19 +60,19 @@ class ExternalRank:
         self._registry = registry
         self._pid = os.getpid()
         known = (one.name for one in registry.launchers.values() if cluster in one.clusters)
-        self._launched_by = next(known, "")  # some transports work only where their own launcher has started the ranks
+        self._launched_by = next(known, "")  # some transports work only if their own launcher has started the ranks
         self._token = secrets.token_hex(8)
         self._places = folders(wanted, environ)
         self._name = file_name(cluster, rank_info.launch)
         self._embedded_server: EmbeddedServer | None = None
         self._access: Access | None = None
-        self._address = self._via = ""  # the two ends of the route to rank 0
+        self._address = self._via = ""  # both ends of the route to rank 0
 
     def job(self, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
-        """This rank's part of a world of ``ranks`` (None: all), whose ranks have met; it is not started yet.
+        """Wait until all ``ranks`` (None: all of the launch) have arrived, and return this rank's Job, not yet started.
 
-        Raises DeadlineExceeded, which says who came, after ``start_timeout_s``, PeerLost when a rank died meanwhile,
-        DdlInternalError where there is no place for the file by which they meet.
+        Raises DeadlineExceeded after ``start_timeout_s``, with the ranks that have arrived; PeerLost if a rank died
+        meanwhile; DdlInternalError if there is no directory for the file by which the ranks find each other.
         """
         chosen = tuple(range(self.rank_info.size)) if ranks is None else ranks
         channel, store, arrived = self._join(chosen, time.monotonic() + self._settings.number("start_timeout_s"))
@@ -93,7 +96,10 @@ class ExternalRank:
         )
 
     def close(self, reason: str, patient: bool) -> None:
-        """At the end of the process: rank 0, which the others need, stays if ``patient`` until they have left."""
+        """Release everything at the end of the process.
+
+        Rank 0, if ``patient``, first waits until the other ranks have left.
+        """
         if self._embedded_server is not None and os.getpid() == self._pid:
             self._embedded_server.close(reason, patient)
             self._embedded_server = None
@@ -101,13 +107,13 @@ class ExternalRank:
     # --- reaching rank 0
 
     def _join(self, ranks: Sequence[int], deadline_s: float) -> tuple[Channel, JobStore, dict[int, Arrive]]:
-        """The way to the coordinator, and who has come there, when all have."""
+        """Connect to the coordinator, wait until all ``ranks`` have arrived, and return connection and ranks."""
         while True:
             channel, store = connect_with(self._reach(deadline_s), self.rank_info.rank)
             try:
                 return channel, store, self._meet(channel, ranks, deadline_s)
             except _Taken as taken:
-                self._access = None  # theirs is another launch of the same name: ours is still to come
+                self._access = None  # that is another launch of the same name: ours has yet to begin
                 channel.close()
                 store.close()
                 if self._embedded_server is not None or time.monotonic() > deadline_s:
@@ -125,7 +131,7 @@ class ExternalRank:
         if self._access is None:
             if self.rank_info.rank == 0:
                 invitation = self._invite(deadline_s)
-                self._access = at(invitation.access, invitation.endpoints[-1])  # the last is the nearest
+                self._access = at(invitation.access, invitation.endpoints[-1])  # the last one is local
             else:
                 self._access = self._find(deadline_s)
         return self._access
@@ -144,10 +150,13 @@ class ExternalRank:
         return self._embedded_server.invitation
 
     def _sessions(self, settings: Settings) -> Sessions:
-        """Where settings make no sense that rank 0 alone uses, all ranks are to be told: the others wait for it."""
+        """Return the sessions, or sessions that refuse every rank if settings that only rank 0 uses are invalid.
+
+        An exception in rank 0 alone would leave the other ranks waiting for it.
+        """
         driver = None
         try:
-            if settings["autotune"]:  # its tuner thinks in this rank's process: who can, starts the ranks by `ddl run`
+            if settings["autotune"]:  # its tuner takes time of this rank's process: `ddl run` avoids that
                 hosts = (0,) * self.rank_info.size if self.rank_info.on_one_host else None
                 driver = build_search_driver(settings, self._registry, hosts)
             return build_sessions(self.rank_info.size, settings, self._registry, driver)
@@ -155,7 +164,7 @@ class ExternalRank:
             return build_sessions(self.rank_info.size, load_settings({}), self._registry, refuses=str(error))
 
     def _find(self, deadline_s: float) -> Access:
-        """The keys, once somebody answers to them; files that nobody stands behind are passed by."""
+        """Return the keys from the first file whose writer answers; skip files whose writer has ended or is silent."""
         pause_s, own, why = _LOOK_S[0], kin(), ""
         while True:
             found, refused = look(self._places, self._name)
@@ -184,10 +193,10 @@ class ExternalRank:
     # --- meeting the others
 
     def _meet(self, channel: Channel, ranks: Sequence[int], deadline_s: float) -> dict[int, Arrive]:
-        """Who they are, when all have come."""
+        """Return the ranks and their Arrive when all have arrived."""
         arrive = self._arrive(ranks)
         while (left_s := deadline_s - time.monotonic()) > 0:
-            channel.send(arrive)  # again and again: another process of the same rank may have taken our line
+            channel.send(arrive)  # repeated: another process with the same rank may have taken our line
             arrivals = self._listen(channel, ranks, min(_REMIND_S, left_s))
             if arrivals is not None:
                 return dict(arrivals.arrived)
@@ -221,7 +230,7 @@ class ExternalRank:
                 if isinstance(message, Arrivals):
                     return message
                 if isinstance(message, Lost):
-                    lost = tuple(ranks.index(sorted(ranks)[place]) for place in message.ranks)  # in our order
+                    lost = tuple(ranks.index(sorted(ranks)[place]) for place in message.ranks)  # ordered as ``ranks``
                     raise PeerLost(lost, message.reason, "init")
                 if isinstance(message, Refused):
                     raise _Taken(message.text)
@@ -231,7 +240,7 @@ class ExternalRank:
         said = self.rank_info.local_rank
         if said is not None and said != placement.local_rank:
             log.warning(
-                "rank %d: its launcher calls it local rank %d, by its place among the ranks of its host it is %d",
+                "rank %d: its launcher says local rank %d, but its position among the ranks of its host is %d",
                 placement.rank,
                 said,
                 placement.local_rank,
@@ -239,18 +248,24 @@ class ExternalRank:
 
 
 class _Taken(Exception):
-    """Another process has come as the rank that we are."""
+    """Another process has arrived with the rank of this process."""
 
 
 def _host_indexes(size: int, arrived: Mapping[int, Arrive]) -> tuple[int, ...]:
-    """(size,) in the order of first appearance; each rank that is not known has a host of its own."""
+    """Return the host index of each rank, shape (size,), in order of first appearance.
+
+    A rank that has not arrived gets a host of its own.
+    """
     numbers: dict[str, int] = {}
     names = [arrived[rank].host if rank in arrived else f"rank {rank}" for rank in range(size)]
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
 def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int, str]:
-    """By rank, in order, of each that has come: its host's own; of rank 0's, where others have reached it."""
+    """Return by rank, in order, the address of the host of each rank that has arrived.
+
+    For rank 0's host, it is the address by which ranks of other hosts have reached it.
+    """
     if len({hosts[rank] for rank in arrived}) == 1:
         return dict.fromkeys(sorted(arrived), LOOPBACK)
     home = next((one.via for rank, one in sorted(arrived.items()) if hosts[rank] != hosts[0]), "")
@@ -258,7 +273,10 @@ def _addresses(arrived: Mapping[int, Arrive], hosts: Sequence[int]) -> dict[int,
 
 
 class _ExternalChannel(Channel):
-    """A line whose end means that rank 0 is gone, at ``rank`` in this world; -1: it is not in it, or is this one."""
+    """A channel that reports a closed connection as the loss of rank 0, which is number ``rank`` in this world.
+
+    ``rank`` -1: rank 0 is not in this world, or is this process.
+    """
 
     def __init__(self, channel: Channel, rank: int) -> None:
         self._channel = channel

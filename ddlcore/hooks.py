@@ -1,7 +1,7 @@
-"""The hook specifications and their marker: a plugin answers with providers, which are data.
+"""Define the hook specifications and their marker. A plugin's hooks return providers, which are plain data.
 
-A provider names its class as ``"module:Class"``, so that listing twenty plugins imports none of
-their frameworks. Entry points in the group ``ddlcore.plugins.v2`` name the module that holds the hooks.
+A provider names its class as ``"module:Class"``, so that a list of twenty plugins imports none of their frameworks.
+Entry points in the group ``ddlcore.plugins.v2`` name the module that holds a plugin's hooks.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = [
     "hookspec",
 ]
 
-ENTRY_POINT_GROUP = "ddlcore.plugins.v2"  # the number is that of the plugin contract's major version
-FORMER_GROUPS = {"ddlcore.plugins": "1.0"}  # with the version that plugins in them were written for
+ENTRY_POINT_GROUP = "ddlcore.plugins.v2"  # the number is the major version of the plugin contract
+FORMER_GROUPS = {"ddlcore.plugins": "1.0"}  # each with the contract version of the plugins in it
 hookspec = pluggy.HookspecMarker("ddlcore")
 hookimpl = pluggy.HookimplMarker("ddlcore")
 
@@ -49,177 +49,180 @@ class Provider:
     name: str
     target: str  # "module:Class", imported when it is first used
     requires: tuple[str, ...] = ()  # modules that must be importable, found without importing them
-    install: str = ""  # the exact line that makes them so
-    platforms: tuple[str, ...] = ()  # values of sys.platform that it works on; empty: all
-    probe: str = ""  # "module:function" without arguments: what keeps it from being used here, in one line; "": nothing
-    library: str = ""  # "module:function" without arguments: the Library behind it as it is loaded, or None
-    settings: tuple[Setting, ...] = ()  # rows of its own
-    knobs: tuple[Knob, ...] = ()  # of them, what a search may try where this is used
+    install: str = ""  # exact command that installs them
+    platforms: tuple[str, ...] = ()  # values of sys.platform that it supports; empty: all
+    probe: str = ""  # "module:function" without arguments: returns in one line why it cannot be used here, or ""
+    library: str = ""  # "module:function" without arguments: returns the loaded Library behind it, or None
+    settings: tuple[Setting, ...] = ()  # its own settings
+    knobs: tuple[Knob, ...] = ()  # those of its settings that a search may change while this is used
     doc: str = ""
-    api_version: tuple[int, int] = (2, 0)  # of the plugin contract that it was written for
-    suite: str = ""  # "module:Class" of its conformance suite; empty: the kit's own for its kind. `ddl conform` runs it
-    suite_over: str = ""  # what that suite puts in the place of what may be missing: then it runs here all the same
+    api_version: tuple[int, int] = (2, 0)  # version of the plugin contract that it was written for
+    suite: str = ""  # "module:Class" of its suite for `ddl conform`; empty: the standard suite of its kind
+    suite_over: str = ""  # what its suite uses instead of missing hardware or software, so that it runs anywhere
 
 
 @dataclass(frozen=True)
 class TransportProvider(Provider):
-    """A way to move bytes between ranks; the target is a Transport, which is built without arguments.
+    """A way to move bytes between ranks. The target is a Transport, which is built without arguments.
 
-    One that ``composes`` is built from a transport for the ranks of one host and from a function that
-    makes the one across hosts, which it calls where it needs one; nobody asks for it by its own name.
+    A target that ``composes`` is built from two arguments: a transport for the ranks of one host, and a function that
+    makes the transport across hosts, which the target calls if it needs one. Users do not select it by its own name.
     """
 
     devices: tuple[str, ...] = ("cpu",)
-    priority: int = 0  # `auto` takes the highest that can serve
+    priority: int = 0  # `auto` takes the highest that can be used
     one_host: bool = False
     in_process: bool = False  # its ranks are threads of one process
-    spans_devices: bool = False  # knows by itself which ranks share a host: nothing is composed around it
-    launcher: str = ""  # what its ranks must be started by, a name among the launchers; empty: anything
+    spans_devices: bool = False  # handles ranks that share a host itself: no other transport is composed with it
+    launcher: str = ""  # name of the launcher that must start its ranks; empty: any
     composes: bool = False
-    own_device: bool = False  # no two of its ranks may use one device: where two do, it cannot serve them
-    attended: bool = False  # composed, it opens only where the ranks attend that have no part in it: Transport.attend
+    own_device: bool = False  # each of its ranks needs a device of its own: it cannot be used if two share one
+    attended: bool = False  # when composed, opens only if also the ranks outside it call Transport.attend
     sizes: tuple[int, int | None] = (1, None)  # least and greatest number of members
 
 
 @dataclass(frozen=True)
 class AdapterProvider(Provider):
-    """A framework whose tensors are served; the target is an Adapter."""
+    """Support for the tensors of one framework. The target is an Adapter."""
 
-    module: str = ""  # what the user imports
-    framework: str = ""  # the distribution whose version `ddl info` shows
-    loaders: tuple[str, ...] = ()  # modules of its loaders: a thread that stands in them waits for input
+    module: str = ""  # name of the module that the user imports
+    framework: str = ""  # distribution whose version `ddl info` shows
+    loaders: tuple[str, ...] = ()  # modules of its data loaders: a thread inside them is waiting for input
 
 
 @dataclass(frozen=True)
 class KernelsProvider(Provider):
-    """The memory, queues and kernels of one kind of device; the target is a DeviceRuntime, built without arguments."""
+    """Memory, streams and kernels of one kind of device.
 
-    device: str = ""  # the kind, as ``Device.kind`` says it, such as cuda
-    priority: int = 0  # of several for one kind, the highest that can be used is taken
+    The target is a DeviceRuntime, which is built without arguments.
+    """
+
+    device: str = ""  # value of ``Device.kind``, such as cuda
+    priority: int = 0  # of several for one kind of device, the highest that can be used is taken
 
 
 @dataclass(frozen=True)
 class FusionProvider(Provider):
-    """A way to lay tensors out in buckets; the target is a class with the method of FusionPolicy."""
+    """A policy that decides which tensors share a bucket. The target is a class with the method of FusionPolicy."""
 
 
 @dataclass(frozen=True)
 class TunerProvider(Provider):
-    """A way to search for good settings; the target is a Tuner."""
+    """A search algorithm for good settings. The target is a Tuner."""
 
 
 @dataclass(frozen=True)
 class CheckProvider(Provider):
-    """Something that `ddl doctor` looks at; the target is a Check, which is built without arguments.
+    """One check of `ddl doctor`. The target is a Check, which is built without arguments.
 
-    Its module is imported without its package: what a package imports may be what is broken.
+    The module of a check is imported without its package, because the imports of the package may be what is broken.
     """
 
 
 @dataclass(frozen=True)
 class CompressorProvider(Provider):
-    """A way to send fewer bytes; the target is a Compressor."""
+    """A compressor, which sends fewer bytes. The target is a Compressor."""
 
 
 @dataclass(frozen=True)
 class ClusterProvider(Provider):
-    """A launcher of others that ranks recognise by what it sets; the target is a Cluster."""
+    """A launcher other than ddl's, whose ranks are recognized by variables that it sets. The target is a Cluster."""
 
-    priority: int = 0  # asked in falling order; the first that has started the process says who it is
+    priority: int = 0  # clusters are asked by falling priority; the first that has started the process is taken
 
 
 @dataclass(frozen=True)
 class LauncherProvider(Provider):
-    """A way to start agents on hosts; the target is a Launcher."""
+    """A way to start agents on hosts. The target is a Launcher."""
 
-    priority: int = 0  # `auto` takes the highest that applies
-    variables: tuple[str, ...] = ()  # `auto` takes it only where the environment has all of these
-    optional: bool = False  # `auto` never takes it: the user or a transport asks for it by name
-    whole: bool = False  # starts all ranks, those of the launching process's own host too
-    per_rank: bool = False  # an agent for each rank, not for each host
-    clusters: tuple[str, ...] = ()  # names of clusters whose ranks are as good as started by it
+    priority: int = 0  # `auto` takes the highest that can be used
+    variables: tuple[str, ...] = ()  # `auto` takes it only if the environment has all of these
+    optional: bool = False  # `auto` never takes it: the user or a transport must ask for it by name
+    whole: bool = False  # it also starts the ranks on the launching process's own host
+    per_rank: bool = False  # one agent for each rank, instead of one for each host
+    clusters: tuple[str, ...] = ()  # clusters whose ranks count as started by this launcher
 
 
 @dataclass(frozen=True)
 class CommunicatorsProvider(Provider):
-    """A library whose communicators ``init`` takes; the target is a Communicators."""
+    """A library whose communicators can be passed to ``init``. The target is a Communicators."""
 
-    module: str = ""  # top-level module of their types
+    module: str = ""  # top-level module of the communicators' types
 
 
 @dataclass(frozen=True)
 class BenchPeerProvider(Provider):
-    """Another library to measure against; the target is a BenchPeer."""
+    """Another library that ddl is measured against. The target is a BenchPeer."""
 
-    launcher: str = ""  # what its ranks must be started by, as of a transport
+    launcher: str = ""  # name of the launcher that must start its ranks; empty: any
 
 
 @dataclass(frozen=True)
 class CommandProvider(Provider):
-    """A subcommand of ``ddl``; the target is a click command."""
+    """A subcommand of ``ddl``. The target is a click command."""
 
     aliases: tuple[str, ...] = field(default_factory=tuple)
 
 
 class Hooks:
-    """One method for each extension point. Every one returns a sequence of providers and is called once, at start-up."""
+    """One method for each extension point. Each is called once, at start-up, and returns a sequence of providers."""
 
     @hookspec
     def ddl_transports(self) -> Sequence[TransportProvider]:
-        """Ways to move bytes between ranks."""
+        """Return ways to move bytes between ranks."""
         return ()
 
     @hookspec
     def ddl_adapters(self) -> Sequence[AdapterProvider]:
-        """Frameworks whose tensors are served."""
+        """Return support for the tensors of frameworks."""
         return ()
 
     @hookspec
     def ddl_kernels(self) -> Sequence[KernelsProvider]:
-        """Memory, queues and kernels of accelerators."""
+        """Return memory, streams and kernels of accelerators."""
         return ()
 
     @hookspec
     def ddl_fusion_policies(self) -> Sequence[FusionProvider]:
-        """Ways to lay tensors out in buckets."""
+        """Return policies that decide which tensors share a bucket."""
         return ()
 
     @hookspec
     def ddl_tuners(self) -> Sequence[TunerProvider]:
-        """Ways to search for good settings."""
+        """Return search algorithms for good settings."""
         return ()
 
     @hookspec
     def ddl_checks(self) -> Sequence[CheckProvider]:
-        """What `ddl doctor` looks at."""
+        """Return checks of `ddl doctor`."""
         return ()
 
     @hookspec
     def ddl_compressors(self) -> Sequence[CompressorProvider]:
-        """Ways to send fewer bytes."""
+        """Return compressors, which send fewer bytes."""
         return ()
 
     @hookspec
     def ddl_clusters(self) -> Sequence[ClusterProvider]:
-        """Launchers of others, whose ranks are recognised."""
+        """Return launchers other than ddl's, whose ranks are recognized."""
         return ()
 
     @hookspec
     def ddl_launchers(self) -> Sequence[LauncherProvider]:
-        """Ways to start agents on hosts."""
+        """Return ways to start agents on hosts."""
         return ()
 
     @hookspec
     def ddl_communicators(self) -> Sequence[CommunicatorsProvider]:
-        """Libraries whose communicators ``init`` takes."""
+        """Return libraries whose communicators can be passed to ``init``."""
         return ()
 
     @hookspec
     def ddl_bench_peers(self) -> Sequence[BenchPeerProvider]:
-        """Other libraries to measure against."""
+        """Return other libraries that ddl is measured against."""
         return ()
 
     @hookspec
     def ddl_cli(self) -> Sequence[CommandProvider]:
-        """Subcommands of ``ddl``."""
+        """Return subcommands of ``ddl``."""
         return ()

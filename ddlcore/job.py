@@ -1,6 +1,6 @@
 """The composition root: builds one rank's part of one world, and takes it down again.
 
-Only here and in launch/ are parts of one layer brought together, by passing objects in.
+Parts of one layer meet only here and in launch/, where objects are passed to each other.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ ABORT_WAIT_S = 2.0
 
 
 class Job:
-    """One rank's part of one world. Verbs, handles, optimizers and hooks hold the job they belong to."""
+    """One rank's part of one world. Operations, handles, optimizers and hooks keep the job to which they belong."""
 
     def __init__(
         self,
@@ -92,10 +92,11 @@ class Job:
         launched_by: str = "",
         timeline_dir: str = "",
     ) -> None:
-        """``launched``: where the launcher put this process; ``ranks``: who of the launch is in this world.
+        """Create the job; ``start`` connects it.
 
-        ``address``: this host's own, see Context.address. ``launched_by``: the launcher's name, where a
-        transport may ask for it. ``timeline_dir``: where the launcher awaits this rank's part of a timeline.
+        ``launched``: where the launcher placed this process. ``ranks``: the launched ranks that are in this world.
+        ``address``: this host's own address, see Context.address. ``launched_by``: the launcher's name, which a
+        transport may require. ``timeline_dir``: where the launcher expects this rank's part of a timeline.
         """
         self.placement = launched.among(ranks)
         self.rank = self.placement.rank
@@ -104,7 +105,7 @@ class Job:
         self.registry = registry
         self.closed = False
         self.forked = False
-        self.launched = launched  # not only this world: where the launcher put the process
+        self.launched = launched  # the placement in the whole launch, not only in this world
         self._launched_by = launched_by
         self._timeline_dir = timeline_dir
         self._ranks = ranks
@@ -116,17 +117,17 @@ class Job:
         self.companions = Companions(self)
         self.persistent_requests: dict[
             Any, PersistentRequest
-        ] = {}  # calls by name that wait at once, described the first time
+        ] = {}  # requests of blocking calls, by name, made at the first call
         self._verifiers: dict[tuple[int, str], Verifying] = {}  # by process set and label
-        self._told = False  # digests whose difference would end the job
-        self._shown = False  # to a thread of the user's, why the job is over
+        self._told = False  # whether digests were sent whose difference would end the job
+        self._shown = False  # whether a user thread has got the reason why the job is over
         self._failure = JobFailure()
         self._meter = Meter()
         self._lock = Lock()
         self._ordinals: Counter[str] = Counter()
         self._started = False
         self._reopened = 0
-        self._deafen: Callable[[], None] = lambda: None  # undoes listening to a signal
+        self._deafen: Callable[[], None] = lambda: None  # stops listening to the signal
         self._observers: list[Observer] = []
         _jobs.add(self)
 
@@ -153,14 +154,14 @@ class Job:
     # --- begin
 
     def start(self) -> None:
-        """Meets the other ranks and opens the global communicator. All ranks of the world call it.
+        """Meet the other ranks and open the global communicator. All ranks of the world call this.
 
-        Raises PeerLost when one of them dies meanwhile, DeadlineExceeded after ``start_timeout_s``,
-        TransportError where no transport serves these ranks.
+        Raises PeerLost if a rank dies meanwhile, DeadlineExceeded after ``start_timeout_s``, and TransportError if no
+        transport serves these ranks.
         """
         log_at(self.settings.text("log_level"))
         switch_ms = self.settings.number("switch_interval_ms")
-        if switch_ms > 0:  # a thread that wakes while another runs pure Python waits this long for its turn
+        if switch_ms > 0:  # a thread that wakes while another runs Python code waits this long for the interpreter lock
             sys.setswitchinterval(switch_ms / 1000)
         channel, store = self._network()
         self._build(channel, store)
@@ -168,7 +169,8 @@ class Job:
             self._deafen = listen(self.settings.text("flight_signal"), self._want_dump)
         if self.settings["profiler_ranges"]:
             providers = [one for one in self.registry.adapters.values() if one.module != "ddlcore"]
-            adapters = in_use((one.module, lambda one=one: self.registry.load(one)()) for one in providers)  # type: ignore[misc]  # the default binds it
+            # A default argument binds ``one`` now; the lambda is called when the generator is already further.
+            adapters = in_use((one.module, lambda one=one: self.registry.load(one)()) for one in providers)  # type: ignore[misc]
             self._engine.show(ranges_of(adapters))
         self._engine.start()
         self._control_thread.start()
@@ -241,7 +243,10 @@ class Job:
         self._control_thread.explain = self._explain
 
     def _adjust(self, values: Mapping[str, Value]) -> None:
-        """A search goes on with other settings; on the engine's thread, at the same point of the total order on all ranks."""
+        """Apply new settings of a search.
+
+        Runs on the engine's thread, at the same point of the total order on all ranks.
+        """
         if "overlap" in values:
             self.overlaps = values["overlap"] == "on"
         others = {name: value for name, value in values.items() if name != "overlap"}
@@ -252,7 +257,7 @@ class Job:
             self.sets.reopen(replace(self._opener(self._store), generation=self._reopened))
 
     def _observe(self) -> None:
-        """Whoever is to look on from beside. Raises ValueError where what was asked for cannot be; then nobody looks."""
+        """Start the observers. Raises ValueError if what was asked for is impossible; then no observer runs."""
         try:
             self._observers += observers(self)
         except BaseException as error:
@@ -260,9 +265,9 @@ class Job:
             raise
 
     def tell(self, message: Pulse | Profile | Digests) -> None:
-        """Lets the launcher know how this rank is. Any thread; returns at once.
+        """Send the launcher a report about this rank. Any thread may call this; it returns immediately.
 
-        Of digests whose difference would end the job, raises why the job is over, where it is.
+        For digests whose difference would end the job, raises the reason why the job is over, if it is.
         """
         if self.forked:
             return
@@ -273,11 +278,14 @@ class Job:
         self._control_thread.say(message)
 
     def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
-        """Return 8 bytes for each stretch of host memory of so many bytes; see ``CpuKernels.digests``."""
+        """Return 8 bytes for each region of host memory with the given address and size; see ``CpuKernels.digests``."""
         return self._kernels.digests(addresses, sizes)
 
     def add_verifier(self, set_id: int, kind: str, verifier: Verifying) -> str:
-        """Return what the optimizer of ``verifier`` is called among the ranks; every member adds its own in one order."""
+        """Return the name that the ranks use for the optimizer of ``verifier``.
+
+        Every member adds its own in the same order.
+        """
         ordinal = 1 + sum(
             known == set_id and label.partition(" number ")[0] == kind for known, label in self._verifiers
         )
@@ -289,18 +297,22 @@ class Job:
         verifier = self._verifiers.get((asked.set_id, asked.label))
         try:
             return Sample() if verifier is None else verifier.sample(asked)
-        except Exception as error:  # of the framework's: the job's end is told all the same
+        except Exception as error:  # an error of the framework must not hide why the job ends
             log.debug("rank %d cannot show a tensor that differs: %r", self.rank, error)
             return Sample()
 
     def _settle_digests(self) -> ReplicasDiffer | None:
-        """Waits until what was told of the parameters has been compared, for as long as a rank may take to leave."""
+        """Wait until the reported digests of parameters have been compared, and return the difference if there is one.
+
+        Waits as long as a rank may take to leave.
+        """
         if not self._told or self._shown:
             return None
         if not self._failure.given:
             self._control_thread.say(Settle())
             deadline_s = time.monotonic() + self.settings.number("leave_timeout_s")
-            # No lock is taken: a signal handler may come in between, and leave by itself.
+            # A polling loop that takes no lock: a signal handler may interrupt it at any moment, and may call shutdown
+            # itself.
             while not self._control_thread.settled.is_set() and time.monotonic() < deadline_s:
                 time.sleep(0.002)
         error = self._failure.error("shutdown") if self._failure.given and not self._shown else None
@@ -345,8 +357,8 @@ class Job:
             self._control_thread.welcomed.wait(1.0)
             who = self._control_thread.refusal or "the launcher did not answer"
             raise DeadlineExceeded(f"init: {who}; waited {timeout_s:g} s (DDL_START_TIMEOUT_S)")
-        # Who refuses may end at once, and the coordinator with it, before this thread has its turn: the refusal
-        # came first, and is why.
+        # The coordinator that refuses this rank may end immediately, before this thread runs again, and then the loss
+        # of the connection is reported as well. The refusal came first and is the cause, so it is checked first.
         if self._control_thread.refusal:
             raise DdlInternalError(self._control_thread.refusal)
         if self._failure.given:
@@ -367,7 +379,7 @@ class Job:
         self._control_thread.engage("init(), opening the transport", open_global, has_deadline=True)
         while not opened.wait(0.1):
             timeout_s -= 0.1
-            if timeout_s < -5.0:  # the transport has a deadline of its own, and should have kept it
+            if timeout_s < -5.0:  # the transport has its own deadline, but did not keep it
                 self.sets.abort()
                 raise DeadlineExceeded("init: the transport did not open in time (DDL_OPEN_TIMEOUT_S)")
         if failure:
@@ -376,43 +388,51 @@ class Job:
 
     # --- in between
 
-    # For those who submit the same tensors in every step: see TensorQueue.start_request; ``start_all``, for many at once and a
-    # caller who goes on to wait; ``start_and_wait``, for one who waits for it: see Engine.start_and_wait. Others while a timeline runs.
+    # For callers that submit the same tensors in every step: ``start_request`` starts one tensor, see
+    # TensorQueue.start_request; ``start_all`` starts many, for a caller that waits next; ``start_and_wait`` also waits,
+    # see Engine.start_and_wait. While a timeline is recorded these are other functions, which record the calls.
     start_request: Callable[..., None]
     start_all: Callable[..., None]
     start_and_wait: Callable[..., None]
     submit_entries: Callable[..., None]
 
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
-        """Hands entries over, all or none. Any thread; ``waits``: this one goes on to wait for them.
+        """Submit all entries or none. Any thread may call this. ``waits``: the caller waits for them next.
 
-        Raises ValueError for a name in flight, or why the job is over; ReentrantCall, see ``TensorQueue.submit``.
+        Raises InvalidArgument (a ValueError) for a name in flight, the job's error after it has ended, and
+        ReentrantCall, see ``TensorQueue.submit``.
         """
         if self._engine.amid():
             raise reentrant("an operation")
         self.submit_entries(entries, waits)
 
     def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None:
-        """Records from now on; see ``TimelineSwitch.begin``."""
+        """Record a timeline from now on; see ``TimelineSwitch.begin``."""
         self._refuse_inside("start_timeline()")
         place = Path(directory) if directory else None
         self._timeline.begin(Path(file), mark_cycles, place, self._control_thread.session)
 
     def stop_timeline(self, patience_s: float = 10.0) -> None:
-        """Ends it, if one is recorded; see ``TimelineSwitch.end``."""
+        """End the timeline, if one is recorded; see ``TimelineSwitch.end``."""
         self._refuse_inside("stop_timeline()")
         self._timeline.end(patience_s)
 
     def stats(self) -> Stats:
-        """What this rank has counted since init; ``Stats`` documents the keys. Any thread, at any moment: it takes no lock."""
+        """Return what this rank has counted since init; see ``Stats`` for the keys.
+
+        Any thread, at any moment; takes no lock.
+        """
         return self._meter.stats(self.completion.waited_s, self.sets.routes(), self.tensor_queue.steps())
 
     def progress(self) -> tuple[int, int]:
-        """Changes when an operation comes to its end. Any thread."""
+        """Return a pair of numbers that changes whenever an operation ends. Any thread may call this."""
         return self._meter.negotiated, self._meter.replayed
 
     def inside(self) -> bool:
-        """Whether the calling thread is one of ddl's own, or in the middle of a call that another one must not interrupt."""
+        """Return whether the calling thread is one of ddl's own threads, or is inside a call of ddl.
+
+        Such a thread must not begin another call that waits.
+        """
         return self._started and (self._engine.inside() or self._timeline.inside or self._lock.held())
 
     def _refuse_inside(self, what: str) -> None:
@@ -423,7 +443,10 @@ class Job:
         self._control_thread.dump_wanted = True
 
     def dump_flight(self, reason: str, text: str) -> Path | None:
-        """Writes what this rank did last, where the setting flight_dir says; its path, None where none was written. Any thread."""
+        """Write what this rank did last to the directory of the setting flight_dir. Any thread may call this.
+
+        Returns the path of the file, or None if none was written.
+        """
         directory = self.settings.text("flight_dir")
         if not directory or self.forked:
             return None
@@ -437,18 +460,24 @@ class Job:
         return self._flight.dump(Path(directory), self.rank, self.size, reason, text, groups, under_way, more)
 
     def next_ordinal(self, what: str) -> int:
-        """Return how many times this was asked for ``what`` before: the same on all ranks that ask in the same order."""
+        """Return how often this was called for ``what`` before.
+
+        Ranks that call in the same order get the same numbers.
+        """
         ordinal = self._ordinals[what]
         self._ordinals[what] += 1
         return ordinal
 
     def retire(self) -> None:
-        """Forgets all that ``request`` holds: names that do not come again must not fill the memory."""
+        """Forget all persistent requests of blocking calls.
+
+        Names that are never used again must not fill the memory.
+        """
         known, self.persistent_requests = self.persistent_requests, {}
         self.tensor_queue.retire(known.values())
 
     def disown(self) -> None:
-        """This process was forked from the one that called ``init``: nothing goes from here."""
+        """Make the job unusable in a process that was forked from the one that called ``init``."""
         self.forked = True
         tensor_queue = getattr(self, "tensor_queue", None)
         if tensor_queue is not None:
@@ -460,10 +489,10 @@ class Job:
             )
 
     def compressor(self, name: str) -> Compressor:
-        """This job's compressor of that name. Raises InvalidArgument for a name that no plugin offers.
+        """Return this job's compressor of that name. Raises InvalidArgument for a name that no plugin offers.
 
-        Of what leaves it to the setting: the one that the setting names here. What a bucket travels as the coordinator
-        says, see ``Spec.compressor_by``.
+        If the name leaves the choice to the setting, returns the one that the setting names on this rank. Buckets do
+        not depend on that: the coordinator decides for them, see ``Spec.compressor_by``.
         """
         if name == BY_SETTING:
             name = self.settings.text("compression")
@@ -482,20 +511,26 @@ class Job:
         return compressor
 
     def context(self, part: str) -> Context:
-        """What a communicator of all ranks is given, with the part of the store that is called ``part``.
+        """Return a context as a communicator of all ranks gets it, with the part of the store that is called ``part``.
 
-        For what meets beside the job's own transports, such as a peer of a benchmark.
+        It is for what the ranks open beside the job's own transports, such as a peer of a benchmark.
         """
         return self.sets.context(part)
 
     def _break(self, make: Callable[[str], BaseException]) -> None:
-        """The job is over: what is in flight raises, what comes later too. From any thread, once."""
+        """End the job with an error: what is in flight raises it, and so do later calls.
+
+        From any thread; only the first call counts.
+        """
 
         def shown(during: str) -> BaseException:
-            if not threading.current_thread().name.startswith("ddl-"):  # the user's own
+            if not threading.current_thread().name.startswith("ddl-"):  # a user thread
                 self._shown = True
             return make(during)
 
+        # The order matters. The failure is given first, so that every thread that is woken below finds the reason. The
+        # dump is written before ``close``, which empties the list of pending operations. What is pending fails before
+        # the transports are aborted, because an abort may take a second, and the waiting threads need not wait for it.
         if not self._failure.give(shown):
             return
         self._flight.note("end", error=str(make("")))
@@ -513,12 +548,12 @@ class Job:
     # --- end
 
     def shutdown(self, reason: str = "called shutdown()", settle: bool = False) -> None:
-        """Leaves the world: promised buckets run to their end, what is unfinished raises Closed. Idempotent.
+        """Leave the world. Promised buckets run to their end; what is unfinished raises Closed. May be called again.
 
-        Other ranks need not do the same at the same time: a call that needs this rank raises PeerLost there.
-        ``settle``: the user's program has come to its end, so what it has left to a companion is done first, and
-        what was told of its parameters is compared: raises ReplicasDiffer where they differ.
-        ReentrantCall, and nothing has changed, for a signal handler or a finalizer in the middle of ddl's own work.
+        Other ranks need not call this at the same time: a call there that needs this rank raises PeerLost. ``settle``:
+        the user's program has ended, so first the companions' work is completed and the reported digests of parameters
+        are compared; raises ReplicasDiffer if they differ. Raises ReentrantCall and changes nothing if a signal handler
+        or a finalizer calls this inside a call of ddl.
         """
         if not self.closed:
             self._refuse_inside("shutdown()")
@@ -545,7 +580,7 @@ class Job:
         self._leave(reason, self.settings.number("leave_timeout_s"))
 
     def _leave(self, reason: str, patience_s: float) -> None:
-        """Says goodbye, lets the engine finish what was promised within ``patience_s``, and closes everything."""
+        """Say goodbye, let the engine finish what was promised within ``patience_s``, and close everything."""
         self.closed = True
         while self._observers:
             self._observers.pop().close()
@@ -569,7 +604,7 @@ class Job:
 
 
 def log_at(level: str) -> None:
-    """The level of ddl's own logger; a handler only where the user's program has configured none."""
+    """Set the level of ddl's logger, and add a handler only if the user's program has configured none."""
     log.setLevel(level)
     if not log.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
@@ -578,7 +613,7 @@ def log_at(level: str) -> None:
 
 
 def build_transport(registry: Registry, route: Route) -> Transport:
-    """What serves the route, not open yet; parts that only some ranks need are made by these."""
+    """Return the transport of the route, not open yet. It makes by itself the parts that only some ranks need."""
     make: Callable[..., Transport] = registry.load(route.provider)
     if route.parts:
         local, cross = route.parts
@@ -593,14 +628,14 @@ def build_transport(registry: Registry, route: Route) -> Transport:
 
 
 class Verifying(Protocol):
-    """Who tells the digests of one optimizer's parameters."""
+    """An object that reports the digests of one optimizer's parameters."""
 
     def sample(self, asked: Explain) -> Sample:
-        """Return the values that are asked for. The control thread calls: it waits for nothing."""
+        """Return the requested values. Called on the control thread, so it must not wait for anything."""
 
 
 class _SessionStore(PrefixStore):
-    """The store's part for one world, whose name is known once all ranks are there."""
+    """The part of the store for one world, whose name is known only after all ranks have come."""
 
     def __init__(self, session: Callable[[], str], base: Store) -> None:
         self._session = session
@@ -614,10 +649,10 @@ class _SessionStore(PrefixStore):
 def build_sessions(
     size: int, settings: Settings, registry: Registry, driver: SearchDriver | None = None, refuses: str = ""
 ) -> Sessions:
-    """The coordinator's side for a launch of ``size`` ranks; the launcher gives it to its control server.
+    """Return the coordinator's side for a launch of ``size`` ranks, which the launcher gives to its control server.
 
-    ``driver`` looks for better settings meanwhile; see search.py. ``refuses``: why no world can begin, which every rank
-    is then told. Raises ValueError or PluginError, in one line, for settings that make no sense.
+    ``driver`` searches for better settings while the job runs, see search.py. ``refuses``: why no world can begin,
+    which every rank is told. Raises ValueError or PluginError, with a message of one line, for invalid settings.
     """
     name = settings.text("fusion_policy")
     provider = registry.fusion_policies.get(name)
@@ -627,20 +662,20 @@ def build_sessions(
         )
     policy = registry.load(provider)()
     compression = settings.text("compression")
-    registry.compressor(compression)  # a wrong name is told before anything starts
+    registry.compressor(compression)  # raises for an unknown name before anything starts
     return Sessions(size, policy, patience_of(settings), bool(settings["replay"]), driver, compression, refuses)
 
 
 def patience_of(settings: Settings) -> Patience:
-    """What the settings say about stalls."""
+    """Return what the settings say about stalls."""
     return Patience(
         settings.number("stall_warning_s"), settings.number("stall_shutdown_s"), bool(settings["stall_stacks"])
     )
 
 
 def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordinal: int) -> Job:
-    """This process's part of a world of ``ranks`` (None: all) under `ddl run`."""
-    from ddlcore.control.client import connect  # brings ZeroMQ, which a world of one does not need
+    """Return this process's part of a world of ``ranks`` (None: all ranks) under `ddl run`."""
+    from ddlcore.control.client import connect  # imports ZeroMQ, which a world of one does not need
 
     settings, registry = settings_of(os.environ)
     launched = environment.placement
@@ -659,7 +694,10 @@ def launched_job(environment: Environment, ranks: tuple[int, ...] | None, ordina
 
 
 def lone_job(registry: Registry | None = None) -> Job:
-    """A world of one, without a launcher. ``registry``: of the plugins, where they have been loaded already."""
+    """Return a world of one, without a launcher.
+
+    ``registry``: that of the plugins, if they have been loaded already.
+    """
     return local_jobs(1, backend="auto", registry=registry)[0]
 
 
@@ -672,9 +710,9 @@ def local_jobs(
     registry: Registry | None = None,
     driver: SearchDriver | None = None,
 ) -> list[Job]:
-    """A world within this process: jobs not yet started, one for each of ``size`` threads.
+    """Return a world within this process: jobs that are not started yet, one for each of ``size`` threads.
 
-    ``driver`` looks for better settings meanwhile.
+    ``driver`` searches for better settings while the jobs run.
     """
     given, registry = settings_of(os.environ, {"backend": backend, **(settings or {})}, registry=registry)
     network = LocalNetwork(size, build_sessions(size, given, registry, driver))
@@ -691,7 +729,7 @@ _jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """A forked child has none of our threads: whatever it would wait for would never come."""
+    """Make all jobs unusable in a forked child: it has none of ddl's threads, so every wait there would never end."""
     for job in list(_jobs):
         job.disown()
 

@@ -1,6 +1,6 @@
-"""Wire records of the control network: what ranks say to the coordinator and to the store, and back.
+"""Define the wire records of the control network: what ranks send to the coordinator and to the store, and the replies.
 
-Plain data, encoded by msgspec; a record that does not decode is an error that names its sender.
+The records are plain data, encoded by msgspec. A record that cannot be decoded raises an error that names its sender.
 """
 
 from __future__ import annotations
@@ -74,36 +74,41 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 2  # ranks and coordinator must agree on it
-BY_SETTING = "setting"  # a Spec's compressor: the job's setting says what the tensor travels as
+PROTOCOL = 2  # version of the protocol; ranks and coordinator must have the same
+BY_SETTING = "setting"  # value of Spec.compressor: the job's setting decides how the tensor is compressed
 
 
 class Spec(msgspec.Struct, frozen=True, array_like=True):
-    """What every rank must ask alike for one name."""
+    """What a rank asks for under one name; all ranks must ask for the same."""
 
     kind: Kind
     dtype: DType = DType.U8
-    shape: tuple[int, ...] = ()  # of ragged kinds without the first dimension
+    shape: tuple[int, ...] = ()  # for ragged kinds without the first dimension
     op: ReduceOp = ReduceOp.Sum
-    root: int = -1  # world rank of a broadcast's source
+    root: int = -1  # world rank of the source of a broadcast
     prescale: float = 1.0
     postscale: float = 1.0
     device: str = "cpu"
     strides: tuple[int, ...] | None = None
     compressor: str = "none"  # BY_SETTING: see ``compressor_by``
-    group: int = 0  # size of the grouped call it belongs to, whose name is its own up to the last "["
-    ranks: tuple[int, ...] | None = None  # of ADD_SET: the members; of REMOVE_SET: (set id,)
-    part_of: str = ""  # what the caller says that it belongs to, in words; the ranks must say the same
+    group: int = 0  # number of tensors in its grouped call; its name up to the last "[" is the name of that call
+    ranks: tuple[int, ...] | None = None  # for ADD_SET the members; for REMOVE_SET (set id,)
+    part_of: str = ""  # caller's description of what it belongs to; must be the same on all ranks
 
     def nbytes(self, rows: tuple[int, ...] = ()) -> int:
-        """Of the tensor; of ragged kinds, which it alone does not tell, with these ``rows``."""
+        """Return the size of the tensor in bytes.
+
+        For ragged kinds, the spec does not contain the first dimension: ``rows`` holds the number of rows for each
+        member.
+        """
         return prod(self.shape) * self.dtype.itemsize * (sum(rows) if self.kind.is_ragged else 1)
 
     def compressor_by(self, setting: str) -> str:
-        """Return the compressor that the tensor travels by, where the job's setting is ``setting``.
+        """Return the name of the compressor for this tensor, where ``setting`` is the compressor in the job's settings.
 
-        The setting applies to what leaves it to the setting, which gradients do unless the user has named a
-        compressor, and of that to sums and averages of float32.
+        The setting applies only to specs whose compressor is BY_SETTING (gradients, unless the user has named a
+        compressor), and among these only to sums and averages of float32. For the others of these, the compressor is
+        "none".
         """
         if self.compressor != BY_SETTING:
             return self.compressor
@@ -112,23 +117,26 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tensor that a rank has ready."""
+    """One tensor that is ready on a rank."""
 
     set_id: int
     name: str
-    spec: bytes  # an encoded Spec: the coordinator compares bytes and decodes each kind of them once
-    rows: tuple[int, ...] = ()  # allgather: (rows,); alltoall: rows to each member; else ()
-    stamp: int = -1  # index of the last bucket whose completion the user's code has observed
-    digest: bytes = b""  # of an object's bytes, so that they are trusted only as announced here
+    spec: bytes  # an encoded Spec: the coordinator compares bytes, and decodes each distinct value once
+    rows: tuple[int, ...] = ()  # allgather: (rows,); alltoall: rows to each member; other kinds: ()
+    stamp: int = -1  # index of the last bucket that the user's code has seen complete
+    digest: bytes = b""  # digest of an object's bytes: receivers accept only bytes that match it
 
 
 # --- rank to coordinator
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """A rank enters ``init``. ``ranks`` is the world it asks for, ``ordinal`` its how-manieth of that world."""
+    """A rank enters ``init``.
 
-    rank: int  # world rank as launched
+    ``ranks`` is the world that it asks for. ``ordinal`` counts how many times this rank has asked for that world.
+    """
+
+    rank: int  # world rank in the launch
     ranks: tuple[int, ...]
     ordinal: int
     protocol: int
@@ -136,34 +144,34 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     fusion_bytes: int  # rank 0's value counts
     pid: int = 0
     first_bucket_bytes: int = 0  # rank 0's value counts
-    overlap: bool = True  # likewise
+    overlap: bool = True  # rank 0's value counts
 
 
 class Arrive(msgspec.Struct, frozen=True, array_like=True, tag="arrive"):
-    """A rank that another launcher has started comes to the coordinator, before any Hello: who it is, and where.
+    """A rank that another launcher has started registers with the coordinator, before its first Hello.
 
-    ``patient``: it waits until all of ``ranks`` have come; else it is told at once who has.
+    If ``patient``, the answer comes after all of ``ranks`` have arrived; otherwise at once, with those that have.
     """
 
-    token: str  # by chance, one a process: a second process with the same rank belongs to another launch
-    ranks: tuple[int, ...]  # of the launch, that it wants to know of
-    host: str  # equal for ranks of one host, and for these only
+    token: str  # random, one for each process: the same rank with another token belongs to another launch
+    ranks: tuple[int, ...]  # ranks of the launch that it asks about
+    host: str  # equal for two ranks if and only if they are on one host
     kin: str  # equal for ranks that see each other's process ids
     pid: int
-    address: str = ""  # its own on the route to the coordinator
+    address: str = ""  # the rank's own address on the route to the coordinator
     via: str = ""  # the coordinator's address on that route
-    ports: tuple[int, ...] = ()  # two that are free on its host
+    ports: tuple[int, ...] = ()  # two ports that are free on its host
     patient: bool = True
 
 
 class Arrivals(msgspec.Struct, frozen=True, array_like=True, tag="arrivals"):
-    """The answer to Arrive: those of its ``ranks`` that have come, all of them unless it would not wait."""
+    """The answer to Arrive: those of its ``ranks`` that have arrived; all of them if it was ``patient``."""
 
     arrived: tuple[tuple[int, Arrive], ...]
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
-    """What a rank has ready since its last request. One is unanswered at a time."""
+    """The tensors that became ready on a rank since its last request. A rank has at most one unanswered request."""
 
     epoch: int
     serial: int
@@ -171,9 +179,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True, tag="request"):
 
 
 class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
-    """A rank leaves by itself: ``shutdown()``, the end of its script, or an exception.
+    """A rank leaves on its own: by ``shutdown()``, at the end of its script, or because of an exception.
 
-    ``broken``: its data path has failed, so what it was promised to take part in will not happen.
+    ``broken``: its data path has failed, so it will not run buckets that the coordinator has already announced.
     """
 
     reason: str
@@ -181,122 +189,133 @@ class Bye(msgspec.Struct, frozen=True, array_like=True, tag="bye"):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """The last word after Farewell: every bucket that was promised has run; the end of the process is no loss."""
+    """The last message of a rank, after Farewell.
+
+    It has run every announced bucket, so the end of its process is no failure.
+    """
 
 
 class ReplayStatus(msgspec.Struct, frozen=True, array_like=True, tag="replay_status"):
-    """Where a rank is in replay; no control message. An ``alarm`` says that it has been there for long, ``moved`` that it is no more.
+    """The bucket of the schedule at which a rank is during replay; not counted as a control message.
 
-    ``launched``: in the bucket at ``place``, and waiting for the others; else that is the next one, of
-    whose tensors ``missing`` have not been asked for.
+    A rank sends it on its own as an ``alarm`` if it has been at one bucket for long, and with ``moved`` when it has
+    gone on after an alarm. If ``launched``, the rank has launched the bucket at ``place`` and waits for the other
+    ranks. Otherwise that bucket is its next one, and ``missing`` are the tensors of it that were not yet submitted.
     """
 
     epoch: int
     place: int
     launched: bool
     set_id: int
-    names: tuple[str, ...]  # of the bucket
+    names: tuple[str, ...]  # names of the bucket's tensors
     missing: tuple[str, ...] = ()
     alarm: bool = False
-    moved: bool = False  # it has gone on from where it gave the alarm
-    waits_s: float = 0.0  # how long it has been there
+    moved: bool = False  # it has gone on since its alarm
+    waits_s: float = 0.0  # for how long it has been at this bucket
 
 
 class Busy(msgspec.Struct, frozen=True, array_like=True, tag="busy"):
-    """A rank's engine has been in one thing that was decided for long; no control message. ``over``: it has come to its end.
+    """A rank's engine has been busy with one decided step for long; not counted as a control message.
 
-    The same thing has the same ``what`` and ``index`` on all ranks.
+    ``over``: that step has now ended. The same step has the same ``what`` and ``index`` on all ranks.
     """
 
-    what: str  # in words: "allreduce 'x'", "leaving replay (Drain of epoch 3)"
-    index: int  # of a bucket; -1 where it is something else
-    set_id: int  # whose members take part in it
-    names: tuple[str, ...]  # of its tensors
+    what: str  # description, such as "allreduce 'x'" or "leaving replay (Drain of epoch 3)"
+    index: int  # index of a bucket; -1 for any other step
+    set_id: int  # process set whose members take part
+    names: tuple[str, ...]  # names of its tensors
     waits_s: float = 0.0
     over: bool = False
-    has_deadline: bool = False  # it ends by itself, however long it takes: no stall as long as all ranks answer
+    has_deadline: bool = False  # the step ends on its own in the end: no stall while all ranks answer
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """The answer to Probe: what this rank has under way, in words; no control message."""
+    """The answer to Probe: a description of what this rank is doing; not counted as a control message."""
 
     text: str
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """A rank that replays has met something that its schedule cannot serve.
+    """A rank in replay asks to leave replay, because its schedule does not fit what was submitted.
 
-    ``slow``: it only suspects so, since nothing has moved for long; the schedule may well fit.
+    ``slow``: the rank only suspects this, because nothing has moved for long; the schedule may still fit.
     """
 
     epoch: int
     reason: str
     slow: bool = False
-    replay_status: ReplayStatus | None = None  # where it is, and since when
+    replay_status: ReplayStatus | None = None  # where the rank is, and since when
 
 
 class Frozen(msgspec.Struct, frozen=True, array_like=True, tag="frozen"):
-    """The answer to Freeze: nothing is launched any more; for each process set the last place that was."""
+    """The answer to Freeze: the rank launches nothing more.
+
+    It says the last place that was launched in each process set.
+    """
 
     epoch: int
-    launched: tuple[tuple[int, int], ...]  # (set id, place), -1 where none was
+    launched: tuple[tuple[int, int], ...]  # (set id, place); place -1: nothing was launched
 
 
 class Pulse(msgspec.Struct, frozen=True, array_like=True, tag="pulse"):
-    """How a rank is, now and then and only where the launcher wants to know; no control message. Counts go on since ``init``."""
+    """Load and progress of a rank, sent every ``pulse_s`` seconds if that is set; not counted as a control message.
 
-    at_s: float  # of a steady clock of its own
+    Counts and times are totals since ``init``.
+    """
+
+    at_s: float  # by the rank's own monotonic clock
     steps: int
-    user_s: float  # that its own threads stood in ``wait``
+    user_s: float  # time that the user's threads have spent in ``wait``
     cpu_s: float
     resident_bytes: int
-    gpu_share: float = -1.0  # of the last moments in which its GPU was used, 0 … 1; below 0: it has none
+    gpu_share: float = -1.0  # utilization of its GPU when that was last used, 0 … 1; below 0: it has no GPU
     gpu_used_bytes: int = 0
     gpu_total_bytes: int = 0
 
 
 class Profile(msgspec.Struct, frozen=True, array_like=True, tag="profile"):
-    """Where a rank's main thread stands while it trains, only where the launcher wants to know; no control message."""
+    """Where a rank's main thread spends its time, sent if the launcher asks; not counted as a control message."""
 
-    steps: int  # that were seen
-    seconds: float  # that they took
-    input_s: float  # of these, that it waited for what the loop iterates over
-    loop: str  # which that is
-    lines: tuple[tuple[str, str, float, float], ...]  # of the loop: file and number, text, seconds, of these input
+    steps: int  # number of steps that were sampled
+    seconds: float  # duration of these steps
+    input_s: float  # of these, time spent waiting for the next item of the loop's iterable
+    loop: str  # the loop that was found
+    lines: tuple[tuple[str, str, float, float], ...]  # file and number, text, seconds, of these input
 
 
 class Digests(msgspec.Struct, frozen=True, array_like=True, tag="digests"):
-    """What a rank's copies of the parameters are after a step; no control message: nobody waits for what follows.
+    """Digests of a rank's copies of the parameters after a step; not counted as a control message.
 
-    ``label`` is the optimizer's, the same on every member of the process set ``set_id``. ``tensors`` describes the
-    parameters in words, in their order, where a description with this ``described`` was not told before.
+    Nobody waits for the outcome. ``label`` names the optimizer, and is the same on every member of the process set
+    ``set_id``. ``tensors`` describes the parameters in words and in their order. It is empty if a description with
+    the same ``described`` was sent before.
     """
 
     set_id: int
     label: str
     step: int
-    described: bytes  # digest of names, shapes and types
-    digests: bytes  # 8 bytes for each tensor
-    fatal: bool  # a difference ends the job; else it is a warning
-    advice: str = ""  # what to do about a difference, from one who knows the framework
+    described: bytes  # digest of the parameters' names, shapes and types
+    digests: bytes  # 8 bytes for each parameter
+    fatal: bool  # a difference ends the job; otherwise it is only a warning
+    advice: str = ""  # what the user should do about a difference, as the framework's plugin says it
     tensors: tuple[str, ...] = ()
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
-    """The answer to Explain: the first elements of that tensor as they were told of; empty where it has changed since."""
+    """The answer to Explain: the first elements of that tensor, as digested; empty if it has changed since."""
 
     dtype: str = ""
     data: bytes = b""
 
 
 class Settle(msgspec.Struct, frozen=True, array_like=True, tag="settle"):
-    """A rank is about to leave: it is told (``Settled``) once its digests were compared, or cannot be."""
+    """A rank is about to leave. It gets Settled when its digests have been compared, or can no longer be compared."""
 
 
 class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
-    """A rank has launched all before ``Resume.until``, and launches nothing more in this epoch; only while tuning.
+    """A rank has launched everything before ``Resume.until``, and launches no more in this epoch; only while tuning.
 
-    ``periods_ns``: how long each period took, the first after the Resume left out.
+    ``periods_ns``: the duration of each period, without the first one after the Resume.
     """
 
     epoch: int
@@ -304,7 +323,7 @@ class Paused(msgspec.Struct, frozen=True, array_like=True, tag="paused"):
 
 
 class Stack(msgspec.Struct, frozen=True, array_like=True, tag="stack"):
-    """The answer to Show: where the user's thread of this rank is, as Python prints it; no control message."""
+    """The answer to Show: the Python stack of the user's thread on this rank; not counted as a control message."""
 
     text: str
 
@@ -334,7 +353,7 @@ ToCoordinator = (
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """All ranks of the world are there."""
+    """All ranks of the world have arrived, and the world begins."""
 
     session: str
 
@@ -346,21 +365,24 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True, tag="bucket"):
-    """One collective, at its place in the one order of all process sets."""
+    """One collective. Its ``index`` is its position in one order that is common to all process sets."""
 
     index: int
     set_id: int
     kind: Kind
     names: tuple[str, ...]
-    rows: tuple[tuple[tuple[int, ...], ...], ...] = ()  # ragged kinds: [name][member] = that member's rows
-    digests: tuple[tuple[bytes, ...], ...] = ()  # objects: [name][member]
-    specs: tuple[bytes, ...] = ()  # only where a member has joined: it must know what it takes part in
-    result: int = -1  # ADD_SET: the new set's id; JOIN: the last rank that joined
-    compressor: str = ""  # that it travels by, where its specs leave that to the setting
+    rows: tuple[tuple[tuple[int, ...], ...], ...] = ()  # ragged kinds: [name][member] = rows of that member
+    digests: tuple[tuple[bytes, ...], ...] = ()  # object collectives: [name][member]
+    specs: tuple[bytes, ...] = ()  # only if a member has joined: it needs them to take part with zeros
+    result: int = -1  # ADD_SET: id of the new set; JOIN: the last rank that joined
+    compressor: str = ""  # compressor of the bucket, if its specs leave the choice to the setting
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """These names will not run. ``error``: "mismatch" or "lost" (then ``ranks`` are those that are gone)."""
+    """The collectives with these names will not run.
+
+    ``error`` is "mismatch", or "lost" if ranks are gone; these are ``ranks``.
+    """
 
     set_id: int
     names: tuple[str, ...]
@@ -370,19 +392,22 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 
 class Planned(msgspec.Struct, frozen=True, array_like=True):
-    """One bucket of a schedule. A ragged slot is negotiated each time, at its place: sizes or bytes differ from step to step."""
+    """One bucket of a schedule.
+
+    A ragged slot keeps its place but is negotiated each time, because its sizes or bytes differ from step to step.
+    """
 
     set_id: int
     kind: Kind
-    names: tuple[str, ...]  # "" for anonymous calls, which are known by their specs
+    names: tuple[str, ...]  # "" for calls without a name, which are recognized by their specs
     specs: tuple[bytes, ...]
     ragged: bool = False
-    compressor: str = ""  # that it travels by, where its specs leave that to the setting
-    commit: bool = False  # the last of a set on devices that somebody may wait for: behind it the hosts tell each other
+    compressor: str = ""  # compressor of the bucket, if its specs leave the choice to the setting
+    commit: bool = False  # a set's last bucket on devices before a wait: after it the hosts confirm to each other
 
 
 class Arranged(msgspec.Struct, frozen=True, array_like=True, tag="arranged"):
-    """A schedule, told once: the buckets of one period, in the order in which every rank launches its own of them."""
+    """A schedule, sent once: the buckets of one period, in the order in which the ranks launch them."""
 
     schedule: int
     digest: bytes
@@ -390,42 +415,45 @@ class Arranged(msgspec.Struct, frozen=True, array_like=True, tag="arranged"):
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
-    """From here on ``schedule`` is replayed.
+    """From now on, the ranks replay ``schedule``.
 
-    A place is period * buckets + position. Launching begins at ``start``; what is not beyond
-    ``after[set]`` has run already.
+    A place is period * buckets + position. Launching begins at ``start``. For each process set, places up to
+    ``after[set]`` have run already.
     """
 
     epoch: int
     schedule: int
     start: int
     after: tuple[tuple[int, int], ...] = ()
-    until: int = -1  # a period's end: nothing from there on is launched, see Paused; -1: there is none
+    until: int = -1  # the end of a period: launch nothing from here on, then send Paused; -1: no limit
 
 
 class Adjust(msgspec.Struct, frozen=True, array_like=True, tag="adjust"):
-    """Settings that hold from here on, on every rank; communicators that depend on them are opened anew."""
+    """Settings that apply from now on, on every rank. Communicators that depend on them are closed and opened again."""
 
     values: tuple[tuple[str, str | int | float | bool], ...]
 
 
 class Freeze(msgspec.Struct, frozen=True, array_like=True, tag="freeze"):
-    """Launch nothing more, and say how far you are."""
+    """Tells a rank to launch nothing more, and to answer with Frozen."""
 
     epoch: int
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
-    """Take part in everything up to ``highest``; what is not beyond ``lowest`` is valid, the rest void."""
+    """Tells a rank to run everything up to ``highest``. Places up to ``lowest`` are valid, those after it are void."""
 
     epoch: int
     highest: tuple[tuple[int, int], ...]  # (set id, place)
     lowest: tuple[tuple[int, int], ...]
-    items: tuple[Bucket | Failure | Arranged | Resume | Adjust, ...] = ()  # what comes next; else discovery
+    items: tuple[Bucket | Failure | Arranged | Resume | Adjust, ...] = ()  # what follows; (): negotiation
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
-    """What became ready, in order. ``serial`` is that of the request it acknowledges, 0 where none is."""
+    """Buckets and other decisions that became ready, in order.
+
+    ``serial`` is the serial of the request that it acknowledges, or 0 if it acknowledges none.
+    """
 
     epoch: int
     serial: int
@@ -433,32 +461,32 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
-    """Ranks that died: every collective with them is over."""
+    """Ranks that died: every collective that needs them has failed."""
 
     ranks: tuple[int, ...]  # world ranks of the session
     reason: str
 
 
 class Farewell(msgspec.Struct, frozen=True, array_like=True, tag="farewell"):
-    """The answer to Bye: no bucket comes after it."""
+    """The answer to Bye: no bucket will be sent after it."""
 
 
 class Where(msgspec.Struct, frozen=True, array_like=True, tag="where"):
-    """Answer with your ReplayStatus: another rank waits for too long."""
+    """Asks a rank to answer with its ReplayStatus, because another rank has waited for too long."""
 
     epoch: int
 
 
 class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
-    """Answer with Alive: others wait for you, and nothing shows whether you are there."""
+    """Asks a rank to answer with Alive: others wait for it, and there is no other sign that it is still running."""
 
 
 class Show(msgspec.Struct, frozen=True, array_like=True, tag="show"):
-    """Answer with your Stack: others wait for you."""
+    """Asks a rank to answer with its Stack, because others wait for it."""
 
 
 class Differ(msgspec.Struct, frozen=True, array_like=True, tag="differ"):
-    """The ranks' copies of the parameters differ, and the job ends; see ReplicasDiffer."""
+    """The ranks' copies of the parameters differ and the job ends; the fields are those of ReplicasDiffer."""
 
     text: str
     tensor: str
@@ -469,7 +497,7 @@ class Differ(msgspec.Struct, frozen=True, array_like=True, tag="differ"):
 
 
 class Explain(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
-    """Answer with a Sample of tensor number ``index``: the ranks' differ after this step."""
+    """Asks a rank to answer with a Sample of tensor number ``index``, because the ranks' copies of it differ."""
 
     set_id: int
     label: str
@@ -478,17 +506,17 @@ class Explain(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True, tag="notice"):
-    """A warning for the user's log; nothing else follows from it."""
+    """A warning for the user's log; it has no other effect."""
 
     text: str
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
-    """The answer to Settle: nothing of this rank waits to be compared."""
+    """The answer to Settle: nothing of this rank is left to be compared."""
 
 
 class Stalled(msgspec.Struct, frozen=True, array_like=True, tag="stalled"):
-    """Nothing has moved for so long that the job ends; ``text`` says what waits for whom."""
+    """Nothing has moved for so long that the job ends; ``text`` says what waits for which ranks."""
 
     text: str
 
@@ -517,7 +545,7 @@ FromCoordinator = (
 
 
 class StoreSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
-    """Puts a value under a key."""
+    """Stores a value under a key."""
 
     serial: int
     key: str
@@ -525,7 +553,10 @@ class StoreSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
 
 
 class StoreGet(msgspec.Struct, frozen=True, array_like=True, tag="get"):
-    """Answered when the key exists, or when ``timeout_s`` has passed, or when a rank is lost."""
+    """Asks for the value of a key.
+
+    The answer comes when the key exists, when ``timeout_s`` has passed, or when a rank is lost.
+    """
 
     serial: int
     key: str
@@ -533,7 +564,7 @@ class StoreGet(msgspec.Struct, frozen=True, array_like=True, tag="get"):
 
 
 class StoreAdd(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """Adds to the whole number under a key."""
+    """Adds ``amount`` to the integer that is stored under a key."""
 
     serial: int
     key: str
@@ -541,20 +572,20 @@ class StoreAdd(msgspec.Struct, frozen=True, array_like=True, tag="add"):
 
 
 class StoreDelete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
-    """Deletes every key that begins with ``prefix``."""
+    """Deletes every key that begins with ``prefix`` from the store."""
 
     serial: int
     prefix: str
 
 
 class StoreClock(msgspec.Struct, frozen=True, array_like=True, tag="clock"):
-    """Answered at once by the clock of whoever keeps the store."""
+    """Asks for the time by the clock of the process that holds the store; it is answered at once."""
 
     serial: int
 
 
 class StoreReply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
-    """``error``: "" or "timeout" or "lost: …"."""
+    """The answer to a store request. ``error`` is "", "timeout", "closed", or begins with "lost: " or "value: "."""
 
     serial: int
     value: bytes
@@ -576,15 +607,15 @@ _spec = msgspec.msgpack.Decoder(Spec)
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
     try:
         return decoder.decode(data)
-    except UnicodeDecodeError as error:  # msgspec lets it through where a tag is no text
+    except UnicodeDecodeError as error:  # msgspec does not convert this error if a tag is not valid UTF-8
         raise msgspec.DecodeError(str(error)) from None
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """The bytes of any record of this file.
+    """Return the encoded bytes of any record of this module.
 
-    What an error says may hold halves of surrogate pairs, as paths do that are no UTF-8: they become backslash escapes.
-    In a request they raise UnicodeEncodeError: names are compared, and must not change.
+    Text of an error may contain lone surrogates, as paths that are not UTF-8 do: they are replaced by backslash
+    escapes. In a Request they raise UnicodeEncodeError, because names are compared and must not change.
     """
     try:
         return _encoder.encode(record)
@@ -595,7 +626,7 @@ def encode(record: msgspec.Struct) -> bytes:
 
 
 def encodable(value: Any) -> Any:
-    """``value``, a record or a part of one, with all its text as UTF-8 can have it."""
+    """Return ``value``, a record or a part of one, with all text in it made encodable as UTF-8."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, msgspec.Struct):
@@ -609,28 +640,28 @@ def encodable(value: Any) -> Any:
 
 
 def decode_to_coordinator(data: bytes) -> ToCoordinator:
-    """What a rank sends to the coordinator.
+    """Decode a message from a rank to the coordinator.
 
-    Raises msgspec.DecodeError (ValidationError for well-formed bytes of the wrong shape); so do the others.
+    This and the other decoders raise msgspec.DecodeError (ValidationError for well-formed bytes of the wrong shape).
     """
     return _decode(_to_coordinator, data)
 
 
 def decode_from_coordinator(data: bytes) -> FromCoordinator:
-    """What the coordinator sends to a rank."""
+    """Decode a message from the coordinator to a rank."""
     return _decode(_from_coordinator, data)
 
 
 def decode_store_request(data: bytes) -> StoreRequest:
-    """What a rank asks of the store."""
+    """Decode a request from a rank to the store."""
     return _decode(_store_request, data)
 
 
 def decode_store_reply(data: bytes) -> StoreReply:
-    """What the store answers."""
+    """Decode a reply of the store."""
     return _decode(_store_reply, data)
 
 
 def decode_spec(data: bytes) -> Spec:
-    """The spec that an Ask carries."""
+    """Decode the spec in an Ask."""
     return _decode(_spec, data)

@@ -1,4 +1,4 @@
-"""Builds the search for better settings that a job's settings ask for: its knobs, its tuner, where it begins."""
+"""Build the search for better settings that a job's settings ask for: its knobs, its tuner and its first point."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddlcore.types import Member
 
 __all__ = ["build_search_driver", "chosen_tuner", "plan_search"]
 
-FIXED_BY = ("flag", "env")  # what the user has said this way is not searched
+FIXED_BY = ("flag", "env")  # settings from these sources are not searched
 SEED = 1
 
 
@@ -30,9 +30,10 @@ def build_search_driver(
     watchers: Sequence[Watcher] = (),
     warm: Sequence[Mapping[str, Value]] = (),
 ) -> SearchDriver:
-    """The search. ``hosts``: the host index of each rank, None where it is not known yet; ``launcher``: what starts them.
+    """Return the search that ``settings`` ask for.
 
-    Raises ValueError or PluginError, in one line, for settings that make no sense.
+    ``hosts``: host index of each rank, None if not yet known. ``launcher``: name of the launcher that starts the ranks.
+    Raises ValueError or PluginError with a message of one line for settings that cannot be used.
     """
     if not settings["replay"]:
         raise ValueError("autotune measures steps that are replayed, and replay is off; leave --no-replay out")
@@ -48,7 +49,7 @@ def plan_search(
     launcher: str = "",
     warm: Sequence[Mapping[str, Value]] = (),
 ) -> Plan:
-    """What is searched, from where, and how. Raises as ``build_search_driver``."""
+    """Return which knobs are searched, where the search begins, and how it goes. Raises as ``build_search_driver``."""
     default: dict[str, Value] = {name: value for name, value in settings.items() if name != "overlap"}
     across = 2 if hosts is None else len(set(hosts))
     default["overlap"] = "on" if settings.overlaps(across) else "off"
@@ -59,7 +60,7 @@ def plan_search(
             "autotune: every setting that could be searched is given by a flag or variable; leave some out"
         )
     make = partial(_make_tuner, registry, chosen_tuner(settings, registry))
-    make(knobs)  # imports what it needs now, and not while the ranks train
+    make(knobs)  # imports its modules now, instead of while the ranks train
     return Plan(
         knobs,
         {knob.name: default[knob.name] for knob in knobs},
@@ -72,7 +73,7 @@ def plan_search(
 
 
 def chosen_tuner(settings: Settings, registry: Registry) -> str:
-    """The name of the tuner that is taken. Raises PluginError where the one that is wanted cannot be."""
+    """Return the name of the tuner to use. Raises PluginError if the one that is asked for cannot be used."""
     name = settings.text("tuner")
     if name == "auto":
         bayes = registry.tuners.get("bayes")
@@ -86,7 +87,7 @@ def _make_tuner(registry: Registry, name: str, knobs: Sequence[Knob]) -> Tuner:
 
 
 def _knobs(settings: Settings, registry: Registry, hosts: Sequence[int] | None, launcher: str) -> list[Knob]:
-    """The core's, and those of what the ranks will use."""
+    """Return the knobs of the core, and those of the plugins that the ranks will use."""
     knobs = list(CORE)
     if settings["autotune_compression"]:
         knobs.append(COMPRESSION)
@@ -94,7 +95,7 @@ def _knobs(settings: Settings, registry: Registry, hosts: Sequence[int] | None, 
     if hosts is None or len(hosts) < 2:
         return knobs
     members = [Member(rank, host) for rank, host in enumerate(hosts)]
-    with contextlib.suppress(TransportError):  # the ranks themselves will say so, if they call init at all
+    with contextlib.suppress(TransportError):  # the ranks report this themselves, if they call init at all
         route = choose_route(settings.text("backend"), members, registry, launcher)
         knobs += _flat_or_not(settings.text("backend"), route)
         for provider in dict.fromkeys(route.providers()):
@@ -103,7 +104,7 @@ def _knobs(settings: Settings, registry: Registry, hosts: Sequence[int] | None, 
 
 
 def _flat_or_not(backend: str, route: Route) -> list[Knob]:
-    """Across hosts: the sums of the hosts, or every rank for itself."""
+    """Return a knob that chooses, on several hosts, between reducing within each host first and reducing flat."""
     if not route.parts or route.kinds:
         return []
     cross = route.parts[1].name

@@ -1,4 +1,4 @@
-"""Builds those who look on a rank from beside while it trains, as the settings ask: metrics, pulses, samples."""
+"""Build what observes a rank while it trains, as the settings ask: metrics, pulses, samples."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["Observer", "Subject", "observers"]
 
 
 class Observer(Protocol):
-    """Looks on until it is closed, in threads of its own."""
+    """Observes a rank until it is closed, in threads of its own."""
 
     def close(self) -> None:
-        """Ends it. Idempotent."""
+        """Stop observing. May be called again."""
 
 
 class Subject(Protocol):
-    """The rank that is looked at: a started Job."""
+    """The rank that is observed: a started Job."""
 
     rank: int
     size: int
@@ -44,7 +44,10 @@ class Subject(Protocol):
 
 
 def observers(job: Subject) -> list[Observer]:
-    """All that the settings ask for. Raises ValueError in one line where one cannot be; then there is none."""
+    """Return all observers that the settings ask for.
+
+    Raises ValueError with a message of one line if one of them cannot be built; then none is left running.
+    """
     made: list[Observer] = []
     try:
         for build in _wanted(job):
@@ -69,7 +72,7 @@ def _exporter(job: Subject) -> Observer:
     pace, lock = Pace(), threading.Lock()
 
     def read() -> list[Family]:
-        with lock:  # two may scrape at the same time
+        with lock:  # two clients may scrape at the same time
             stats = job.stats()
             return families(stats, pace.step_s(stats["steps"]))
 

@@ -1,4 +1,4 @@
-"""The vocabulary of ddl: element types, operations, devices, and the memory that travels between rooms."""
+"""Define the common types of ddl: element types, operations, devices, tensor memory, placement of ranks, and knobs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
     "Value",
 ]
 
-BF16_NAME = "bfloat16"  # numpy has no such type of its own; ml_dtypes and the frameworks use this name
+BF16_NAME = "bfloat16"  # numpy has no such type; this is its name in ml_dtypes and in the frameworks
 
 
 class DType(IntEnum):
-    """An element type, by the code it has on the wire and in kernels."""
+    """An element type. Its integer value is its code in messages and in kernels."""
 
     U8 = 0
     I8 = 1
@@ -47,12 +47,12 @@ class DType(IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
+        """Size of one element in bytes."""
         return _ITEMSIZE[self]
 
     @property
     def label(self) -> str:
-        """The field's name of the type, such as ``float32``."""
+        """Usual name of the type, such as ``float32``."""
         return _LABEL[self]
 
     @property
@@ -65,9 +65,9 @@ class DType(IntEnum):
 
     @classmethod
     def of(cls, label: str) -> DType:
-        """The type that is called ``label`` (``float32``, ``bfloat16``, …).
+        """Return the type that is called ``label`` (``float32``, ``bfloat16``, …).
 
-        Raises ValueError for a type that ddl does not carry.
+        Raises ValueError for a type that ddl does not support.
         """
         try:
             return _BY_LABEL[label]
@@ -94,7 +94,7 @@ _BY_LABEL = {label: dtype for dtype, label in _LABEL.items()}
 
 
 class ReduceOp(IntEnum):
-    """How the ranks' values are combined; the integers are Horovod's."""
+    """How the values of the ranks are combined. The integers are those of Horovod."""
 
     Average = 0
     Sum = 1
@@ -113,7 +113,7 @@ Product = ReduceOp.Product
 
 
 class Kind(IntEnum):
-    """What a bucket does. The last three change the job itself and carry no tensor."""
+    """What a bucket does. JOIN, ADD_SET and REMOVE_SET change the job itself; these and BARRIER carry no tensor."""
 
     ALLREDUCE = 0
     ALLGATHER = 1
@@ -127,18 +127,18 @@ class Kind(IntEnum):
 
     @property
     def is_ragged(self) -> bool:
-        """Whether ranks may differ in the first dimension."""
+        """Whether the size of the first dimension may differ between ranks."""
         return self in (Kind.ALLGATHER, Kind.ALLTOALL)
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether any dense layout will do, because elements meet only their own index."""
+        """Whether any dense memory layout may be used, because each element meets only those of its own index."""
         return self in (Kind.ALLREDUCE, Kind.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where memory lives: ``cpu``, or ``cuda`` with the index that this process sees."""
+    """The device that holds memory: ``cpu``, or for example ``cuda`` with the index by which this process sees it."""
 
     kind: str
     index: int = 0
@@ -152,17 +152,19 @@ CPU = Device("cpu")
 
 @dataclass(slots=True)
 class Buffer:
-    """Dense memory of one tensor, seen without a framework.
+    """The dense memory of one tensor, without a reference to its framework.
 
-    Only a persistent request's address, owner, event and order ever change, while nothing is under way.
+    Only the address, owner, event and order of a persistent request's buffer ever change, and only while the request is
+    not in flight.
 
-    ``strides`` (in elements) is None for row-major memory, else the tensor's own dense permutation.
-    ``owner`` keeps the memory alive, and the event. ``wait``, where the producer may still be writing,
-    blocks until the values stand; None says that they do, or that the device will see to it: ``event`` is
-    the handle of an event behind which they stand, recorded on the producer's stream; 0 for host memory.
+    ``strides`` (in elements) is None for row-major memory, otherwise a permutation of it without gaps. ``owner`` keeps
+    the memory and the event alive. If the producer may still be writing, ``wait`` blocks until the values are complete;
+    None means that they are complete, or that the device orders the work itself. ``event`` is the handle of an event
+    that the producer has recorded on its stream after writing the values; 0 for host memory.
 
-    ``stream`` is that stream's handle, and ``order`` rises from event to event of it, so that of many the
-    last alone need be waited for; where ``order`` is 0, each is waited for.
+    ``stream`` is the handle of that stream. ``order`` increases with each event of one stream, so that of several
+    events only the one with the highest ``order`` must be waited for; events whose ``order`` is 0 must each be waited
+    for.
     """
 
     address: int
@@ -183,7 +185,7 @@ class Buffer:
 
     @property
     def is_dense(self) -> bool:
-        """Whether its elements fill ``nbytes`` bytes from ``address`` on, in whatever order of the axes."""
+        """Whether its elements fill ``nbytes`` bytes from ``address`` on, in any order of the axes."""
         expected = 1
         for stride, length in sorted(zip(self.strides or (), self.shape)):
             if length > 1 and stride != expected and self.count:
@@ -194,15 +196,15 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One rank of a communicator, as the launcher placed it."""
+    """One rank of a communicator, with the host where the launcher has placed it."""
 
-    rank: int  # in the world
-    host: int  # index of its host, as counted by the launcher: the only proof that two ranks share one
+    rank: int  # world rank
+    host: int  # host index from the launcher: the only proof that two ranks share a host
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one rank stands among all: everything follows from the host index of every rank."""
+    """The position of one rank in the job. Everything else follows from the host index of every rank."""
 
     rank: int
     hosts: tuple[int, ...]  # (size,) host index of each rank
@@ -217,7 +219,7 @@ class Placement:
 
     @property
     def local_rank(self) -> int:
-        """How many lower ranks share this rank's host."""
+        """Number of lower ranks on this rank's host."""
         return self.hosts[: self.rank].count(self._mine)
 
     @property
@@ -235,7 +237,7 @@ class Placement:
 
     @property
     def cross_rank(self) -> int:
-        """This rank's place among the ranks that have its local rank on their hosts."""
+        """Position of this rank among the ranks that have the same local rank on their hosts."""
         return self._same_local_rank().index(self._mine)
 
     @property
@@ -248,28 +250,28 @@ class Placement:
         return len({self.hosts.count(host) for host in self.hosts}) == 1
 
     def among(self, ranks: Sequence[int]) -> Placement:
-        """The placement of the world that consists of ``ranks`` only, in that order."""
+        """Return this rank's placement in a world that consists of ``ranks`` only, in that order."""
         return Placement(list(ranks).index(self.rank), tuple(self.hosts[r] for r in ranks))
 
 
-Value = str | int | float | bool  # of a setting
+Value = str | int | float | bool  # value of a setting
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting that may be searched: a range (``low`` to ``high``, both included) or ``choices``."""
+    """One setting that a search may change: a range (``low`` to ``high``, both included) or a set of ``choices``."""
 
-    name: str  # of the setting
+    name: str  # name of the setting
     low: float = 0.0
     high: float = 0.0
-    choices: tuple[Value, ...] = ()  # not empty: one of these, and there is no range
-    logarithmic: bool = False  # of a range: equal ratios count alike, as with bytes; then low is above 0
-    whole: bool = True  # of a range: integers only
-    reopens: bool = False  # takes effect when a communicator opens: it is opened anew for each value
+    choices: tuple[Value, ...] = ()  # if not empty, the value is one of these and there is no range
+    logarithmic: bool = False  # for a range: steps are equal ratios, as for bytes; ``low`` must be above 0
+    whole: bool = True  # for a range: integers only
+    reopens: bool = False  # takes effect when a communicator opens: it is opened again for each value
     doc: str = ""
 
     def holds(self, value: Value) -> bool:
-        """Whether ``value`` is one of this knob's."""
+        """Return whether ``value`` is allowed for this knob."""
         if self.choices:
             return any(value == choice and type(value) is type(choice) for choice in self.choices)
         if isinstance(value, (str, bool)) or (self.whole and not isinstance(value, int)):
@@ -277,7 +279,7 @@ class Knob:
         return self.low <= value <= self.high
 
     def at(self, part: float) -> Value:
-        """The value at ``part`` of the way from the first to the last, 0 to 1."""
+        """Return the value at the fraction ``part`` (0 to 1) of the way from the first to the last value."""
         if self.choices:
             return self.choices[min(int(part * len(self.choices)), len(self.choices) - 1)]
         if self.logarithmic:
@@ -288,7 +290,7 @@ class Knob:
         return int(min(max(round(value), math.ceil(self.low)), math.floor(self.high))) if self.whole else value
 
     def part(self, value: Value) -> float:
-        """Where ``value`` stands between the first and the last, 0 to 1; what is beyond them counts as one of these."""
+        """Return the position of ``value`` between the first and the last value, 0 to 1; values outside are clipped."""
         if self.choices:
             at = self.choices.index(value) if value in self.choices else 0
             return (at + 0.5) / len(self.choices)

@@ -1,8 +1,8 @@
-"""Learns digits in a loop that keeps changing, so that its schedule is left and learned anew: `ddl run -np 3`.
+"""Learns digits in a loop that keeps changing, so that ranks leave its schedule and learn a new one: `ddl run -np 3`.
 
-A step's gradients are reduced as in any loop. Beside them: the first layer is frozen at step 30 and thawed at
-step 55, the last batch of an epoch is shorter, every 7th step reduces a metric, every 10th evaluates, and the
-last rank runs out of data early. With `DDL_REPLAY=0` the parameters are the same to the last bit.
+A step's gradients are reduced as in any loop. But the first layer is frozen at step 30 and trained again from step 55,
+the last batch of an epoch is shorter, every 7th step reduces a metric, every 10th step evaluates, and the last rank
+runs out of data early. With `DDL_REPLAY=0` the parameters are the same to the last bit.
 """
 
 import argparse
@@ -17,7 +17,7 @@ Split = tuple[torch.Tensor, torch.Tensor]  # (rows, 64) pixels, (rows,) classes
 
 
 def digits() -> tuple[Split, Split]:
-    """This rank's part of 1500 images to learn from, and of 297 to be tested on."""
+    """Return this rank's part of 1500 training images and of 297 test images."""
     pixels, classes = load_digits(return_X_y=True)
     images, labels = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(classes)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
@@ -26,7 +26,7 @@ def digits() -> tuple[Split, Split]:
 
 
 def evaluate(model: nn.Module, test: Split) -> float:
-    """Share of all ranks' test images that are recognized; one allreduce a batch, under names of its own."""
+    """Return the share of all ranks' test images that are recognized; uses one allreduce for each batch."""
     right = rows = 0.0
     for images, labels in zip(*(part.split(20) for part in test), strict=True):
         with torch.no_grad():
@@ -37,7 +37,7 @@ def evaluate(model: nn.Module, test: Split) -> float:
 
 
 def digest(model: nn.Module) -> str:
-    """The same letters wherever the parameters are the same to the last bit."""
+    """Return a digest that is equal on two ranks if their parameters are equal to the last bit."""
     seen = hashlib.blake2b(digest_size=16)
     for parameter in model.parameters():
         seen.update(parameter.detach().numpy().tobytes())
@@ -45,7 +45,7 @@ def digest(model: nn.Module) -> str:
 
 
 def show(stats: ddl.Stats) -> None:
-    """A table of what this rank has counted: messages, batches, bytes, seconds."""
+    """Print a table of what this rank has counted: messages, batches, bytes, seconds."""
     for key, value in stats.items():
         parts = {f"{key}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {key: value}
         for name, one in parts.items():
@@ -72,7 +72,7 @@ def main() -> None:
     batches = order.split(32)  # the last one has 20 rows
     for step in range(1, args.steps - (args.early if last else 0) + 1):
         if step in (30, 55):
-            model[0].requires_grad_(step == 55)  # from here on its gradients no longer come; then they do again
+            model[0].requires_grad_(step == 55)  # its gradients stop at step 30 and come again from step 55
         rows = batches[step % len(batches)]
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(images[rows]), labels[rows])
@@ -87,7 +87,7 @@ def main() -> None:
                     f"step {step}: loss {mean.item():.4f} (of step {step - step % 7}), accuracy {100 * accuracy:.1f} %"
                 )
 
-    latest = ddl.join()  # who has no data left stands by with zeros until all have come
+    latest = ddl.join()  # a rank without data takes part with zeros until all ranks have joined
     ddl.broadcast_parameters(model.state_dict(), root_rank=latest)
     stats = ddl.stats()
     left = stats["divergences"]

@@ -1,4 +1,4 @@
-"""Learns handwritten digits (scikit-learn's, real data) by Keras's model.fit on every rank that `ddl run -np N` starts."""
+"""Learns handwritten digits (scikit-learn's, real data) with Keras's model.fit on every rank of `ddl run -np N`."""
 
 import argparse
 import hashlib
@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 
 
 def digits() -> tuple[Any, Any, Any, Any]:
-    """1500 images and labels to learn from, 297 to be tested on."""
+    """Return 1500 training images and labels, and 297 test images and labels."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(1).permutation(len(labels))
     images, labels = images[order].reshape(-1, 8, 8, 1).astype("float32") / 16, labels[order]
@@ -37,7 +37,7 @@ def network() -> keras.Model:
 
 
 def digest(model: keras.Model) -> str:
-    """The same twelve letters wherever the parameters are the same to the last bit."""
+    """Return a digest that is equal on two ranks if their parameters are equal to the last bit."""
     seen = hashlib.sha256()
     for weights in model.get_weights():
         seen.update(weights.tobytes())
@@ -60,7 +60,7 @@ def main() -> None:
         tf.config.set_visible_devices(gpus[ddl.local_rank()], "GPU")
     keras.utils.set_random_seed(1 + ddl.rank())
     images, labels, test_images, test_labels = digits()
-    mine = np.arange(len(labels))[ddl.rank() :: ddl.size()][: len(labels) // ddl.size()]  # as many on every rank
+    mine = np.arange(len(labels))[ddl.rank() :: ddl.size()][: len(labels) // ddl.size()]  # equal on all ranks
     lr = args.lr * ddl.size()
 
     begin = 0
@@ -68,7 +68,7 @@ def main() -> None:
         last = max(args.checkpoints.glob("*.keras"))
         begin = int(last.stem)
         model = ddl.load_model(last)  # its optimizer is a distributed one again
-        model.optimizer.learning_rate = lr  # the checkpoint's may be that of another number of ranks
+        model.optimizer.learning_rate = lr  # the checkpoint may come from another number of ranks
     else:
         model = network()
         model.compile(

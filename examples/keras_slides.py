@@ -1,4 +1,4 @@
-"""Learns handwritten digits by tf.keras as of TensorFlow 2.0, whose Keras is tf_keras now, on every rank of `ddl run`."""
+"""Learns handwritten digits with the tf.keras of TensorFlow 2.0 (today's tf_keras) on every rank of `ddl run`."""
 
 import argparse
 import hashlib
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # tf.keras is tf_keras then, the one whose compile takes what stands below
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # makes tf.keras be tf_keras, whose compile takes the arguments used below
 
 import ddl_tf.keras as hvd
 import numpy as np
@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 
 def digits() -> tuple[Any, Any, Any, Any]:
-    """1500 images and labels to learn from, 297 to be tested on."""
+    """Return 1500 training images and labels, and 297 test images and labels."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(1).permutation(len(labels))
     images, labels = images[order].astype("float32") / 16, labels[order]
@@ -23,7 +23,7 @@ def digits() -> tuple[Any, Any, Any, Any]:
 
 
 def digest(model: tf.keras.Model) -> str:
-    """The same twelve letters wherever the parameters are the same to the last bit."""
+    """Return a digest that is equal on two ranks if their parameters are equal to the last bit."""
     seen = hashlib.sha256()
     for weights in model.get_weights():
         seen.update(weights.tobytes())
@@ -45,7 +45,7 @@ if gpus:
     tf.config.experimental.set_visible_devices([gpus[hvd.local_rank()]], "GPU")
 
 images, labels, test_images, test_labels = digits()
-mine = np.arange(len(labels))[hvd.rank() :: hvd.size()][: len(labels) // hvd.size()]  # as many on every rank
+mine = np.arange(len(labels))[hvd.rank() :: hvd.size()][: len(labels) // hvd.size()]  # the same number on every rank
 
 learning_rate = 0.001
 learning_rate *= hvd.size()
@@ -54,7 +54,7 @@ if args.resume:
     last = max(args.checkpoints.glob("*.h5"))
     begin = int(last.stem)
     model = hvd.load_model(last)
-    model.optimizer.learning_rate = learning_rate  # the checkpoint's may be that of another number of ranks
+    model.optimizer.learning_rate = learning_rate  # the checkpoint may come from another number of ranks
 else:
     model = tf.keras.Sequential(
         [

@@ -12,7 +12,7 @@ import torch
 
 def main() -> None:
     ddl.init()
-    # MPI may be called from several threads: ddl's own thread calls it, too, where it is the transport.
+    # Several threads call MPI: if MPI is the transport, ddl's own thread calls it, too.
     assert ddl.mpi_threads_supported()
 
     from mpi4py import MPI

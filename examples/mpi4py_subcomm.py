@@ -1,4 +1,4 @@
-"""Splits the ranks by an mpi4py communicator, each part of which is a world of its own for ddl.
+"""Splits the ranks with an mpi4py communicator; each part of the ranks is a world of its own for ddl.
 
 pip install 'ddl-mpi[mpich]' ddl-torch
 ddl run -np 4 --backend mpi python examples/mpi4py_subcomm.py

@@ -12,11 +12,11 @@ import numpy as np
 from mxnet import autograd, gluon
 from sklearn.datasets import load_digits
 
-LEARN = 1500  # of 1797 images; the others test
+LEARN = 1500  # of 1797 images; the others are for tests
 
 
 def digits() -> tuple[Any, Any]:
-    """Images (1797, 1, 8, 8) and labels, in an order of their own."""
+    """Return images (1797, 1, 8, 8) and labels, in a shuffled order that is the same on every rank."""
     pixels, classes = load_digits(return_X_y=True)
     order = np.random.RandomState(1).permutation(len(classes))
     images = pixels[order].reshape(-1, 1, 8, 8).astype(np.float32) / 16
@@ -24,7 +24,7 @@ def digits() -> tuple[Any, Any]:
 
 
 def network() -> gluon.HybridBlock:
-    """Input sizes are found out in the first forward pass."""
+    """Return the network; its layers learn their input sizes in the first forward pass."""
     net = gluon.nn.HybridSequential()
     net.add(
         gluon.nn.Conv2D(16, 3, padding=1, activation="relu"),  # (rows, 16, 8, 8)
@@ -36,7 +36,7 @@ def network() -> gluon.HybridBlock:
 
 
 def batches(epoch: int, size: int) -> Iterator[Any]:
-    """The indices of this rank's images, ``size`` at a time: as many batches on every rank."""
+    """Yield the indices of this rank's images, ``size`` at a time; every rank has as many batches."""
     order = np.random.RandomState(epoch).permutation(LEARN)
     mine = np.resize(order, -(-LEARN // ddl.size()) * ddl.size())[ddl.rank() :: ddl.size()]
     for start in range(0, len(mine), size):
@@ -44,7 +44,7 @@ def batches(epoch: int, size: int) -> Iterator[Any]:
 
 
 def digest(net: gluon.Block) -> str:
-    """The same twelve letters wherever the parameters are the same to the last bit."""
+    """Return a digest that is equal on two ranks if their parameters are equal to the last bit."""
     seen = hashlib.sha256()
     for parameter in net.collect_params().values():
         seen.update(parameter.data().asnumpy().tobytes())
@@ -74,7 +74,7 @@ def main() -> None:
     begin = 0
     if args.resume:
         trainer.load_states(str(args.checkpoint / "trainer.states"))
-        trainer.set_learning_rate(lr)  # the checkpoint's may be that of another number of ranks
+        trainer.set_learning_rate(lr)  # the checkpoint may come from another number of ranks
         begin = int((args.checkpoint / "epoch").read_text())
     ddl.broadcast_parameters(net.collect_params(), root_rank=0)
 

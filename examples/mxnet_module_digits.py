@@ -1,4 +1,4 @@
-"""Learns handwritten digits (scikit-learn's, real data) with MXNet's Module, on every rank that `ddl run -np N` starts."""
+"""Learns handwritten digits (scikit-learn's, real data) with MXNet's Module on every rank of `ddl run -np N`."""
 
 import argparse
 import hashlib
@@ -9,11 +9,11 @@ import mxnet as mx
 import numpy as np
 from sklearn.datasets import load_digits
 
-LEARN = 1500  # of 1797 images; the others test
+LEARN = 1500  # of 1797 images; the others are for tests
 
 
 def digits() -> tuple[Any, Any]:
-    """Images (1797, 1, 8, 8) and labels, in an order of their own."""
+    """Return images (1797, 1, 8, 8) and labels, in a shuffled order that is the same on every rank."""
     pixels, classes = load_digits(return_X_y=True)
     order = np.random.RandomState(1).permutation(len(classes))
     return pixels[order].reshape(-1, 1, 8, 8).astype(np.float32) / 16, classes[order].astype(np.float32)
@@ -29,14 +29,14 @@ def network() -> mx.sym.Symbol:
 
 
 def own_part(images: Any, labels: Any, epoch: int, batch: int) -> mx.io.NDArrayIter:
-    """This rank's images of an epoch, as many as every other rank has."""
+    """Return this rank's images of an epoch; every rank has as many."""
     order = np.random.RandomState(epoch).permutation(LEARN)
     mine = np.resize(order, -(-LEARN // ddl.size()) * ddl.size())[ddl.rank() :: ddl.size()]
     return mx.io.NDArrayIter(images[mine], labels[mine], batch)
 
 
 def digest(arg_params: dict[str, Any]) -> str:
-    """The same twelve letters wherever the parameters are the same to the last bit."""
+    """Return a digest that is equal on two ranks if their parameters are equal to the last bit."""
     seen = hashlib.sha256()
     for name in sorted(arg_params):
         seen.update(arg_params[name].asnumpy().tobytes())

@@ -1,4 +1,4 @@
-"""Adds one array of each rank, and checks that every rank has the same sum.
+"""Sums one array of each rank, and checks that every rank has the same sum.
 
 ddl run -np 32 python examples/numpy_allreduce.py
 """

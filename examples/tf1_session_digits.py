@@ -15,11 +15,11 @@ parser.add_argument("--train-logs", help="folder to keep checkpoints in, and to 
 args = parser.parse_args()
 
 tf.disable_eager_execution()  # as it was in TensorFlow 1
-tf.logging.set_verbosity(tf.logging.ERROR)  # else it advises against itself
+tf.logging.set_verbosity(tf.logging.ERROR)  # otherwise it warns against using it
 
 
 def digits() -> tuple[Any, Any, Any, Any]:
-    """1500 images and labels to learn from, 297 to be tested on."""
+    """Return 1500 training images and labels, and 297 test images and labels."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.RandomState(1).permutation(len(labels))
     images, labels = images[order].reshape(-1, 8, 8, 1).astype("float32") / 4, labels[order]
@@ -35,7 +35,7 @@ def network(images: Any) -> Any:
 
 
 class Result(tf.train.SessionRunHook):  # type: ignore[misc] # TensorFlow has no types
-    """Looks at the parameters before the session closes."""
+    """Reports the accuracy and a digest of the parameters before the session closes."""
 
     def begin(self) -> None:
         self.right = tf.equal(tf.argmax(network(test_images), axis=1), test_labels)

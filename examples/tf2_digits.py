@@ -1,4 +1,4 @@
-"""Learns handwritten digits (scikit-learn's, real data) by tf.GradientTape on every rank that `ddl run -np N` starts."""
+"""Learns handwritten digits (scikit-learn's, real data) with tf.GradientTape on every rank of `ddl run -np N`."""
 
 import argparse
 import hashlib
@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 
 def digits() -> tuple[Any, Any, Any, Any]:
-    """1500 images and labels to learn from, 297 to be tested on."""
+    """Return 1500 training images and labels, and 297 test images and labels."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(1).permutation(len(labels))
     images, labels = images[order].reshape(-1, 8, 8, 1).astype("float32") / 16, labels[order]
@@ -33,7 +33,7 @@ def network() -> keras.Model:
 
 
 def digest(model: keras.Model) -> str:
-    """The same twelve letters wherever the parameters are the same to the last bit."""
+    """Return a digest that is equal on two ranks if their parameters are equal to the last bit."""
     seen = hashlib.sha256()
     for weights in model.get_weights():
         seen.update(weights.tobytes())
@@ -60,13 +60,13 @@ def main() -> None:
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     lr = args.lr * ddl.size()
     optimizer = keras.optimizers.Adam(lr)
-    optimizer.build(model.trainable_variables)  # its variables are to be restored and broadcast before the first step
+    optimizer.build(model.trainable_variables)  # makes its variables, for the restore and the broadcast below
     done = tf.Variable(0, dtype=tf.int64, name="epochs_done")
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, done=done)
     if args.resume and first:
         checkpoint.read(args.checkpoint).assert_consumed()
     ddl.broadcast_variables([*model.variables, *optimizer.variables, done], root_rank=0)
-    optimizer.learning_rate.assign(lr)  # the checkpoint's may be that of another number of ranks
+    optimizer.learning_rate.assign(lr)  # the checkpoint may come from another number of ranks
 
     @tf.function  # type: ignore[untyped-decorator] # TensorFlow has no types
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -77,7 +77,7 @@ def main() -> None:
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
         return loss
 
-    share = len(labels) // ddl.size()  # of each rank: all take as many steps
+    share = len(labels) // ddl.size()  # images of each rank: all ranks take as many steps
     for epoch in range(int(done), args.epochs):
         order = np.random.default_rng(epoch).permutation(len(labels))[ddl.rank() :: ddl.size()][:share]
         for begin in range(0, share, args.batch):

@@ -1,9 +1,11 @@
-"""Holds ddl's collectives on this host to their targets, against torch's Gloo and MPI on the same bytes.
+"""Checks ddl's collectives on this host against their targets, relative to torch's Gloo and to MPI on the same data.
 
-    python tools/bench_collectives.py [--only two,single,four,whole] [--rounds 15] [--no-check] [--json F] [--markdown F]
+    python tools/bench_collectives.py [--only two,single,four,whole] [--rounds 15] [--no-check]
+                                      [--json F] [--markdown F]
 
-Everything is float32, one thread a rank; contenders take turns within one run. A row misses its target only where its
-whole interval (95 %, of the median over the rounds) does; then the exit code is 1, unless --no-check.
+All values are float32, with one thread for each rank; the contenders take turns within one run. A row misses its target
+only if its whole interval (95 %, of the median over the rounds) misses it; the exit code is then 1, unless --no-check
+is given.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from tools.mpi_world import run_under_mpiexec, what_is_missing
 __all__ = ["PARTS", "Part", "gloo_target", "judged", "judged_whole", "main", "mpi_target"]
 
 KIB, MIB = 1 << 10, 1 << 20
-NEAR_GBYTES_PER_S = 8.0  # what shm moves at least while two cores share a cache; far from each other it is about 5
+NEAR_GBYTES_PER_S = 8.0  # the least rate of shm while two cores share a cache; it is about 5 if they do not
 WHOLE_CALLS, IDLE_CALLS = 500, 25  # in one round
 IDLE_S = 0.02
 PASSES = "passes"
@@ -42,15 +44,15 @@ PASSES = "passes"
 
 @dataclass(frozen=True)
 class Part:
-    """One start of some ranks."""
+    """One start of a number of ranks."""
 
     what: str
     ranks: int
     peers: tuple[str, ...]
-    mpi_threads: str = ""  # the level that MPI is asked for; "" without MPI
+    mpi_threads: str = ""  # the thread level that is requested of MPI; "" without MPI
 
 
-# MPI takes a lock around each call at "multiple", which is what mpi4py asks for unless told otherwise.
+# With the level "multiple", which mpi4py requests by default, MPI takes a lock around each call.
 PARTS = {
     "two": Part("2 ranks against Gloo and MPI", 2, ("gloo", "mpi"), "multiple"),
     "gloo": Part("2 ranks against Gloo", 2, ("gloo",)),
@@ -64,12 +66,12 @@ PARTS_RUN = "two,single,four,whole"
 
 
 def gloo_target(nbytes: int) -> float:
-    """How many times longer Gloo takes with two ranks, at least."""
+    """Return how many times longer Gloo must take with two ranks, at least, for the target to hold."""
     return 50.0 if nbytes <= 16 * KIB else 25.0 if nbytes < 256 * KIB else 4.0
 
 
 def mpi_target(nbytes: int) -> float:
-    """How many times longer MPI takes, at least."""
+    """Return how many times longer MPI must take, at least, for the target to hold."""
     return 1.3 if nbytes >= MIB else 1.0
 
 
@@ -77,7 +79,7 @@ def mpi_target(nbytes: int) -> float:
 
 
 def rank_main(part: str, pipe: str, sizes: tuple[int, ...], rounds: int) -> None:
-    """What each rank of ``part`` does; rank 0 writes to ``pipe``."""
+    """Run ``part`` on this rank; rank 0 writes the results to ``pipe``."""
     import ddl_torch as ddl
     import torch
 
@@ -105,7 +107,10 @@ def rank_main(part: str, pipe: str, sizes: tuple[int, ...], rounds: int) -> None
 
 
 def peer_of(name: str, part: Part, registry: Any) -> Any:
-    """One that comes from this directory, or from a plugin; MPI's is told how many threads to ask for."""
+    """Return the peer of that name, from this directory or from a plugin.
+
+    The MPI peer is told which thread level to request.
+    """
     if name == PASSES:
         from tools.memory_passes import MemoryPasses
 
@@ -118,7 +123,10 @@ def peer_of(name: str, part: Part, registry: Any) -> Any:
 
 
 def whole_call(rounds: int) -> dict[str, Any]:
-    """Seconds of ``ddl_torch.allreduce_`` on one float, back to back and after idling, and the share replayed."""
+    """Return the seconds of ``ddl_torch.allreduce_`` on one float, back to back and after idling.
+
+    Also return the share of replayed calls, and the seconds of the bare call.
+    """
     import ddl_torch as ddl
     import torch
 
@@ -142,7 +150,10 @@ def whole_call(rounds: int) -> dict[str, Any]:
 
 
 def bare_call(x: Any, job: Any) -> Callable[[], None]:
-    """What cannot be left out: a look at the tensor, one call of the transport, and the tensor's version counted."""
+    """Return a call of only what cannot be left out.
+
+    It looks at the tensor's address, calls the transport, and counts the tensor's version.
+    """
     from ddl_torch.autograd import OPERATIONS
     from torch.autograd.graph import increment_version
 
@@ -160,7 +171,7 @@ def bare_call(x: Any, job: Any) -> Callable[[], None]:
 
 
 def seconds(call: Callable[[], None], repeat: int, barrier: Callable[[], None]) -> float:
-    """Of one call, back to back."""
+    """Return the seconds of one call, measured back to back."""
     barrier()
     begun_s = time.perf_counter()
     for _ in range(repeat):
@@ -169,9 +180,10 @@ def seconds(call: Callable[[], None], repeat: int, barrier: Callable[[], None]) 
 
 
 def after_idling(call: Callable[[], object], together: Together) -> float:
-    """Seconds of a call that follows a pause, from when the last rank calls to when the last returns; the median of some.
+    """Return the median seconds of calls that follow a pause, from the last rank's call to the last rank's return.
 
-    A barrier lets the ranks begin together, but who waits in it is woken about 0.1 ms later than who comes last.
+    A barrier lets the ranks begin together. But a rank that waits in it is woken about 0.1 ms later than the rank that
+    comes last, so the time begins with the last rank's call.
     """
     begun, ended = [], []
     for _ in range(IDLE_CALLS):
@@ -187,7 +199,7 @@ def after_idling(call: Callable[[], object], together: Together) -> float:
 
 
 def judged(part: str, rows: Sequence[Row]) -> list[Judged]:
-    """The table's rows of one part, one peer behind the other."""
+    """Return the table's rows of one part, one peer after the other."""
     found = []
     for peer in PARTS[part].peers:
         for row in [row for row in rows if peer in row.times]:
@@ -201,7 +213,7 @@ def judged(part: str, rows: Sequence[Row]) -> list[Judged]:
 
 
 def _little_room(row: Row, peer: str, target: float) -> bool:
-    """Whether the passes over memory alone take most of the time in which a whole call would meet the target."""
+    """Return whether the passes over memory alone take most of the time in which the call would meet the target."""
     return row.median_s(PASSES) > LITTLE_ROOM * row.median_s(peer) / target
 
 
@@ -224,7 +236,7 @@ def _judged(
 
 
 def judged_whole(times: Mapping[str, Any]) -> list[Judged]:
-    """The rows of the whole call, in µs."""
+    """Return the rows of the whole call, in µs."""
     rows = []
     idle = f"after {IDLE_S * 1000:g} ms idle"
     for name, what, most_us in (
@@ -243,12 +255,12 @@ def judged_whole(times: Mapping[str, Any]) -> list[Judged]:
 
 
 def microseconds(value_s: float) -> str:
-    """For a cell."""
+    """Return the time as the text of a table cell."""
     return f"{value_s * 1e6:.1f} µs"
 
 
 def run_part(name: str, sizes: str, rounds: int) -> tuple[list[Row], dict[str, Any]]:
-    """Starts the ranks of one part and gives what they told. SystemExit where they fail."""
+    """Start the ranks of one part and return what they measured. Raises SystemExit if they fail."""
     part = PARTS[name]
     rows: list[Row] = []
     whole: dict[str, Any] = {}
@@ -277,7 +289,7 @@ def run_part(name: str, sizes: str, rounds: int) -> tuple[list[Row], dict[str, A
 
 
 def about(given: argparse.Namespace) -> list[str]:
-    """What was run on what, for the documents."""
+    """Return what was run on which machine, for the documents."""
     words = ["python tools/bench_collectives.py", f"--rounds {given.rounds}"]
     words += [f"--only {given.only}"] if given.only != PARTS_RUN else []
     words += [f"--sizes {given.sizes}"] if given.sizes != SIZES else []
@@ -285,13 +297,16 @@ def about(given: argparse.Namespace) -> list[str]:
 
 
 def status(text: str) -> None:
-    """One line on a terminal, overwritten by the next; nothing elsewhere."""
+    """Show one line on a terminal, which the next one overwrites; show nothing elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def chosen(words: str) -> list[str]:
-    """The parts to run. Raises SystemExit for one that does not exist; leaves out, with a line, what cannot run."""
+    """Return the parts to run, without those that cannot run here, which are reported in a line.
+
+    Raises SystemExit for a part that does not exist.
+    """
     names = [word for word in words.split(",") if word]
     for name in names:
         if name not in PARTS:
@@ -304,7 +319,7 @@ def chosen(words: str) -> list[str]:
 
 
 def arguments() -> argparse.Namespace:
-    """Those of the user, or of a rank."""
+    """Parse the arguments of the user or of a rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=PARTS_RUN, metavar="PARTS", help="default: %(default)s")
     parser.add_argument("--sizes", default=SIZES, help="bytes, such as 4,64K,1M; default: %(default)s")
@@ -324,7 +339,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """The exit code: 1 where a row misses its target."""
+    """Run the benchmark and return the exit code: 1 if a row misses its target."""
     given = arguments()
     if given.rank_of:
         part, pipe = given.rank_of

@@ -1,10 +1,11 @@
-"""Holds the hierarchical transport to its targets, on hosts of a test cluster whose links have a rate, against flat Gloo.
+"""Checks the hierarchical transport against its targets, on a test cluster with limited link rates, against flat Gloo.
 
     python tools/bench_hierarchical.py [--only four,two,rate,interleaved] [--rounds 9] [--rate 1000] [--backend gloo]
                                        [--no-check] [--json F] [--markdown F]
 
-Contenders take turns within one start of the ranks; times are of the slowest rank, ratios are taken round by round. A
-row misses its target only where its whole interval does; then the exit code is 1, unless --no-check. It needs root.
+Contenders take turns within one start of the ranks. Times are those of the slowest rank, and ratios are taken round by
+round. A row misses its target only if its whole interval misses it; the exit code is then 1, unless --no-check is
+given. It needs root.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ START_S = 150.0
 
 @dataclass(frozen=True)
 class Target:
-    """At most ``at_most`` times as long as ``peer`` takes. Not ``binding``: nobody fails by it."""
+    """The target that ``contender`` takes at most ``at_most`` times as long as ``peer``.
+
+    If it is not ``binding``, a miss is only reported and does not fail the check.
+    """
 
     contender: str
     peer: str
@@ -47,7 +51,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Part:
-    """One start of some ranks. ``least_rate``: what part of the links' rate ``BOTH`` is to use, where it is asked."""
+    """One start of a number of ranks.
+
+    ``least_rate``: the share of the links' rate that ``BOTH`` must use, if that is a target.
+    """
 
     what: str
     hosts: tuple[int, ...]  # of each rank
@@ -66,7 +73,7 @@ PARTS = {
         "4 ranks on each of 2 hosts",
         (0, 0, 0, 0, 1, 1, 1, 1),
         16 * MIB,
-        # Eight ranks cast on the cores of one machine, which two hosts would not share.
+        # not binding: eight ranks cast on the cores of one machine, which two real hosts would not share
         (Target(BOTH, FLAT, 0.70), Target(LEADER, FLAT, None), Target(BF16, BOTH, 0.6, binding=False)),
     ),
     "two": Part(
@@ -83,7 +90,7 @@ PARTS_RUN = "four,two,rate,interleaved"
 
 
 def judged(part: Part, row: Row, rate_mbit: float) -> list[Judged]:
-    """What came of a part, with its targets."""
+    """Return the measurements of a part with their targets."""
     size = size_text(part.nbytes)
     rows = []
     for target in part.targets:
@@ -100,7 +107,7 @@ def judged(part: Part, row: Row, rate_mbit: float) -> list[Judged]:
 
 
 def _rate_used(part: Part, row: Row, rate_mbit: float) -> Ratio:
-    """What each host must send at least, over what its link could have sent meanwhile."""
+    """Return the time in which a link could send what each host must send at least, over the time that was measured."""
     hosts = len(set(part.hosts))
     least_s = 2 * (hosts - 1) / hosts * part.nbytes * 8 / (rate_mbit * 1e6)
     used = sorted(least_s / value for value in row.times[BOTH])
@@ -108,7 +115,7 @@ def _rate_used(part: Part, row: Row, rate_mbit: float) -> Ratio:
 
 
 def measured(cluster: TestCluster, part: Part, rounds: int, backend: str, directory: Path) -> Row:
-    """Starts the ranks on the hosts of ``cluster`` and reads what the first one tells. RuntimeError where one fails."""
+    """Start the ranks on the hosts of ``cluster`` and return rank 0's results. Raises RuntimeError if a rank fails."""
     offered = {
         FLAT: Contender(backend),
         BOTH: Contender(f"shm+{backend}"),
@@ -138,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default=PARTS_RUN, help=f"some of {','.join(PARTS)} [default {PARTS_RUN}]")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--rate", type=float, default=1000.0, help="of each host's link, in Mbit/s")
+    parser.add_argument("--rate", type=float, default=1000.0, help="rate of each host's link, in Mbit/s")
     parser.add_argument("--backend", default="gloo", help="the transport across hosts, and the flat one")
     parser.add_argument("--no-check", action="store_true", help="exit with 0 whatever came out")
     parser.add_argument("--json", metavar="FILE")
@@ -147,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 where a target is missed, 2 where nothing could be measured."""
+    """Run the benchmark and return the exit code: 1 if a target is missed, 2 if nothing could be measured."""
     given = _parser().parse_args(arguments)
     unknown = sorted(set(given.only.split(",")) - set(PARTS))
     _, registry = settings_of(os.environ)

@@ -1,10 +1,11 @@
-"""Times what the release of gradients on devices costs a step, by way of commit messages, of the device's event, and for nothing.
+"""Times what the release of device gradients costs in a step: by commit messages, by the device's event, or unchecked.
 
     python tools/bench_release.py [-np 2] [--backend gloo] [--compute-ms 0,5] [--steps 100] [--rounds 5] [--json FILE]
 
-Ranks are processes with a pretend device each: host memory, and a thread that runs what is queued. A step queues a backward
-pass that takes so long there, starts eight gradients, waits for them and queues an optimizer's step. ``unsafe`` releases
-them as soon as they are queued, which no training may do: what the others take longer is exposed.
+Ranks are processes with a pretend device each: host memory, and a thread that runs what is queued. A step queues a
+backward pass that takes the given time there, starts eight gradients, waits for them and queues an optimizer step.
+``unsafe`` releases gradients as soon as they are queued, which no training may do; the additional time of the other
+ways is exposed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Row = Mapping[str, Any]
 
 
 class OverShm(PretendTransport):
-    """Between processes of one host; the hosts' own transport is another."""
+    """The pretend device's transport between processes of one host; the host memory uses another transport."""
 
     def __init__(self) -> None:
         self._inner = ShmTransport()  # type: ignore[assignment]  # it is used as a Transport
@@ -50,7 +51,11 @@ class OverShm(PretendTransport):
 
 @contextmanager
 def released(how: str) -> Iterator[None]:
-    """Within it, buckets are released so: nothing is told, and not known (EVENT) or taken for granted (UNSAFE)."""
+    """Release buckets in the given way until the end of this context.
+
+    Except for COMMIT no commit message is sent: either nobody knows that all ranks have launched (EVENT), or it is
+    assumed (UNSAFE).
+    """
     call = Commit.__call__
     try:
         if how != COMMIT:
@@ -61,7 +66,7 @@ def released(how: str) -> Iterator[None]:
 
 
 def rank_main(given: argparse.Namespace) -> None:
-    """What each rank does; rank 0 writes to the pipe."""
+    """Run the benchmark on this rank; rank 0 writes the results to the pipe."""
     import ddlcore as ddl
     from ddlcore.api import current_job
 
@@ -86,7 +91,7 @@ def rank_main(given: argparse.Namespace) -> None:
 
 
 def offer(registry: Any) -> None:
-    """The pretend device's parts, to a job that has begun and has used none."""
+    """Add the pretend device's plugins to the registry of a job that has started but has not used a device."""
     shelf = pretend_registry()
     ours = Distribution("ddlcore", "pretend")
     registry.offer(shelf.kernels_for(KIND), ours)
@@ -94,7 +99,10 @@ def offer(registry: Any) -> None:
 
 
 def step_times(job: Any, compute_s: float, steps: int) -> dict[str, float]:
-    """Microseconds of a step: all of it, the user's wait, the engine's in commit messages, and for the device."""
+    """Return the microseconds of a step: all of it, the user's wait, the engine's commit messages, the device.
+
+    Also return the number of commit messages of a step.
+    """
     import numpy as np
 
     import ddlcore as ddl
@@ -114,7 +122,7 @@ def step_times(job: Any, compute_s: float, steps: int) -> dict[str, float]:
         for one in tensors:
             one.change(lambda array: np.multiply(array, 0.5, out=array))
     mine.record().wait(60.0)
-    ddl.barrier()  # how the next round is released must not reach into this one
+    ddl.barrier()  # the way in which the next round releases must not affect this round
     took_s, after = time.perf_counter() - begun_s, job.stats()
 
     def spent(stage: str) -> float:
@@ -126,7 +134,7 @@ def step_times(job: Any, compute_s: float, steps: int) -> dict[str, float]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """A line for each way, and what it takes longer than the unsafe one of the same computation."""
+    """Return a line for each way, with the additional time over the unsafe way with the same computation."""
     lines = [
         f"{'compute':>9} {'release':>8} {'step':>9} {'exposed':>9} {'in wait':>9} {'commit':>9} {'device':>9} {'messages':>9}"
     ]
@@ -140,7 +148,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def run_ranks(given: argparse.Namespace, show: Callable[[Row], None]) -> None:
-    """Starts the ranks. SystemExit where they fail."""
+    """Start the ranks. Raises SystemExit if they fail."""
     environ = {"OMP_NUM_THREADS": "1", **os.environ, "DDL_DEVICE_DENSE": KIND}
     with told(show) as pipe:
         launcher = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(given.np), "--backend", given.backend]
@@ -151,7 +159,7 @@ def run_ranks(given: argparse.Namespace, show: Callable[[Row], None]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """Those of the user, and of a rank."""
+    """Parse the arguments of the user or of a rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-np", type=int, default=2, metavar="RANKS", help="default: %(default)s")
     parser.add_argument("--backend", default="gloo", help="between hosts' memories; default: %(default)s")
@@ -169,7 +177,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the benchmark and return the exit code."""
     given = arguments()
     if given.pipe:
         rank_main(given)

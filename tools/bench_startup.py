@@ -1,9 +1,9 @@
-"""Times a script with one allreduce from command to prompt: `ddl run` against torchrun with Gloo, in alternation.
+"""Times a script with one allreduce from start to exit: `ddl run` against torchrun with Gloo, in alternation.
 
-Run: python tools/bench_startup.py [--np 2] [--rounds 9]
+    python tools/bench_startup.py [--np 2] [--rounds 9]
 
-Both are run once before the first round, so that files and compiled kernels are in place. The ratio is the
-median over the rounds, with its 95 % interval. Where all of that is above the target, the exit status is 1.
+Both are run once before the first round, so that files and compiled kernels are in place. The ratio is the median over
+the rounds, with its 95 % interval. If the whole interval is above the target, the exit status is 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds modules in its own folder only
 
 from tools.training.report import MISSES, aligned, spread, verdict
 
@@ -27,7 +27,7 @@ TIMEOUT_S = 120.0
 
 
 def commands(ranks: int) -> dict[str, list[str]]:
-    """What is timed, by name: the commands of this interpreter's environment."""
+    """Return the commands to time, by name, from the environment of this interpreter."""
     folder = Path(sys.executable).parent
     scripts = FOLDER / "startup"
     return {
@@ -37,7 +37,7 @@ def commands(ranks: int) -> dict[str, list[str]]:
 
 
 def seconds(command: list[str]) -> float:
-    """How long the command took. Raises CalledProcessError where it failed, with what it had printed."""
+    """Return the seconds that the command took. Raises CalledProcessError if it failed, after printing its output."""
     begun_s = time.perf_counter()
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -49,7 +49,7 @@ def seconds(command: list[str]) -> float:
 
 
 def main() -> int:
-    """The exit status: 1 where the target is missed for certain."""
+    """Run the benchmark and return the exit status: 1 if the target is certainly missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--np", type=int, default=2, metavar="N", help="number of ranks")
     parser.add_argument("--rounds", type=int, default=9, metavar="N", help="how often each is run")

@@ -1,10 +1,10 @@
-"""Counts and times what a timeline costs on the way of a bucket, and measures whole steps with and without one, in alternation.
+"""Measures what a timeline costs for each bucket and tensor, and whole steps with and without one, in alternation.
 
-Run: python tools/bench_timeline.py [--np 2] [--rounds 15] [--no-steps] [--json FILE]
+    python tools/bench_timeline.py [--np 2] [--rounds 15] [--no-steps] [--json FILE]
 
-The costs: stores into the ring and nanoseconds, of a tensor and of a bucket. The steps: of a loop that runs from
-memory, on ranks of their own; a ratio is the median over the rounds, with its 95 % interval. The exit status
-is 1 where a bucket costs more than 2 µs or a tensor more than one store (--no-check: 0).
+The costs are stores into the ring buffer and nanoseconds, for a tensor and for a bucket. The steps are those of a
+replayed loop on ranks that this tool starts; a ratio is the median over the rounds, with its 95 % interval. The exit
+status is 1 if a bucket costs more than 2 µs or a tensor more than one store (with --no-check: 0).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds modules in its own folder only
 
 from ddlcore.launch.bench.results import median_interval
 from ddlcore.messages import Planned
@@ -36,7 +36,7 @@ BLOCK_S = 0.25
 
 
 class CountedSlots(list[Record | None]):
-    """A ring's slots that count the stores."""
+    """The slots of a ring buffer, which count the stores."""
 
     stores = 0
 
@@ -51,11 +51,11 @@ def _hooks() -> tuple[TraceHooks, RingBuffer]:
 
 
 def _calls(hooks: TraceHooks, tensors: int) -> dict[str, tuple[Callable[[], object], int, int]]:
-    """What is called on the way: by name, the call, and how many tensors and buckets it is for."""
+    """Return the calls that a bucket causes, by name: the call, and for how many tensors and buckets it is made."""
     entries = [SimpleNamespace(set_id=0, name=f"t{i}", spec_bytes=b"") for i in range(tensors)]
     started = [(entry, 0, None) for entry in entries]
     planned = Planned(0, Kind.ALLREDUCE, tuple(entry.name for entry in entries), (b"",) * tensors)
-    nothing: Callable[..., None] = lambda *args: None  # noqa: E731  # as short as a call can be
+    nothing: Callable[..., None] = lambda *args: None  # noqa: E731  # the cheapest possible call
     again, together = hooks.starting(nothing), hooks.starting_all(nothing)
     submit = hooks.submitting(nothing)
     return {
@@ -68,7 +68,7 @@ def _calls(hooks: TraceHooks, tensors: int) -> dict[str, tuple[Callable[[], obje
 
 
 def costs(tensors: int = 400, calls: int = CALLS) -> dict[str, tuple[float, float]]:
-    """(stores, ns) of each, the best of five rounds."""
+    """Return (stores, ns) for each call, the best of five rounds."""
     found = {}
     hooks, ring = _hooks()
     for name, (call, for_tensors, for_buckets) in _calls(hooks, tensors).items():
@@ -92,7 +92,7 @@ def _timed(call: Callable[[], object], count: int) -> float:
 
 
 def steps(tensors: int, count: int, rounds: int, directory: str) -> tuple[list[float], list[float]]:
-    """Seconds of a step without and with a timeline, by round; called by every rank."""
+    """Return the seconds of a step without and with a timeline, by round. Every rank calls this."""
     import numpy as np
 
     import ddlcore as ddl
@@ -121,7 +121,7 @@ def steps(tensors: int, count: int, rounds: int, directory: str) -> tuple[list[f
         for on in (False, True) if number % 2 else (True, False):
             if on:
                 ddl.start_timeline(f"{directory}/t{number}.json")
-            block(length // 5 + 12)  # untimed: caches, and the period is found anew
+            block(length // 5 + 12)  # untimed: fills caches, and lets the period be found again
             found[on].append(block(length))
             if on:
                 ddl.stop_timeline()
@@ -130,7 +130,7 @@ def steps(tensors: int, count: int, rounds: int, directory: str) -> tuple[list[f
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--np", type=int, default=2, metavar="N", help="ranks (2)")
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="turns with and without (15)")
@@ -142,7 +142,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status."""
+    """Run the benchmark and return the exit status."""
     asked = options(arguments)
     found = costs()
     for name, (stores, ns) in found.items():

@@ -1,10 +1,10 @@
-"""Times the training of models on this host: by ddl, by the framework's own way, with a barrier a step, and alone.
+"""Times the training of models on this host: with ddl, with the framework's own way, with barriers, and alone.
 
-Run: python tools/bench_training.py [--framework torch] [--np 1,2,4] [--models wide,deep,gpt,resnet] [--rounds 15]
+    python tools/bench_training.py [--framework torch] [--np 1,2,4] [--models wide,deep,gpt,resnet] [--rounds 15]
 
-It starts its own ranks, with one thread each. The four contenders train the same model on the same inputs,
-in alternation. A ratio is the median over the rounds, with its 95 % interval. Where the whole
-interval of a ratio misses its target, the exit status is 1 (--no-check: 0).
+It starts its own ranks, with one thread each. The contenders train the same model on the same inputs, in alternation. A
+ratio is the median over the rounds, with its 95 % interval. If the whole interval of a ratio misses its target, the
+exit status is 1 (with --no-check: 0).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds modules in its own folder only
 
 from tools.training.contenders import Measured, measure
 from tools.training.frameworks import FRAMEWORKS, Framework
@@ -54,7 +54,7 @@ def _rounds(text: str) -> int:
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--np", type=_numbers, default=[2], metavar="N,…", help="numbers of ranks, one after the other")
     parser.add_argument("--framework", choices=FRAMEWORKS, default="torch", help="what trains (torch)")
@@ -78,7 +78,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _version(framework: Framework) -> str:
-    """Of the distribution that brings it."""
+    """Return the version of the distribution that contains the framework."""
     for name in framework.distributions:
         try:
             return importlib.metadata.version(name)
@@ -88,7 +88,7 @@ def _version(framework: Framework) -> str:
 
 
 def machine(framework: Framework) -> str:
-    """The processor, how many cores are ours, and the versions that matter, in a line."""
+    """Return one line with the processor, the number of usable cores, and the versions of Python, framework and ddl."""
     from ddlcore import __version__
     from ddlcore.launch.environment import usable_cores
 
@@ -102,7 +102,7 @@ def machine(framework: Framework) -> str:
 
 
 def printer() -> Callable[[Table], None]:
-    """Prints a table: by rich on a terminal, else as aligned text."""
+    """Return a function that prints a table: with rich on a terminal, and as aligned text elsewhere."""
     if not sys.stdout.isatty():
         return lambda table: print(aligned(table) + "\n", flush=True)
     from rich.box import SIMPLE
@@ -123,7 +123,7 @@ def printer() -> Callable[[Table], None]:
 
 
 def measured(asked: argparse.Namespace) -> Iterator[Measured]:
-    """Every model on every number of ranks, in jobs of their own."""
+    """Yield the measurements of every model on every number of ranks, each in a job of its own."""
     from ddlcore import run
     from ddlcore.observe.merge import read_trace
     from ddlcore.observe.summary import summarise
@@ -145,14 +145,14 @@ def measured(asked: argparse.Namespace) -> Iterator[Measured]:
 
 
 def loaded(paths: Sequence[Path]) -> Iterator[Measured]:
-    """What earlier runs have written."""
+    """Yield the measurements that earlier runs have written."""
     for path in paths:
         for run in json.loads(path.read_text())["runs"]:
             yield Measured(**run)
 
 
 def shown(runs: Iterable[Measured]) -> list[Measured]:
-    """Prints each as it comes."""
+    """Print each measurement immediately, and return all of them."""
     show = printer()
     kept = []
     for run in runs:
@@ -167,7 +167,7 @@ def shown(runs: Iterable[Measured]) -> list[Measured]:
 
 
 def main() -> int:
-    """The exit status: 1 where a target is missed for certain."""
+    """Run the benchmark and return the exit status: 1 if a target is certainly missed."""
     asked = options()
     ready = list(loaded(asked.load)) if asked.load else []
     framework = FRAMEWORKS[ready[0].framework if ready else asked.framework]

@@ -1,10 +1,10 @@
-"""Holds one transport to the library that it is built on: the same bytes, in alternation, at the interface of the transport.
+"""Compares one transport with the library that it uses: the same data, in alternation, through the transport interface.
 
     python tools/bench_transport.py gloo [-np 2] [--ops allreduce] [--sizes 64K,1M] [--dtype f32] [--rounds 15]
     python tools/bench_transport.py NAME --against module:Class --mpiexec --most 1.3
 
-A ratio says how many times longer the transport takes than the bare library. A row misses only where its whole
-interval (95 %, of the median over the rounds) lies above ``--most``; then the exit code is 1, unless --no-check.
+A ratio says how many times longer the transport takes than the bare library. A row misses only if its whole interval
+(95 %, of the median over the rounds) is above ``--most``; the exit code is then 1, unless --no-check is given.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tools.mpi_world import run_under_mpiexec
 
 __all__ = ["STANDARD", "judged", "main"]
 
-# What each transport is held to where the command line names nothing else: a peer, whether mpiexec starts its
-# ranks, and how many times longer the transport may take.
+# For each transport, the defaults of the command line: the peer, whether mpiexec starts the ranks, and how many times
+# longer the transport may take.
 STANDARD: Mapping[str, tuple[str, bool, float]] = {
     "gloo": ("gloo", False, 1.1),
     "mpi": ("mpi", True, 1.3),
@@ -40,7 +40,7 @@ SIZES = "64K,256K,1M,4M,16M,64M"
 
 
 def rank_main(given: argparse.Namespace) -> None:
-    """What each rank does; rank 0 writes to the pipe."""
+    """Run the benchmark on this rank; rank 0 writes the results to the pipe."""
     import ddlcore.api as ddl
     from ddlcore.launch.bench.rank import measure_all, open_peers
 
@@ -57,7 +57,7 @@ def rank_main(given: argparse.Namespace) -> None:
 
 
 def peer_of(name: str, registry: Any) -> BenchPeer:
-    """``module:Class``, or the name of one that a plugin brings."""
+    """Return the peer called ``module:Class``, or the peer of that name from a plugin."""
     module, colon, kind = name.partition(":")
     if colon:
         made: BenchPeer = getattr(importlib.import_module(module), kind)()
@@ -67,7 +67,7 @@ def peer_of(name: str, registry: Any) -> BenchPeer:
 
 
 def judged(transport: str, against: str, rows: Sequence[Row], most: float) -> list[Judged]:
-    """A line for each row that both have."""
+    """Return a line for each row that both contenders have."""
     found = []
     for row in rows:
         if TRANSPORT not in row.times or "peer" not in row.times:
@@ -80,7 +80,7 @@ def judged(transport: str, against: str, rows: Sequence[Row], most: float) -> li
 
 
 def run_ranks(given: argparse.Namespace) -> list[Row]:
-    """Starts the ranks and gives what they told. SystemExit where they fail."""
+    """Start the ranks and return what they measured. Raises SystemExit if they fail."""
     rows: list[Row] = []
 
     def show(message: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ def run_ranks(given: argparse.Namespace) -> list[Row]:
 
 
 def arguments() -> argparse.Namespace:
-    """Those of the user, and of a rank."""
+    """Parse the arguments of the user or of a rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("transport", help="its name, as `ddl info` lists it")
     parser.add_argument("--against", metavar="PEER", help="a peer of `ddl bench`, or module:Class")
@@ -138,7 +138,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """The exit code: 1 where a row misses."""
+    """Run the benchmark and return the exit code: 1 if a row misses."""
     given = arguments()
     if given.pipe:
         rank_main(given)

@@ -1,4 +1,4 @@
-"""Judges measurements by targets and lays them out: as a table for the screen, and one for the documents."""
+"""Compares measurements with targets, and formats them: as a table for the terminal, and as one for the documents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddlcore.launch.environment import usable_cores
 
 __all__ = ["LITTLE_ROOM", "Judged", "concluded", "machine_words", "markdown", "missed", "put", "table"]
 
-LITTLE_ROOM = 0.7  # of a target: a floor that takes more of it leaves no room for what is measured
+LITTLE_ROOM = 0.7  # of a target: a lower bound that takes more of it leaves no room for what is measured
 
 _COLUMNS = ("what", "size", "ddl", "peer", "measured", "target", "verdict")
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -23,14 +23,15 @@ _RIGHT = {"size", "ddl", "peer"}
 
 @dataclass(frozen=True)
 class Judged:
-    """One measurement and its target; ``target`` None: there is none. Not ``binding``: nobody fails by it.
+    """One measurement and its target.
 
-    ``bounded``: a floor that was measured in the same run leaves no room for the target on this machine.
+    ``target`` None: it has no target. Not ``binding``: a miss does not fail the check. ``bounded``: a lower bound that
+    was measured in the same run leaves no room for the target on this machine.
     """
 
     what: str
     size: str
-    ddl: str  # its own time, for the reader
+    ddl: str  # ddl's own time, for the reader
     peer: str
     measured: Ratio  # a ratio, or a time in the target's unit
     target: float | None
@@ -41,7 +42,7 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """Misses only where the whole interval does."""
+        """The verdict: a measurement misses its target only if its whole interval misses it."""
         if self.target is None:
             return ""
         if self._meets(self.measured.middle):
@@ -58,7 +59,7 @@ class Judged:
         return value >= self.target if self.at_least else value <= self.target
 
     def cells(self) -> dict[str, str]:
-        """What stands in each column."""
+        """Return the text of each column."""
         sign = "≥" if self.at_least else "≤"
         target = "–" if self.target is None else f"{sign} {self.target:g} {self.unit}"
         return dict(
@@ -67,19 +68,22 @@ class Judged:
 
 
 def concluded(rows: Sequence[Judged], check: bool) -> int:
-    """Prints how many rows miss, and which; the exit code: 1 where one does and that is to be checked."""
+    """Print how many rows miss, and which.
+
+    Return the exit code: 1 if a row misses and ``check`` is true.
+    """
     wrong = missed(rows)
     print(f"\n{len(rows)} rows, {len(wrong)} miss their target" + "".join(f"\n  {w.what}, {w.size}" for w in wrong))
     return int(bool(wrong) and check)
 
 
 def missed(rows: Sequence[Judged]) -> list[Judged]:
-    """Those whose whole interval misses the target."""
+    """Return the rows whose whole interval misses the target."""
     return [row for row in rows if row.verdict == "MISSES"]
 
 
 def table(rows: Sequence[Judged]) -> list[str]:
-    """Lines with the columns under each other."""
+    """Return the table as lines of aligned columns."""
     cells = [dict(zip(_COLUMNS, _COLUMNS)), *(row.cells() for row in rows)]
     widths = {name: max(len(row[name]) for row in cells) for name in _COLUMNS}
     return [
@@ -91,14 +95,14 @@ def table(rows: Sequence[Judged]) -> list[str]:
 
 
 def markdown(rows: Sequence[Judged]) -> list[str]:
-    """The same as a table in Markdown."""
+    """Return the table in Markdown."""
     rule = "|" + "|".join("--:" if name in _RIGHT else "---" for name in _COLUMNS) + "|"
     lines = [f"| {' | '.join(_COLUMNS)} |", rule]
     return lines + [f"| {' | '.join(row.cells()[name] for name in _COLUMNS)} |" for row in rows]
 
 
 def put(path: Path, lines: Sequence[str]) -> None:
-    """Writes ``lines`` to ``path``: between its marks, where the file is there and has them, else as all of it."""
+    """Write ``lines`` to ``path``: between its marks if the file has them, and otherwise as the whole file."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     before, begin, rest = text.partition(_BEGIN + "\n")
     _, end, after = rest.partition(_END)
@@ -107,7 +111,7 @@ def put(path: Path, lines: Sequence[str]) -> None:
 
 
 def machine_words() -> str:
-    """The machine and the versions that matter, in one line without names of hosts or paths."""
+    """Return the machine and the relevant versions in one line, without names of hosts or paths."""
     cpuinfo = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
     model = found[1].strip() if found else platform.machine()

@@ -1,4 +1,4 @@
-"""Measures what comparing the ranks' parameters costs one rank in a step in which it is done, on the CPU.
+"""Measures what it costs one rank to compare the ranks' parameters in a step, on the CPU.
 
 ddl run -np 2 python tools/bench_verify.py
 """
@@ -15,7 +15,7 @@ from torch import nn
 
 __all__ = ["main"]
 
-MODELS: dict[str, list[tuple[int, ...]]] = {  # parameters as many and as large as those of models that one knows
+MODELS: dict[str, list[tuple[int, ...]]] = {  # the number and size of parameters of well-known models
     "one of 11 million, 62 tensors (as ResNet-18)": [(512, 353)] * 62,
     "deep: 402 small tensors": [(50, 50), (50,)] * 201,
 }
@@ -53,11 +53,11 @@ def main() -> None:
 
 
 def _beside(optimizer: torch.optim.Optimizer, params: list[nn.Parameter], steps: int) -> float:
-    """Median milliseconds that the check of one step takes, where every step is checked."""
+    """Return the median milliseconds that the check of one step takes, if every step is checked."""
     for param in params:
         param.grad = torch.zeros_like(param)
     hooks = optimizer._optimizer_step_post_hooks.values()
-    (hook,) = [one for one in hooks if one.__module__ == "ddl_torch.replicas"]  # what the check is called by
+    (hook,) = [one for one in hooks if one.__module__ == "ddl_torch.replicas"]  # the hook that calls the check
     times = []
     for _ in range(steps):
         begun = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Tries the real control network with many ranks: a server and all its clients in one process, over encrypted sockets.
+"""Tests the real control network with many ranks: a server and all clients in one process, over encrypted sockets.
 
-Run: python tools/crowd_control.py [--clients 256] [--tensors 400] [--address tcp://127.0.0.1:0]
+    python tools/crowd_control.py [--clients 256] [--tensors 400] [--address tcp://127.0.0.1:0]
 
-Every client enters, has all tensors decided in REQUESTS requests, in an order of its own, and leaves.
-A few threads speak for all clients. Seconds are of the wall clock, with clients and server on the same cores.
+Every client registers, has all tensors decided in REQUESTS requests, in an order of its own, and leaves. A few threads
+serve all clients. Seconds are wall-clock time, with clients and server on the same cores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ddlcore.types import DType, Kind
 
 __all__ = ["Crowd"]
 
-REQUESTS = 4  # in which a client asks for its tensors
+REQUESTS = 4  # in this many requests a client asks for its tensors
 THREADS = 4
 PATIENCE_S = 60.0
 STEPS = ("init", "one discovered step", "shutdown")
@@ -51,7 +51,7 @@ STEPS = ("init", "one discovered step", "shutdown")
 
 @dataclass
 class Client:
-    """One rank's side of the protocol: what it says next, and what it has been told."""
+    """One rank's side of the protocol: its next message, and what it has received."""
 
     rank: int
     size: int
@@ -63,13 +63,13 @@ class Client:
     messages: int = 0  # received
 
     def begin(self, step: str) -> Hello | Request | Bye:
-        """What it says first in one of STEPS."""
+        """Return the client's first message in one of STEPS."""
         if step == STEPS[0]:
             return Hello(self.rank, tuple(range(self.size)), 1, PROTOCOL, "", 64 << 20)
         return self._request() if step == STEPS[1] else Bye("shutdown")
 
     def hear(self, message: FromCoordinator) -> Request | Done | None:
-        """What it says to ``message``, if anything."""
+        """Return the client's reply to ``message``, or None."""
         self.messages += 1
         if isinstance(message, Welcome):
             self.welcomed = True
@@ -95,21 +95,21 @@ class Client:
 
 
 class Crowd:
-    """``size`` clients and their server; ``play`` takes all of them through one of STEPS."""
+    """``size`` clients and their server; ``play`` runs one of STEPS with all of them."""
 
     def __init__(self, size: int, tensors: int, address: str = "", report: Callable[[str], None] = print) -> None:
-        allow_files(3 * size)  # the clients are in this process too, and take twice as many as the server
+        allow_files(3 * size)  # the clients are in this process, too, and use twice as many files as the server
         self.server = Server(size, Sessions(size, ThresholdFusion()), address, report)
         self.server.start()
         asks = [Ask(0, f"layer{i}.weight", encode(Spec(Kind.ALLREDUCE, DType.F32, (64, i)))) for i in range(tensors)]
         self.clients = [Client(rank, size, random.Random(rank).sample(asks, tensors)) for rank in range(size)]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._context.set(zmq.MAX_SOCKETS, 4 * size + 16)  # three a client
+        self._context.set(zmq.MAX_SOCKETS, 4 * size + 16)  # three sockets for each client
         access = read_job_file(self.server.job_file)
         self._channels = [self._connect(access, rank) for rank in range(size)]
 
     def play(self, step: str) -> float:
-        """Seconds until every client is through. Raises TimeoutError when one is not within PATIENCE_S."""
+        """Run ``step`` and return its seconds. Raises TimeoutError if a client does not finish within PATIENCE_S."""
         begin_s = time.monotonic()
         pairs = list(zip(self.clients, self._channels))
         threads = [threading.Thread(target=_speak, args=(pairs[i::THREADS], step)) for i in range(THREADS)]
@@ -133,7 +133,7 @@ class Crowd:
 
 
 def _speak(pairs: Sequence[tuple[Client, ClientChannel]], step: str) -> None:
-    """Takes these clients through ``step``: hears each in turn, and waits a little only when all are silent."""
+    """Run ``step`` with these clients: poll each in turn, and wait a little only if none has sent anything."""
     deadline_s = time.monotonic() + PATIENCE_S
     for client, channel in pairs:
         channel.send(client.begin(step))
@@ -152,7 +152,7 @@ def _speak(pairs: Sequence[tuple[Client, ClientChannel]], step: str) -> None:
 
 
 def main() -> None:
-    """Prints the seconds of each step."""
+    """Print the seconds of each step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--tensors", type=int, default=400)

@@ -1,4 +1,4 @@
-"""Runs examples/torch_digits.py on two ranks and fails unless they learn, and end with the same parameters."""
+"""Runs examples/torch_digits.py on two ranks; fails unless they learn and end with the same parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMAND = ["ddl", "run", "-np", str(RANKS), "python", "examples/torch_digits.py"
 
 
 def objection(output: str, ranks: int = RANKS) -> str:
-    """What is wrong with the output of a run on so many ranks; empty where nothing is."""
+    """Return what is wrong with the output of a run on ``ranks`` ranks, or ""."""
     accuracy = re.search(r"test accuracy ([\d.]+) %", output)
     digests = re.findall(r"rank \d+ of \d+: parameters (\w+)", output)
     if accuracy is None or float(accuracy[1]) < LEAST_ACCURACY:
@@ -28,7 +28,7 @@ def objection(output: str, ranks: int = RANKS) -> str:
 
 
 def main() -> int:
-    """The exit code: 0, the run's own, or 1 with a line that says what is wrong."""
+    """Run the demo and return the exit code: 0, that of the run, or 1 after a line that says what is wrong."""
     print(f"$ {' '.join(COMMAND)}", flush=True)
     begun_s = time.monotonic()
     lines = []

@@ -9,9 +9,9 @@ from pathlib import Path
 
 HOSTS, DEVICES = 4, 4
 RANKS = HOSTS * DEVICES
-CELL, GAP = 44, 4  # of a rank, in pixels
+CELL, GAP = 44, 4  # of a rank's cell, in pixels
 PAD, BETWEEN = 12, 16  # around a host's ranks, between hosts
-LEFT = 108  # for what a row is called
+LEFT = 108  # for the name of a row
 HOST = DEVICES * CELL + (DEVICES - 1) * GAP + 2 * PAD
 WIDTH = LEFT + HOSTS * HOST + (HOSTS - 1) * BETWEEN + 12
 INK, PALE, LINE = "#1f2933", "#f4f6f8", "#9aa5b1"
@@ -21,14 +21,14 @@ __all__ = ["DRAWINGS", "main"]
 
 
 def colour(rank: int) -> str:
-    """One for each rank: a host's have a hue in common."""
+    """Return a colour for each rank; the ranks of one host have similar hues."""
     host, device = divmod(rank, DEVICES)
     red, green, blue = colorsys.hls_to_rgb(0.57 + 0.21 * host, 0.83 - 0.07 * device, 0.62)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
 
 def left(rank: int) -> int:
-    """Where the rank's cell begins."""
+    """Return the left edge of the rank's cell."""
     host, device = divmod(rank, DEVICES)
     return LEFT + host * (HOST + BETWEEN) + PAD + device * (CELL + GAP)
 
@@ -47,7 +47,7 @@ def box(x: float, y: float, width: float, height: float, fill: str, line: str = 
 
 
 def hosts(top: int, height: int) -> list[str]:
-    """The hosts' frames, with their names above."""
+    """Return the frames of the hosts, with their names above."""
     made = []
     for host in range(HOSTS):
         x = LEFT + host * (HOST + BETWEEN)
@@ -56,7 +56,7 @@ def hosts(top: int, height: int) -> list[str]:
 
 
 def row(top: int, name: str, label: Callable[[int], str], fill: Callable[[int], str] = colour) -> list[str]:
-    """A cell for each rank."""
+    """Return a row with a cell for each rank."""
     made = [text(LEFT - 12, top + CELL / 2 + 5, name, 13, "end")]
     for rank in range(RANKS):
         made += [
@@ -67,7 +67,7 @@ def row(top: int, name: str, label: Callable[[int], str], fill: Callable[[int], 
 
 
 def strips(top: int, name: str) -> list[str]:
-    """A cell for each rank that holds the colours of all, in their order."""
+    """Return a row in which each rank's cell contains the colours of all ranks, in order."""
     made = [text(LEFT - 12, top + CELL / 2 + 5, name, 13, "end")]
     part = CELL / 4
     for rank in range(RANKS):
@@ -80,14 +80,14 @@ def strips(top: int, name: str) -> list[str]:
 
 
 def bracket(top: int, first: int, last: int, what: str) -> list[str]:
-    """What the ranks from ``first`` to ``last`` have in common."""
+    """Return a bracket with the text ``what`` below the ranks from ``first`` to ``last``."""
     begin, end = left(first), left(last) + CELL
     path = f"M{begin} {top} v8 H{end} v-8"
     return [f'<path d="{path}" fill="none" stroke="{INK}"/>', text((begin + end) / 2, top + 26, what, 14)]
 
 
 def arrows(top: int, height: int, what: str) -> list[str]:
-    """From the row before to the row after, one in each host."""
+    """Return arrows from the row before to the row after, one in each host."""
     made = []
     for host in range(HOSTS):
         x = LEFT + host * (HOST + BETWEEN) + HOST / 2
@@ -99,7 +99,7 @@ def arrows(top: int, height: int, what: str) -> list[str]:
 
 
 def drawing(height: int, parts: list[str]) -> str:
-    """A whole picture, on white so that it can be read on any page."""
+    """Return a whole picture, with a white background so that it is readable on any page."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">'
     return "\n".join([head, f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>', *parts, "</svg>\n"])
 
@@ -163,7 +163,7 @@ DRAWINGS = {
 
 
 def main() -> None:
-    """Writes all of them."""
+    """Write all pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", default="docs/images", type=Path)
     folder: Path = parser.parse_args().folder

@@ -2,11 +2,11 @@
 
     python tools/gpu_check.py [--rounds 15] [--json] [--markdown FILE] [--no-gpu] [--only NAME,…] [--within SECONDS]
 
-Correctness of the kernels against float64, NCCL in a world of one and, since NCCL 2.30, in one of two on one GPU, two
-processes on one GPU by way of shared memory, a replayed training, and the numbers that docs/benchmarks.md asks for.
-Rows are printed as they come, the table last. Without a GPU everything runs that can, in numba's simulator, over a
-stand-in for NCCL or on the CPU; the rest says why it was not measured.
-The exit status is 1 where something is wrong or misses its target.
+It checks the kernels against float64; NCCL in a world of one and, since NCCL 2.30, in a world of two on one GPU; two
+processes on one GPU through shared memory; a replayed training; and the numbers that docs/benchmarks.md asks for. Rows
+are printed as they come, and the table at the end. Without a GPU everything runs that can: in numba's simulator, over a
+stand-in for NCCL, or on the CPU; the other rows say why they were not measured. The exit status is 1 if something is
+wrong or misses its target.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds modules in its own folder only
 
 from tools.gpu.copies_asked import COPY_ROWS
 from tools.gpu.metadata import write_missing
@@ -38,14 +38,14 @@ ROOT = Path(__file__).resolve().parents[1]
 MARKS = ("<!-- gpu: begin -->", "<!-- gpu: end -->")
 MODELS = "deep,gpt,resnet"
 NO_COMPILER = 3  # compile_all's exit status
-GRACE_S = 10.0  # that a part has to end after it was asked to
-IMPORT_S = 300.0  # of torch, from a disk that has not read it yet
-SHARES = 23000  # the first NCCL whose ranks can share a GPU
+GRACE_S = 10.0  # for a part to end after it was terminated
+IMPORT_S = 300.0  # for importing torch from a disk that has not read it yet
+SHARES = 23000  # the first NCCL version whose ranks can share a GPU
 
 
 @dataclass(frozen=True)
 class Part:
-    """One program that tells rows, or whose exit status is a row by itself (``title``)."""
+    """One program that prints rows, or whose exit status makes one row (``title``)."""
 
     name: str
     command: Sequence[str]
@@ -53,12 +53,12 @@ class Part:
     environment: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
     stand_in: str = ""
-    why: str = ""  # it is not run
+    why: str = ""  # why it is not run
 
 
 def why_no_gpu() -> str:
-    """What keeps this machine's GPU, if any, from being used by torch and by ddl; empty where nothing does."""
-    sys.path.append(str(ROOT / "plugins/ddl_nccl/src"))  # where it is not installed
+    """Return why torch and ddl cannot use a GPU on this machine, or ""."""
+    sys.path.append(str(ROOT / "plugins/ddl_nccl/src"))  # used if it is not installed
     from ddl_nccl.probe import gpu
 
     missing = gpu()
@@ -76,7 +76,7 @@ def why_no_gpu() -> str:
 
 
 def why_not_shared() -> str:
-    """What keeps two ranks from using NCCL on one GPU; empty where nothing does."""
+    """Return why two ranks cannot use NCCL on one GPU, or ""."""
     from ddl_nccl.library import library
 
     found = library()
@@ -90,7 +90,7 @@ def _ranks(n: int) -> list[str]:
 
 
 def parts(on_gpu: bool, rounds: int, meeting: Path) -> Iterator[Part]:
-    """What is run, in order. ``meeting``: a directory for files by which torch's processes meet."""
+    """Yield what is run, in order. ``meeting``: a directory for files by which torch's processes meet."""
     here = [sys.executable, "-m"]
     yield Part("compile", [*here, "ddl_nccl.cuda.compile_all"], title="every kernel compiles, by accesses of 16 bytes")
     yield Part("kernels", [*here, "tools.gpu.kernels", *(["--gpu"] if on_gpu else [])], 600.0)
@@ -130,12 +130,12 @@ def _stand_ins(here: list[str], meeting: Path) -> Iterator[Part]:
 
 
 def _first_gpu() -> str:
-    """The first that this process may use; two ranks shall share it."""
+    """Return the first GPU that this process may use; two ranks share it."""
     return (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
 
 
 def _not_measured(why: str) -> Iterator[Row]:
-    """The rows for which a GPU is needed."""
+    """Yield the rows that need a GPU."""
     for what, target in COPY_ROWS:
         yield not_measured(what, target, why)
     for model in MODELS.split(","):
@@ -146,9 +146,9 @@ def _not_measured(why: str) -> Iterator[Row]:
 
 
 def run_part(part: Part, show: bool, beside: str = "") -> Iterator[Row]:
-    """Its rows; where it dies or hangs, one that says so.
+    """Run a part and yield its rows; if it crashes or hangs, yield a row that says so.
 
-    ``show``: print what else it says; ``beside``: another directory to look for modules and metadata in.
+    ``show``: print its other output. ``beside``: one more directory in which it looks for modules and metadata.
     """
     if part.why:
         yield not_measured(part.title or part.name, "", part.why)
@@ -175,16 +175,16 @@ def run_part(part: Part, show: bool, beside: str = "") -> Iterator[Row]:
         for line in process.stdout:
             try:
                 row = heard(line)
-            except (ValueError, TypeError):  # the lines of two ranks in one
+            except (ValueError, TypeError):  # e.g. the lines of two ranks mixed into one
                 row = check(part.name, "", f"a row that cannot be read: {line.strip()[:200]}")
             if row is not None:
                 rows += 1
                 yield row
             elif line.strip():
                 last = line.strip()
-                if show and part.name != "compile":  # it has a line for every kernel
+                if show and part.name != "compile":  # compile prints a line for every kernel
                     print(f"  {part.name}: {last}", flush=True)
-        status = process.wait()  # by then, or killed
+        status = process.wait()  # it has ended by then, or was killed
     finally:
         hung = not late.is_alive()
         late.cancel()
@@ -199,13 +199,16 @@ def run_part(part: Part, show: bool, beside: str = "") -> Iterator[Row]:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """It and all that it has started and left behind."""
+    """Kill the process and all that it has started and left behind."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _rows(chosen: Sequence[Part], show: bool, beside: str, end_s: float) -> Iterator[Row]:
-    """Of all of them, until ``end_s`` of the monotonic clock; what one part does takes no row of another with it."""
+    """Yield the rows of all parts, until ``end_s`` of the monotonic clock.
+
+    A part that fails does not affect the rows of the others.
+    """
     for part in chosen:
         if show:
             print(f"{part.name} …", flush=True)
@@ -227,7 +230,7 @@ def _by_status(part: Part, status: int, last: str) -> Row:
 
 
 def _path(beside: str) -> str:
-    """Where this tree's modules are found, also where none of them is installed."""
+    """Return the path on which this tree's modules are found, even if none of them is installed."""
     sources = [str(path) for path in sorted(ROOT.glob("plugins/*/src"))]
     return os.pathsep.join([str(ROOT), *sources, *filter(None, [beside, os.environ.get("PYTHONPATH", "")])])
 
@@ -246,7 +249,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status."""
+    """Run the checks and return the exit status."""
     asked = _options(arguments)
     end_s = time.monotonic() + asked.within
     why = "--no-gpu was given" if asked.no_gpu else why_no_gpu()
@@ -264,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = [part for part in of if not wanted or part.name in wanted]
         for row in _rows(chosen, not asked.json, str(metadata), end_s):
             rows.append(row)
-            if not asked.json:  # whoever is stopped before the table has them all the same
+            if not asked.json:  # printed now, in case the run is stopped before the table
                 print(f"  {row.verdict}: {row.what}, {row.measured} {row.why}".rstrip(), flush=True)
     if why and not wanted:
         rows += _not_measured(f"no GPU: {why}")
@@ -285,5 +288,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and with it the part that runs
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and with this program the part that runs
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""A floor for shared memory: what an allreduce by shards moves on each rank, by numpy, with nobody to wait for."""
+"""A lower bound for shared memory: what a sharded allreduce moves on each rank, with numpy and without waiting."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ddlcore.types import Kind
 
 __all__ = ["MemoryPasses"]
 
-CHUNK_BYTES, CHUNKS = 128 << 10, 4  # as the transport has them where ranks share cores
+CHUNK_BYTES, CHUNKS = 128 << 10, 4  # as in the transport if ranks share cores
 
 
 class MemoryPasses(BenchPeer):
-    """Each rank copies what others need of its tensor, adds its own part of all tensors, and copies the rest back.
+    """Copies what the other ranks need of the tensor, adds this rank's part of all tensors, and copies the rest back.
 
-    The slots are its own memory: that of others would be farther away. The sums are of no use.
+    The slots are the rank's own memory, although other ranks' memory would be farther away. The sums are meaningless.
     """
 
     floor = True
@@ -48,4 +48,4 @@ class MemoryPasses(BenchPeer):
         return passes
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this peer holds no resources."""

@@ -1,4 +1,4 @@
-"""Starts ranks that are ranks of MPI and of ddl at once: by mpiexec, with ddl's control network beside them."""
+"""Starts ranks that belong to an MPI world and to ddl at once: with mpiexec, and ddl's control network beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["mpi_words", "run_under_mpiexec", "what_is_missing"]
 
 
 def what_is_missing() -> str:
-    """What keeps mpi4py's ranks from being started here, with the line that helps; empty where nothing does."""
+    """Return why mpi4py's ranks cannot be started here, with the command that helps, or ""."""
     try:
         find_library()
     except PluginError as error:
@@ -27,9 +27,9 @@ def what_is_missing() -> str:
 
 
 def run_under_mpiexec(size: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The exit code of mpiexec, which runs ``command`` on ``size`` ranks of one MPI world and one ddl world.
+    """Run ``command`` on ``size`` ranks of one MPI world and one ddl world, and return mpiexec's exit code.
 
-    mpiexec ends all ranks when one fails; what it shows is not marked by rank.
+    mpiexec ends all ranks when one fails; its output is not marked by rank.
     """
     settings, registry = settings_of(environ)
     compile_kernels(lambda text: print(text, file=sys.stderr), settings.text("cache_dir"))
@@ -48,7 +48,7 @@ def run_under_mpiexec(size: int, command: Sequence[str], environ: Mapping[str, s
 def mpi_words(
     mpiexec: str, command: Sequence[str], environ: Mapping[str, str], environments: Sequence[Mapping[str, str]]
 ) -> list[str]:
-    """mpiexec's command line: one program a rank, with what its environment has beyond ``environ``."""
+    """Return mpiexec's command line: one program for each rank, with the variables that differ from ``environ``."""
     words = [mpiexec]
     for rank, environment in enumerate(environments):
         words += [":"] if rank else []

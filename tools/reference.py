@@ -1,4 +1,4 @@
-"""Writes docs/reference.md: the contracts that plugins fill in, drawn from their docstrings and signatures.
+"""Writes docs/reference.md: the contracts for plugins, from their docstrings and signatures.
 
 python tools/reference.py [FILE]
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# In the order in which somebody who writes a plugin comes to them.
+# In the order in which the author of a plugin needs them.
 MODULES = (
     "hooks",
     "contracts/transport",
@@ -41,7 +41,7 @@ __all__ = ["main", "reference"]
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [HEAD]
     for name in MODULES:
         source = (ROOT / "ddlcore" / f"{name}.py").read_text(encoding="utf-8")
@@ -77,7 +77,7 @@ def _class(item: ast.ClassDef, lines: list[str]) -> Iterator[str]:
 
 
 def _field(item: ast.AnnAssign, lines: list[str]) -> str:
-    """With the comment that stands behind it."""
+    """Return a field with its trailing comment."""
     behind = lines[(item.end_lineno or item.lineno) - 1].encode()[item.end_col_offset or 0 :].decode().strip()
     said = f": {behind.removeprefix('#').strip()}" if behind.startswith("#") else ""
     value = f" = {ast.unparse(item.value)}" if item.value is not None else ""
@@ -99,7 +99,7 @@ def _kind(item: ast.FunctionDef) -> str:
 
 
 def main() -> None:
-    """Writes it."""
+    """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", nargs="?", type=Path, default=ROOT / "docs/reference.md")
     file: Path = parser.parse_args().file

@@ -2,7 +2,7 @@
 
     python tools/release_check.py [--folder KEEP]
 
-A fresh environment has no GPU here, no editable install and no source tree: what is missing in a wheel is missed.
+A fresh environment has no GPU, no editable install and no source tree, so that files missing from a wheel are noticed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tools.release.steps import ROOT, Failed, run, walk
 from tools.release.wheels import build, inspect, outside, sources
 
 TORCH = "torch==2.13.0"
-# Distributions of examples/plugins that share one environment, with the name and the kind of what they bring.
+# Distributions of examples/plugins that share one environment, with the name and kind of their plugin.
 OUTSIDE = {
     "ddl-zmq": ("zmq", "transport"),
     "ddl-int8": ("int8", "compressor"),
     "ddl-bysize": ("bysize", "fusion"),
     "ddl-randomsearch": ("randomsearch", "tuner"),
 }
-# What a package that `ddl plugins new` has just made leaves to be written, in the order of its files.
+# The methods that a package just made by `ddl plugins new` leaves to be written, in the order of its files.
 BEGUN = {
     "transport": "open close abort allreduce allgatherv broadcast",
     "adapter": "buffer allocate adopt copy make to_numpy",
@@ -43,7 +43,7 @@ BEGUN = {
     "compressor": "wire_dtype encode decode",
     "launcher": "commands",
 }
-# Plugins whose frameworks are lent by this environment, where it has them; their modules.
+# Plugins whose frameworks this environment lends, if it has them, with their modules.
 LENT = {
     distribution: module
     for distribution, module, framework in (
@@ -56,7 +56,7 @@ LENT = {
 
 
 class Environment:
-    """A fresh one, in ``folder``, with an empty working directory beside it."""
+    """A fresh environment in ``folder``, with an empty working directory beside it."""
 
     def __init__(self, folder: Path, wheels: Path, pinned: bool = True) -> None:
         self.folder = folder
@@ -66,12 +66,12 @@ class Environment:
         self.work = folder.with_name(f"{folder.name}-work")
 
     def create(self) -> None:
-        """With nothing in it."""
+        """Create the environment, with nothing installed in it."""
         run([sys.executable, "-m", "venv", self.folder], ROOT)
         self.work.mkdir(exist_ok=True)
 
     def make(self, *what: str) -> str:
-        """Creates it and installs ``what``: ours from the wheels, the rest as pinned."""
+        """Create the environment and install ``what``: our packages from the wheels, the others as pinned."""
         self.create()
         return self.install(*what)
 
@@ -83,12 +83,12 @@ class Environment:
         return " ".join(what)
 
     def ddl(self, *arguments: str, expect: int = 0, limit_s: float = 300.0) -> str:
-        """What ``ddl`` prints here."""
+        """Run ``ddl`` in this environment and return what it prints."""
         return run([self.bin / "ddl", *arguments], self.work, path=self.bin, expect=expect, limit_s=limit_s)
 
 
 def info(env: Environment) -> str:
-    """`ddl info` lists what is installed, and says why NCCL cannot be used on a machine without a GPU."""
+    """Check that `ddl info` lists what is installed, and says why NCCL cannot be used on a machine without a GPU."""
     shown = env.ddl("info")
     line = next((line for line in shown.splitlines() if re.match(r"\s*nccl\s", line)), "")
     if not re.search(r"not usable|ready", line):
@@ -97,7 +97,7 @@ def info(env: Environment) -> str:
 
 
 def readme(env: Environment) -> str:
-    """README's first example prints the lines beneath it."""
+    """Check that README's first example prints the lines below it."""
     block = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
     command, _, shown = block.partition("# $ ddl ")[2].partition("\n")
     (env.work / "train.py").write_text(block)
@@ -109,7 +109,7 @@ def readme(env: Environment) -> str:
 
 
 def digits(env: Environment, script: str) -> str:
-    """The digits are learned on shared memory, to the same parameters on both ranks."""
+    """Check that two ranks learn the digits over shared memory, and end with the same parameters."""
     shutil.copy(ROOT / "examples" / script, env.work)
     shown = env.ddl("run", "-np", "2", "python", script)
     wrong = objection(shown)
@@ -119,12 +119,12 @@ def digits(env: Environment, script: str) -> str:
 
 
 def conform(env: Environment, name: str, kind: str = "transport") -> str:
-    """What `ddl conform` finds, in its last line."""
+    """Return the last line of `ddl conform`."""
     return env.ddl("conform", name, "--kind", kind, limit_s=600.0).strip().splitlines()[-1]
 
 
 def new_plugins(env: Environment) -> str:
-    """Plugins that were just begun install, and `ddl conform` lists exactly what is still to be written."""
+    """Check that new plugins install, and that `ddl conform` lists exactly the methods that are still to be written."""
     names = {kind: "mine" if kind == "transport" else f"mine-{kind}" for kind in BEGUN}
     for kind, name in names.items():
         env.ddl("plugins", "new", kind, name)
@@ -138,7 +138,7 @@ def new_plugins(env: Environment) -> str:
 
 
 def lent(env: Environment) -> str:
-    """Wheels of plugins are installed beside frameworks that were there before, and imported from where they are."""
+    """Check that plugins install beside frameworks that were there before, and are imported from their wheels."""
     env.create()
     lend(env.folder, env.folder.with_name("lent"))
     env.install("ddlcore[testing]", *LENT)
@@ -146,7 +146,7 @@ def lent(env: Environment) -> str:
 
 
 def offered(env: Environment) -> str:
-    """`ddl plugins` finds all of them usable, and has nothing to complain of."""
+    """Check that `ddl plugins` finds all of them usable, and reports no problem."""
     told = json.loads(env.ddl("plugins", "--json"))
     rows = {row["distribution"]: row["state"] for row in told["plugins"] if row["distribution"] in LENT}
     if told["problems"] or rows != dict.fromkeys(LENT, "ready"):
@@ -155,8 +155,8 @@ def offered(env: Environment) -> str:
 
 
 def outside_training(env: Environment, script: str, *flags: str, options: tuple[str, ...] = ()) -> str:
-    """A plugin from outside the tree trains the digits to 95 %."""
-    for name in {script, "digits.py"}:  # which all take the data from
+    """Check that a plugin from outside the tree trains the digits to 95 %."""
+    for name in {script, "digits.py"}:  # all scripts take the data from digits.py
         shutil.copy(ROOT / "examples/plugins" / name, env.work)
     shown = env.ddl("run", "-np", "2", *flags, "python", script, *options)
     accuracy = re.search(r"test accuracy ([\d.]+) %(.*)", shown)
@@ -166,7 +166,7 @@ def outside_training(env: Environment, script: str, *flags: str, options: tuple[
 
 
 def steps(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
-    """All of them, in order."""
+    """Yield all steps, in order."""
     wheels = folder / "dist"
     wheels.mkdir(parents=True, exist_ok=True)
     yield "build", partial(build, [*sources(), *outside()], wheels)
@@ -187,7 +187,7 @@ def steps(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     yield "train by int8", partial(train, options=("--compression", "int8"))
     yield "train by bysize", partial(train, "--fusion-policy", "bysize")
     yield "train and tune by randomsearch", partial(train, "--autotune", "--tuner", "randomsearch")
-    jax = Environment(folder / "jax", wheels, pinned=False)  # its releases want a newer numpy than we pin
+    jax = Environment(folder / "jax", wheels, pinned=False)  # JAX's releases need a newer numpy than the pinned one
     yield "fresh environment for JAX", partial(jax.make, "ddlcore[testing]", "ddl-jax", "scikit-learn")
     yield "conform jax", partial(conform, jax, "jax", "adapter")
     yield "train with JAX", partial(outside_training, jax, "jax_digits.py")
@@ -206,7 +206,7 @@ def _inspect_all(wheels: Path) -> str:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the check and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--folder", type=Path, help="where wheels and environments are made, and kept; default: gone after"

@@ -1,11 +1,11 @@
 """Runs ddl across hosts that are network namespaces of this machine, each with its own sshd; it needs root.
 
-    python tools/run_test_cluster.py [ranks] --hosts 4 --slots 4       where each of 16 ranks is
+    python tools/run_test_cluster.py [ranks] --hosts 4 --slots 4       shows on which host each of 16 ranks is
     python tools/run_test_cluster.py demo                              learns the digits on 2 hosts, then measures
     python tools/run_test_cluster.py run -- --backend gloo python X.py ddl run, with -np and -H filled in
     python tools/run_test_cluster.py shell                             a shell on server1; the others by `ssh server2`
 
-Hosts are called server1, server2, … and are gone when this ends. docs/test-cluster.md has more.
+Hosts are called server1, server2, …, and are removed when this ends. See docs/test-cluster.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, this file sees its own folder only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script finds modules in its own folder only
 
 from ddlcore.launch.environment import THREAD_VARIABLES
 from tools.demo import objection
@@ -32,7 +32,7 @@ COLUMNS = ("rank", "host", "local_rank", "local_size", "cross_rank", "cross_size
 
 
 def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", nargs="?", default="ranks", choices=["ranks", "demo", "run", "shell"])
     parser.add_argument("--hosts", type=_positive, default=2, metavar="N", help="[default 2]")
@@ -56,13 +56,16 @@ def _positive(text: str) -> int:
 
 
 def ddl_run(cluster: TestCluster, slots: int, rest: Sequence[str]) -> list[str]:
-    """The command line that fills every host of the test cluster."""
+    """Return the command line that runs ranks on all slots of the test cluster."""
     hosts = ",".join(f"{name}:{slots}" for name in cluster.names)
     return ["ddl", "run", "-np", str(slots * len(cluster.names)), "-H", hosts, *rest]
 
 
 def started(cluster: TestCluster, argv: Sequence[str]) -> Iterator[str]:
-    """Says the command, and gives its output line by line. ``CalledProcessError`` where it does not end with 0."""
+    """Print the command, run it, and yield its output line by line.
+
+    Raises CalledProcessError if it does not end with 0.
+    """
     print(f"server1$ {' '.join(argv)}", flush=True)
     threads = {name: os.environ.get(name, "1") for name in THREAD_VARIABLES}  # all hosts share this machine's cores
     with cluster.popen("server1", argv, env=threads, cwd=ROOT, stderr=None) as process:
@@ -74,7 +77,7 @@ def started(cluster: TestCluster, argv: Sequence[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _busy(what: str) -> Iterator[None]:
-    """A moving sign on a terminal, so that nobody thinks it hangs."""
+    """Show on a terminal that something is in progress, until the end of this context."""
     if not sys.stderr.isatty():
         yield
         return
@@ -85,7 +88,7 @@ def _busy(what: str) -> Iterator[None]:
 
 
 def ranks(cluster: TestCluster, asked: argparse.Namespace) -> int:
-    """Where every rank is, as a table."""
+    """Print a table of where every rank is."""
     with _busy("starting the ranks"):
         lines = list(started(cluster, ddl_run(cluster, asked.slots, ["python", RANKS])))
     rows = [json.loads(line[line.index("{") :]) for line in lines if "{" in line]
@@ -94,7 +97,7 @@ def ranks(cluster: TestCluster, asked: argparse.Namespace) -> int:
 
 
 def printer() -> Callable[[list[list[str]]], None]:
-    """Prints a table: by rich on a terminal, else as aligned text."""
+    """Return a function that prints a table: with rich on a terminal, and as aligned text elsewhere."""
     if not sys.stdout.isatty():
         return _print_aligned
     from rich.box import SIMPLE
@@ -117,10 +120,10 @@ def _print_aligned(rows: list[list[str]]) -> None:
 
 
 def digits(cluster: TestCluster, asked: argparse.Namespace) -> int:
-    """Learns the digits on all hosts; 1 where they are not learnt, or parameters differ."""
+    """Learn the digits on all hosts. Return 1 if they are not learnt, or if the ranks' parameters differ."""
     begun_s = time.monotonic()
     lines = []
-    rest = ["--log-level", "INFO", "python", "examples/torch_digits.py"]  # it names the route
+    rest = ["--log-level", "INFO", "python", "examples/torch_digits.py"]  # this level shows the route
     for line in started(cluster, ddl_run(cluster, asked.slots, rest)):
         print(line, end="", flush=True)
         lines.append(line)
@@ -130,7 +133,7 @@ def digits(cluster: TestCluster, asked: argparse.Namespace) -> int:
 
 
 def numbers(asked: argparse.Namespace) -> int:
-    """What the hierarchical transport gains, on test clusters of its own."""
+    """Measure what the hierarchical transport gains, on separate test clusters."""
     command = [sys.executable, "tools/bench_hierarchical.py"]
     command += ["--rate", f"{asked.rate:g}", "--rounds", str(asked.rounds)]
     print(f"\n$ {' '.join(['python', *command[1:]])}", flush=True)
@@ -138,7 +141,7 @@ def numbers(asked: argparse.Namespace) -> int:
 
 
 def shell(cluster: TestCluster) -> int:
-    """Until it is left."""
+    """Run a shell on server1 until the user leaves it."""
     print(f"{', '.join(cluster.names)}; this is server1. Leave it with Ctrl-D.", flush=True)
     prompt = {"PS1": r"\h:\w\$ "}
     with cluster.popen("server1", ["bash", "--norc"], env=prompt, stdin=None, stdout=None, stderr=None) as process:
@@ -146,7 +149,7 @@ def shell(cluster: TestCluster) -> int:
 
 
 def on_a_cluster(asked: argparse.Namespace) -> int:
-    """All but the numbers, which have test clusters of their own."""
+    """Run the verb on a test cluster; ``numbers`` brings up its own."""
     with contextlib.ExitStack() as stack:
         with _busy(f"bringing up {asked.hosts} hosts"):
             cluster = stack.enter_context(TestCluster(asked.hosts, rate_mbit=asked.rate))
@@ -162,7 +165,7 @@ def on_a_cluster(asked: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: that of what ran, or 2 where there can be no test cluster."""
+    """Run the command and return its exit code, or 2 if there can be no test cluster."""
     asked = options(arguments)
     try:
         failed = on_a_cluster(asked)

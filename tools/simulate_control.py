@@ -1,13 +1,12 @@
 """Shows what control costs: the coordinator's CPU time for N ranks × T tensors in discovery, in replay, and between.
 
-Run: python tools/simulate_control.py [--ranks 512,4096] [--tensors 400] [--steps 2]
-     python tools/simulate_control.py --network 256      the real sockets instead, see tools/crowd_control.py
+    python tools/simulate_control.py [--ranks 512,4096] [--tensors 400] [--steps 2]
+    python tools/simulate_control.py --network 256      the real sockets instead, see tools/crowd_control.py
 
-The coordinator is the real one, fed with the bytes that the ranks would send and answering in bytes;
-only the wire is left out. A virtual clock says what arrives when: tensors become ready over BACKWARD_S
-of a step, on each rank a little differently; a rank has one request unanswered at a time; the
-coordinator takes what has arrived meanwhile in one turn. CPU seconds are those of decoding, deciding
-and encoding, as measured on this machine.
+The coordinator is the real one: it gets the bytes that the ranks would send, and answers in bytes; only the network is
+left out. A virtual clock decides what arrives when: tensors become ready over BACKWARD_S of a step, on each rank at
+slightly different times; a rank has at most one unanswered request; the coordinator handles everything that has arrived
+in one turn. CPU seconds are those of decoding, deciding and encoding, measured on this machine.
 """
 
 from __future__ import annotations
@@ -54,18 +53,18 @@ from ddlcore.runtime.schedule import Offer, Replay, Schedule
 from ddlcore.runtime.sessions import Sessions
 from ddlcore.types import DType, Kind, ReduceOp
 
-BACKWARD_S = 0.030  # over which a step's tensors become ready
+BACKWARD_S = 0.030  # time over which a step's tensors become ready
 SKEW_S = 0.002  # by how much a tensor's time differs from rank to rank (standard deviation)
 LATENCY_S = 0.0002  # of a message, one way
-MESSAGE_S = 15e-6  # that a message sent or received takes the coordinator's host, as tools/crowd_control.py shows
-TARGET_S = 0.5  # for a discovered step of the ranks and tensors that follow
+MESSAGE_S = 15e-6  # coordinator's time for one message sent or received, as tools/crowd_control.py shows
+TARGET_S = 0.5  # for a discovered step with the numbers of ranks and tensors below
 TARGET_RANKS, TARGET_TENSORS = 512, 400
 FUSION_BYTES = 64 << 20
 
 
 @dataclass
 class Cost:
-    """What one stretch of the simulation cost the coordinator."""
+    """What one part of the simulation cost the coordinator."""
 
     cpu_s: float = 0.0
     requests: int = 0
@@ -73,12 +72,12 @@ class Cost:
     down: int = 0
     up_bytes: int = 0
     down_bytes: int = 0
-    buckets: int = 0  # that rank 0 was told, or has launched by itself
+    buckets: int = 0  # that rank 0 was told to run, or has launched by itself in replay
 
 
 @dataclass
 class Rank:
-    """One rank, as far as the coordinator can tell: its tensor queue, and the schedule that it replays."""
+    """One rank, as the coordinator sees it: its tensor queue, and the schedule that it replays."""
 
     rank: int
     size: int
@@ -93,7 +92,7 @@ class Rank:
     coming: deque[tuple[float, Ask]] = field(default_factory=deque)  # (when, what) becomes ready in this step
 
     def submit(self, ask: Ask) -> None:
-        """The user's thread has a tensor ready."""
+        """Submit a tensor, as the user's thread does."""
         self.pending[ask.name] = ask
         self._place(ask)
 
@@ -106,14 +105,14 @@ class Rank:
             self.unsent.append(ask)
 
     def launch(self) -> None:
-        """The engine runs what is ready."""
+        """Launch what is ready, as the engine does."""
         while self.replay is not None and self.replay.ready():
             for ask in self.replay.launch().entries or ():
                 del self.pending[ask.name]
             self.buckets += 1
 
     def request(self) -> Request | None:
-        """What is to be sent, if anything is and may be."""
+        """Return the next request, or None if there is nothing to send or a request is unanswered."""
         if self.unanswered or not self.unsent or (self.replay is not None and self.replay.frozen):
             return None
         self.unanswered = True
@@ -122,7 +121,7 @@ class Rank:
         return Request(self.epoch, self.serial, asks)
 
     def receive(self, message: FromCoordinator) -> ToCoordinator | None:
-        """What it says at once to ``message``."""
+        """Return the immediate reply to ``message``, or None."""
         if isinstance(message, Answer):
             if message.serial == self.serial:
                 self.unanswered = False
@@ -161,7 +160,7 @@ class Rank:
 
 
 class World:
-    """All ranks, the coordinator, and the virtual time in which they meet."""
+    """All ranks, the coordinator, and the virtual time."""
 
     def __init__(self, size: int, tensors: int, seed: int = 0) -> None:
         self.sessions = Sessions(size, ThresholdFusion())
@@ -178,7 +177,7 @@ class World:
         self._last: tuple[bytes, FromCoordinator] = (b"", Farewell())
 
     def step(self, asks: Sequence[Ask]) -> Cost:
-        """All ranks have ``asks`` ready in the course of one step; the cost of control until all of them ran."""
+        """Make ``asks`` ready on all ranks during one step. Return the cost of control until all of them ran."""
         start_s = self.now_s + np.linspace(0.0, BACKWARD_S, len(asks))
         for rank in self.ranks:
             times = start_s + np.abs(self._rng.normal(0.0, SKEW_S, len(asks)))
@@ -186,7 +185,7 @@ class World:
         return self._play()
 
     def say(self, messages: Mapping[int, ToCoordinator]) -> Cost:
-        """Ranks say something that no tensor makes them say; the cost of that and of all that follows."""
+        """Send messages that no tensor causes. Return the cost of these and of everything that follows."""
         return self._play(messages)
 
     def _play(self, messages: Mapping[int, ToCoordinator] | None = None) -> Cost:
@@ -216,7 +215,7 @@ class World:
     # --- a rank's side
 
     def _go_on(self, rank: Rank) -> None:
-        """Takes what has become ready by now and says what is to be said."""
+        """Submit what has become ready by now, and send what there is to send."""
         while rank.coming and rank.coming[0][0] <= self.now_s:
             rank.submit(rank.coming.popleft()[1])
         rank.launch()
@@ -244,7 +243,7 @@ class World:
     # --- the coordinator's side
 
     def _turn(self) -> None:
-        """What has arrived is answered, as in Server; what arrives meanwhile waits for the next turn."""
+        """Answer what has arrived, as Server does; what arrives meanwhile waits for the next turn."""
         arrived, self._arrived = self._arrived, []
         if not arrived:
             self._turn_due = False
@@ -269,7 +268,7 @@ def _ask(name: str, shape: tuple[int, ...]) -> Ask:
 
 
 def program(world: World, steps: int) -> Iterator[tuple[str, Cost]]:
-    """A job from its first word to its last: what each stretch is called, and what it cost."""
+    """Yield the parts of a job from its first message to its last: the name of each part, and its cost."""
     size = len(world.ranks)
     ranks = tuple(range(size))
     yield "init", world.say({rank: Hello(rank, ranks, 1, PROTOCOL, "", FUSION_BYTES) for rank in ranks})
@@ -289,7 +288,7 @@ def program(world: World, steps: int) -> Iterator[tuple[str, Cost]]:
 
 
 def verdict(stretch: str, cost: Cost) -> str:
-    """ "ok" or "MISSED" for a stretch that has a target, else ""."""
+    """Return "ok" or "MISSED" for a part that has a target, and otherwise ""."""
     if stretch == "replayed":
         return "ok" if cost.up == cost.down == 0 and cost.cpu_s == 0.0 and cost.buckets > 0 else "MISSED"
     if stretch.startswith("discovered"):
@@ -298,7 +297,7 @@ def verdict(stretch: str, cost: Cost) -> str:
 
 
 def simulate(ranks: int, tensors: int, steps: int) -> bool:
-    """Prints one table. Whether all targets that apply were met."""
+    """Print one table, and return whether all targets that apply were met."""
     applies = ranks <= TARGET_RANKS and tensors <= TARGET_TENSORS
     print(
         f"{ranks} ranks x {tensors} tensors; messages and bytes are those of one rank, up to and down from the coordinator"
@@ -319,7 +318,7 @@ def simulate(ranks: int, tensors: int, steps: int) -> bool:
 
 
 def main() -> int:
-    """The exit status: 1 if a target was missed."""
+    """Run the simulations and return the exit status: 1 if a target was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="512,4096", help="how many, separated by commas (default %(default)s)")
     parser.add_argument("--tensors", type=int, default=400)
@@ -327,7 +326,7 @@ def main() -> int:
     parser.add_argument("--check", action=argparse.BooleanOptionalAction, default=True, help="exit 1 on a miss")
     parser.add_argument("--network", type=int, metavar="CLIENTS", help="try the control network with so many clients")
     options = parser.parse_args()
-    if options.network:  # in a process that has done nothing else: its CPU time is printed
+    if options.network:  # in a fresh process, because its CPU time is printed
         crowd = Path(__file__).with_name("crowd_control.py")
         arguments = [f"--clients={options.network}", f"--tensors={options.tensors}"]
         return subprocess.run([sys.executable, str(crowd), *arguments], check=False).returncode

@@ -1,4 +1,4 @@
-"""The public verbs in one place: what users import, and what framework packages build upon."""
+"""Collects the public verbs: users import them from here, and framework packages are built on them."""
 
 from __future__ import annotations
 

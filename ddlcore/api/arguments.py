@@ -1,4 +1,4 @@
-"""Arguments that every framework's verbs share, resolved once: the reduction, and how values travel."""
+"""Resolves the arguments that the verbs of all frameworks share: the reduction operation and the compression."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ __all__ = ["UserCompressor", "gradient_compression", "resolve_op", "wire_compres
 
 
 class UserCompressor(Protocol):
-    """A class of the user's own: what ``compress`` returns is reduced in the tensor's place."""
+    """A compressor class written by the user: the tensor that ``compress`` returns is reduced in place of the original
+    one.
+    """
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor that travels, and whatever ``decompress`` needs to know."""
+        """Return the tensor to send, and any context that ``decompress`` needs."""
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The reduced tensor in its first type and shape."""
+        """Return the reduced tensor in its original type and shape."""
 
 
 def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3) -> ReduceOp:
-    """The operation that ``op``, or its predecessor ``average``, asks for; Average where neither is given.
+    """Return the operation that ``op``, or the older argument ``average``, asks for; Average if neither is given.
 
-    Raises ValueError where both are, for an unknown operation, and for Adasum.
+    Raises ValueError if both are given, for an unknown operation, and for Adasum.
     """
     if op is None:
         if average is None:
@@ -47,11 +49,12 @@ def resolve_op(op: int | None, average: bool | None = None, stacklevel: int = 3)
 
 
 def wire_compression(compression: Any) -> tuple[str, UserCompressor | None]:
-    """The core's compressor to name, and the user's own to run around it (None: there is none).
+    """Return the name of a core compressor, and the user's own compressor to run around it (None if there is none).
 
-    ``compression`` is the name of a compressor; or a class that names one in ``wire``, as ``Compression.fp16``
-    does (in the class itself: a subclass that compresses otherwise is the user's own); or a class with both
-    methods. Raises ValueError for what is none of them.
+    ``compression`` is one of: the name of a compressor; a class that has such a name in its attribute ``wire``, as
+    ``Compression.fp16`` has; or a class with both methods of UserCompressor. ``wire`` counts only if it is defined in
+    the class itself: a subclass that compresses in another way is a compressor of the user's own. Raises ValueError for
+    anything else.
     """
     if isinstance(compression, str):
         return compression, None
@@ -67,9 +70,9 @@ def wire_compression(compression: Any) -> tuple[str, UserCompressor | None]:
 
 
 def gradient_compression(compression: Any) -> tuple[str, UserCompressor | None]:
-    """Resolve the compression of gradients: as ``wire_compression``, and None leaves it to the job's setting.
+    """Resolve the compression of gradients: like ``wire_compression``, but None selects the job's setting.
 
-    Optimizers, tapes and trainers describe their gradients by this, and nothing else does: what a user reduces
-    by a verb is compressed only where the call says so. The setting is resolved by the coordinator, for all ranks.
+    Only optimizers, tapes and trainers use it, for their gradients. A tensor that the user reduces with a verb is
+    compressed only if that call asks for it. The coordinator resolves the setting for all ranks.
     """
     return (BY_SETTING, None) if compression is None else wire_compression(compression)

@@ -1,4 +1,4 @@
-"""The verbs for numpy arrays, in Horovod's signatures: what ``import ddlcore`` itself offers."""
+"""The verbs for numpy arrays, with Horovod's signatures; ``import ddlcore`` itself offers them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
 ) -> Handle:
-    """Starts the reduction of the ranks' tensors by ``op`` into a new one; scaled before and after."""
+    """Start an allreduce of the ranks' arrays with ``op`` into a new array, and return its handle.
+
+    ``prescale_factor`` multiplies the values before the reduction, ``postscale_factor`` the result.
+    """
     return _start(tensor, None, False, name, op, prescale_factor, postscale_factor, process_set, compression)
 
 
@@ -86,17 +89,17 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
 ) -> Handle:
-    """Starts an allreduce in place."""
+    """Start an allreduce in place, and return its handle."""
     return _start(tensor, tensor, False, name, op, prescale_factor, postscale_factor, process_set, compression)
 
 
 def allreduce(tensor: Array, *args: Any, **kwargs: Any) -> Array:
-    """``allreduce_async`` and its result."""
+    """Run ``allreduce_async`` with these arguments, wait for it, and return its result."""
     return _start(tensor, None, True, *args, **kwargs).wait()
 
 
 def allreduce_(tensor: Array, *args: Any, **kwargs: Any) -> Array:
-    """``allreduce_async_`` and its result, which is ``tensor``."""
+    """Run ``allreduce_async_`` with these arguments, wait for it, and return ``tensor``."""
     _reduce_in_place(tensor, *args, **kwargs)
     return tensor
 
@@ -130,7 +133,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
 ) -> Handle:
-    """Starts an allreduce of arrays that go together; its result is a list of new arrays."""
+    """Start an allreduce of arrays that are reduced together; the handle's result is a list of new arrays."""
     return _ops.grouped_allreduce_async(
         tensors,
         name=name,
@@ -151,7 +154,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     compression: str = "none",
 ) -> Handle:
-    """Starts an allreduce in place of arrays that go together."""
+    """Start an in-place allreduce of arrays that are reduced together, and return its handle."""
     return _ops.grouped_allreduce_async(
         tensors,
         outputs=tensors,
@@ -165,64 +168,64 @@ def grouped_allreduce_async_(
 
 
 def grouped_allreduce(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
-    """``grouped_allreduce_async`` and its result."""
+    """Run ``grouped_allreduce_async`` with these arguments, wait for it, and return its result."""
     return list(grouped_allreduce_async(tensors, *args, **kwargs).wait())
 
 
 def grouped_allreduce_(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
-    """``grouped_allreduce_async_`` and its result, the arrays given."""
+    """Run ``grouped_allreduce_async_`` with these arguments, wait for it, and return the given arrays."""
     return list(grouped_allreduce_async_(tensors, *args, **kwargs).wait())
 
 
 def allgather_async(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
-    """Starts an allgather along the first dimension, in which the ranks may differ."""
+    """Start an allgather along the first dimension, in which the ranks may differ, and return its handle."""
     return _ops.allgather_async(tensor, name=name, process_set=process_set)
 
 
 def allgather(tensor: Array, name: str | None = None, process_set: ProcessSet = global_process_set) -> Array:
-    """``allgather_async`` and its result."""
+    """Run ``allgather_async``, wait for it, and return its result."""
     return allgather_async(tensor, name, process_set).wait()
 
 
 def grouped_allgather_async(
     tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Starts an allgather of arrays that go together."""
+    """Start an allgather of arrays that are gathered together, and return its handle."""
     return _ops.grouped_allgather_async(tensors, name=name, process_set=process_set)
 
 
 def grouped_allgather(
     tensors: Sequence[Array], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Array]:
-    """``grouped_allgather_async`` and its result."""
+    """Run ``grouped_allgather_async``, wait for it, and return its result."""
     return list(grouped_allgather_async(tensors, name, process_set).wait())
 
 
 def broadcast_async(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Starts a broadcast from ``root_rank`` (a rank of the world) into a new array."""
+    """Start a broadcast from ``root_rank`` (a rank of the world) into a new array, and return its handle."""
     return _ops.broadcast_async(tensor, root_rank, name=name, process_set=process_set)
 
 
 def broadcast(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
-    """``broadcast_async`` and its result."""
+    """Run ``broadcast_async``, wait for it, and return its result."""
     return broadcast_async(tensor, root_rank, name, process_set).wait()
 
 
 def broadcast_async_(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
-    """Starts a broadcast in place."""
+    """Start a broadcast in place, and return its handle."""
     return _ops.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
 
 
 def broadcast_(
     tensor: Array, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Array:
-    """``broadcast_async_`` and its result, which is ``tensor``."""
+    """Run ``broadcast_async_``, wait for it, and return ``tensor``."""
     return broadcast_async_(tensor, root_rank, name, process_set).wait()
 
 
@@ -232,7 +235,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Starts an alltoall; its result is the output, and with ``splits`` also what was received from each rank."""
+    """Start an alltoall, and return its handle.
+
+    The result is the pair (output, received_splits), where ``received_splits`` has the number of rows from each rank.
+    """
     return _ops.alltoall_async(tensor, splits, name=name, process_set=process_set)
 
 
@@ -242,7 +248,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The output alone without ``splits``, else (output, received_splits)."""
+    """Run ``alltoall_async``, wait for it, and return the output without ``splits``, else (output, received_splits)."""
     output, received = alltoall_async(tensor, splits, name, process_set).wait()
     return output if splits is None else (output, received)
 
@@ -256,7 +262,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     compression: str = "none",
 ) -> Handle:
-    """Starts a reducescatter over the first dimension."""
+    """Start a reducescatter over the first dimension, and return its handle."""
     return _ops.reducescatter_async(
         tensor,
         op=op,
@@ -269,7 +275,7 @@ def reducescatter_async(
 
 
 def reducescatter(tensor: Array, *args: Any, **kwargs: Any) -> Array:
-    """``reducescatter_async`` and its result."""
+    """Run ``reducescatter_async`` with these arguments, wait for it, and return its result."""
     return reducescatter_async(tensor, *args, **kwargs).wait()
 
 
@@ -282,7 +288,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
     compression: str = "none",
 ) -> Handle:
-    """Starts a reducescatter of arrays that go together."""
+    """Start a reducescatter of arrays that are reduced together, and return its handle."""
     return _ops.grouped_reducescatter_async(
         tensors,
         op=op,
@@ -295,5 +301,5 @@ def grouped_reducescatter_async(
 
 
 def grouped_reducescatter(tensors: Sequence[Array], *args: Any, **kwargs: Any) -> list[Array]:
-    """``grouped_reducescatter_async`` and its result."""
+    """Run ``grouped_reducescatter_async`` with these arguments, wait for it, and return its result."""
     return list(grouped_reducescatter_async(tensors, *args, **kwargs).wait())

@@ -1,6 +1,6 @@
-"""Decides which GPU is a rank's own, from what the driver says and CUDA_VISIBLE_DEVICES leaves; touches none of them.
+"""Decides which GPU a rank uses, from the driver's list and CUDA_VISIBLE_DEVICES, without using any GPU itself.
 
-The driver is asked through its management library, which begins no context: a process may still fork afterwards.
+It asks the driver through its management library, which creates no context: the process may still fork afterwards.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs of this machine, in the driver's order; of each its name and UUID.
+    """The GPUs of this machine, in the driver's order, with their names and UUIDs.
 
-    ``parts`` are the UUIDs of the MIG instances that exist, ``divided`` of which GPUs. A process sees one of them at most.
-    ``problem`` says why there are none.
+    ``parts`` are the UUIDs of the existing MIG instances, ``divided`` the indexes of the GPUs that are divided into
+    them. A process can see at most one instance. ``problem`` says why there are no GPUs.
     """
 
     driver: str = ""  # its version
@@ -49,24 +49,29 @@ class Gpus:
 
 
 def visible_gpus(gpus: Gpus, environ: Mapping[str, str]) -> int:
-    """How many of ``gpus``, or of their MIG instances one, CUDA shows to a process with this environment."""
+    """Return how many of ``gpus`` CUDA shows to a process with this environment.
+
+    If the process sees a MIG instance, that counts as one GPU.
+    """
     return len(shown(environ.get(VISIBLE), gpus.uuids, gpus.parts, gpus.divided))
 
 
 def local_device() -> str:
-    """The device that is this rank's own: ``cuda:<local rank>``; ``cuda:0`` where it sees one GPU alone; else ``cpu``.
+    """Return the device of this rank: ``cuda:<local rank>``; ``cuda:0`` if it sees one GPU only; ``cpu`` if it sees
+    none.
 
-    After ``init()``; any thread. Where more ranks than GPUs are on this host, the ranks take them in turn, and one
-    warning tells both numbers.
+    Any thread may call it after ``init()``. If this host has more ranks than GPUs, the ranks are assigned to the GPUs
+    in turn, and one warning reports both numbers.
     """
     index = local_gpu()
     return "cpu" if index is None else f"cuda:{index}"
 
 
 def local_gpu(visible: int | None = None, framework: str = "this framework") -> int | None:
-    """The index, as this process counts, of the GPU that is this rank's own; None where it sees none.
+    """Return the index of this rank's GPU among those that the process sees; None if it sees none.
 
-    ``visible``: how many the framework sees; None: as many as CUDA would show. For plugins' ``local_device``.
+    ``visible``: how many GPUs the framework sees; None for as many as CUDA shows. It serves the ``local_device``
+    functions of plugins.
     """
     job = current_job()
     shown = visible_gpus(installed_gpus(), os.environ)
@@ -80,7 +85,7 @@ def local_gpu(visible: int | None = None, framework: str = "this framework") -> 
             text = f"{VISIBLE}={_visible(os.environ)!r} names no GPU of this host ({installed_gpus()}): this rank uses the CPU"
             log_once(logging.WARNING, text)
         return None
-    if job.local_rank == 0:  # one of the host speaks for all
+    if job.local_rank == 0:  # one rank warns for all ranks of the host
         gpus = _shared(visible, os.environ)
         if gpus < job.local_size:
             log_once(
@@ -92,7 +97,10 @@ def local_gpu(visible: int | None = None, framework: str = "this framework") -> 
 
 
 def _shared(visible: int, environ: Mapping[str, str]) -> int:
-    """How many GPUs this host's ranks have together. One that is named to a rank may be that rank's alone."""
+    """Return how many GPUs the ranks of this host have together.
+
+    If CUDA_VISIBLE_DEVICES shows this rank only one GPU, other ranks may see other GPUs; so all that exist are counted.
+    """
     if visible > 1 or _visible(environ) is None:
         return visible
     gpus = installed_gpus()
@@ -104,8 +112,8 @@ def _visible(environ: Mapping[str, str]) -> str | None:
 
 
 def log_once(level: int, text: str) -> None:
-    """Logs ``text`` the first time that this process has it to say. Any thread."""
-    with _logging:  # a cache by itself lets two threads in
+    """Log ``text`` if this process has not logged it before. Any thread may call it."""
+    with _logging:  # functools.cache alone would let two threads log the same text
         _log(level, text)
 
 
@@ -119,7 +127,7 @@ def _log(level: int, text: str) -> None:
 
 @cache
 def installed_gpus() -> Gpus:
-    """What NVIDIA's driver says; asked once a process. Never raises."""
+    """Return what NVIDIA's driver reports; each process asks it only once. It never raises."""
     try:
         driver = load_nvml()
     except (Refused, AttributeError) as error:
@@ -145,7 +153,7 @@ def _silent(error: Exception) -> Gpus:
 
 
 def _listed() -> int:
-    """How many GPUs the kernel's driver has, those included that a container or a scheduler keeps from us."""
+    """Return how many GPUs the kernel driver has, including those that a container or a scheduler hides from us."""
     try:
         return len(list((PROC / "gpus").iterdir()))
     except OSError:

@@ -1,4 +1,4 @@
-"""What users hold of an operation under way: they poll and wait; a framework may show its result in another form."""
+"""The handles of operations in flight: users poll them and wait for them, and a framework may convert their results."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["Mapped", "Waitable", "poll", "synchronize"]
 
 @runtime_checkable
 class Waitable(Protocol):
-    """What every handle can do."""
+    """The methods that every handle has."""
 
     def poll(self) -> bool:
-        """Whether ``wait`` would return or raise at once."""
+        """Return whether ``wait`` would return or raise immediately."""
 
     def wait(self) -> Any:
-        """The result, or the operation's error; may be called again."""
+        """Wait for the operation and return its result, or raise its error. It may be called again."""
 
 
 class Mapped:
-    """A handle whose result is ``then(result of handle)``, computed once, by the thread that waits first."""
+    """A handle whose result is ``then(result of handle)``. The thread that waits first computes it, once."""
 
     __slots__ = ("_handle", "_result", "_then")
 
@@ -32,11 +32,11 @@ class Mapped:
         self._result: Any = None
 
     def poll(self) -> bool:
-        """Whether ``wait`` would return or raise at once."""
+        """Return whether ``wait`` would return or raise immediately."""
         return self._handle.poll()
 
     def wait(self) -> Any:
-        """The mapped result; raises what the operation raises."""
+        """Return the mapped result, or raise the error of the operation."""
         result = self._handle.wait()
         if self._then is not None:
             self._result = self._then(result)
@@ -45,15 +45,15 @@ class Mapped:
 
 
 def poll(handle: Waitable) -> bool:
-    """Whether the operation behind ``handle`` is over, so that ``synchronize`` would not wait."""
+    """Return whether the operation of ``handle`` has ended, so that ``synchronize`` would not have to wait."""
     return _checked(handle).poll()
 
 
 def synchronize(handle: Waitable) -> Any:
-    """Waits for an asynchronous operation and returns its result; may be called again, with the same result.
+    """Wait for an asynchronous operation and return its result; a second call returns the same result.
 
-    Any thread. Raises what became of the operation (PeerLost, MismatchError, Closed; see ddlcore.errors),
-    ValueError for what is no handle.
+    Any thread may call it. Raises the error of the operation (PeerLost, MismatchError, Closed; see ddlcore.errors), and
+    ValueError if ``handle`` is not a handle.
     """
     return _checked(handle).wait()
 

@@ -1,4 +1,4 @@
-"""Verbs without tensors: barrier, join, and Python objects; the same for every framework."""
+"""The verbs without tensors, which are the same for every framework: barrier, join, and collectives of Python objects."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ MOST_NAME_BYTES = 4096
 
 
 def check_root(root_rank: int, ranks: Sequence[int], set_id: int) -> None:
-    """InvalidArgument where ``root_rank`` is not one of ``ranks``."""
+    """Raise InvalidArgument if ``root_rank`` is not one of ``ranks``."""
     if root_rank not in ranks:
         where = "the world" if set_id == 0 else f"process set {set_id}"
         raise InvalidArgument(f"root_rank={root_rank} is not in {where} (ranks {list(ranks)})")
 
 
 def checked_name(name: str) -> str:
-    """``name``, if it can travel. Raises InvalidArgument for what is no text, no Unicode, empty or too long."""
+    """Return ``name`` if it can be sent.
+
+    Raises InvalidArgument if it is no string, no valid Unicode, empty or too long.
+    """
     if not isinstance(name, str):
         raise InvalidArgument(f"a tensor's name is a string, not {type(name).__name__}: {name!r}")
     try:
         nbytes = len(name.encode())
     except UnicodeEncodeError:
         raise InvalidArgument(
-            f"the tensor name {name!r} is no valid Unicode text (it has a lone surrogate), so that no other rank can "
-            "be told of it; give another name"
+            f"the tensor name {name!r} is not valid Unicode text (it has a lone surrogate), so it cannot be sent "
+            "to other ranks; use another name"
         ) from None
     if not 0 < nbytes <= MOST_NAME_BYTES:
         raise InvalidArgument(
@@ -47,24 +50,24 @@ def checked_name(name: str) -> str:
 
 
 def barrier(process_set: ProcessSet = global_process_set, job: Job | None = None) -> None:
-    """Returns on no member before every member has called it."""
+    """Wait until every member of the process set has called it."""
     job = job or current_job()
     set_id, _ = process_set.resolve(job)
     _control(job, set_id, ANONYMOUS, Spec(Kind.BARRIER)).wait()
 
 
 def join(device: int = -1, job: Job | None = None) -> int:
-    """Says that this rank has no more data: it takes part in what the others do with values that change nothing.
+    """Declare that this rank has no more data; to the others' operations it contributes values that change nothing.
 
-    Blocks until every rank has joined; returns the last that did. ``device`` is accepted for
-    Horovod's sake. Averages still divide by the full size.
+    It blocks until every rank has joined, and returns the rank that joined last. ``device`` is accepted for
+    compatibility with Horovod. Averages still divide by the full size.
     """
     job = job or current_job()
     return int(_control(job, 0, "join", Spec(Kind.JOIN)).wait())
 
 
 def _control(job: Job, set_id: int, name: str, spec: Spec) -> Handle:
-    """Submits an operation without a tensor; its result is the bucket's."""
+    """Submit an operation without a tensor. The result of its handle is the result of the bucket."""
     handle = Handle(job.completion, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
     job.submit([Entry(handle, 0, set_id, name, spec, encode(spec))])
     return handle
@@ -77,10 +80,10 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
     job: Job | None = None,
 ) -> Any:
-    """The object of ``root_rank`` on every rank. It must be picklable (cloudpickle) there.
+    """Return the object of ``root_rank`` on every rank. On the root, the object must be picklable (cloudpickle).
 
-    Its bytes travel with the data; they are unpickled only if their digest is the one that the root
-    announced over the authenticated control network, else ObjectDigestError.
+    Its bytes are sent with the data. They are unpickled only if their digest is the one that the root has announced
+    over the authenticated control network; else ObjectDigestError is raised.
     """
     job = job or current_job()
     set_id, ranks = process_set.resolve(job)
@@ -94,7 +97,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set, job: Job | None = None
 ) -> list[Any]:
-    """The objects of all members, in rank order; trusted as in ``broadcast_object``."""
+    """Return the objects of all members, in rank order. Their bytes are checked as in ``broadcast_object``."""
     job = job or current_job()
     set_id, ranks = process_set.resolve(job)
     spec = Spec(Kind.ALLGATHER, DType.U8)
@@ -116,7 +119,7 @@ def _exchange(
     payload: bytes,
     wanted: Sequence[int],
 ) -> list[bytes]:
-    """Gathers everybody's payload; returns those of ``wanted`` ranks once their digests are right."""
+    """Gather the payloads of all ranks, and return those of the ranks in ``wanted`` if their digests are right."""
     memory = Memory(len(payload))
     if payload:
         view(memory.address, len(payload))[:] = payload

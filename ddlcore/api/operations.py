@@ -1,7 +1,7 @@
-"""The verbs, written once over adapters: a framework's tensors in, handles out.
+"""The verbs, written once over adapters: they take a framework's tensors and return handles.
 
-Each checks its arguments at the call (InvalidArgument, a ValueError), describes the operation in a Spec that all ranks
-must share, and submits. Framework packages wrap these in their own signatures.
+Each verb checks its arguments when it is called (InvalidArgument, a ValueError), describes the operation in a Spec that
+must be equal on all ranks, and submits it. Framework packages wrap the verbs in their own signatures.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from ddlcore.types import CPU, Adasum, Average, Buffer, DType, Kind, ReduceOp
 __all__ = ["Operations"]
 
 SPEC_CACHE_LIMIT = 65536
-PERSISTENT_LIMIT = 1024  # names of calls that wait at once; in a loop there are few
+PERSISTENT_LIMIT = 1024  # names used by blocking in-place calls; a training loop uses few
 
 
 class Operations:
-    """The verbs of one framework. Every one may be called from any thread, by every member of the process set.
+    """The verbs of one framework. Every member of the process set calls them, from any thread.
 
-    Common arguments: ``name`` pairs the calls of different ranks (without it, calls are paired by
-    their order within the process set); ``job`` is the world, by default the caller's current one.
-    ``stage_on_host``: tensors on a device are staged in host memory, whatever else could serve them; ``sparse``:
-    they are of a sparse gradient, see the setting ``device_sparse``. All ranks must say the same.
-    ``compression``: the name of a compressor; "setting" leaves that to the setting ``compression``, as gradients do.
+    Common arguments: ``name`` matches the calls of different ranks (calls without a name are matched by their order
+    within the process set); ``job`` is the world, by default the caller's current one. ``stage_on_host``: stage device
+    tensors in host memory, even if another path could serve them. ``sparse``: the tensors belong to a sparse gradient,
+    see the setting ``device_sparse``. All ranks must pass the same values. ``compression``: the name of a compressor;
+    "setting" selects the setting ``compression``, as for gradients.
 
-    Integers: an average is exact and truncated toward zero; a sum wraps around, as in C. ``prescale_factor`` and
-    ``postscale_factor`` of integers are applied in float64: each value times the first is truncated toward zero, the
-    exact sum times the second (divided by the ranks, for an average) likewise.
+    Integers: an average is exact and truncated toward zero; a sum wraps around, as in C. For integers,
+    ``prescale_factor`` and ``postscale_factor`` are applied in float64. Each value times ``prescale_factor`` is
+    truncated toward zero. The exact sum times ``postscale_factor`` (divided by the number of ranks, for an average) is
+    truncated likewise.
 
-    Of tensors on devices, handles and results come when the work is queued: ``wait`` makes the current stream
-    wait for it, not the host.
+    For tensors on devices, handles and results are available when the work has been enqueued: ``wait`` makes the
+    current stream wait for it, not the host.
     """
 
     def __init__(self, adapter: Adapter) -> None:
@@ -65,9 +66,10 @@ class Operations:
         waits: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
-        """The ranks' tensors combined by ``op``. ``output=tensor`` works in place; None makes a new tensor.
+        """Start an allreduce of the ranks' tensors with ``op``.
 
-        ``waits``: the caller's next step is to wait for the handle, so that no other thread need be woken for it.
+        ``output=tensor`` works in place; None makes a new tensor. ``waits``: the caller is going to wait for the handle
+        next, so no other thread needs to be woken up for the operation.
         """
         handle = self.grouped_allreduce_async(
             [tensor],
@@ -101,7 +103,7 @@ class Operations:
         stage_on_host: bool = False,
         _single: bool = False,
     ) -> Handle:
-        """As ``allreduce_async`` for several tensors that go together: none starts before all are ready everywhere."""
+        """Start an allreduce of several tensors; none starts before all of them are ready on all ranks."""
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         job.compressor(compression)
@@ -139,12 +141,13 @@ class Operations:
         part_of: str = "",
         stage_on_host: bool = False,
     ) -> PersistentRequest:
-        """An ``allreduce_async`` of tensors like this one, in place, described once; nothing is sent yet.
+        """Return a persistent request for in-place allreduces of tensors like this one. Nothing is sent yet.
 
-        ``job.start_request(request, address, owner)`` starts it, then ``request.wait()``. On the wire it is the same.
-        ``output``: where the result goes instead; before a start, ``request.target.address`` may be set to other
-        such memory, which the caller keeps alive till the end. ``part_of``: of what it is a part; ranks that say
-        different things raise MismatchError, which shows what each said.
+        ``job.start_request(request, address, owner)`` starts it, and ``request.wait()`` waits for it. Other ranks may
+        use an ``allreduce_async`` of the same name instead: the messages are the same. ``output``: where the result
+        goes instead. Before a start, ``request.target.address`` may be set to other memory of the same layout; the
+        caller keeps that memory alive until the end. ``part_of``: a text that says what the tensor is a part of. If
+        ranks pass different texts, a MismatchError is raised that shows each of them.
         """
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
@@ -169,11 +172,14 @@ class Operations:
         compression: str = "none",
         job: Job | None = None,
     ) -> None:
-        """``allreduce_async(tensor, output=tensor)`` and its wait. A name that comes again is described only once."""
+        """Run ``allreduce_async(tensor, output=tensor)`` and wait for it.
+
+        A name that is used repeatedly is described only once.
+        """
         job = job or current_job()
         prescale_factor, postscale_factor = float(prescale_factor), float(postscale_factor)
         set_id = process_set.process_set_id
-        how = (self.adapter.name, op, prescale_factor, postscale_factor, compression)  # compared, never hashed: dear
+        how = (self.adapter.name, op, prescale_factor, postscale_factor, compression)  # compared: hashing is slower
         request = job.persistent_requests.get((name, set_id))
         address, owner = None, tensor
         if request is not None and request.how == how:
@@ -205,9 +211,10 @@ class Operations:
         sparse: bool = False,
         stage_on_host: bool = False,
     ) -> Handle:
-        """All ranks' tensors, one behind the other along the first dimension, in which they may differ.
+        """Start an allgather: the ranks' tensors, one after the other along the first dimension.
 
-        ``reduces``: it stands for an allreduce of this name, so that a rank which calls that instead is found out.
+        The ranks may differ in the first dimension. ``reduces``: the call replaces an allreduce of this name, so a rank
+        that calls that allreduce instead is detected.
         """
         kind = Kind.ALLREDUCE if reduces else Kind.ALLGATHER
         return self.grouped_allgather_async(
@@ -233,7 +240,7 @@ class Operations:
         _single: bool = False,
         _named_as: Kind = Kind.ALLGATHER,
     ) -> Handle:
-        """As ``allgather_async`` for several tensors that go together."""
+        """Start an allgather of several tensors that are gathered together. See ``allgather_async``."""
         job = job or current_job()
         set_id, _ = process_set.resolve(job)
         sources = [_with_rows(self.adapter.buffer(tensor, elementwise=False), "allgather") for tensor in tensors]
@@ -267,7 +274,10 @@ class Operations:
         job: Job | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
-        """The tensor of ``root_rank`` (a rank of the world, member of the set) on every rank."""
+        """Start a broadcast of the tensor of ``root_rank``.
+
+        ``root_rank`` is a rank of the world, and must be a member of the process set.
+        """
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)
         check_root(root_rank, ranks, set_id)
@@ -301,7 +311,7 @@ class Operations:
         job: Job | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
-        """Row blocks of ``tensor`` to each member; ``splits[r]`` rows go to rank r of the set (None: equal parts).
+        """Start an alltoall: send ``splits[r]`` rows of ``tensor`` to rank r of the process set (None: equal parts).
 
         The result is (output, received_splits).
         """
@@ -339,7 +349,10 @@ class Operations:
         job: Job | None = None,
         stage_on_host: bool = False,
     ) -> Handle:
-        """This rank's rows of the reduction; the first ``rows % size`` ranks of the set get one row more."""
+        """Start a reducescatter, whose result is this rank's rows of the reduction.
+
+        If the rows cannot be divided evenly, the first ``rows % size`` ranks of the process set get one row more.
+        """
         return self.grouped_reducescatter_async(
             [tensor],
             op=op,
@@ -367,7 +380,7 @@ class Operations:
         stage_on_host: bool = False,
         _single: bool = False,
     ) -> Handle:
-        """As ``reducescatter_async`` for several tensors that go together."""
+        """Start a reducescatter of several tensors that are reduced together. See ``reducescatter_async``."""
         job = job or current_job()
         set_id, ranks = process_set.resolve(job)
         if not job.compressor(compression).summable:
@@ -418,7 +431,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
     ) -> Any:
-        """See ``ddlcore.api.objects.broadcast_object``."""
+        """Call ``ddlcore.api.objects.broadcast_object``."""
         return broadcast_object(obj, root_rank, name, process_set, job)
 
     def allgather_object(
@@ -428,7 +441,7 @@ class Operations:
         process_set: ProcessSet = global_process_set,
         job: Job | None = None,
     ) -> list[Any]:
-        """See ``ddlcore.api.objects.allgather_object``."""
+        """Call ``ddlcore.api.objects.allgather_object``."""
         return allgather_object(obj, name, process_set, job)
 
     # --- shared
@@ -445,20 +458,24 @@ class Operations:
         return FencedHandle(job.completion, len(sources), finish, self.adapter.after, tensors)
 
     def _names(self, kind: Kind, name: str | None, count: int, single: bool) -> tuple[list[str], int]:
-        """What each tensor is called on the wire, and the size of its group.
+        """Return the name of each tensor in messages, and the size of the group (0 for a single tensor).
 
-        An anonymous call gets its number when it is submitted: counted on one rank alone, it would never be answered.
+        A call without a name gets its number only when it is submitted: a call that was counted on one rank but failed
+        there before it was submitted would shift the numbers of all later calls, and nobody would answer them.
         """
         if count == 0:
             raise InvalidArgument(f"grouped {kind.name.lower()}: the list of tensors is empty")
-        # As in Horovod, an empty name is none.
+        # As in Horovod, an empty name counts as no name.
         base = f"{kind.name.lower()}.{checked_name(name)}" if name else ANONYMOUS
         if single:
             return [base], 0
         return [f"{base}[{i}]" for i in range(count)], count
 
     def _targets(self, outputs: Sequence[Any], sources: Sequence[Buffer], tensors: Sequence[Any]) -> list[Buffer]:
-        """Where the results go; all that is written is writable, and shares memory with nothing but its own source."""
+        """Return the buffers of the results.
+
+        Each is writable, and shares memory only with its own source, if with any.
+        """
         if len(outputs) != len(tensors):
             raise InvalidArgument(f"{len(outputs)} outputs are given for {len(tensors)} tensors; give one for each")
         targets = [self._target(*given) for given in zip(outputs, sources, tensors)]
@@ -473,12 +490,12 @@ class Operations:
         target = self.adapter.buffer(output, elementwise=True)
         if target.device is not source.device and target.device != source.device:
             raise InvalidArgument(
-                f"output lies on {target.device}, the tensor on {source.device}; both go on one device"
+                f"output lies on {target.device}, the tensor on {source.device}; put both on one device"
             )
         if (target.shape, target.dtype, target.strides) != (source.shape, source.dtype, source.strides):
             raise InvalidArgument(
                 f"output has shape {target.shape}, type {target.dtype.label} and strides {target.strides}, the tensor "
-                f"{source.shape}, {source.dtype.label} and {source.strides}; give an output made like the tensor"
+                f"{source.shape}, {source.dtype.label} and {source.strides}; pass an output with the tensor's layout"
             )
         return target
 
@@ -507,10 +524,11 @@ class Operations:
         self.hand_over(job, handle, entries, waits)
 
     def hand_over(self, job: Job, handle: Handle, entries: Sequence[Entry], waits: bool) -> None:
-        """Submits what a verb has described. A framework that computes in the background overrides this.
+        """Submit the entries that a verb has described. A framework that computes in the background overrides this.
 
-        It calls ``job.tensor_queue.name(entries)`` at once, so that calls without a name count in the order of the program. Its
-        buffers need no address before it calls ``job.submit``; an error from there goes to ``handle.refuse``.
+        The override calls ``job.tensor_queue.name(entries)`` at once, so that calls without a name are numbered in
+        program order. Its buffers need no address before it calls ``job.submit``; it passes an error from there to
+        ``handle.refuse``.
         """
         job.submit(entries, waits)
 
@@ -524,10 +542,10 @@ class Operations:
 
 
 def _require_apart(sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
-    """Raise InvalidArgument where memory that is written overlaps with other memory of the call.
+    """Raise InvalidArgument if memory that is written overlaps with other memory of the call.
 
-    A source and its own target may be one memory. Sources may overlap: they are only read. Tensors whose place is
-    not known yet (address 0) are left out.
+    A source and its own target may be the same memory. Sources may overlap, because they are only read. Tensors whose
+    address is not known yet (0) are skipped.
     """
     written = [(b.address, b.address + b.nbytes, i, True) for i, b in enumerate(targets) if b.address and b.count]
     read = [
@@ -535,15 +553,15 @@ def _require_apart(sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None
         for i, b in enumerate(sources)
         if b.address and b.count and b.address != targets[i].address
     ]
-    end, last = 0, -1  # of what reaches furthest, among what begins before
+    end, last = 0, -1  # the furthest end of the ranges that begin earlier, and its index
     written_end, last_written = 0, -1
     for begin, until, i, is_written in sorted(written + read):
         if (is_written and begin < end) or begin < written_end:
             other = last if is_written and begin < end else last_written
             where = f"tensors {other} and {i} of the call" if i != other else "output and tensor"
             raise InvalidArgument(
-                f"{where} overlap in memory, and one of them is written; pass each tensor once, and make "
-                "views of one memory tensors of their own (a copy)"
+                f"{where} overlap in memory, and one of them is written; pass each tensor once, and pass "
+                "copies of views that share memory"
             )
         if until > end:
             end, last = until, i
@@ -590,7 +608,7 @@ def _allreduce_spec(
 
 
 def _device(job: Job, buffers: Sequence[Buffer], verb: str, stage_on_host: bool, sparse: bool = False) -> str:
-    """What the specs call the one device of all these."""
+    """Return what the specs call the device, which must be the same for all ``buffers``."""
     device = buffers[0].device if buffers else CPU
     if any(other.device is not device and other.device != device for other in buffers):
         where = " and ".join(map(str, dict.fromkeys(buffer.device for buffer in buffers)))

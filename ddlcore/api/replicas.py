@@ -1,7 +1,7 @@
-"""Tells what this rank's copy of the parameters is, by digests: beside the job after steps, or together in ``verify``.
+"""Compares this rank's copy of the parameters with the other ranks', by digests: after steps, or in ``verify``.
 
-The same for every framework, which only says where its tensors lie. Bytes are compared, not values: -0.0 is not 0.0,
-and a NaN equals itself.
+It is the same for every framework, which only says where its tensors are. Bytes are compared, not values: -0.0 differs
+from 0.0, and a NaN equals a NaN with the same bits.
 """
 
 from __future__ import annotations
@@ -24,33 +24,38 @@ from ddlcore.runtime.agreement import differing, wording
 
 __all__ = ["Replica", "Verifier", "array_replica", "named", "verify", "verify_replicas"]
 
-FIRST_BYTES = 256 << 20  # of parameters that are digested for the warning after the first step
-HELD_BYTES = 64 << 20  # of copies on the host at a time
-SAMPLE_BYTES = 256 << 10  # that a rank sends of a tensor that differs, beside the job
-SHOWN_BYTES = 64 << 20  # up to which ``verify`` compares the values of a tensor that differs
+FIRST_BYTES = 256 << 20  # the most parameters that are digested for the warning after the first step
+HELD_BYTES = 64 << 20  # the most that is copied to the host at a time
+SAMPLE_BYTES = 256 << 10  # the most that a rank sends of a tensor that differs, while the job continues
+SHOWN_BYTES = 64 << 20  # the largest tensor whose values ``verify`` compares if it differs
 
 
 @dataclass(frozen=True)
 class Replica:
-    """This rank's copy of one tensor. ``host()`` gives the address of its bytes, row-major, and what keeps them there."""
+    """This rank's copy of one tensor.
+
+    ``host()`` returns the host address of its row-major bytes, and an object that keeps them alive.
+    """
 
     name: str
     dtype: str  # as numpy calls it; "bfloat16"
     shape: tuple[int, ...]
     nbytes: int
     host: Callable[[], tuple[int, Any]]
-    on_host: bool = True  # ``host`` waits for no device
+    on_host: bool = True  # ``host`` does not wait for a device
 
     def __str__(self) -> str:
         return f"{self.name} ({self.dtype} {'x'.join(map(str, self.shape)) or 'scalar'})"
 
 
 class Verifier:
-    """Tells the digests of one optimizer's parameters after its steps, as the settings ask. One thread at a time.
+    """Sends the digests of one optimizer's parameters after its steps, as the settings ask.
 
-    ``kind``: how a message calls the optimizer; the same on every rank. ``replicas()``: its parameters in their order,
-    the same on every rank. ``fatal``: whether a difference may end the job (``verify_every``); else there is only the
-    warning after the first step. ``advice``: what to do where the ranks have never agreed.
+    One thread uses it at a time.
+
+    ``kind``: the optimizer's name in messages; the same on every rank. ``replicas()`` returns its parameters, in the
+    same order on every rank. ``fatal``: True if a difference may end the job (``verify_every``); if False there is only
+    the warning after the first step. ``advice``: what to do if the ranks have never agreed.
     """
 
     def __init__(
@@ -64,20 +69,23 @@ class Verifier:
         self._set_id = 0
         self._label = kind
         self._step = 0
-        self._next = 0  # the step after which digests are told
+        self._next = 0  # the step after which digests are sent
         self._every = 0
         self._names: tuple[str, ...] = ()
         self._described = b""
-        self._told: tuple[int, bytes] = (0, b"")  # the last step, and its digests
+        self._told: tuple[int, bytes] = (0, b"")  # the last step whose digests were sent, and the digests
 
     def stepped(self, job: Job, set_id: int = 0) -> None:
-        """Note that the optimizer has stepped, and tell the digests if it is time; waits for no other rank."""
+        """Note that the optimizer has stepped, and send the digests if they are due.
+
+        It does not wait for other ranks.
+        """
         if job is not self._job:
             self._bind(job, set_id)
         step = self._step + 1
         if step == self._next:
             self._tell(job, step)
-        self._step = step  # last: a signal handler may have this called again
+        self._step = step  # last, because a signal handler may call this method again
 
     def _bind(self, job: Job, set_id: int) -> None:
         self._job, self._set_id, self._step, self._next = job, set_id, 0, 0
@@ -93,7 +101,7 @@ class Verifier:
         replicas = self._replicas()
         if not self._every:
             replicas = _within(replicas, FIRST_BYTES)
-        if not replicas:  # they have been let go of
+        if not replicas:  # the optimizer no longer exists
             return
         names = _names(replicas)
         news = names != self._names
@@ -103,12 +111,15 @@ class Verifier:
         self._told = step, digests
         place = (self._set_id, self._label, step, self._described, digests)
         job.tell(Digests(*place, fatal=bool(self._every), advice=self._advice, tensors=names if news else ()))
-        self._names = names  # only now: where a signal handler has come in between, they are told again
+        self._names = names  # only now: if a signal handler has interrupted this, the names are sent again
         if self._every:
             self._next = (step // self._every + 1) * self._every
 
     def sample(self, asked: Explain) -> Sample:
-        """Return the beginning of a tensor, if it is still what was told of. From the control thread: it waits for no device."""
+        """Return the beginning of a tensor if it still has the digest that was sent, else an empty Sample.
+
+        The control thread calls it, so it never waits for a device.
+        """
         job, (step, digests) = self._job, self._told
         replicas = self._replicas()
         if job is None or step != asked.step or not 0 <= asked.index < len(replicas):
@@ -118,13 +129,13 @@ class Verifier:
             return Sample()
         address, held = replica.host()
         data = bytes(view(address, min(replica.nbytes, SAMPLE_BYTES)))
-        now = job.digests([address], [replica.nbytes])  # after the copy: what has changed since shows here
+        now = job.digests([address], [replica.nbytes])  # after the copy, to detect changes until then
         del held
         return Sample(replica.dtype, data) if now == digests[8 * asked.index : 8 * asked.index + 8] else Sample()
 
 
 def _names(replicas: Sequence[Replica]) -> tuple[str, ...]:
-    """What they are called, each by another name: tensors of different ranks are paired by it."""
+    """Return a unique name for each tensor; tensors of different ranks are matched by these names."""
     names = tuple(map(str, replicas))
     if len(set(names)) == len(names):
         return names
@@ -137,7 +148,7 @@ def _names(replicas: Sequence[Replica]) -> tuple[str, ...]:
 
 
 def _within(replicas: Sequence[Replica], limit: int) -> Sequence[Replica]:
-    """Those that fit ``limit`` bytes, in their order."""
+    """Return the replicas that together fit into ``limit`` bytes, in their order."""
     taken = []
     for one in replicas:
         if one.nbytes <= limit:
@@ -151,7 +162,7 @@ def _digest(names: tuple[str, ...]) -> bytes:
 
 
 def _digests(job: Job, replicas: Sequence[Replica]) -> bytes:
-    """8 bytes for each, without a copy of all of a device's tensors on the host at once."""
+    """Return 8 bytes per tensor, without copying all of a device's tensors to the host at once."""
     parts: list[bytes] = []
     places: list[tuple[int, Any]] = []
     first, held = 0, 0
@@ -170,7 +181,10 @@ def _digests(job: Job, replicas: Sequence[Replica]) -> bytes:
 def verify_replicas(
     replicas: Sequence[Replica], process_set: ProcessSet = global_process_set, job: Job | None = None
 ) -> None:
-    """Raise ReplicasDiffer on every member unless all have these tensors alike, to the last bit. Every member calls it."""
+    """Raise ReplicasDiffer on every member unless all members have the same tensors, bit by bit.
+
+    Every member calls it.
+    """
     job = job or current_job()
     _, ranks = process_set.resolve(job)
     if len(ranks) == 1:
@@ -183,13 +197,13 @@ def verify_replicas(
     told = dict(zip(ranks, allgather_object((names, digests), process_set=process_set, job=job)))
     every = {rank: names for rank, (names, _) in told.items()}
     index, groups, count = differing(every, {rank: digests for rank, (_, digests) in told.items()})
-    if not groups:  # the same, in another order
+    if not groups:  # the same tensors in another order
         return
     tensor = every[ranks[0]][index] if index >= 0 else ""
     distances = _distances(replicas[names.index(tensor)], ranks, process_set, job) if index >= 0 else {}
     what = "found by verify()" if index >= 0 else f"found by verify()\n{_counts(every)}"
     differ = Differ(what, tensor, groups, -1, -1, tuple(distances.items()))
-    advice = "broadcast_parameters makes the parameters one again; where a difference is meant, pass only what is to be alike"
+    advice = "broadcast_parameters makes the parameters equal again; if a difference is intended, pass only what must be equal"
     raise ReplicasDiffer(wording(differ, count, advice), tensor, groups, distances=distances)
 
 
@@ -205,7 +219,10 @@ def _counts(names: Mapping[int, tuple[str, ...]]) -> str:
 
 
 def _distances(replica: Replica, ranks: Sequence[int], process_set: ProcessSet, job: Job) -> dict[int, float]:
-    """By rank, how far its elements are from the lowest rank's; without those that are alike. All members call it."""
+    """Return for each rank how far its elements are from those of the lowest rank; equal ranks are left out.
+
+    All members call it.
+    """
     if replica.nbytes > SHOWN_BYTES:  # the same on every rank
         return {}
     address, held = replica.host()
@@ -232,7 +249,7 @@ def _numbers(dtype: str, data: bytes) -> Any:
         return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     try:
         numbers = np.frombuffer(data, np.dtype(dtype))
-    except TypeError:  # a type that numpy does not have: its bytes are told apart, not its values
+    except TypeError:  # numpy does not have the type: compare the bytes, not the values
         numbers = np.frombuffer(data, np.uint8)
     return numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64)
 
@@ -241,17 +258,18 @@ def _numbers(dtype: str, data: bytes) -> Any:
 
 
 def array_replica(name: str, array: Any) -> Replica:
-    """Return the Replica of what numpy can make an array of."""
+    """Return the Replica of anything that numpy can convert to an array."""
     whole = np.ascontiguousarray(array)
     shape = tuple(np.shape(array))
     return Replica(name, str(whole.dtype), shape, whole.nbytes, lambda: (whole.ctypes.data, whole))
 
 
 def verify(arrays: Any, process_set: ProcessSet = global_process_set) -> None:
-    """Check that every member of ``process_set`` has the same arrays, to the last bit; every member calls it.
+    """Check that every member of ``process_set`` has the same arrays, bit by bit; every member calls it.
 
-    ``arrays``: a dict of names and arrays, an iterable of arrays, or one of pairs (name, array). Raises ReplicasDiffer
-    on every member where one differs, or where the ranks do not have the same arrays; ValueError for what is no array.
+    ``arrays``: a dict of names and arrays, an iterable of arrays, or an iterable of pairs (name, array). Raises
+    ReplicasDiffer on every member if an array differs or if the ranks do not have the same arrays; ValueError if
+    something is not an array.
     """
     verify_replicas([array_replica(name, _array(name, array)) for name, array in named(arrays)], process_set)
 
@@ -266,7 +284,7 @@ def _array(name: str, value: Any) -> Any:
 
 
 def named(values: Any) -> list[tuple[str, Any]]:
-    """Return pairs of names and values, of a dict, of pairs, or of values that have none but their places."""
+    """Return pairs of names and values from a dict, from pairs, or from values, which are then named by position."""
     if isinstance(values, Mapping):
         return [(str(name), value) for name, value in values.items()]
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):

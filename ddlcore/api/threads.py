@@ -1,4 +1,4 @@
-"""The end of the main thread, and who is left then; knows threads only."""
+"""Handles the end of the main thread while other threads are still running; it knows only threads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ __all__ = ["before_threads_are_joined", "others_are_alive"]
 
 
 def before_threads_are_joined(call: Callable[[], None]) -> None:
-    """Has ``call`` made when the main thread has ended: before the interpreter waits for threads, which ``atexit`` is behind.
+    """Register ``call`` to run when the main thread has ended, before the interpreter joins the other threads.
 
-    Nothing, where this Python has no such place (CPython keeps it for concurrent.futures), or its end has begun.
+    ``atexit`` runs only after that join. This function does nothing if this Python has no such hook (CPython keeps it
+    for concurrent.futures), or if the interpreter has already begun to end.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
@@ -22,6 +23,6 @@ def before_threads_are_joined(call: Callable[[], None]) -> None:
 
 
 def others_are_alive() -> bool:
-    """Whether the interpreter will wait for a thread at its end."""
+    """Return whether the interpreter is going to wait for another thread when it ends."""
     main = threading.main_thread()
     return any(one is not main and not one.daemon and one.is_alive() for one in threading.enumerate())

@@ -1,4 +1,4 @@
-"""Questions about transports: what is installed, and what the present world uses."""
+"""Answers questions about transports: which are installed, and which the current world uses."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["built", "built_version", "enabled", "threads_supported"]
 
 
 def built(transport: str) -> bool:
-    """Whether a transport of that name is installed and could be used here. May be asked before ``init``."""
+    """Return whether a transport of that name is installed and can be used here. It may be called before ``init``."""
     _, registry = settings_of(os.environ)
     provider = registry.transports.get(transport)
     return provider is not None and not registry.missing(provider)
 
 
 def built_version(transport: str) -> int:
-    """The version code of the library behind that transport, which this loads; 0 where it could not be used here.
+    """Return the version code of the library behind that transport, which this call loads; 0 if it cannot be used here.
 
-    1 where there is no such library. May be asked before ``init``.
+    The result is 1 if the transport needs no library. It may be called before ``init``.
     """
     _, registry = settings_of(os.environ)
     provider = registry.transports.get(transport)
@@ -32,18 +32,19 @@ def built_version(transport: str) -> int:
 
 
 def enabled(transport: str) -> bool:
-    """Whether the present world's global process set uses it, alone or among others. Raises NotInitialized before ``init``.
+    """Return whether the global process set of the current world uses the transport, alone or together with others.
 
-    For tensors on a device that is settled when the set's first bucket there runs; until then it is not used.
+    For tensors on a device, this is decided when the set's first bucket on that device runs; until then it is False.
+    Raises NotInitialized before ``init``.
     """
     return transport in current_job().sets.transports(0)
 
 
 def threads_supported(library: str) -> bool:
-    """Whether the library of communicators of that name may be called by the program while the job calls it.
+    """Return whether the program may call the library of communicators of that name while the job calls it too.
 
-    Raises NotInitialized (a ValueError) before ``init``, and ValueError where that library is not installed or
-    does not connect the processes of this job. Every rank calls it.
+    Every rank calls it. Raises NotInitialized (a ValueError) before ``init``, and ValueError if that library is not
+    installed or does not connect the processes of this job.
     """
     job = current_job()
     provider = job.registry.communicators.get(library)

@@ -1,4 +1,4 @@
-"""Which job the verbs speak of: init and shutdown, who we are, and the process sets of the present world."""
+"""Keeps the job that the verbs act on: init and shutdown, ranks and sizes, and the process sets of the current world."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ __all__ = [
 
 
 class _Process:
-    """What this process remembers between its jobs."""
+    """The state that this process keeps between its jobs."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
         self.ordinals: dict[tuple[int, ...] | None, int] = {}
-        self.thread = threading.local()  # .job: of a world of threads
-        self.worlds = False  # whether there ever was one
+        self.thread = threading.local()  # .job: the thread's own job, in a world of threads
+        self.worlds = False  # whether there has ever been a world of threads
         self.pid = 0
-        self.changing = Lock()  # held in ``init`` and ``shutdown``: of threads that call them at once, one waits
-        self.external_rank: ExternalRank | None = None  # where another launcher has started this process
+        self.changing = Lock()  # held during ``init`` and ``shutdown``, so that concurrent calls take turns
+        self.external_rank: ExternalRank | None = None  # set if another launcher has started this process
 
 
 _process = _Process()
 
 
 def current_job() -> Job:
-    """The job that this thread's verbs act on. Raises NotInitialized (a ValueError) where there is none."""
+    """Return the job that the verbs of this thread act on. Raises NotInitialized (a ValueError) if there is none."""
     job = _process.job
-    if _process.worlds:  # else no thread has a job of its own, and there is no need to look
+    if _process.worlds:  # if False, no thread has a job of its own, and the lookup can be skipped
         job = getattr(_process.thread, "job", None) or job
     if job is None or job.closed:
         raise NotInitialized("ddl has not been initialized; call init() first")
@@ -81,7 +81,7 @@ def current_job() -> Job:
 
 @contextmanager
 def use_job(job: Job) -> Iterator[Job]:
-    """Within it, this thread's verbs act on ``job``: worlds of threads need it."""
+    """Make the verbs of this thread act on ``job`` within the ``with`` block. Worlds of threads need it."""
     before = getattr(_process.thread, "job", None)
     _process.thread.job = job
     _process.worlds = True
@@ -92,7 +92,7 @@ def use_job(job: Job) -> Iterator[Job]:
 
 
 class ProcessSet:
-    """A part of the world that communicates by itself. ``ranks`` are ranks of the world, kept sorted."""
+    """Some ranks of the world, which do collectives among themselves. ``ranks`` are ranks of the world, kept sorted."""
 
     process_set_id: int | None
 
@@ -107,7 +107,10 @@ class ProcessSet:
         self.process_set_id = None
 
     def resolve(self, job: Job) -> tuple[int, tuple[int, ...]]:
-        """Id and members, for a member. ValueError for a set that is not registered, or that ``job``'s rank is not in."""
+        """Return the id and the members.
+
+        Raises ValueError if the set is not registered, or if ``job``'s rank is not a member.
+        """
         set_id = self.process_set_id
         members = None if set_id is None else job.sets.members(set_id)
         if set_id is None or members is None:
@@ -117,17 +120,20 @@ class ProcessSet:
         return set_id, members
 
     def size(self) -> int | None:
-        """Number of members; None while unregistered."""
+        """Return the number of members; None if the set is not registered."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This process's rank within the set; None while unregistered. ValueError for a process outside."""
+        """Return this process's rank within the set; None if the set is not registered.
+
+        Raises ValueError for a non-member.
+        """
         if self.process_set_id is None:
             return None
         return self.resolve(current_job())[1].index(current_job().rank)
 
     def included(self) -> bool | None:
-        """Whether this process is a member; None while unregistered."""
+        """Return whether this process is a member; None if the set is not registered."""
         return None if self.process_set_id is None else current_job().rank in self.ranks
 
     def __str__(self) -> str:
@@ -137,13 +143,13 @@ class ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks of whatever world is current."""
+    """The process set of all ranks of the current world."""
 
     def __init__(self) -> None:
         self.process_set_id = 0
 
     @property
-    def ranks(self) -> list[int]:  # type: ignore[override]  # follows the current world
+    def ranks(self) -> list[int]:  # type: ignore[override]  # changes with the current world
         return list(range(current_job().size)) if is_initialized() else []
 
     def size(self) -> int:
@@ -154,20 +160,20 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None) -> None:
-    """Begins the job: every rank of the world calls it, and it returns when all are there. Again: no effect.
+    """Start the job: every rank of the world calls it, and it returns when all have. A second call has no effect.
 
-    ``comm``: None for all ranks, or a list of launched ranks that form a world of their own, or another
-    library's communicator (for which there is a plugin), all of whose processes call this.
-    ``process_sets``: sets to register at once, the same on every rank ("dynamic" is accepted; sets may
-    always be added later). Without a launcher this is a world of one. Raises PeerLost when a rank
-    dies meanwhile, DeadlineExceeded after ``DDL_START_TIMEOUT_S``, ValueError for bad arguments, ReentrantCall
-    for a signal handler that calls it in the middle of ``init`` or ``shutdown``.
+    ``comm``: None for all ranks; or a list of launched ranks that form a world of their own; or a communicator of
+    another library for which there is a plugin. In each case, every rank of that world calls this. ``process_sets``:
+    sets to register at once, the same on every rank ("dynamic" is accepted; sets may always be added later). Without a
+    launcher, the world has one rank. Raises PeerLost when a rank dies meanwhile, DeadlineExceeded after
+    ``DDL_START_TIMEOUT_S``, ValueError for invalid arguments, and ReentrantCall if a signal handler calls it in the
+    middle of ``init`` or ``shutdown``.
     """
     if is_initialized():
         return
     _refuse_children()
     if _process.pid != os.getpid():
-        _process.changing = Lock()  # a fork's: whoever may have held it is not in this process
+        _process.changing = Lock()  # after a fork: the thread that may have held the lock is not in this process
     changing = _changing()
     changing.refuse("init()")
     with changing:
@@ -176,7 +182,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
 
 
 def _changing() -> Lock:
-    """Of a world of threads each has its own: one that begins or ends may wait for another that does."""
+    """Return the lock for ``init`` and ``shutdown``.
+
+    In a world of threads, each thread has its own lock, because one that starts or ends may wait for another that does.
+    """
     if getattr(_process.thread, "job", None) is None:
         return _process.changing
     lock: Lock | None = getattr(_process.thread, "changing", None)
@@ -196,7 +205,7 @@ def _init(comm: Any, process_sets: Sequence[ProcessSet | Sequence[int]] | str | 
         _process.thread.job = job
     else:
         _process.job = job
-    atexit.unregister(_at_exit)  # what this job has brought, such as a transport's library, ends after it
+    atexit.unregister(_at_exit)  # registered last, it runs before the handlers of libraries that this job loaded
     atexit.register(_at_exit)
     Environment.mark_children(True, external=_process.external_rank is not None)
     if process_sets is not None and process_sets != "dynamic":
@@ -254,7 +263,7 @@ def _make_job(comm: Any) -> Job:
     else:
         assert external_rank is not None
         job = external_rank.job(ranks, ordinal)
-    _process.ordinals[ranks] = ordinal  # those who did not meet try the same world again
+    _process.ordinals[ranks] = ordinal  # only after success, so that a retry uses the same ordinal as before
     return job
 
 
@@ -263,7 +272,7 @@ def _ranks_of(comm: Any, launched: Placement | RankInfo) -> tuple[int, ...] | No
         comm = _ranks_of_communicator(comm, launched)
     ranks = tuple(int(rank) for rank in comm)
     if not ranks:
-        return None  # as in Horovod: an empty list means everybody
+        return None  # as in Horovod, an empty list means all ranks
     if len(set(ranks)) != len(ranks) or any(not 0 <= rank < launched.size for rank in ranks):
         raise InvalidArgument(f"init: comm={list(ranks)} must name different ranks between 0 and {launched.size - 1}")
     return None if ranks == tuple(range(launched.size)) else ranks
@@ -284,20 +293,21 @@ def _ranks_of_communicator(comm: Any, launched: Placement | RankInfo) -> Sequenc
 
 
 def shutdown() -> None:
-    """Ends this rank's part of the job; again or before init: no effect. Unfinished handles raise Closed.
+    """End this rank's part of the job.
 
-    Any thread, while others wait; a signal handler, too, unless it interrupts its thread in the middle of ddl's own
-    work: ReentrantCall then, and nothing has changed. With ``verify_every``, raises ReplicasDiffer where the last
-    comparison of the parameters, awaited here, finds a difference.
+    It has no effect before ``init`` or if called again. Unfinished handles raise Closed. Any thread may call it while
+    others wait. A signal handler may call it too, unless it interrupts its thread in the middle of ddl's own work: then
+    ReentrantCall is raised, and nothing has changed. With ``verify_every``, it waits for the last comparison of the
+    parameters, and raises ReplicasDiffer if that finds a difference.
     """
     job = getattr(_process.thread, "job", None) or _process.job
     changing = _changing()
     if changing.held():
         if job is not None and job.closed:
-            return  # it interrupts a shutdown
+            return  # a signal handler has interrupted a shutdown of this thread
         raise reentrant("shutdown()")
     if job is not None and not job.closed and job.inside():
-        raise reentrant("shutdown()")  # before the lock: another thread may hold it, and wait for this one
+        raise reentrant("shutdown()")  # checked before the lock is taken: its holder may be waiting for this thread
     with changing:
         _shut_down()
 
@@ -315,7 +325,7 @@ def _shut_down() -> None:
 
 def _at_exit() -> None:
     if os.getpid() != _process.pid:
-        return  # a forked child runs its parent's handlers; it is no rank
+        return  # a forked child runs its parent's handlers, but is not a rank
     job, error = _process.job, getattr(sys, "last_value", None)
     reason = f"raised {type(error).__name__}: {error}" if error is not None else "ended its script without shutdown()"
     try:
@@ -327,10 +337,11 @@ def _at_exit() -> None:
 
 
 def _at_end_of_main_thread() -> None:
-    """The main thread is through, and the interpreter joins the other ones before ``atexit``'s calls: maybe for ever.
+    """Leave the job if the main thread has ended, but the interpreter waits for other threads, maybe without end.
 
-    After an uncaught exception this rank leaves now. Else threads may go on with what they do, as Python has it; but if
-    one stands for ``leave_timeout_s`` in an operation that does not come, this rank leaves, too, and its peers hear why.
+    The interpreter joins them before it runs the ``atexit`` handlers. After an uncaught exception, this rank leaves
+    now. Otherwise, threads may continue their work, as usual in Python; but if one of them waits ``leave_timeout_s``
+    for an operation that does not complete, this rank leaves too, and its peers get the reason.
     """
     job = _process.job
     if job is None or job.closed or os.getpid() != _process.pid:
@@ -343,7 +354,7 @@ def _at_end_of_main_thread() -> None:
         return
     try:
         threading.Thread(target=_watch_threads, args=(job,), name="ddl-last", daemon=True).start()
-    except RuntimeError:  # this Python starts no thread any more
+    except RuntimeError:  # this version of Python cannot start threads at this point
         job.shutdown("ended its main thread without shutdown()")
 
 
@@ -363,51 +374,54 @@ def _watch_threads(job: Job) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether a job is running. Never raises."""
+    """Return whether a job is running. It never raises."""
     job = getattr(_process.thread, "job", None) or _process.job
     return job is not None and not job.closed
 
 
 def size() -> int:
-    """Number of ranks in the world. These all raise NotInitialized (a ValueError) before ``init``."""
+    """Return the number of ranks in the world.
+
+    Like the functions below, it raises NotInitialized (a ValueError) before ``init``.
+    """
     return current_job().size
 
 
 def rank() -> int:
-    """This process's rank in the world."""
+    """Return this process's rank in the world."""
     return current_job().rank
 
 
 def local_size() -> int:
-    """Number of ranks on this host."""
+    """Return the number of ranks on this host."""
     return current_job().local_size
 
 
 def local_rank() -> int:
-    """This process's rank among those of its host."""
+    """Return this process's rank among the ranks of its host."""
     return current_job().local_rank
 
 
 def cross_size() -> int:
-    """Number of hosts that have a rank of this local rank."""
+    """Return the number of hosts that have a rank with this process's local rank."""
     return current_job().cross_size
 
 
 def cross_rank() -> int:
-    """This host's place among them."""
+    """Return the position of this host among the hosts that have a rank with this process's local rank."""
     return current_job().cross_rank
 
 
 def is_homogeneous() -> bool:
-    """Whether every host runs the same number of ranks."""
+    """Return whether every host runs the same number of ranks."""
     return current_job().is_homogeneous
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Registers a process set; every rank of the world calls it, members or not, and it blocks until all have.
+    """Register a process set. Every rank of the world calls it, member or not, and it blocks until all have.
 
-    Raises ValueError for a duplicate or a rank that does not exist, MismatchError where the ranks
-    disagree about the members.
+    Raises ValueError for a duplicate or a rank that does not exist, and MismatchError if the ranks disagree about the
+    members.
     """
     job = current_job()
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -426,7 +440,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Takes a process set out; every rank of the world calls it. False for the global set and for an unregistered one."""
+    """Remove a process set; every rank of the world calls it.
+
+    Return False for the global set or an unregistered one.
+    """
     job = current_job()
     set_id = process_set.process_set_id
     if set_id is None or set_id == 0 or job.sets.members(set_id) is None:
@@ -443,32 +460,33 @@ def _change_sets(job: Job, spec: Spec) -> int:
 
 
 def process_sets() -> dict[int, list[int]]:
-    """The registered process sets: id to ranks."""
+    """Return the registered process sets, as a dict from id to ranks."""
     return current_job().sets.ids_and_ranks()
 
 
 def stats() -> Stats:
-    """What this rank has counted since ``init``: messages, buckets, bytes, seconds, routes.
+    """Return what this rank has counted since ``init``: messages, buckets, bytes, seconds, routes.
 
-    ``Stats`` documents the keys. Any thread, signal handlers and finalizers included; costs nothing but this call.
+    ``Stats`` documents the keys. Any thread may call it, as may signal handlers and finalizers; only the call itself
+    costs time.
     """
     return current_job().stats()
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Records from now on what this rank does; every rank calls it, with the same file. Any thread.
+    """Start recording what this rank does. Every rank calls it, with the same file, from any thread.
 
-    ``mark_cycles`` marks where each period of a schedule begins. The ranks' parts stand in a directory beside
-    the file until ``stop_timeline``, or the end of the job. Raises NotInitialized (a ValueError) before ``init``,
-    ValueError where a timeline is being recorded already, or cannot be written there.
+    ``mark_cycles`` marks where each period of a schedule begins. The ranks' parts are kept in a directory beside the
+    file until ``stop_timeline`` or the end of the job. Raises NotInitialized (a ValueError) before ``init``, and
+    ValueError if a timeline is already being recorded or the file cannot be written.
     """
     current_job().start_timeline(str(file_path), bool(mark_cycles))
 
 
 def stop_timeline() -> None:
-    """Ends what ``start_timeline`` began; every rank calls it. No effect where nothing is recorded.
+    """Stop the recording that ``start_timeline`` began; every rank calls it.
 
-    Rank 0 waits at most 10 s for the others' parts and merges them into the file; who does not come is
-    named in the log. Raises NotInitialized (a ValueError) before ``init``.
+    It has no effect if nothing is being recorded. Rank 0 waits at most 10 s for the parts of the other ranks and merges
+    them into the file; the log names ranks whose part is missing. Raises NotInitialized (a ValueError) before ``init``.
     """
     current_job().stop_timeline()

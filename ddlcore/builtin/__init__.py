@@ -1,1 +1,1 @@
-"""The built-in transports, adapter, policies and compressors: they come through the same extension points as anybody's."""
+"""The built-in transports, adapter, policies and compressors, registered through the same extension points as plugins."""

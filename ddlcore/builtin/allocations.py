@@ -1,4 +1,4 @@
-"""Agents on the hosts that a batch system other than Slurm grants: they are started by ssh."""
+"""Starts agents by ssh on the hosts that a batch system other than Slurm grants."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["GrantedLauncher"]
 
 
 class GrantedLauncher(Launcher):
-    """ssh, to hosts that the user need not name."""
+    """A launcher that uses ssh on granted hosts, so that the user need not name them."""
 
     def __init__(self) -> None:
         self._ssh = SshLauncher()
 
     def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
-        """As the batch system lists them."""
+        """Return the hosts in the batch system's list."""
         return granted_hosts(environ)
 
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
         return self._ssh.commands(plan)
 
     def explain(self, host: str, code: int | None, text: str) -> str:
-        """As over ssh."""
+        """Return what ``SshLauncher.explain`` returns."""
         return self._ssh.explain(host, code, text)

@@ -1,4 +1,4 @@
-"""Hands each kind of operation to the transport that serves it; each has a communicator of its own."""
+"""Passes each kind of operation to the transport that serves it; each of these transports has its own communicator."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ByKindTransport"]
 
 
 class ByKindTransport(Transport):
-    """``default`` serves what ``kinds`` does not; one transport may serve several kinds.
+    """A transport that uses ``kinds`` for the kinds in it, and ``default`` for all others; one may serve several kinds.
 
-    ``capabilities`` are those of allreduce, but for what holds of all: who may call, and whether
-    everything can be aborted. ``capabilities_for`` says those of each kind.
+    ``capabilities`` are those of allreduce, except for properties that concern all kinds: which threads may call, and
+    whether everything can be aborted. ``capabilities_for`` returns those of each kind.
     """
 
     def __init__(self, default: Transport, kinds: Mapping[Kind, Transport]) -> None:

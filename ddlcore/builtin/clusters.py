@@ -1,7 +1,7 @@
-"""Who am I, by what launchers set: one table for each of them, read in the order of the providers' priorities.
+"""Reads a process's rank from the variables of other launchers: one class per launcher, tried in order of priority.
 
-Where the names of a launch come from is said beside each: two launches that run at the same time
-must never have the same.
+The comment or docstring of each class says where the name of a launch comes from: two launches that run at the same
+time must never have the same name.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = [
     "Torchrun",
 ]
 
-_Names = tuple[str, ...]  # of one thing, the first that is set counts
+_Names = tuple[str, ...]  # alternative variables for one value; the first that is set counts
 
 
 class _ByVariables(Cluster):
-    """A launcher that says everything by variables."""
+    """A launcher that passes everything in variables."""
 
-    word = ""  # for messages
-    signs: _Names = ()  # that it has started this process, if one of them is set; the rest must be there then
+    word = ""  # the launcher's name in messages
+    signs: _Names = ()  # one is set if the launcher has started this process; then rank and size must be too
     rank: _Names = ()
     size: _Names = ()
     local_rank: _Names = ()
@@ -43,7 +43,7 @@ class _ByVariables(Cluster):
     host: _Names = ()
 
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """As ``Cluster.rank_info``."""
+        """Return this process's rank info, as ``Cluster.rank_info`` specifies."""
         variables = around.variables
         if not self._started(variables):
             return None
@@ -62,7 +62,7 @@ class _ByVariables(Cluster):
         return RankInfo(rank, size, local_rank, local_size, _first(variables, self.host), self.launch(around))
 
     def launch(self, around: Surroundings) -> str:
-        """The name of this launch."""
+        """Return the name of this launch."""
         return ""
 
     def _started(self, variables: Mapping[str, str]) -> bool:
@@ -103,13 +103,19 @@ def _first(variables: Mapping[str, str], names: _Names) -> str:
 
 
 def _joined(variables: Mapping[str, str], names: Sequence[str]) -> str:
-    """The values of those of ``names`` that are set, with a mark where one is not; "" where none is."""
+    """Return the values of ``names`` joined with colons; "" if none of them is set.
+
+    A variable that is not set counts as empty.
+    """
     values = [variables.get(name, "") for name in names]
     return ":".join(values) if any(values) else ""
 
 
 def _store_of_rank_0(around: Surroundings) -> str:
-    """MASTER_ADDR and MASTER_PORT; an address that means another machine on each host goes with the host's name."""
+    """Return MASTER_ADDR and MASTER_PORT, with the host's name in front if the address is a loopback address.
+
+    A loopback address means another machine on each host.
+    """
     address = around.variables.get("MASTER_ADDR", "")
     inner = address == "localhost" or address.startswith("127.") or address == "::1"
     where = _joined(around.variables, ("MASTER_ADDR", "MASTER_PORT"))
@@ -117,7 +123,7 @@ def _store_of_rank_0(around: Surroundings) -> str:
 
 
 class Horovod(_ByVariables):
-    """Its own launcher; a job has one rendezvous server, and its port is nobody else's."""
+    """Ranks that Horovod's own launcher has started. A job has one rendezvous server, whose port no other job uses."""
 
     word = "horovodrun"
     signs = rank = ("HOROVOD_RANK",)
@@ -127,12 +133,15 @@ class Horovod(_ByVariables):
     host = ("HOROVOD_HOSTNAME",)
 
     def launch(self, around: Surroundings) -> str:
-        """By the address of its rendezvous server."""
+        """Return the address of the launch's rendezvous server."""
         return _joined(around.variables, ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"))
 
 
 class Torchrun(_ByVariables):
-    """A run id is a name of the user's choice, "none" where there is none: the address of rank 0's store goes with it."""
+    """Ranks that torchrun has started.
+
+    The user chooses the run id, "none" by default; so the launch's name also has the address of rank 0's store.
+    """
 
     word = "torchrun"
     signs = ("TORCHELASTIC_RUN_ID",)
@@ -143,7 +152,7 @@ class Torchrun(_ByVariables):
     host = ("GROUP_RANK",)
 
     def launch(self, around: Surroundings) -> str:
-        """By run id, store and how often it was restarted."""
+        """Return the run id, the address of the store, and the number of restarts."""
         run, restarts = (
             around.variables.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
         )
@@ -151,7 +160,10 @@ class Torchrun(_ByVariables):
 
 
 class OpenMpi(_ByVariables):
-    """From release 5 on a PMIx namespace names the launch; before, a job id in a variable of its run-time layer."""
+    """Ranks that mpirun has started.
+
+    From release 5 on, a PMIx namespace names the launch; before, a variable of its run-time layer has a job id.
+    """
 
     word = "mpirun"
     signs = rank = ("OMPI_COMM_WORLD_RANK",)
@@ -161,12 +173,15 @@ class OpenMpi(_ByVariables):
     host = ("PMIX_HOSTNAME",)
 
     def launch(self, around: Surroundings) -> str:
-        """By namespace, else by job id."""
+        """Return the namespace, or else the job id."""
         return _first(around.variables, ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"))
 
 
 class Pmix(_ByVariables):
-    """Bare PMIx says the rank only; the size is told by whom it serves."""
+    """A launcher that speaks plain PMIx, which gives only the rank.
+
+    The size comes from the launcher's own variables.
+    """
 
     word = "the PMIx launcher"
     signs = rank = ("PMIX_RANK",)
@@ -175,12 +190,15 @@ class Pmix(_ByVariables):
     host = ("SLURM_NODEID", "PMIX_HOSTNAME")
 
     def launch(self, around: Surroundings) -> str:
-        """By namespace."""
+        """Return the namespace."""
         return _first(around.variables, ("PMIX_NAMESPACE",))
 
 
 class Hydra(_ByVariables):
-    """mpiexec of MPICH and of those made from it. It sets no name: the proxy that started us was told one."""
+    """Ranks that the mpiexec of MPICH or of a derivative has started.
+
+    It sets no name of the launch; the command line of its proxy has one.
+    """
 
     word = "mpiexec"
     signs = rank = ("PMI_RANK",)
@@ -190,19 +208,19 @@ class Hydra(_ByVariables):
     host = ("PMI_HOSTNAME", "SLURM_NODEID")
 
     def launch(self, around: Surroundings) -> str:
-        """By where mpiexec listens to its proxies, which is in their command line; under srun by its step."""
+        """Return where mpiexec listens to its proxies, from the proxy's command line; under srun, return the step."""
         for command in around.lineage():
             if command and "proxy" in command[0].rpartition("/")[2]:
                 told = dict(pairwise(command))
                 where = told.get("--control-port") or _joined(told, ("--upstream-host", "--upstream-port"))
                 if where:
                     return where
-        # Not from an mpiexec, then: others serve the same protocol.
+        # No mpiexec has started this process: other launchers use the same protocol.
         return _slurm_step(around.variables) or _first(around.variables, ("PALS_APID", "FLUX_JOB_ID", "PMI_JOBID"))
 
 
 class Mvapich(_ByVariables):
-    """mpirun_rsh of MVAPICH2."""
+    """Ranks that mpirun_rsh of MVAPICH2 has started."""
 
     word = "mpirun_rsh"
     signs = rank = ("MV2_COMM_WORLD_RANK",)
@@ -211,13 +229,13 @@ class Mvapich(_ByVariables):
     local_size = ("MV2_COMM_WORLD_LOCAL_SIZE",)
 
     def launch(self, around: Surroundings) -> str:
-        """By the process that it spawned us from."""
+        """Return the host, port and id of the mpirun_rsh that spawned this process."""
         names = ("MPISPAWN_MPIRUN_HOST", "MPISPAWN_MPIRUN_PORT", "MPISPAWN_MPIRUN_ID")
         return _joined(around.variables, names) or _slurm_step(around.variables)
 
 
 class Flux(_ByVariables):
-    """flux run. Its ids are those of one instance, which a URI names."""
+    """Ranks that flux run has started. Its job ids are unique within one instance, which a URI names."""
 
     word = "flux run"
     signs = rank = ("FLUX_TASK_RANK",)
@@ -225,12 +243,12 @@ class Flux(_ByVariables):
     local_rank = ("FLUX_TASK_LOCAL_ID",)
 
     def launch(self, around: Surroundings) -> str:
-        """By job id."""
+        """Return the job id and its namespace."""
         return _joined(around.variables, ("FLUX_JOB_ID", "FLUX_KVS_NAMESPACE"))
 
 
 class Pals(_ByVariables):
-    """mpiexec and aprun of HPE Cray's PALS."""
+    """Ranks that mpiexec or aprun of HPE Cray's PALS has started."""
 
     word = "PALS"
     signs = rank = ("PALS_RANKID",)
@@ -240,12 +258,12 @@ class Pals(_ByVariables):
     host = ("PALS_NODEID",)
 
     def launch(self, around: Surroundings) -> str:
-        """By application id."""
+        """Return the application id."""
         return _first(around.variables, ("PALS_APID",))
 
 
 class Jsrun(_ByVariables):
-    """jsrun of LSF."""
+    """Ranks that jsrun of LSF has started."""
 
     word = "jsrun"
     signs = rank = ("JSM_NAMESPACE_RANK",)
@@ -254,14 +272,17 @@ class Jsrun(_ByVariables):
     local_size = ("JSM_NAMESPACE_LOCAL_SIZE",)
 
     def launch(self, around: Surroundings) -> str:
-        """By job, and by the step of it where there are several."""
+        """Return the job id, and the step of the job, because a job may have several."""
         step = _first(around.variables, ("PMIX_NAMESPACE", "JSM_SMPI_PORT", "LS_JOBPID"))
         job = _first(around.variables, ("LSB_JOBID",))
         return f"{job}:{step}" if job or step else ""
 
 
 class Slurm(_ByVariables):
-    """A task of a job step. The shell of a batch script has most of its variables, and is none: see SlurmShell."""
+    """Ranks that srun has started: the tasks of a job step.
+
+    The shell of a batch script has most of its variables but is not a task: see SlurmShell.
+    """
 
     word = "srun"
     signs = ("SLURM_STEP_ID", "SLURM_STEPID")
@@ -271,12 +292,12 @@ class Slurm(_ByVariables):
     host = ("SLURM_NODEID",)
 
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """As ``Cluster.rank_info``."""
+        """Return this process's rank info, as ``Cluster.rank_info`` specifies."""
         rank_info = super().rank_info(around)
         return None if rank_info is None else replace(rank_info, local_size=_tasks_here(around.variables))
 
     def launch(self, around: Surroundings) -> str:
-        """By job, step and how often the job was requeued."""
+        """Return the job, the step, and how often the job was requeued."""
         return _slurm_step(around.variables)
 
     def _started(self, variables: Mapping[str, str]) -> bool:
@@ -284,10 +305,13 @@ class Slurm(_ByVariables):
 
 
 class SlurmShell(Cluster):
-    """The shell of a batch script, of an allocation, or of srun --pty: one process, whatever was asked for."""
+    """The shell of a batch script, of an allocation, or of srun --pty.
+
+    It is one process, however many tasks were requested.
+    """
 
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """A world of one, with a warning where more tasks were asked for."""
+        """Return a world of one rank, with a warning, if several tasks were requested; else None."""
         variables = around.variables
         tasks = variables.get("SLURM_NTASKS", "")
         if "SLURM_JOB_ID" not in variables or in_step(variables) or not tasks.isdecimal() or int(tasks) < 2:
@@ -301,7 +325,7 @@ class SlurmShell(Cluster):
 
 
 def _tasks_here(variables: Mapping[str, str]) -> int | None:
-    """This node's tasks of the step; None where that is not said."""
+    """Return how many tasks of the step run on this node; None if the variables do not say."""
     text, node = variables.get("SLURM_STEP_TASKS_PER_NODE", ""), variables.get("SLURM_NODEID", "")
     if not text or not node.isdecimal():
         return None
@@ -315,7 +339,7 @@ def _tasks_here(variables: Mapping[str, str]) -> int | None:
 
 
 def _slurm_step(variables: Mapping[str, str]) -> str:
-    """Job, step and requeues; "" outside of a step."""
+    """Return the job, the step and the number of requeues; "" outside of a step."""
     if not in_step(variables):
         return ""
     step = f"{_first(variables, ('SLURM_JOB_ID', 'SLURM_JOBID'))}.{_first(variables, Slurm.signs)}"
@@ -324,9 +348,12 @@ def _slurm_step(variables: Mapping[str, str]) -> str:
 
 
 class Plain(_ByVariables):
-    """RANK and WORLD_SIZE, as many scripts and schedulers set them; rank 0's store names the launch."""
+    """Ranks with RANK and WORLD_SIZE, which many scripts and schedulers set.
 
-    word = "whoever sets RANK"
+    The address of rank 0's store names the launch.
+    """
+
+    word = "the launcher that sets RANK"
     signs = rank = ("RANK",)
     size = ("WORLD_SIZE",)
     local_rank = ("LOCAL_RANK",)
@@ -334,5 +361,5 @@ class Plain(_ByVariables):
     host = ("GROUP_RANK", "NODE_RANK")
 
     def launch(self, around: Surroundings) -> str:
-        """By MASTER_ADDR and MASTER_PORT."""
+        """Return MASTER_ADDR and MASTER_PORT."""
         return _store_of_rank_0(around)

@@ -1,4 +1,4 @@
-"""The compressors without state: values travel as they are, or as 16-bit floats; the kernels do the casting."""
+"""The compressors without state: send values unchanged, or as 16-bit floats; the kernels do the casts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Bf16Compression", "Fp16Compression", "NoCompression"]
 
 
 class _Cast(Compressor):
-    """Encodes and decodes by a cast, with the scale in it; the subclass names the type."""
+    """A compressor that only casts and scales; the subclass chooses the type."""
 
     casts = True
 
@@ -21,7 +21,7 @@ class _Cast(Compressor):
 
 
 class NoCompression(_Cast):
-    """Every type travels as it is."""
+    """A compressor that sends every type unchanged."""
 
     name = "none"
 
@@ -30,7 +30,7 @@ class NoCompression(_Cast):
 
 
 class Fp16Compression(_Cast):
-    """float32 and float64 travel as float16: 11 significant bits, infinite beyond 65504."""
+    """A compressor that sends float32 and float64 as float16: 11 significant bits, infinity beyond 65504."""
 
     name = "fp16"
 
@@ -39,7 +39,7 @@ class Fp16Compression(_Cast):
 
 
 class Bf16Compression(_Cast):
-    """float32 and float64 travel as bfloat16: 8 significant bits, float32's range."""
+    """A compressor that sends float32 and float64 as bfloat16: 8 significant bits, the range of float32."""
 
     name = "bf16"
 

@@ -1,4 +1,4 @@
-"""Decides by a size threshold which tensors share a bucket; knows keys and sizes, never tensors."""
+"""Decides by a size threshold which tensors share a bucket; it knows keys and sizes, but no tensors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ __all__ = ["ThresholdFusion"]
 
 
 class ThresholdFusion:
-    """Fills buckets in order of arrival up to ``fusion_bytes``; 0 gives every tensor its own.
+    """A policy that fills buckets in order of arrival up to ``fusion_bytes``; with 0, every tensor gets its own bucket.
 
-    With ``first_bucket_bytes`` (a whole period, in the order in which its tensors become ready) the first bucket is
-    no larger than that, so that it starts early, and so is the last, which nothing is left to hide behind. A
-    bucket then does not reach past a tensor of its key that is too large, and runs at the place of its last member.
+    Each key has one open bucket, so tensors of other keys in between do not split a bucket. A bucket runs at the
+    position of its first member. Tensors of one grouped call stay together if they fit; a tensor that is larger than
+    the threshold gets its own bucket.
 
-    Each key has one bucket open, so tensors of other keys in between do not part a bucket. A bucket runs
-    at the place of its first member (of its last, in a period). Tensors of one grouped call stay together where they fit; a
-    tensor that is larger than the threshold goes alone.
+    With ``first_bucket_bytes``, a whole period is arranged, in the order in which its tensors become ready. Then the
+    first bucket is no larger than that, so that it starts early; the last one too, because no computation is left that
+    could overlap with it. A bucket then does not continue after a tensor of its key that is too large, and it runs at
+    the position of its last member.
     """
 
     def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
@@ -30,7 +31,7 @@ class ThresholdFusion:
         units = _units(ready, limit)
         tail = _tail(ready, units, edge) if edge < limit else len(units)
         buckets: list[list[int]] = []
-        filling: dict[object, tuple[list[int], int]] = {}  # key: its open bucket, the bytes in it
+        filling: dict[object, tuple[list[int], int]] = {}  # by key: its open bucket, the bytes in that
         for i, (unit, nbytes) in enumerate(units):
             if i == tail:
                 filling.clear()
@@ -44,13 +45,13 @@ class ThresholdFusion:
             buckets.append(list(unit))
             if nbytes <= limit:
                 filling[key] = (buckets[-1], nbytes)
-            elif period:  # else what is too large leaves the open bucket open
+            elif period:  # otherwise a tensor that is too large leaves the open bucket open
                 filling.pop(key, None)
         return sorted(buckets, key=max) if period else buckets
 
 
 def _tail(ready: Sequence[Ready], units: Sequence[tuple[list[int], int]], edge: float) -> int:
-    """The unit at which the last bucket begins: what comes last of one key, as much as fits."""
+    """Return the unit at which the last bucket begins: as many of the last units as fit and share one key."""
     first, filled = len(units), 0
     for i in reversed(range(len(units))):
         unit, nbytes = units[i]
@@ -62,7 +63,10 @@ def _tail(ready: Sequence[Ready], units: Sequence[tuple[list[int], int]], edge: 
 
 
 def _units(ready: Sequence[Ready], limit: float) -> list[tuple[list[int], int]]:
-    """What is placed as one, with its bytes: a group's tensors of one key where they fit, else single tensors."""
+    """Return the units that must not be split, and their bytes.
+
+    A unit has the tensors of a group that share a key, if they fit; otherwise it is a single tensor.
+    """
     groups: dict[tuple[object, str], tuple[list[int], int]] = {}
     for position, tensor in enumerate(ready):
         if tensor.group is not None:

@@ -1,4 +1,4 @@
-"""Shows numpy arrays as dense memory, and memory as numpy arrays; knows no collective."""
+"""Describes numpy arrays as dense memory, and memory as numpy arrays; it knows no collectives."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ddlcore.types import BF16_NAME, Buffer, DType
 
 __all__ = ["NumpyAdapter"]
 
-# Native types only: a byte-swapped dtype is another key, so it is not found here.
+# Only types in native byte order: a byte-swapped dtype is a different key and is not found here.
 _DTYPES: dict[Any, DType] = {np.dtype(dtype.label): dtype for dtype in DType if dtype is not DType.BF16}
 _NUMPY = {dtype: native for native, dtype in _DTYPES.items()}
 
 
 class NumpyAdapter(Adapter):
-    """numpy arrays in process memory, ml_dtypes' bfloat16 among them where that package is installed."""
+    """The adapter for numpy arrays in process memory, including bfloat16 if the package ml_dtypes is installed."""
 
     name = "numpy"
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         if not isinstance(tensor, np.ndarray) or isinstance(tensor, np.ma.MaskedArray):
             raise InvalidArgument(
-                f"a numpy array is needed, not {type(tensor).__name__}; make one of it with np.asarray(...)"
+                f"a numpy array is needed, not {type(tensor).__name__}; convert it with np.asarray(...)"
             )
         dtype = _DTYPES.get(tensor.dtype)
         if dtype is None:
@@ -50,7 +50,7 @@ class NumpyAdapter(Adapter):
 
     def address(self, tensor: Any, like: Buffer) -> int | None:
         if isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
-            return None  # it may lie where a writable one lay; what is asked then refuses it
+            return None  # it may have the address of a former writable array; require_writable() then refuses it
         return super().address(tensor, like)
 
     def require_writable(self, tensor: Any) -> None:
@@ -62,7 +62,7 @@ class NumpyAdapter(Adapter):
 
     def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
         if shape is None:
-            return np.empty_like(like, subok=False)  # keeps a dense layout as it is
+            return np.empty_like(like, subok=False)  # keeps a dense layout
         return np.empty(tuple(shape), like.dtype)
 
     def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
@@ -77,7 +77,7 @@ class NumpyAdapter(Adapter):
 
 
 class _Held:
-    """Memory as numpy takes it over: the array refers to this object, and this object to the memory."""
+    """Memory as numpy takes it over: the array keeps this object alive, and this object the memory."""
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
         self.memory = memory
@@ -90,7 +90,7 @@ class _Held:
 
 
 def _other_dtype(dtype: Any) -> DType:
-    """Of what numpy itself does not have: bfloat16, or an error that says what to do."""
+    """Return the type if it is bfloat16, which numpy itself does not have; else raise InvalidArgument with advice."""
     if not dtype.isnative:
         raise InvalidArgument(f"array type {dtype.str} has foreign byte order; pass array.astype({dtype.name!r})")
     if dtype.name == BF16_NAME:
@@ -113,9 +113,9 @@ def _numpy_dtype(dtype: DType, like: Any) -> Any:
 
 
 def _dense_strides(array: Any) -> tuple[int, ...] | None:
-    """The strides, in elements, of an array that fills its memory in some order of its axes; else None.
+    """Return the strides, in elements, of an array that fills its memory in some order of its axes; else None.
 
-    Those of axes with one element say nothing, and are 1, so that equal layouts compare equal.
+    Strides of axes with one element have no meaning; they are set to 1, so that equal layouts compare equal.
     """
     strides = [1] * array.ndim
     expected = 1

@@ -1,4 +1,4 @@
-"""What the driver of NVIDIA's GPUs tells, by its own library, which comes with the driver; nothing is installed for it."""
+"""Reads facts about NVIDIA's GPUs through the driver's own management library, so that no package must be installed."""
 
 from __future__ import annotations
 
@@ -39,35 +39,41 @@ class _Utilization(ctypes.Structure):  # nvmlUtilization_t
 
 @dataclass(frozen=True)
 class Use:
-    """Of one GPU, by all that run on it."""
+    """The load of one GPU, caused by all programs that run on it."""
 
-    share: float  # of the last moments in which something ran on it, 0 … 1
+    share: float  # fraction of recent time in which something ran on it, 0 … 1
     used_bytes: int
     total_bytes: int
 
 
 class Refused(OSError):
-    """The driver's library is there and does not do what it is asked; the text is its own."""
+    """An error of the driver's library, which exists but did not do what it was asked.
+
+    The text is the library's own.
+    """
 
 
 class Nvml:
-    """``library``: the loaded one, or what stands in for it. What a call refuses is left out or 0, but where it says Refused."""
+    """Access to the driver's management library. ``library`` is the loaded library, or a substitute for tests.
+
+    If a call is refused, its value is left out or 0, except in methods that raise Refused.
+    """
 
     def __init__(self, library: Any) -> None:
-        """Raises Refused where the driver does not answer."""
+        """Initialise the library. Raises Refused if the driver does not answer."""
         self._library = library
         self._ask("nvmlInit_v2")
 
     def close(self) -> None:
-        """Leaves the library as it was."""
+        """Shut the library down."""
         self._library.nvmlShutdown()
 
     def driver(self) -> str:
-        """Its version. Raises Refused."""
+        """Return the driver's version. Raises Refused."""
         return self._told("nvmlSystemGetDriverVersion")
 
     def inventory(self) -> list[tuple[str, str, list[str]]]:
-        """Of each GPU, in the driver's order, name, UUID, and those of its MIG instances. Raises Refused."""
+        """Return name, UUID and the UUIDs of the MIG instances of each GPU, in the driver's order. Raises Refused."""
         count = ctypes.c_uint()
         self._ask("nvmlDeviceGetCount_v2", ctypes.byref(count))
         found = []
@@ -79,7 +85,7 @@ class Nvml:
         return found
 
     def _parts(self, handle: ctypes.c_void_p) -> list[str]:
-        """None of a GPU that is not divided, or cannot be."""
+        """Return the UUIDs of a GPU's MIG instances; [] if it is not or cannot be divided."""
         library = self._library
         now, later, most = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
         if library.nvmlDeviceGetMigMode(handle, ctypes.byref(now), ctypes.byref(later)) or now.value != _ENABLED:
@@ -105,20 +111,20 @@ class Nvml:
         return text.value.decode(errors="replace")
 
     def gpus(self) -> Sequence[Gpu]:
-        """In the driver's order."""
+        """Return the GPUs in the driver's order."""
         return [self._gpu(index, handle) for index, handle in enumerate(self._handles())]
 
     def peers(self) -> Sequence[Sequence[bool]]:
-        """Whether one can read and write another's memory directly."""
+        """Return for each pair whether one GPU can read and write the other's memory directly."""
         handles = self._handles()
         return [[a is not b and self._reaches(a, b) for b in handles] for a in handles]
 
     def links(self) -> Links | None:
-        """None: the driver's library copies nothing."""
+        """Return None, because the driver's library cannot measure copies."""
         return None
 
     def use(self, index: int) -> Use | None:
-        """Of the GPU at ``index``; None where the driver does not tell."""
+        """Return the load of the GPU at ``index``; None if the driver does not report it."""
         handle = ctypes.c_void_p()
         memory, utilization = _Memory(), _Utilization()
         if self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
@@ -136,7 +142,7 @@ class Nvml:
         handles = [ctypes.c_void_p() for _ in range(count.value)]
         for index, handle in enumerate(handles):
             if self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
-                return []  # indexes of those that are left would name others
+                return []  # without the missing ones, the indexes would be wrong
         return handles
 
     def _gpu(self, index: int, handle: ctypes.c_void_p) -> Gpu:
@@ -163,9 +169,10 @@ class Nvml:
 
 
 def use_of(environ: Mapping[str, str], local_rank: int) -> Callable[[], tuple[float, int, int] | None]:
-    """A function that tells the use of the GPU that a rank takes: its share, used and all bytes; None where it has none.
+    """Return a function that returns the load of the GPU that a rank uses, or None if the rank uses no GPU.
 
-    ``environ``: the rank's. It takes the one of its ``local_rank`` among those that it sees.
+    The load is the share of time in use, the used bytes and all bytes. ``environ``: the rank's environment. The rank
+    uses the GPU with its ``local_rank`` among those that it sees.
     """
     driver = open_nvml()
     mine = visible(driver.gpus(), environ.get("CUDA_VISIBLE_DEVICES")) if driver is not None else []
@@ -181,7 +188,7 @@ def use_of(environ: Mapping[str, str], local_rank: int) -> Callable[[], tuple[fl
 
 
 def open_nvml() -> Nvml | None:
-    """None where there is no driver, or none that answers."""
+    """Return the library; None if there is no driver, or if it does not answer."""
     try:
         return load_nvml()
     except (OSError, AttributeError):
@@ -189,14 +196,17 @@ def open_nvml() -> Nvml | None:
 
 
 def load_nvml() -> Nvml:
-    """Raises OSError where the library is not there, Refused (or AttributeError, an old one) where it does not answer."""
+    """Load the library.
+
+    Raises OSError if it is missing, Refused if it does not answer, AttributeError if it is too old.
+    """
     return Nvml(ctypes.CDLL(LIBRARY))
 
 
 def visible(gpus: Sequence[Gpu], wanted: str | None) -> list[Gpu]:
-    """Those of ``gpus``, which are all in the driver's order, that a process sees, in its own order; of no divided one a part.
+    """Return those of ``gpus`` that a process sees, in its own order; parts of divided GPUs are left out.
 
-    ``wanted``: its CUDA_VISIBLE_DEVICES, None where it has none.
+    ``gpus`` are all GPUs in the driver's order. ``wanted``: the process's CUDA_VISIBLE_DEVICES, None if it is not set.
     """
     found = shown(wanted, [gpu.uuid for gpu in gpus])
     return [gpus[one] for one in found if isinstance(one, int)]
@@ -205,19 +215,19 @@ def visible(gpus: Sequence[Gpu], wanted: str | None) -> list[Gpu]:
 def shown(
     wanted: str | None, uuids: Sequence[str], parts: Sequence[str] = (), divided: Collection[int] = ()
 ) -> Sequence[int | str]:
-    """What CUDA shows to a process, in the process's order: indexes of GPUs, or the UUID of the one MIG instance.
+    """Return what CUDA shows to a process, in the process's order: indexes of GPUs, or the UUID of one MIG instance.
 
-    ``wanted``, its CUDA_VISIBLE_DEVICES, lists indexes, or UUIDs (GPU-…, their beginnings will do, and MIG-…). What stands
-    behind the first entry that means nothing is not seen; a GPU that is named twice makes the whole list void.
-    ``uuids`` are the GPUs', ``parts`` those of the MIG instances, ``divided`` the indexes of the GPUs that have them. A
-    process sees one instance at most; of a divided GPU that is named, its index stands for it.
+    ``wanted``, its CUDA_VISIBLE_DEVICES, lists indexes, or UUIDs (GPU-…, which may be abbreviated, and MIG-…). Entries
+    after the first invalid one are ignored; if a GPU is named twice, the process sees no GPU. ``uuids`` are those of
+    the GPUs, ``parts`` those of the MIG instances, ``divided`` the indexes of the GPUs that have instances. A process
+    sees one instance at most; if a divided GPU is named, its index stands for its instance.
     """
     if wanted is None:
         return list(parts[:1]) or list(range(len(uuids)))
     chosen: list[int] = []
     for entry in map(str.strip, wanted.split(",")):
         if entry.startswith("MIG-"):
-            known = not parts or entry in parts or "/" in entry  # of old drivers: MIG-GPU-<uuid>/<gi>/<ci>
+            known = not parts or entry in parts or "/" in entry  # the form of old drivers: MIG-GPU-<uuid>/<gi>/<ci>
             return [entry] if known and not chosen else chosen
         index = _index(entry, uuids)
         if index is None:

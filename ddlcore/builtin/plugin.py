@@ -1,4 +1,4 @@
-"""The built-in parts, offered through the same hooks as anybody's."""
+"""Registers the built-in parts through the same hooks as any plugin."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ SHM_KNOBS = (
 
 @hookimpl
 def ddl_tuners() -> list[TunerProvider]:
-    """A search by a Gaussian process, and one that needs nothing."""
+    """Return a search by a Gaussian process, and one that needs no further packages."""
     return [
         TunerProvider(
             "bayes",
@@ -89,7 +89,7 @@ def ddl_tuners() -> list[TunerProvider]:
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """A world of one, a world of threads, the processes of one host, and these composed with what spans hosts."""
+    """Return the transports for one rank, for threads, for processes of one host, and for combinations across hosts."""
     return [
         TransportProvider(
             name="solo",
@@ -131,7 +131,7 @@ def ddl_transports() -> list[TransportProvider]:
 
 @hookimpl
 def ddl_adapters() -> list[AdapterProvider]:
-    """numpy arrays."""
+    """Return the adapter for numpy arrays."""
     return [
         AdapterProvider(
             name="numpy",
@@ -146,7 +146,7 @@ def ddl_adapters() -> list[AdapterProvider]:
 
 @hookimpl
 def ddl_fusion_policies() -> list[FusionProvider]:
-    """Filling buckets up to a size."""
+    """Return the policy that fills buckets up to a size."""
     return [
         FusionProvider(
             name="threshold",
@@ -158,7 +158,7 @@ def ddl_fusion_policies() -> list[FusionProvider]:
 
 @hookimpl
 def ddl_compressors() -> list[CompressorProvider]:
-    """Values as they are, or as 16-bit floats on the way."""
+    """Return the compressors that leave values unchanged, or send floats as 16-bit floats."""
     return [
         CompressorProvider("none", "ddlcore.builtin.compressors:NoCompression", doc="values travel as they are"),
         *(
@@ -175,7 +175,7 @@ def ddl_compressors() -> list[CompressorProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """What is looked at on every host, whatever else is installed."""
+    """Return the checks that run on every host, whatever else is installed."""
     known = (
         ("versions", "versions:VersionsCheck", "ddl, Python and frameworks are the same on all hosts"),
         ("known-bad", "versions:KnownBadVersions", "nothing installed is known to be bad"),
@@ -191,7 +191,7 @@ def ddl_checks() -> list[CheckProvider]:
 
 @hookimpl
 def ddl_clusters() -> list[ClusterProvider]:
-    """The launchers of others, each before those whose variables it may have inherited or sets as well."""
+    """Return the clusters, each one before those whose variables its processes may inherit or which it sets too."""
     known = (
         ("horovodrun", "Horovod", "Horovod's launcher"),
         ("torchrun", "Torchrun", "torchrun"),
@@ -203,7 +203,7 @@ def ddl_clusters() -> list[ClusterProvider]:
         ("pals", "Pals", "mpiexec of HPE Cray"),
         ("jsrun", "Jsrun", "jsrun of LSF"),
         ("slurm", "Slurm", "srun"),
-        ("plain", "Plain", "RANK and WORLD_SIZE, by whoever sets them"),
+        ("plain", "Plain", "any launcher that sets RANK and WORLD_SIZE"),
         ("slurm-shell", "SlurmShell", "a batch script, which is no rank"),
     )
     return [
@@ -214,7 +214,7 @@ def ddl_clusters() -> list[ClusterProvider]:
 
 @hookimpl
 def ddl_launchers() -> list[LauncherProvider]:
-    """ssh, for hosts that the user names or a batch system grants; srun within an allocation of Slurm's."""
+    """Return ssh, for hosts named by the user or granted by a batch system, and srun, for allocations of Slurm."""
     by_ssh = (
         ("lsf", "LSB_JOBID", "ssh to the hosts of an LSF job"),
         ("pbs", "PBS_NODEFILE", "ssh to the hosts of a PBS job"),

@@ -1,4 +1,4 @@
-"""Agents started by srun, one a node of the allocation that `ddl run` stands in."""
+"""Builds the command that starts agents by srun, one on each node of the allocation in which `ddl run` runs."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ _OWN = (
 )
 _OPTIONS = (
     "--ntasks-per-node=1",
-    "--overlap",  # the batch script's own step, or a shell's, may hold what the job has
+    "--overlap",  # the step of the batch script, or of a shell, may hold all resources of the job
     "--overcommit",
-    "--cpu-bind=none",  # the agent's ranks are to have all of the job's cores, not a task's
+    "--cpu-bind=none",  # the agent's ranks use all of the job's cores, not those of one task
     "--mpi=none",
-    "--export=ALL",  # also where the job was submitted with none
-    "--kill-on-bad-exit=0",  # who is lost, and when the others end, is for `ddl run` to say
+    "--export=ALL",  # even if the job was submitted with --export=NONE
+    "--kill-on-bad-exit=0",  # `ddl run` decides which rank is lost, and when the others end
     "--no-kill",
 )
 
 
 class SrunLauncher(Launcher):
-    """``srun … PYTHON …``, one command for all nodes; it gives each of its tasks all of its standard input."""
+    """A launcher with one command for all nodes, ``srun … PYTHON …``, which passes all of its standard input to each
+    task.
+    """
 
     def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
-        """The allocation's nodes."""
+        """Return the allocation's nodes."""
         return granted_hosts(environ)
 
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
-        # srun numbers its tasks in the allocation's order of nodes, whatever the order of --nodelist.
+        # srun numbers its tasks in the allocation's order of nodes, not in the order of --nodelist.
         order = {node: place for place, node in enumerate(slurm_nodes(plan.environ))}
         strange = [place.host for place in plan.agents if place.host not in order]
         if strange:

@@ -1,4 +1,4 @@
-"""The transport of a communicator of one: what goes out comes back, scaled where a plan says so."""
+"""The transport for a communicator of one rank: copies the input to the output, scaled if a plan says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["QueuedSolo", "SoloTransport"]
 
 
 class SoloTransport(Transport):
-    """Exactly one rank; nothing ever waits."""
+    """The transport for exactly one rank in host memory; it never waits."""
 
     capabilities = Capabilities(vectored=True, scales=True, order_fixed=True)
 
@@ -56,7 +56,7 @@ class _PreparedBucket(Prepared):
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
         plan = self._plan
         for source, target, count in zip(sources, targets, plan.counts):
-            if self._plain:  # without the kernels, so that a world of one need not load them
+            if self._plain:  # without the kernels, so that a world of one rank need not load them
                 _move(int(source), int(target), count * plan.dtype.itemsize)
             else:
                 self._kernels.reduce(
@@ -66,7 +66,7 @@ class _PreparedBucket(Prepared):
 
 
 class QueuedSolo(Transport):
-    """The same for the memory of a device: what there is to copy is put on its queue."""
+    """The transport for exactly one rank in device memory: it enqueues the copies on the device's queue."""
 
     capabilities = Capabilities(vectored=True, scales=True, order_fixed=True, stream_ordered=True)
 
@@ -103,7 +103,7 @@ class QueuedSolo(Transport):
         return _QueuedBucket(self, plan)
 
     def copy(self, source: int, target: int, nbytes: int) -> Work:
-        """Queues one copy, where there is something to copy."""
+        """Enqueue one copy if there is anything to copy."""
         if source != target and nbytes:
             self._queue.copy(source, target, nbytes)
         return DONE

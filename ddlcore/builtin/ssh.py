@@ -1,4 +1,4 @@
-"""Agents started by ssh, one a host, or by another remote shell that is called as ssh is; it opens none itself."""
+"""Builds the commands that start agents by ssh, one per host, or by a remote shell with ssh's syntax; it runs no agent."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ddlcore.contracts.launcher import Launcher, StartCommand, StartPlan
 
 __all__ = ["REMOTE_SHELL", "SshLauncher"]
 
-REMOTE_SHELL = "OMPI_MCA_plm_rsh_agent"  # Kubeflow's launcher pods name the script that reaches their workers here
+REMOTE_SHELL = "OMPI_MCA_plm_rsh_agent"  # Kubeflow's launcher pods set it to the script that reaches their workers
 _OPTIONS = (
-    "-T",  # no terminal: what is written arrives as it is
-    "-oBatchMode=yes",  # never a question: nobody is there to answer it
-    "-oStrictHostKeyChecking=accept-new",  # a host that is new is believed, one whose key has changed is not
+    "-T",  # no terminal, which would change the output
+    "-oBatchMode=yes",  # ask no questions: nobody could answer them
+    "-oStrictHostKeyChecking=accept-new",  # trust a new host, but not one whose key has changed
     "-oConnectTimeout=10",
-    "-oControlPath=none",  # a connection of its own: it ends with the job, and a shared one may not end at all
+    "-oControlPath=none",  # no shared connection, because it may stay open after the job
     "-oLogLevel=ERROR",
 )
-_REASONS = (  # what ssh or the remote shell says, and what to say instead
+_REASONS = (  # a message of ssh or of the remote shell, and what to report instead
     (
         r"Permission denied \(|Permission denied, please",
         "it does not accept our key; try `{ssh} {host} true`, and name the key by --ssh-identity-file",
@@ -40,7 +40,7 @@ _REASONS = (  # what ssh or the remote shell says, and what to say instead
 
 
 class SshLauncher(Launcher):
-    """``ssh HOST exec PYTHON …`` for each host; the job's key goes in by standard input."""
+    """A launcher that runs ``ssh HOST exec PYTHON …`` for each host, and passes the job's key by standard input."""
 
     def __init__(self) -> None:
         self._shell = "ssh"
@@ -57,17 +57,19 @@ class SshLauncher(Launcher):
         argv += shlex.split(str(plan.settings["launcher_args"]))
         self._shell = shlex.join(arg for arg in argv if arg not in _OPTIONS)
         start = f"exec {shlex.join(plan.program)}"
-        names = [re.sub(r"[][]", "", place.host) for place in plan.agents]  # also behind USER@
+        names = [re.sub(r"[][]", "", place.host) for place in plan.agents]  # brackets may also follow USER@
         return [StartCommand((*argv, name, start), (place.index,)) for name, place in zip(names, plan.agents)]
 
     def _by_shell(self, shell: list[str], plan: StartPlan, index: int, host: str) -> StartCommand:
-        """No secret goes in: such a script may pass no standard input on (`kubectl exec` without -i does not)."""
+        """Return a command without any secret: such a script may not forward standard input (`kubectl exec` without -i
+        does not).
+        """
         self._shell = shell[0]
         start = shlex.join((*plan.program, *plan.public, str(index)))
         return StartCommand((*shell, host, f"exec {start}"), (index,), task="public")
 
     def address(self, host: str, environ: Mapping[str, str]) -> str:
-        """Its name; where that is a nickname from ssh's own configuration, what stands there for it."""
+        """Return the host's name; if it is an alias in ssh's own configuration, return the name configured there."""
         name = super().address(host, environ)
         if environ.get(REMOTE_SHELL):
             return name
@@ -81,7 +83,7 @@ class SshLauncher(Launcher):
         return name
 
     def explain(self, host: str, code: int | None, text: str) -> str:
-        """Known words of ssh in plainer ones; else its own last line."""
+        """Translate well-known messages of ssh to plainer ones; otherwise return ssh's own last line."""
         for pattern, what in _REASONS:
             if re.search(pattern, text, re.IGNORECASE):
                 return f"{host}: {what.format(host=host, ssh=self._shell)}"

@@ -1,7 +1,7 @@
-"""The transport between threads of one process: every rank reads the others' memory where it lies.
+"""The transport between threads of one process: every rank reads the other ranks' memory directly.
 
-They meet by a token that rank 0 publishes in the store. A collective is: all say where their memory is;
-each does its share of the work, for everybody; all have finished.
+The threads meet by a token that rank 0 publishes in the store. In a collective, all ranks show the addresses of their
+memory, each does its share of the work for all, and all wait until everybody has finished.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["Meeting", "ThreadsTransport"]
 
 KEY = "meeting"
 SLICE_S = 0.1
-SHARE_BYTES = 1 << 20  # of results that a rank keeps before it hands them out
+SHARE_BYTES = 1 << 20  # bytes of results that a rank computes before it distributes them
 
 
 class Meeting:
-    """Where the ranks of one communicator wait for each other and show what they have."""
+    """The object at which the ranks of one communicator wait for each other and show their data."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -37,7 +37,10 @@ class Meeting:
         self._aborted_by: int | None = None
 
     def wait(self, deadline: float | None = None) -> None:
-        """Returns when all have come. Raises TransportError after ``abort``, DeadlineExceeded past ``deadline``."""
+        """Wait until all ranks have called it.
+
+        Raises TransportError after ``abort``, DeadlineExceeded after ``deadline``.
+        """
         with self._changed:
             self._check()
             turn = self._turn
@@ -51,7 +54,7 @@ class Meeting:
                 self._check()
                 if deadline is not None and time.monotonic() > deadline:
                     raise DeadlineExceeded(
-                        f"threads: {self.size - self._present} of {self.size} ranks did not come; raise --open-timeout-s"
+                        f"threads: {self.size - self._present} of {self.size} ranks are missing; raise --open-timeout-s"
                     )
                 self._changed.wait(SLICE_S)
 
@@ -66,12 +69,12 @@ class Meeting:
             self._changed.notify_all()
 
 
-# The one thing that threads of a process can share without having been introduced.
+# A global, because threads that do not know each other have nothing else in common.
 MEETINGS: Final[weakref.WeakValueDictionary[str, Meeting]] = weakref.WeakValueDictionary()
 
 
 class ThreadsTransport(Transport):
-    """Any number of ranks, each a thread of this process."""
+    """The transport for any number of ranks that are threads of this process."""
 
     capabilities = Capabilities(one_host=True, vectored=True, scales=True, order_fixed=True)
 
@@ -103,7 +106,7 @@ class ThreadsTransport(Transport):
             meeting.abort(self.context.rank)
 
     def meet(self, mine: Any) -> list[Any]:
-        """Shows ``mine`` to the others; what all have shown, by rank. ``part`` must follow."""
+        """Show ``mine`` to the other ranks, and return what all have shown, by rank. ``part`` must follow."""
         if self._meeting is None:
             raise TransportError("threads: the communicator is not open")
         self._meeting.shown[self.context.rank] = mine
@@ -111,7 +114,7 @@ class ThreadsTransport(Transport):
         return self._meeting.shown
 
     def part(self) -> Work:
-        """Everybody has done with everybody's memory."""
+        """Wait until all ranks have finished with each other's memory."""
         assert self._meeting is not None
         self._meeting.wait()
         return DONE
@@ -146,7 +149,7 @@ class ThreadsTransport(Transport):
         rank, size = self.context.rank, source.dtype.itemsize
         offset = sum(counts[:rank]) * size
         sources = [address + offset for address in self.meet(source.address)]
-        result = Memory(target.nbytes)  # the target may lie in what another rank still reads
+        result = Memory(target.nbytes)  # separate, because other ranks may still read the memory of the target
         self.context.kernels.reduce(sources, result.address, counts[rank], source.dtype, op)
         self.part()
         ctypes.memmove(target.address, result.address, target.nbytes)
@@ -169,9 +172,9 @@ class ThreadsTransport(Transport):
 
 
 class _PreparedBucket(Prepared):
-    """Each rank reduces its share of every tensor, and writes it into every rank's target.
+    """A plan: each rank reduces its share of every tensor, and writes the result into every rank's target.
 
-    Nobody else reads or writes that share, so that source and target may be the same memory.
+    No other rank reads or writes that share, so source and target may be the same memory.
     """
 
     def __init__(self, transport: ThreadsTransport, plan: Plan) -> None:

@@ -1,4 +1,6 @@
-"""The extension points: what a transport, an adapter, a fusion policy, a tuner, a compressor, a launcher and their kin must be."""
+"""The extension points: the base classes and data types with which plugins add transports, adapters, launchers and
+more.
+"""
 
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.contracts.bench import BenchPeer
@@ -54,4 +56,4 @@ __all__ = [
     "Work",
 ]
 
-API_VERSION = (2, 0)  # a plugin built for another major version is refused; docs/plugins.md says what changed
+API_VERSION = (2, 0)  # plugins built for another major version are refused; docs/plugins.md lists what changed

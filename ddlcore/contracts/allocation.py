@@ -1,6 +1,6 @@
-"""Which hosts a batch system has granted, and how many ranks each takes, from the variables and lists that it leaves.
+"""Finds the hosts that a batch system has granted, and the number of ranks for each, from its variables and host lists.
 
-For launchers, built in or a plugin's, whose user has named no hosts.
+It is for launchers, built in or from a plugin, when the user has named no hosts.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ddlcore.contracts.launcher import HostSlots
 
 __all__ = ["granted_hosts", "in_step", "node_names", "slurm_nodes", "tasks_per_node"]
 
-_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch, extern and interactive steps count down from the top
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm numbers batch, extern and interactive steps downwards from the largest id
 _SCONTROL_S = 10.0
-_MOST = 1 << 17  # names; a list that unfolds to more is a mistake
+_MOST = 1 << 17  # names; a list that expands to more is a mistake
 _PART = re.compile(r"\[([^][]*)\]|([^][,]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def granted_hosts(environ: Mapping[str, str]) -> Sequence[HostSlots]:
-    """The hosts of the batch job that ``environ`` is of, in its order; () where it is of none.
+    """Return the hosts of the batch job that ``environ`` belongs to, in the job's order; () if there is no batch job.
 
-    With Slurm as many slots as tasks were asked for, or else cores; with others as they list them.
-    Raises ValueError in one line, which names the variable, for lists that are not there or make no sense,
-    and where srun has started this process as one of several.
+    With Slurm, a host gets one slot per requested task, or one per core if no tasks were requested; with other systems,
+    the slots in their list. Raises ValueError, in one line that names the variable, if a list is missing or malformed,
+    or if srun has started this process as one of several.
     """
     if "SLURM_JOB_ID" in environ:
         return _slurm_hosts(environ)
@@ -42,7 +42,10 @@ def granted_hosts(environ: Mapping[str, str]) -> Sequence[HostSlots]:
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Whether a process with these variables is a task of a step: not a batch script, nor a shell that somebody types in."""
+    """Return whether ``environ`` belongs to a task of a Slurm step.
+
+    It is False for a batch script and for an interactive shell.
+    """
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID", "")
     if step.isdecimal() and int(step) >= _FIRST_SPECIAL_STEP:
         return False
@@ -50,12 +53,12 @@ def in_step(environ: Mapping[str, str]) -> bool:
 
 
 def slurm_nodes(environ: Mapping[str, str]) -> list[str]:
-    """Names of the allocation's nodes, in its order: srun numbers its tasks by it, whatever order it is told.
+    """Return the names of the allocation's nodes, in its order.
 
-    Raises ValueError in one line where there is no list of them, no srun, or srun has started this process as one
-    of several.
+    srun always numbers its tasks in that order, even if it is given the nodes in another order. Raises ValueError, in
+    one line, if there is no node list, if there is no srun, or if srun has started this process as one of several.
     """
-    import shutil  # late, as subprocess: every rank asks whether it is in a step, and none of them needs these
+    import shutil  # imported late: every rank calls in_step(), and no rank needs these two modules
     import subprocess
 
     tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "")
@@ -99,15 +102,15 @@ def _slurm_hosts(environ: Mapping[str, str]) -> list[HostSlots]:
     if len(counts) != len(nodes):
         raise ValueError(
             f"{name}={environ[name]} does not fit the {len(nodes)} nodes of SLURM_JOB_NODELIST="
-            f"{_node_list(environ)}; unset what is not of this job, or say by -H where to run"
+            f"{_node_list(environ)}; unset the variables that are not of this job, or name the hosts with -H"
         )
     return [HostSlots(node, count) for node, count in zip(nodes, counts)]
 
 
 def node_names(text: str) -> list[str]:
-    """``rack[1-2]n[01-03,7],login`` as single names, in order, as ``scontrol show hostnames`` would give them.
+    """Expand a list such as ``rack[1-2]n[01-03,7],login`` to single names, in the order of ``scontrol show hostnames``.
 
-    Raises ValueError for what is no such list.
+    Raises ValueError if ``text`` is not such a list.
     """
     names: list[str] = []
     for item in _items(text):
@@ -130,7 +133,7 @@ def node_names(text: str) -> list[str]:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """``2(x3),1`` as one count a node: [2, 2, 2, 1]. Raises ValueError for what is no such list."""
+    """Expand ``2(x3),1`` to one count per node: [2, 2, 2, 1]. Raises ValueError if ``text`` is not such a list."""
     counts: list[int] = []
     for item in text.split(","):
         found = _COUNT.fullmatch(item.strip())
@@ -141,7 +144,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def _items(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
+    """Split ``text`` at the commas that are not within brackets."""
     items, depth, start = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter == "[") - (letter == "]")
@@ -166,8 +169,8 @@ def _unfold(ranges: str, text: str) -> list[str]:
 
 
 def _listed(environ: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Hosts and slots, as LSF, PBS, Cobalt or Grid Engine list them."""
-    for name in ("LSB_DJOB_HOSTFILE", "PBS_NODEFILE", "COBALT_NODEFILE"):  # a line a slot
+    """Return pairs of host and slots from the variables and files of LSF, PBS, Cobalt or Grid Engine."""
+    for name in ("LSB_DJOB_HOSTFILE", "PBS_NODEFILE", "COBALT_NODEFILE"):  # these files have one line per slot
         if name in environ:
             return [(fields[0], 1) for fields in _lines(environ, name)]
     words = environ.get("LSB_MCPU_HOSTS", "").split()
@@ -184,7 +187,7 @@ def _listed(environ: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def _lines(environ: Mapping[str, str], name: str) -> list[list[str]]:
-    """The fields of each line of the file that ``name`` names."""
+    """Return the fields of each line of the file whose path is in the variable ``name``."""
     path = environ[name]
     try:
         text = Path(path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, under names on the way that nobody can guess and no link of another's leads away."""
+"""Replaces files atomically, through a temporary file whose name nobody can guess and which is never a link."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["replacing"]
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """Yield a new empty file beside ``path``, to be written by its name; it takes the place of ``path`` at the end.
+    """Yield a new empty file in the directory of ``path``, and rename it to ``path`` when the ``with`` block ends.
 
-    Where the body raises, nothing is left of it and ``path`` is as it was. The file is created exclusively, with
-    ``mode`` less the umask. Raises OSError.
+    The block writes the file by its path. If the block raises, the new file is removed and ``path`` stays as it was.
+    The file is created exclusively, with ``mode`` less the umask. Raises OSError.
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode))

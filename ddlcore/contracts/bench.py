@@ -1,13 +1,13 @@
-"""The bench peer contract: another library's collectives, timed by `ddl bench` on the same bytes as ddl's own.
+"""The bench peer contract: another library's collectives, which `ddl bench` times on the same bytes as ddl's own.
 
-The rules, said once:
+The rules:
 
-* ``open`` meets the other ranks over ``context.store``. Whatever else the process does with that
-  library (a default group, say) stays untouched.
-* ``operation`` is called before anything is timed, and makes all that can be made beforehand; what
-  it returns carries the collective out once, to its end, whenever it is called. All ranks make and
-  call the same ones in the same order, from the thread that opened.
-* Arrays are numpy's, one-dimensional and contiguous; reductions are sums. Ranks hand in equally much.
+* ``open`` meets the other ranks through ``context.store``. It must not change anything else that the process does with
+  that library (its default group, for example).
+* ``operation`` is called before the timing starts, and prepares everything that can be prepared. Each call of the
+  function that it returns runs the collective once, to its end. All ranks create and call the same functions in the
+  same order, from the thread that called ``open``.
+* Arrays are one-dimensional, contiguous numpy arrays. Reductions are sums. All ranks pass the same number of elements.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ Array = Any  # numpy.ndarray; numpy's own types would make every caller import t
 
 
 class BenchPeer(ABC):
-    """One rank's part in a group of all ranks, from open to close.
+    """One rank's member of a group of all ranks, from ``open`` to ``close``.
 
-    ``floor``: it only does what no implementation can leave out, and its results are not looked at.
+    ``floor``: True if it does only the work that no implementation can avoid; `ddl bench` then does not check its
+    results.
     """
 
     floor = False
 
     @abstractmethod
     def open(self, context: Context) -> None:
-        """Meets the other ranks; all of them call it. Raises DeadlineExceeded past ``context.timeout_s``."""
+        """Meet the other ranks; all of them call it. Raises DeadlineExceeded after ``context.timeout_s`` seconds."""
 
     @abstractmethod
     def operation(self, kind: Kind, source: Array, target: Array) -> Callable[[], object]:
-        """The collective ``kind`` of these arrays, ready to be called again and again.
+        """Prepare the collective ``kind`` of these arrays, and return a function that runs it each time it is called.
 
-        ALLREDUCE and BROADCAST (from rank 0) are in place: ``target`` is ``source``. ALLGATHER's target has
-        the sources of all ranks, one behind the other; REDUCESCATTER's this rank's part of the sum;
-        ALLTOALL's one equal part from each rank.
+        ALLREDUCE and BROADCAST (from rank 0) work in place: ``target`` is ``source``. The target of ALLGATHER receives
+        the sources of all ranks, one after the other; that of REDUCESCATTER receives this rank's part of the sum; that
+        of ALLTOALL receives one equal part from each rank.
 
-        Raises NotImplementedError for a kind or element type that the library does not have: it is left out.
+        Raises NotImplementedError if the library does not support the kind or the element type; `ddl bench` then skips
+        it.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of everything; idempotent. Peers may be gone already."""
+        """Release everything; calling it again has no effect. The peers may already have exited."""

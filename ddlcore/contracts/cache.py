@@ -1,4 +1,4 @@
-"""Says where compiled kernels are kept, and keeps them: files that only their owner could have written."""
+"""Decides where compiled kernels are stored, and reads and writes them in files that no other user could have written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _ROW = next(row for row in SETTINGS if row.name == "cache_dir")
 
 
 def cache_directories(chosen: str = "", environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """The places for compiled kernels, best first; ``chosen`` (else ``DDL_CACHE_DIR``) is the only one if given."""
+    """Yield the directories for compiled kernels, best first.
+
+    If ``chosen`` or else ``DDL_CACHE_DIR`` is given, it is the only one.
+    """
     chosen = chosen or environ.get(_ROW.env, "")
     if chosen:
         yield Path(chosen)
@@ -31,17 +34,18 @@ def cache_directories(chosen: str = "", environ: Mapping[str, str] = os.environ)
     if environ.get("XDG_CACHE_HOME"):
         yield Path(environ["XDG_CACHE_HOME"]) / "ddl"
     home = Path("~").expanduser()
-    if home.is_absolute():  # not where the user has no home at all
+    if home.is_absolute():  # relative if the user has no home directory
         yield home / ".cache" / "ddl"
     yield Path(tempfile.gettempdir()) / f"ddl-{os.getuid()}"
 
 
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[int]:
-    """A descriptor of ``directory``, which is made if need be and is ours alone to write: machine code is loaded from it.
+    """Yield a descriptor of ``directory``, which is created if needed and to which only we can write.
 
-    What is checked is what is used: all files are opened below this descriptor, whatever stands under the name by
-    then. Raises OSError where the directory is a link, or where others may write.
+    Machine code is loaded from it. Everything is opened relative to this descriptor, so the directory that was checked
+    is the one that is used, even if another one has taken its name meanwhile. Raises OSError if the directory is a
+    link, or if other users may write to it.
     """
     for place in reversed([directory, *directory.parents]):
         if not place.exists():
@@ -61,7 +65,10 @@ def _refuse_foreign(facts: os.stat_result) -> None:
 
 
 def _content(folder: int, name: str) -> bytes:
-    """Raises OSError where it is not there, is no file, or others could have written it."""
+    """Return the content of a file.
+
+    Raises OSError if it is missing, is not a regular file, or could be written by others.
+    """
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     with open(file, "rb") as opened:
         facts = os.fstat(file)
@@ -72,7 +79,7 @@ def _content(folder: int, name: str) -> bytes:
 
 
 def find(name: str, directories: Iterator[Path]) -> bytes | None:
-    """What was kept under ``name``; None where it is nowhere, not whole, or could be another user's work."""
+    """Return what was stored under ``name``; None if it is missing, damaged, or could come from another user."""
     for directory in directories:
         try:
             with _opened(directory) as folder:
@@ -86,7 +93,10 @@ def find(name: str, directories: Iterator[Path]) -> bytes | None:
 
 
 def keep(name: str, body: bytes, directories: Iterator[Path]) -> Path | None:
-    """Writes ``body`` to the first place that takes it, whole or not at all; None: nowhere."""
+    """Write ``body`` atomically to the first directory that accepts it.
+
+    Return that directory, or None if no directory accepts it.
+    """
     for directory in directories:
         try:
             with _opened(directory) as folder:
@@ -98,6 +108,9 @@ def keep(name: str, body: bytes, directories: Iterator[Path]) -> Path | None:
 
 
 def _put(folder: int, name: str, content: bytes) -> None:
+    # Other processes read this directory without taking the lock, and a crash may come at any moment. So the content
+    # goes to a file with a random name first, and the rename makes it visible in one step. The digest at its end
+    # (see ``find``) catches what a rename cannot: after a power failure, the name may exist before its data does.
     new = f".{name}.{secrets.token_hex(8)}"
     file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
@@ -112,9 +125,9 @@ def _put(folder: int, name: str, content: bytes) -> None:
 
 @contextlib.contextmanager
 def alone(directories: Iterator[Path], timeout_s: float) -> Iterator[None]:
-    """Holds what no other process holds at that time, so that one compiles and the others wait for its file.
+    """Hold a lock between processes, so that one process compiles while the others wait for its file.
 
-    Past ``timeout_s``, or where there is no cache, it goes on without: to compile twice does no harm.
+    After ``timeout_s`` seconds, or if there is no cache, continue without the lock: compiling twice does no harm.
     """
     with contextlib.ExitStack() as stack:
         file = _lock_file(stack, directories)
@@ -131,7 +144,7 @@ def alone(directories: Iterator[Path], timeout_s: float) -> Iterator[None]:
 
 
 def _lock_file(stack: contextlib.ExitStack, directories: Iterator[Path]) -> int:
-    """Open until ``stack`` ends; -1 where there is no place for it."""
+    """Return a descriptor of the lock file, open until ``stack`` ends; -1 if no directory can hold the file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     for directory in directories:
         try:

@@ -1,12 +1,12 @@
-"""The check contract: what `ddl doctor` looks at on every host, and what it says when something is wrong.
+"""The check contract: what `ddl doctor` inspects on every host, and what it reports when something is wrong.
 
-The rules, said once:
+The rules:
 
-* ``look`` runs on the host that is looked at, ``judge`` and ``show`` where the user is. Between them go
-  facts: plain data, as JSON carries it. So what was recorded on one machine can be judged on another.
-* A check changes nothing. What it cannot read is a fact that is missing, never an exception.
-* All that a check wants to know of its surroundings it asks its ``HostView``: files below a root that tests
-  may choose, an environment, installed distributions, GPUs.
+* ``look`` runs on the inspected host; ``judge`` and ``show`` run where the user is. Facts travel between them: plain
+  data that JSON can hold. So facts that were recorded on one machine can be judged on another.
+* A check changes nothing. If it cannot read something, that fact is missing; it never raises an exception.
+* A check gets everything about its surroundings from its ``HostView``: files below a root that tests can choose, the
+  environment, the installed distributions, the GPUs.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from typing import Any, Protocol
 
 __all__ = ["Check", "Finding", "Gpu", "Gpus", "HostView", "Links", "Matrix", "Seen"]
 
-_PATIENCE_S = 5.0  # for a program that tells its version
+_PATIENCE_S = 5.0  # timeout for a program that prints its version
 _LARGEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong or will be slow."""
+    """Something that is wrong, or that will be slow."""
 
     check: str  # the name of the check that found it
-    what: str  # one line: what is so, and where
-    means: str  # what follows from it
-    fix: str  # what to do, as a line to type where there is one
-    where: str = ""  # the host or rank; empty: everywhere
+    what: str  # one line: the problem, and where it is
+    means: str  # its consequence
+    fix: str  # what to do; a command line if there is one
+    where: str = ""  # the host or rank; "" means everywhere
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Numbers between pairs, from the row to the column; None where there is none."""
+    """A table of numbers between pairs, from the row's member to the column's; None if a pair has no number."""
 
     title: str
-    unit: str  # "us", "GB/s"; "Y/N" for those that are 1 or 0
+    unit: str  # "us", "GB/s"; "Y/N" if the values are 1 or 0
     names: tuple[str, ...]  # of rows and columns
     values: tuple[tuple[float | None, ...], ...]
 
     def __post_init__(self) -> None:
         size = len(self.names)
         if len(self.values) != size or any(len(row) != size for row in self.values):
-            raise ValueError(f"{self.title}: {size} names need {size} rows of as many numbers")
+            raise ValueError(f"{self.title}: {size} names need {size} rows of {size} numbers each")
 
 
 @dataclass(frozen=True)
 class Gpu:
     """One GPU of a host."""
 
-    index: int  # as the driver counts
+    index: int  # as the driver numbers them
     name: str
     uuid: str
     bus: str  # address on the PCI bus, such as 0000:3b:00.0, in lower case
@@ -64,46 +64,49 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Links:
-    """Copies between the GPUs of a host as they were measured; [from][to], with peer access on and off."""
+    """Measured copies between the GPUs of a host, as [from][to], with peer access on and off."""
 
     latency_us: Mapping[str, Sequence[Sequence[float | None]]]  # "on", "off"
     gbytes_per_s: Mapping[str, Sequence[Sequence[float | None]]]  # 10⁹ bytes a second
 
 
 class Gpus(Protocol):
-    """What the driver of a host's GPUs tells."""
+    """The information that the driver of a host's GPUs gives."""
 
     def gpus(self) -> Sequence[Gpu]:
-        """In the driver's order."""
+        """Return the GPUs in the driver's order."""
 
     def peers(self) -> Sequence[Sequence[bool]]:
-        """Whether the GPU of the row reaches the memory of the column's directly; itself it does not."""
+        """Return for each pair whether the row's GPU can access the column's memory directly.
+
+        It is False for a GPU and itself.
+        """
 
     def links(self) -> Links | None:
-        """None where nobody has measured."""
+        """Return the measured copies; None if nobody has measured them."""
 
 
 @dataclass(frozen=True)
 class HostView:
-    """One rank's host, as far as a check may look."""
+    """The part of one rank's host that a check may look at."""
 
     name: str  # of the host
     environ: Mapping[str, str] = field(default_factory=dict)  # of the rank
     distributions: Mapping[str, str] = field(default_factory=dict)  # version by name, in lower case with dashes
-    frameworks: Mapping[str, str] = field(default_factory=dict)  # of these, what hosts must have alike
-    root: str = "/"  # below it lie proc, sys and the rest
-    gpus: Gpus | None = None  # None: no driver
+    frameworks: Mapping[str, str] = field(default_factory=dict)  # those that must be the same on all hosts
+    root: str = "/"  # the directory that holds proc, sys and so on
+    gpus: Gpus | None = None  # None if there is no driver
     rank: int = 0
     local_rank: int = 0
     python: str = ""  # version
     ddl: str = ""  # version of ddlcore
 
     def path(self, path: str) -> str:
-        """Where ``/proc/…`` or the like of this host lies."""
+        """Return where a path of this host such as ``/proc/…`` lies below the root."""
         return os.path.join(self.root, path.lstrip("/"))
 
     def read(self, path: str) -> str:
-        """The text of a file; "" where it cannot be read."""
+        """Return the text of a file; "" if it cannot be read."""
         try:
             with open(self.path(path), encoding="utf-8", errors="replace") as file:
                 return file.read(_LARGEST_BYTES)
@@ -111,16 +114,16 @@ class HostView:
             return ""
 
     def names(self, path: str) -> list[str]:
-        """What a directory holds, sorted; [] where there is none."""
+        """Return the sorted names in a directory; [] if it does not exist."""
         try:
             return sorted(os.listdir(self.path(path)))
         except OSError:
             return []
 
     def output(self, program: str, *arguments: str) -> str:
-        """What a program says. "" where it is not on the rank's PATH, fails, or takes too long.
+        """Return what a program prints to stdout; "" if it is not on the rank's PATH, fails, or takes longer than 5 s.
 
-        Of a host that was only recorded: the file ``output/PROGRAM`` below its root.
+        For a host that was only recorded, return the content of the file ``output/PROGRAM`` below its root.
         """
         if self.root != "/":
             return self.read(f"/output/{program}")
@@ -143,35 +146,35 @@ class HostView:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one check saw in one place."""
+    """The facts that one check found in one place."""
 
     host: str
     rank: int
     local_rank: int
-    facts: Any  # as ``Check.look`` gave them
+    facts: Any  # what ``Check.look`` returned
 
 
 class Check(ABC):
-    """One thing that is looked at. Built without arguments."""
+    """One subject that `ddl doctor` inspects. It is constructed without arguments."""
 
     name: str = ""
-    each_rank = False  # looks on every rank; else on the first of each host
+    each_rank = False  # runs on every rank; else on the first rank of each host
     completes = (
-        ""  # name of another check, whose facts (a dict) get the keys of this one's; then this one judges nothing
+        ""  # name of another check, whose facts (a dict) are extended by this check's; this check then judges nothing
     )
 
     @abstractmethod
     def look(self, host: HostView) -> Any:
-        """Facts."""
+        """Return the facts."""
 
     @abstractmethod
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """Findings, from the facts of all places; none where all is well."""
+        """Return findings from the facts of all places; none if everything is in order."""
 
     def show(self, seen: Sequence[Seen]) -> Iterable[Matrix]:
-        """Tables that belong into the report in any case."""
+        """Return tables that belong in every report."""
         return ()
 
     def line(self, seen: Sequence[Seen]) -> str:
-        """What is so, in a few words, for the report; "" for nothing worth a line."""
+        """Return a few words on the facts for the report; "" if they are not worth a line."""
         return ""

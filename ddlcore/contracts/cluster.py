@@ -1,4 +1,4 @@
-"""The cluster contract: who am I, where a launcher that is not ours has started this process."""
+"""The cluster contract: recognises another launcher, and reads the rank that it has given to this process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ def _alone() -> Sequence[Sequence[str]]:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a process knows of itself without asking anybody: a mapping and a function, so that tests need no launcher."""
+    """What a process knows about itself without asking others.
+
+    It is plain data and a function, so tests need no launcher.
+    """
 
     variables: Mapping[str, str]
-    host: str = ""  # what it calls itself
+    host: str = ""  # the host's own name
     lineage: Callable[[], Sequence[Sequence[str]]] = _alone  # command lines of its parents, nearest first
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where a launcher has put this process, in its own words.
+    """Where another launcher has placed this process, in that launcher's terms.
 
-    ``launch`` is the same text on all ranks of one launch, and no other launch that runs at the same
-    time has it; "" where the launcher says nothing of the kind. ``host`` likewise names this process's
-    host among those of the launch; "" lets the ranks find out by themselves who shares one.
+    ``launch`` is the same text on all ranks of one launch, and no other launch that runs at the same time has it; "" if
+    the launcher gives no such text. ``host`` names this process's host among the hosts of the launch in the same way;
+    "" makes the ranks find out by themselves which of them share a host.
     """
 
     rank: int
@@ -37,21 +40,21 @@ class RankInfo:
     local_size: int | None = None
     host: str = ""
     launch: str = ""
-    warning: str = ""  # one line for the user, who may have meant something else
+    warning: str = ""  # one line for the user, who may have intended something else
 
     @property
     def on_one_host(self) -> bool:
-        """Whether the launcher says that all ranks share a host."""
+        """Return whether the launcher says that all ranks share a host."""
         return self.local_size == self.size
 
 
 class Cluster(ABC):
-    """A launcher that is known by what it sets. Pure: the same surroundings give the same rank info."""
+    """A launcher that is recognised by the variables it sets. Pure: the same surroundings give the same rank info."""
 
     @abstractmethod
     def rank_info(self, around: Surroundings) -> RankInfo | None:
-        """This process's rank info; None where this launcher has not started it.
+        """Return this process's rank info; None if this launcher has not started it.
 
-        Raises ValueError in one line, which names the variable, where what it set is incomplete or
-        contradicts itself.
+        Raises ValueError, in one line that names the variable, if the variables are incomplete or contradict each
+        other.
         """

@@ -1,4 +1,4 @@
-"""The communicators contract: worlds made of another library's communicators, and its own calls beside ours."""
+"""The communicators contract: worlds made from another library's communicators, and that library's calls next to ddl's."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ __all__ = ["Communicators"]
 
 
 class Communicators(ABC):
-    """What a library of message passing knows of the processes that were launched. Built without arguments."""
+    """What a message-passing library knows about the launched processes. It is constructed without arguments."""
 
     @abstractmethod
     def ranks_of(self, comm: Any, rank: int, size: int) -> Sequence[int]:
-        """The launched ranks of ``comm``'s processes, in its order; every process of ``comm`` calls it.
+        """Return the launched ranks of the processes in ``comm``, in the order of ``comm``.
 
-        ``rank`` and ``size`` are this process's own among those that were launched. Raises ValueError, in
-        one line that says what next, where the library has another idea of who they are.
+        Every process of ``comm`` calls it.
+
+        ``rank`` and ``size``: this process's rank among the launched processes, and their number. Raises ValueError, in
+        one line with advice, if the library's own ranks do not agree with them.
         """
 
     @abstractmethod
     def threads_supported(self, size: int) -> bool:
-        """Whether the library may be called from any thread while a job runs.
+        """Return whether any thread may call the library while a job runs.
 
-        ``size``: how many processes were launched. Raises ValueError, in one line that says what next,
-        where the library does not connect them. Every process calls it, as it may wait for the others.
+        ``size``: the number of launched processes. Every process calls it, because it may wait for the others. Raises
+        ValueError, in one line with advice, if the library does not connect the processes.
         """

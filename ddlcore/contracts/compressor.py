@@ -1,4 +1,4 @@
-"""The compressor contract: how a tensor's values travel in fewer bytes."""
+"""The compressor contract: how a tensor's values are encoded in fewer bytes for sending."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ __all__ = ["Compressor"]
 
 
 class Compressor(ABC):
-    """One object serves one job; it may keep state by tensor name (error feedback).
+    """An encoder and decoder of tensor values.
 
-    ``summable``: encoded values of several ranks may be added as they are, as ``wire_dtype`` numbers.
-    If not, each tensor is cut into one piece a rank; every rank encodes its pieces under names of their own and sends
-    each to the rank that adds it, which decodes them, adds them in float32, encodes the sum and sends it to all. So
-    ``encode`` and ``decode`` also meet float32 in place of the tensor's type, and each name is committed by itself.
-    Names of other process sets than the global one have its number before them. What was called without a name, and
-    reducescatter, comes under the empty name, whose state is never to be kept: ``commit("", False)`` follows at once.
-    ``casts``: ``encode`` and ``decode`` do nothing but the kernels' ``pack`` and ``unpack``, so that those of a
-    whole bucket may be one call of these in their place; nothing is committed.
+    One object serves one job; it may keep state by tensor name (error feedback).
+
+    ``summable``: True if encoded values of several ranks can be added directly, as ``wire_dtype`` numbers. If False,
+    each tensor is cut into one piece per rank. Every rank encodes each piece under the piece's own name and sends it to
+    the rank that adds it. That rank decodes the pieces, adds them in float32, encodes the sum and sends it to all
+    ranks. So ``encode`` and ``decode`` also get float32 in place of the tensor's type, and each name is committed
+    separately.
+
+    ``casts``: True if ``encode`` and ``decode`` do exactly what the kernels' ``pack`` and ``unpack`` do. One call of
+    these may then replace the calls for a whole bucket, and nothing is committed.
+
+    Names in process sets other than the global one are prefixed with the set's number. Calls without a name, and
+    reducescatter, use the empty name; its state must never be kept: ``commit("", False)`` follows at once.
     """
 
     name: str = ""
@@ -32,25 +37,29 @@ class Compressor(ABC):
 
     @abstractmethod
     def wire_dtype(self, dtype: DType) -> DType:
-        """The type in which values of ``dtype`` travel; ``dtype`` itself where it is left alone."""
+        """Return the type in which values of ``dtype`` are sent; ``dtype`` itself if they are not compressed."""
 
     def encoded_count(self, dtype: DType, count: int) -> int:
-        """How many elements of the wire type ``count`` values of ``dtype`` become, scales and the like included.
+        """Return how many elements of the wire type encode ``count`` values of ``dtype``.
 
-        As many where it is ``summable``, and for types that it leaves alone.
+        The number includes scales and the like. It must be ``count`` for a ``summable`` compressor, and for types that
+        the compressor does not change.
         """
         return count
 
     @abstractmethod
     def encode(self, name: str, source: Buffer, target: Buffer, scale: float) -> None:
-        """Writes ``scale * source`` into ``target`` (``encoded_count`` elements, of the wire type).
+        """Write ``scale * source`` into ``target``, which has ``encoded_count`` elements of the wire type.
 
-        State changes for good only in ``commit``: until then the bucket may turn out void.
+        Change the state permanently only in ``commit``: until then, the bucket may turn out to be void.
         """
 
     @abstractmethod
     def decode(self, name: str, source: Buffer, target: Buffer, scale: float) -> None:
-        """Writes ``scale * source`` (of the wire type) into ``target`` (of the tensor's)."""
+        """Write ``scale * source`` into ``target``; ``source`` has the wire type, ``target`` the tensor's type."""
 
     def commit(self, name: str, valid: bool) -> None:
-        """The bucket of the last ``encode`` of ``name`` was delivered, or was void and will come again."""
+        """End the bucket of the last ``encode`` of ``name``: make the change of its state permanent, or drop it.
+
+        ``valid``: True if the bucket was delivered; False if it was void and will be repeated.
+        """

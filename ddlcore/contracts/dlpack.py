@@ -1,6 +1,6 @@
-"""Memory lent to a framework as a tensor of DLPack: for adapters of frameworks that take no plain address.
+"""Lends memory to a framework as a DLPack tensor: for adapters of frameworks that accept no plain address.
 
-Source: dlpack.h, the protocol's header, version 0.x: a DLManagedTensor and the DLTensor that it begins with.
+Source: dlpack.h, the protocol's header, version 0.x: a DLManagedTensor and the DLTensor at its beginning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SPECIAL = {DType.BF16: _BFLOAT, DType.BOOL: _BOOL, DType.U8: _UNSIGNED, DType.U
 
 
 class LentTensor(ctypes.Structure):
-    """A DLManagedTensor. Its address is what a framework is given."""
+    """A DLManagedTensor. Pass its address to the framework."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -44,10 +44,11 @@ def lend(
     device: tuple[int, int] = (ON_CPU, 0),
     codes: Mapping[DType, tuple[int, int]] | None = None,
 ) -> LentTensor:
-    """A row-major tensor whose elements stand in ``memory``, which stays until the framework calls the deleter.
+    """Return a row-major DLPack tensor over ``memory``, which is kept alive until the framework calls the deleter.
 
-    ``device``: DLPack's kind and index. ``codes``: code and bits of types for which the framework has its own.
-    The framework has to take the tensor: one that nobody deletes keeps its memory. From any thread.
+    ``device``: DLPack's device type and index. ``codes``: the type code and bits of types for which the framework uses
+    its own. The framework must take the tensor: if nobody calls the deleter, the memory is never freed. Any thread may
+    call.
     """
     kind = _SPECIAL.get(dtype, _FLOAT if dtype.is_float else _SIGNED)
     code, bits = (codes or {}).get(dtype, (kind, 8 * dtype.itemsize))
@@ -60,7 +61,7 @@ def lend(
 
 
 def _let_go(tensor: int) -> None:
-    """What a framework calls when its last tensor over the memory is gone."""
+    """Release the memory; a framework calls this when its last tensor over the memory is gone."""
     _lent.pop(LentTensor.from_address(tensor).context, None)
 
 

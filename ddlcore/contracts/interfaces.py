@@ -1,6 +1,6 @@
-"""This host's network interfaces and its own addresses: what a name, or a route to another host, stands for.
+"""Finds this host's network interfaces and its own addresses, by an interface's name or by the route to another host.
 
-For whoever listens or connects: a transport, the control server, a launcher. Of IPv4 and IPv6 alike.
+Transports, the control server and launchers use it to listen and to connect. It handles IPv4 and IPv6.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _IfAddrs._fields_ = (
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
-    """By name, the addresses of every interface of this host: IPv4 first, link-local IPv6 (``fe80::1%eth0``) last.
+    """Return the addresses of every interface by name: IPv4 first, link-local IPv6 (``fe80::1%eth0``) last.
 
-    An interface without an address has an empty tuple. Raises OSError where the system does not tell.
+    An interface without an address has an empty tuple. Raises OSError if the system does not provide the list.
     """
     found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     for name, address in _listed():
@@ -47,12 +47,13 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
 
 
 def chosen_address(wanted: str, toward: str = "") -> str:
-    """This host's own address that ``wanted`` stands for: names of interfaces, or addresses of this host.
+    """Return this host's own address for ``wanted``: the name of an interface, or an address of this host.
 
-    Of several, separated by commas, the first that this host has. An interface's address is of the
-    family (IPv4 or IPv6) of ``toward``, an address or "", if it has one of that.
+    ``wanted`` may list several, separated by commas; the first one that this host has is taken. For an interface, the
+    address has the family (IPv4 or IPv6) of the address ``toward`` if the interface has an address of that family;
+    ``toward`` may be "".
 
-    Raises ValueError in one line, which lists what there is, where this host has none of them.
+    Raises ValueError, in one line that lists the existing interfaces, if this host has none of them.
     """
     have = interface_addresses()
     family = _family(toward)
@@ -68,9 +69,9 @@ def chosen_address(wanted: str, toward: str = "") -> str:
 
 
 def route_address(host: str) -> str:
-    """This host's own address on the route to ``host``, a name or an address. Sends nothing.
+    """Return this host's own address on the route to ``host``, a name or an address. It sends nothing.
 
-    Raises ValueError in one line where ``host`` has no address, or no route leads to it.
+    Raises ValueError, in one line, if ``host`` has no address, or if no route leads to it.
     """
     failure: OSError | None = None
     try:
@@ -79,7 +80,7 @@ def route_address(host: str) -> str:
                 with socket.socket(family, socket.SOCK_DGRAM) as probe:
                     probe.connect(place)
                     return _text(probe.getsockname())
-            except OSError as error:  # a name may have an address of a family that this host lacks
+            except OSError as error:  # one of several addresses may be of a family that this host does not have
                 failure = failure or error
     except OSError as error:
         failure = error
@@ -93,7 +94,7 @@ def _text(name: tuple[str, int] | tuple[str, int, int, int]) -> str:
 
 
 def _listed() -> Iterator[tuple[str, str]]:
-    """Names and addresses, as getifaddrs(3) has them."""
+    """Yield pairs of interface name and address, as getifaddrs(3) returns them."""
     library = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_IfAddrs)()
     if library.getifaddrs(ctypes.byref(first)) != 0:
@@ -112,12 +113,12 @@ def _listed() -> Iterator[tuple[str, str]]:
 
 
 def _decoded(found: _SockAddr) -> str:
-    """An address as text; empty for one of another family."""
-    # Elsewhere the first byte is the length, and the second the family.
+    """Return an address as text; "" if it is neither IPv4 nor IPv6."""
+    # On systems other than Linux, the first byte is the length and the second byte is the family.
     family = found.family if sys.platform == "linux" else found.family >> 8
     raw = bytes(found.data)
     if family == socket.AF_INET:
-        return socket.inet_ntop(family, raw[2:6])  # behind the port
+        return socket.inet_ntop(family, raw[2:6])  # after the port
     if family == socket.AF_INET6:
         scope = int.from_bytes(raw[22:26], sys.byteorder)
         return _text((socket.inet_ntop(family, raw[6:22]), 0, 0, scope))
@@ -125,7 +126,7 @@ def _decoded(found: _SockAddr) -> str:
 
 
 def _family(address: str) -> int:
-    """4, 6, or 0 for what is no address."""
+    """Return 4 or 6; 0 if ``address`` is not an IP address."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).version
     except ValueError:

@@ -1,4 +1,4 @@
-"""What is known to be bad, with its fix: rows, and the check that finds them, which plugins have for what they build on."""
+"""Tables of components that are known to be bad, with their fixes, and the check that finds them. Plugins add tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["KnownBad", "KnownBadCheck", "installed", "numbers"]
 
 @dataclass(frozen=True)
 class KnownBad:
-    """One row. ``found`` says what of it is on a host, "" where it is not."""
+    """One row of the table. ``found`` returns a description of the bad component on a host, or "" if it is not there."""
 
     name: str
     found: Callable[[HostView], str]
@@ -23,16 +23,19 @@ class KnownBad:
 
 
 class KnownBadCheck(Check):
-    """To set: ``name`` and ``rows``; and, in a plugin, ``completes = "known-bad"``, so that all rows are told together."""
+    """A check for the rows of one table. A subclass sets ``name`` and ``rows``.
+
+    A plugin's subclass also sets ``completes = "known-bad"``, so that the rows of all tables are reported together.
+    """
 
     rows: ClassVar[Sequence[KnownBad]] = ()
 
     def look(self, host: HostView) -> Any:
-        """By name of the row: what was found, what it means, and the fix."""
+        """Return, by name of the row: what was found, what it means, and the fix."""
         return {row.name: [said, row.means, row.fix] for row in self.rows if (said := row.found(host))}
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """One finding for each row that is met somewhere, its hosts in one line."""
+        """Yield one finding per row that was found on some host, with all its hosts in one line."""
         for name in dict.fromkeys(name for one in seen for name in one.facts):
             met = [one for one in seen if name in one.facts]
             said, means, fix = met[0].facts[name]
@@ -41,12 +44,16 @@ class KnownBadCheck(Check):
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The first three of a version, to compare: 2.10.0+cu128 is (2, 10, 0)."""
+    """Return the first three numbers of a version, for comparison: 2.10.0+cu128 becomes (2, 10, 0)."""
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def installed(name: str, bad: Callable[[tuple[int, ...]], bool]) -> Callable[[HostView], str]:
-    """For ``KnownBad.found``: distribution ``name`` is there, in a version whose ``numbers`` are bad."""
+    """Return a function for ``KnownBad.found`` that looks for the distribution ``name`` in a version that ``bad``
+    accepts.
+
+    ``bad`` gets the ``numbers`` of the installed version.
+    """
 
     def found(host: HostView) -> str:
         version = host.distributions.get(name, "")

@@ -1,14 +1,14 @@
-"""The launcher contract: by which commands the agents of a job get started on their hosts; it starts nothing itself.
+"""The launcher contract: which commands start the agents of a job on their hosts. A launcher starts nothing itself.
 
-An agent is one process of ours that begins its ranks, watches over them, moves what they write, and
-speaks with `ddl run` over the control network. How it was started changes nothing about output, exit
-codes or the summary of a failure: a launcher only says what is to be executed. The rules, said once:
+An agent is a ddl process that starts its ranks, watches them, forwards their output, and talks to `ddl run` over the
+control network. The way it was started does not affect output, exit codes or the summary of a failure: a launcher only
+says which commands to execute. The rules:
 
-* ``commands`` decides; it runs nothing and imports no framework. What it returns is what `--dry-run` prints.
-* Nothing secret stands in ``argv``. How an agent gets the job's key is ``StartCommand.task``.
-* ``plan.program`` runs one agent, in whatever directory and environment: the rest it is told. Where it
-  passes through a shell, the launcher quotes it (shlex.join).
-* Where one command starts several agents, each tells by a variable of its own environment which it is
+* ``commands`` decides; it runs nothing and imports no framework. `--dry-run` prints what it returns.
+* ``argv`` contains no secret. ``StartCommand.task`` says how an agent gets the job's key.
+* ``plan.program`` runs one agent, in any directory and environment: the agent receives everything else later. If the
+  command passes through a shell, the launcher quotes it (shlex.join).
+* If one command starts several agents, each agent finds its number in a variable of its own environment
   (``StartCommand.number``).
 * An agent writes nothing to its stdout and stderr unless it fails before it has reached `ddl run`.
 """
@@ -25,7 +25,7 @@ __all__ = ["AgentPlace", "HostSlots", "Launcher", "StartCommand", "StartPlan"]
 
 @dataclass(frozen=True)
 class HostSlots:
-    """A host, by the name that the launcher reaches it by, and how many ranks it takes."""
+    """A host, with the name under which the launcher reaches it, and the number of ranks that it takes."""
 
     host: str
     slots: int
@@ -35,73 +35,76 @@ class HostSlots:
 class AgentPlace:
     """One agent, and the ranks that it is to start."""
 
-    index: int  # its place in StartPlan.agents
+    index: int  # its position in StartPlan.agents
     host: str
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StartPlan:
-    """What is to be started. Agents are in the order of hosts, and of ranks where each rank has its own."""
+    """What is to be started.
+
+    Agents are in the order of their hosts, and of their ranks if each rank has its own agent.
+    """
 
     agents: tuple[AgentPlace, ...]
-    program: tuple[str, ...]  # the command that is one agent; holds no secret
-    public: tuple[str, ...]  # what goes behind it, and behind that the agent's index, where task is "public"
+    program: tuple[str, ...]  # the command line of one agent; contains no secret
+    public: tuple[str, ...]  # if task is "public": arguments to append to ``program``; the agent's index follows
     directory: str  # the ranks' working directory; agents change to it themselves
-    environ: Mapping[str, str]  # the launching process's own
-    settings: Mapping[str, str | int | float | bool]  # the provider's own rows and the core's
+    environ: Mapping[str, str]  # of the launching process
+    settings: Mapping[str, str | int | float | bool]  # the launcher's own settings and the core's
 
 
 @dataclass(frozen=True)
 class StartCommand:
-    """One command, executed on the launching process's host, and the agents that come of it.
+    """One command, executed on the launching process's host, and the agents that it starts.
 
     ``task`` is how they get the job's key:
 
-    * ``stdin``: as a line of their standard input, whose end then says that the command is gone. A
-      command that starts several must give each of them all of its own standard input.
-    * ``environment``: in the variable DDL_AGENT of the command's environment, which it must carry to
-      them without its value showing in any argument list.
-    * ``public``: what they need stands in their arguments, being no secret (an address, a public key);
-      each answers with a public key of its own by a line on stdout. For a remote shell that passes no
-      standard input on. Such a command starts one agent.
+    * ``stdin``: as a line of their standard input. The end of that input tells them that the command is gone. A command
+      that starts several agents must pass the whole of its own standard input to each of them.
+    * ``environment``: in the variable DDL_AGENT of the command's environment. The command must pass it to the agents
+      without showing its value in any argument list.
+    * ``public``: what they need is in their arguments and is no secret (an address, a public key); each agent answers
+      with its own public key in a line on stdout. This is for a remote shell that does not forward standard input. Such
+      a command starts one agent.
     """
 
     argv: tuple[str, ...]
     agents: tuple[int, ...]  # indexes into StartPlan.agents
     task: Literal["stdin", "environment", "public"] = "stdin"
-    number: tuple[str, ...] = ()  # variables, the first that an agent has says which of ``agents`` it is, from 0
+    number: tuple[str, ...] = ()  # variables; the first that an agent has is its position in ``agents``, from 0
     environ: Mapping[str, str] = field(default_factory=dict)  # added to the command's environment
-    own: tuple[str, ...] = ()  # prefixes of variables that ranks get from their agent, not from `ddl run`
-    descriptors: tuple[str, ...] = ()  # variables that name an open file which ranks inherit, such as PMI_FD
+    own: tuple[str, ...] = ()  # prefixes of variables that ranks inherit from their agent, not from `ddl run`
+    descriptors: tuple[str, ...] = ()  # variables that hold a file descriptor that ranks inherit, such as PMI_FD
 
 
 class Launcher(ABC):
-    """A way to start agents. Built without arguments, used by one thread, before anything runs."""
+    """A way to start agents. It is constructed without arguments, and used by one thread, before anything runs."""
 
     @abstractmethod
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
-        """What to execute so that every agent of ``plan`` runs once.
+        """Return the commands that together start every agent of ``plan`` once.
 
-        Raises ValueError, in one line, where that cannot be.
+        Raises ValueError, in one line, if that is impossible.
         """
 
     def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
-        """The hosts that the surroundings grant, for a user who named none; () where they grant none.
+        """Return the hosts that the surroundings grant, for a user who named none; () if they grant none.
 
-        Raises ValueError, in one line, where ``environ`` speaks of an allocation that is not there.
+        Raises ValueError, in one line, if ``environ`` refers to an allocation that does not exist.
         """
         return ()
 
     def address(self, host: str, environ: Mapping[str, str]) -> str:
-        """The name or address by which the network knows what the launcher calls ``host``."""
+        """Return the network name or address of the host that the launcher calls ``host``."""
         return host.rpartition("@")[2].strip("[]")
 
     def explain(self, host: str, code: int | None, text: str) -> str:
-        """Why an agent never came, in one line that says what next.
+        """Return one line that says why an agent did not connect, and what to do.
 
-        ``host``: its host; ``code``: the exit code of its command, None where that still runs;
-        ``text``: what the command wrote, stderr last.
+        ``host``: the agent's host; ``code``: the exit code of its command, None while that still runs; ``text``: what
+        the command wrote, stderr last.
         """
         last = text.strip().splitlines()[-1:] or ["it wrote nothing"]
         how = "does not answer" if code is None else f"ended with code {code}"

@@ -1,4 +1,4 @@
-"""What a plugin tells of the foreign library behind it: which one is loaded, and what that one can do."""
+"""Describes the foreign library that a plugin uses: which version is loaded, and what that version can do."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ class Library:
 
     name: str
     version: int  # its own version code, above 0
-    facts: Mapping[str, str] = field(default_factory=dict)  # for people: where it lies, what it offers
+    facts: Mapping[str, str] = field(default_factory=dict)  # for people to read: its path, its features

@@ -1,4 +1,4 @@
-"""The store contract: a few bytes under a name, shared by the ranks of one job while transports open."""
+"""The store contract: a small key-value store that the ranks of one job share while transports open."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ __all__ = ["PrefixStore", "Store"]
 
 
 class Store(ABC):
-    """Shared, small, slow: for addresses and unique ids, never for tensors. Any thread may call."""
+    """A shared, small and slow store for addresses and unique ids, never for tensors. Any thread may call it."""
 
     @abstractmethod
     def set(self, key: str, value: bytes) -> None:
-        """Puts ``value`` under ``key``, in place of what was there."""
+        """Store ``value`` under ``key``, replacing any former value."""
 
     @abstractmethod
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Waits until ``key`` exists and returns its value.
+        """Wait until ``key`` exists, and return its value.
 
-        Raises DeadlineExceeded after ``timeout_s``, PeerLost when a rank of the job dies meanwhile.
+        Raises DeadlineExceeded after ``timeout_s`` seconds, and PeerLost when a rank of the job dies meanwhile.
         """
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
-        """Adds to the whole number under ``key`` (0 where there is none) and returns the sum, atomically."""
+        """Add to the integer under ``key`` (0 if it does not exist) and return the sum, atomically."""
 
     @abstractmethod
     def delete(self, prefix: str) -> None:
-        """Forgets every key that begins with ``prefix``."""
+        """Delete every key that begins with ``prefix``."""
 
 
 class PrefixStore(Store):
-    """A part of another store, as if it were alone."""
+    """A view of the keys with one prefix in another store, which looks like a store of its own."""
 
     def __init__(self, prefix: str, base: Store) -> None:
         self._prefix = prefix

@@ -1,23 +1,24 @@
 """The transport contract: one communicator for one group of ranks, from open to close.
 
-The rules, said once:
+The rules:
 
-* One call at a time, in the same order on every rank. Calls come from one thread at a time; where
-  ``capabilities.thread_bound``, from the very thread that called ``open``. ``abort`` alone may come
-  from any thread, at any moment: it returns within 1 s and makes a pending call or Work raise.
-* Memory is dense: a buffer's elements fill ``nbytes`` from ``address`` on, in whatever order of the axes. One with
-  gaps is refused by ValueError before anything is sent: each collective begins with ``dense(source, target)``.
-* Every member passes sizes that fit: counts, sent *and* received, are given. A transport never
-  exchanges sizes. Zero length is legal everywhere.
-* A ``Work`` is complete on return (``DONE``), or by ``wait``, which has a deadline.
-* Where ``capabilities.stream_ordered``, the addresses are of the memory of ``context.queue``'s device (or of
-  pinned host memory), a call puts its work on that queue and returns ``DONE``: it means queued, by this rank
-  alone. What the call needs besides, it keeps alive itself. Calls still come from one thread.
-* Buffers belong to the executor until the Work is done or the transport aborted.
-* Foreign errors are mapped in one function, to TransportError with its cause. A slow peer is not a
-  dead one: a transport's own timeouts are out of the way, loss is decided by the control network.
-* Averaging, scaling, casting, carrying types and fusion are the executor's business, unless the
-  capabilities say that the transport does it itself.
+* One call at a time, in the same order on every rank. Calls come from one thread at a time; if
+  ``capabilities.thread_bound``, they come from the same thread that called ``open``. Only ``abort`` may come from any
+  thread at any moment: it returns within 1 s, and makes a pending call or Work raise.
+* Memory is dense: the elements of a buffer fill ``nbytes`` bytes from ``address`` on, in any order of the axes. A
+  buffer with gaps is refused with ValueError before anything is sent: each collective begins with ``dense(source,
+  target)``.
+* Every member passes sizes that match: all counts are given, those sent *and* those received. A transport never
+  exchanges sizes. A length of zero is always allowed.
+* A ``Work`` is complete when the call returns (``DONE``), or after ``wait``, which has a timeout.
+* If ``capabilities.stream_ordered``, addresses are of memory of the device of ``context.queue`` (or of pinned host
+  memory). A call enqueues its work on that queue and returns ``DONE``, which then means only that this rank has
+  enqueued it. The transport itself keeps alive whatever else the work needs. Calls still come from one thread.
+* Buffers belong to the executor until the Work is done or the transport is aborted.
+* One function maps foreign errors to TransportError, with the foreign error as the cause. A slow peer is not a dead
+  one: a transport disables its own timeouts, because the control network decides which rank is lost.
+* Averaging, scaling, casting, carrying types and fusion are done by the executor, unless the capabilities say that the
+  transport does them.
 """
 
 from __future__ import annotations
@@ -54,38 +55,41 @@ ALL_OPS = frozenset({ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product}
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a transport can do, as data: checked once, when a route is chosen, and logged with the reason."""
+    """What a transport can do, as data.
+
+    It is checked once, when a route is chosen, and logged with the reason for the choice.
+    """
 
     devices: frozenset[str] = frozenset({"cpu"})
     dtypes: frozenset[DType] = (
-        ALL_DTYPES  # that it reduces; 16-bit floats: in float32, rounded once (host_first: twice)
+        ALL_DTYPES  # types that it reduces; 16-bit floats are added in float32 and rounded once (host_first: twice)
     )
-    ops: frozenset[ReduceOp] = ALL_OPS  # with Average among them, of floats: it divides by the number of ranks itself
+    ops: frozenset[ReduceOp] = ALL_OPS  # with Average, the transport divides sums of floats by the number of ranks
     one_host: bool = False  # serves only members that share a host
-    vectored: bool = False  # prepare() takes a bucket as a table of pointers, no fusion copy needed
-    scales: bool = False  # vectored plans are pre- and postscaled by the transport itself
-    atomic: bool = False  # vectored plans can be entered all or nothing, see Prepared.enter
-    resumable: bool = False  # and in several tries, so that a user's own thread may do it, see Prepared.try_run_atomic
-    order_fixed: bool = False  # addition is in rank order, whatever the bucket: the same bits every time
-    host_first: bool = False  # adds within each host first, then the hosts' sums in order of their first ranks
+    vectored: bool = False  # prepare() takes a bucket as a table of pointers, so no fusion copy is needed
+    scales: bool = False  # the transport itself pre- and postscales vectored plans
+    atomic: bool = False  # vectored plans can run as an atomic allreduce, see Prepared.run_atomic
+    resumable: bool = False  # atomic runs may be split into tries, on a user thread: Prepared.try_run_atomic
+    order_fixed: bool = False  # adds in rank order, independent of the bucket: bitwise reproducible
+    host_first: bool = False  # adds within each host first, then adds the hosts' sums in order of their first ranks
     thread_bound: bool = False
-    abort: bool = True  # False: a pending call cannot be ended from outside; the job exits past it
-    stream_ordered: bool = False  # calls are put on ``Context.queue`` and return; what follows on it comes after them
+    abort: bool = True  # False: a pending call cannot be interrupted; the job exits without waiting for it
+    stream_ordered: bool = False  # calls enqueue on ``Context.queue`` and return; later work on it runs after them
 
 
 @dataclass(frozen=True)
 class Context:
-    """All that a transport gets from its surroundings."""
+    """Everything that a transport gets from its surroundings."""
 
     rank: int  # in this communicator
     members: tuple[Member, ...]  # by rank in this communicator
-    store: Store  # this communicator's own part of it
+    store: Store  # the part of it that belongs to this communicator
     kernels: Kernels
-    settings: Mapping[str, str | int | float | bool]  # the plugin's own rows and the core's
+    settings: Mapping[str, str | int | float | bool]  # the plugin's own settings and the core's
     timeout_s: float  # for open
     name: str = ""  # of the communicator, for messages
-    address: str = ""  # this host's own, on the route to the launcher; "" where all ranks are on one host
-    queue: Queue | None = None  # of the device that this communicator serves; None: it serves host memory
+    address: str = ""  # this host's address on the route to the launcher; "" if all ranks are on one host
+    queue: Queue | None = None  # of the device that this communicator serves; None if it serves host memory
 
     @property
     def size(self) -> int:
@@ -93,11 +97,14 @@ class Context:
 
 
 class Work(ABC):
-    """A collective under way."""
+    """A collective that has been started."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
-        """True when it is complete; False when ``timeout_s`` passed first. Raises what the transport raises."""
+        """Wait until the collective is complete, and return True; return False if ``timeout_s`` passed first.
+
+        Raises the transport's errors.
+        """
 
 
 class _Done(Work):
@@ -110,49 +117,53 @@ DONE: Work = _Done()
 
 @dataclass(frozen=True)
 class Plan:
-    """An allreduce of several tensors of one type, known before their addresses are."""
+    """An allreduce of several tensors of one type, described before their addresses are known."""
 
     counts: tuple[int, ...]  # elements of each tensor
     dtype: DType
     op: ReduceOp  # SUM, MIN, MAX or PRODUCT
-    prescale: float = 1.0  # only where capabilities.scales, else 1
-    postscale: float = 1.0  # likewise; averaging is already in it
+    prescale: float = 1.0  # 1 unless capabilities.scales
+    postscale: float = 1.0  # likewise; it includes the division for an average
     kind: Kind = Kind.ALLREDUCE
 
 
 class Prepared(ABC):
-    """A plan that is ready to run again and again; only addresses change."""
+    """A plan that can be run repeatedly; only the addresses change."""
 
     @abstractmethod
     def start(self, sources: Sequence[int], targets: Sequence[int]) -> Work:
-        """Runs it: ``sources[i]`` and ``targets[i]`` (the same address, or disjoint) have ``plan.counts[i]`` elements."""
+        """Start the plan with these addresses.
+
+        ``sources[i]`` and ``targets[i]`` have ``plan.counts[i]`` elements each, and are either the same address or
+        disjoint.
+        """
 
     def run_atomic(self, sources: Sequence[int], targets: Sequence[int], real: bool) -> bool:
-        """As ``start`` to its end, all or nothing: True when every rank came with real data.
+        """Run the plan to its end, all or nothing, and return True if every rank passed real data.
 
-        Only where ``capabilities.atomic``, and for at least one element. If some rank passed ``real``
-        False (its addresses are never followed), nothing is written on any rank, and all return False.
+        If some rank passes ``real`` False (its addresses are never followed), nothing is written on any rank, and all
+        ranks return False. Called only if ``capabilities.atomic``, and for at least one element.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot run atomically")
 
     def try_run_atomic(self, sources: Sequence[int], targets: Sequence[int], ticket: int) -> bool | None:
-        """As ``run_atomic`` with real data, in tries of about 0.1 s: None, while not all have come.
+        """Try for about 0.1 s to do ``run_atomic`` with real data; return None if not all ranks have arrived by then.
 
-        Only where ``capabilities.resumable``. Nothing else may be called on the communicator until a try with this
-        ticket, from any one thread at a time, has returned True or False. After that, until the next
-        ticket, it returns the same again and does nothing: who was interrupted may ask how it ended.
+        Called only if ``capabilities.resumable``. Nothing else may be called on the communicator until a try with this
+        ticket, from any one thread at a time, has returned True or False. After that, a call with the same ticket
+        returns the same result again and does nothing, so that a caller that was interrupted can ask how the run ended.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be run in several tries")
 
     def bind(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Names the memory of ``run_bound``, as ``start`` does: it stays so until the next ``bind`` or ``run_atomic``.
+        """Set the addresses that ``run_bound`` uses; they stay until the next ``bind`` or ``run_atomic``.
 
-        Costs little where the addresses are those of the time before. Who calls keeps their owners alive.
+        It is cheap if the addresses are the same as before. The caller keeps the owners of the memory alive.
         """
         self._addresses = (list(sources), list(targets))
 
     def run_bound(self, real: bool) -> bool:
-        """As ``run_atomic``, with what was bound; dummy (``real`` False) also where nothing was."""
+        """Do ``run_atomic`` with the bound addresses. With ``real`` False it also works if nothing has been bound."""
         sources, targets = getattr(self, "_addresses", ([], []))
         return self.run_atomic(sources, targets, real)
 
@@ -161,14 +172,14 @@ LARGE_BYTES = 1 << 20
 
 
 class Memory:
-    """Bytes that a transport likes to send from; here plain process memory, whose content is undefined."""
+    """Memory from which a transport can send efficiently; by default plain process memory with undefined content."""
 
     def __init__(self, nbytes: int) -> None:
         self._bytes: object
         if nbytes < LARGE_BYTES:
             self._bytes = small = (ctypes.c_char * (nbytes + 64))()
             start = ctypes.addressof(small)
-        else:  # numpy asks for huge pages, and touches none: a fifth of the time for 64 MiB
+        else:  # numpy requests huge pages and does not touch them: a fifth of the time for 64 MiB
             import numpy as np
 
             self._bytes = large = np.empty(nbytes + 64, np.uint8)
@@ -178,12 +189,15 @@ class Memory:
 
 
 def view(address: int, nbytes: int) -> memoryview:
-    """The writable bytes at ``address``, without a copy. The caller keeps their owner alive."""
+    """Return the writable bytes at ``address``, without a copy. The caller keeps the owner of the memory alive."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B") if nbytes else memoryview(bytearray())
 
 
 def dense(*buffers: Buffer) -> None:
-    """Refuses memory that address and count do not describe. Raises ValueError, which says the shape and the strides."""
+    """Refuse buffers with gaps between their elements, which an address and a count cannot describe.
+
+    Raises ValueError, with the shape and the strides.
+    """
     for buffer in buffers:
         if buffer.strides is not None and not buffer.is_dense:
             raise ValueError(
@@ -193,54 +207,68 @@ def dense(*buffers: Buffer) -> None:
 
 
 class Transport(ABC):
-    """To write: ``open``, ``close``, ``allreduce``, ``allgatherv``, ``broadcast``; the rest is derived from them.
+    """The base class of transports.
 
-    A stream-ordered transport writes ``reducescatterv`` and ``alltoallv`` itself; its ``barrier`` is never called.
+    A transport implements ``open``, ``close``, ``allreduce``, ``allgatherv`` and ``broadcast``; the other collectives
+    are derived from them. A stream-ordered transport also implements ``reducescatterv`` and ``alltoallv`` itself; its
+    ``barrier`` is never called.
     """
 
     capabilities: Capabilities = Capabilities()
 
     def capabilities_for(self, kind: Kind) -> Capabilities:
-        """Of one kind of operation, where kinds differ; known from the beginning."""
+        """Return the capabilities for one kind of operation. Override it if kinds differ; the result is known before
+        ``open``.
+        """
         return self.capabilities
 
     @abstractmethod
     def open(self, context: Context) -> None:
-        """Meets the other members; all of them call it. Raises DeadlineExceeded past ``context.timeout_s``."""
+        """Meet the other members; all of them call it. Raises DeadlineExceeded after ``context.timeout_s`` seconds."""
         self.context = context
 
     def attend(self, context: Context, check: Callable[[], None]) -> None:
-        """On every rank of a composed communicator, in place of ``open``, where the provider is ``attended``.
+        """Take part while other ranks open their instances of this transport; it replaces ``open`` on this instance.
 
-        ``context.members`` are all its ranks. Some of them open others of this kind; they attend after that.
-        ``check`` raises to end the wait. Only ``abort`` and ``close`` may follow. Raises DeadlineExceeded
-        past ``context.timeout_s``.
+        If the provider is ``attended``, every rank of a composed communicator calls this, on an instance of its own.
+        ``context.members`` are all ranks of the composed communicator. Some of them open further instances of this
+        transport; those ranks call this afterwards. ``check`` raises to end the wait. Only ``abort`` and ``close`` may
+        follow. Raises DeadlineExceeded after ``context.timeout_s`` seconds.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of everything; idempotent; no collective is pending. Peers may be gone already."""
+        """Release everything.
+
+        Calling it again has no effect; no collective is pending, and peers may already have exited.
+        """
 
     def abort(self) -> None:
-        """Makes whatever is pending raise, now and from any thread. Only ``close`` may follow."""
+        """Make everything that is pending raise now. Any thread may call it; only ``close`` may follow."""
 
     def check_queued(self) -> None:
-        """Raises where calls that have returned were broken off since, as on a queue they may be. At once; any thread."""
+        """Raise if work that earlier calls have enqueued has been aborted after these calls returned.
+
+        It returns at once; any thread may call it.
+        """
 
     @abstractmethod
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Work:
-        """target = source of rank 0 op … op source of the last; the two are one memory or disjoint."""
+        """Reduce: target = source of rank 0 op … op source of the last rank.
+
+        Source and target are the same memory or disjoint.
+        """
 
     @abstractmethod
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
-        """target = every rank's source, one behind the other; ``counts[r]`` elements come from rank r."""
+        """Gather: target = every rank's source, one after the other; ``counts[r]`` elements come from rank r."""
 
     @abstractmethod
     def broadcast(self, buffer: Buffer, root: int) -> Work:
-        """buffer = that of ``root``, a rank of this communicator."""
+        """Copy the buffer of ``root``, a rank of this communicator, to all ranks."""
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> Work:
-        """target = this rank's part of the reduction of ``source``; rank r gets ``counts[r]`` elements."""
+        """Write this rank's part of the reduction of ``source`` to ``target``; rank r gets ``counts[r]`` elements."""
         dense(source, target)
         whole = self._temporary(source.count, source.dtype)
         _finish(self.allreduce(source, whole, op), self.context)
@@ -249,7 +277,10 @@ class Transport(ABC):
         return DONE
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> Work:
-        """Rank s sends ``counts[s][d]`` elements to rank d; both sides lie one behind the other, by rank."""
+        """Send ``counts[s][d]`` elements from each rank s to each rank d.
+
+        In both buffers, the parts for or from the ranks lie one after the other, by rank.
+        """
         dense(source, target)
         me, size = self.context.rank, source.dtype.itemsize
         sent = [sum(row) for row in counts]
@@ -263,17 +294,17 @@ class Transport(ABC):
         return DONE
 
     def barrier(self) -> Work:
-        """Complete on no rank before every rank has called it."""
+        """Wait for all ranks: the work completes on no rank before every rank has called it."""
         one = self._temporary(1, DType.U8)
         return self.allreduce(one, one, ReduceOp.Max)
 
     def allocate(self, nbytes: int) -> Memory:
-        """Memory that this transport likes to send from."""
+        """Return memory from which this transport can send efficiently."""
         queue = self.context.queue
         return Memory(nbytes) if queue is None else queue.runtime.allocate(nbytes)
 
     def prepare(self, plan: Plan) -> Prepared:
-        """Only where ``capabilities.vectored``."""
+        """Prepare a plan. Called only if ``capabilities.vectored``."""
         raise NotImplementedError(f"{type(self).__name__} is not vectored")
 
     def _temporary(self, count: int, dtype: DType) -> Buffer:
@@ -285,4 +316,4 @@ class Transport(ABC):
 
 def _finish(work: Work, context: Context) -> None:
     while not work.wait(context.timeout_s):
-        pass  # a slow peer is not a dead one: abort() ends this wait
+        pass  # no deadline, because a slow peer is not a dead one: abort() ends this wait

@@ -1,4 +1,4 @@
-"""The tuner contract: proposes settings, is told how long a step took with them, and proposes better ones."""
+"""The tuner contract: proposes settings, learns how long a step took with them, and proposes better ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["Knob", "Tuner", "Value"]
 
 
 class Tuner(ABC):
-    """A search over ``knobs``, which minimises. Deterministic for one seed; one thread at a time; no clock."""
+    """A search over ``knobs`` that minimises the cost of a step.
+
+    It is deterministic for a given seed, reads no clock, and is used by one thread at a time.
+    """
 
     def __init__(self, knobs: Sequence[Knob], seed: int = 0) -> None:
         self.knobs = tuple(knobs)
@@ -19,11 +22,12 @@ class Tuner(ABC):
 
     @abstractmethod
     def ask(self) -> dict[str, Value] | None:
-        """The settings to try next, one value for each knob; None when nothing is left to learn."""
+        """Return the settings to try next, one value per knob; None if nothing is left to learn."""
 
     @abstractmethod
     def tell(self, values: Mapping[str, Value], cost: float) -> None:
-        """What a step cost with ``values``, in seconds.
+        """Report what a step cost with ``values``, in seconds.
 
-        Values that it never proposed are welcome too (a warm start), also beyond a range: they count as its end.
+        Values that this tuner never proposed are accepted too (a warm start). A value outside a knob's range counts as
+        the nearer end of the range.
         """

@@ -1,3 +1,3 @@
-"""The control network: carries a few bytes between ranks and coordinator, and knows nothing of what they decide."""
+"""The control network: moves small messages between ranks and coordinator, and knows nothing of what these decide."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Who was heard when, when the next sign of life is due, and who has been silent for too long. Sans-I/O."""
+"""Decide when the next heartbeat is due and which peers have been silent for too long. Does no I/O of its own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Generic, TypeVar
 
 __all__ = ["BEAT_S", "Beats"]
 
-BEAT_S = 1.0  # each end of a connection between hosts says so often that it is there
+BEAT_S = 1.0  # each end of a connection between hosts sends a heartbeat this often
 _OWN_GAP_S = 2.0 * BEAT_S
 WhoT = TypeVar("WhoT", bound=Hashable)
 
 
 class Beats(Generic[WhoT]):
-    """One end's book about those at the other ends. Times are of any steady clock, in seconds."""
+    """What one end of several connections knows about its peers. All times are seconds of the same monotonic clock."""
 
     def __init__(self, silence_s: float) -> None:
         self.silence_s = silence_s
@@ -22,25 +22,29 @@ class Beats(Generic[WhoT]):
         self._asked_s: float | None = None
 
     def heard(self, who: WhoT, now_s: float) -> None:
-        """Anything at all arrived from ``who``, which counts as a sign of life; the first makes it known."""
+        """Note that a message has arrived from ``who``; any message counts as a sign of life.
+
+        The first one adds ``who``.
+        """
         self._heard_s[who] = now_s
 
     def forget(self, who: WhoT) -> None:
-        """``who`` has taken its leave, and is no longer expected to be heard."""
+        """Stop expecting messages from ``who``, because it has said goodbye."""
         self._heard_s.pop(who, None)
 
     def due(self, now_s: float) -> list[WhoT]:
-        """Those to whom a beat is to be sent now: all, once in ``BEAT_S``."""
+        """Return the peers that are to be sent a heartbeat now: all of them once in ``BEAT_S``, otherwise none."""
         if now_s < self._beat_s:
             return []
         self._beat_s = now_s + BEAT_S
         return list(self._heard_s)
 
     def silent(self, now_s: float) -> list[WhoT]:
-        """Those who were silent for too long, each told once. Ask when all that has arrived was noted, in each ``BEAT_S``.
+        """Return the peers that have been silent for too long; each is returned only once.
 
-        Where nobody has asked for longer, this process itself stood still (SIGSTOP, a suspended machine), maybe together
-        with the others: that time is no silence of theirs.
+        Call it at least once in ``BEAT_S``, after noting all messages that have arrived. If it was not called for
+        longer, this process itself was stopped (SIGSTOP, a suspended machine), possibly together with its peers: that
+        time does not count as their silence.
         """
         if self._asked_s is not None and now_s - self._asked_s > _OWN_GAP_S:
             pause_s = now_s - self._asked_s
@@ -52,7 +56,7 @@ class Beats(Generic[WhoT]):
         return gone
 
     def deadline_s(self) -> float | None:
-        """When ``due`` or ``silent`` may next have something to say; None while nobody is known."""
+        """Return the time at which ``due`` or ``silent`` may next return a peer; None while no peer is known."""
         if not self._heard_s:
             return None
         return min(self._beat_s, min(self._heard_s.values()) + self.silence_s)

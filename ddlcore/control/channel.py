@@ -1,4 +1,7 @@
-"""A rank's line to the coordinator: whole messages in order, whatever the wire; it never reads what they say."""
+"""Define a rank's connection to the coordinator: whole messages, in order, over any transport.
+
+It does not interpret them.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,30 @@ __all__ = ["Channel"]
 
 
 class Channel(ABC):
-    """One user: the control thread. Only ``wake`` may be called by others."""
+    """A connection of one rank to the coordinator.
+
+    Only the control thread uses it, except that any thread may call ``wake``.
+    """
 
     @abstractmethod
     def send(self, message: ToCoordinator) -> None:
-        """Hands ``message`` over; never waits. Raises Closed after ``close``."""
+        """Send ``message`` without blocking. Raises Closed after ``close``."""
 
     @abstractmethod
     def receive(self, timeout_s: float) -> list[FromCoordinator]:
-        """What has arrived, after a wait of at most ``timeout_s`` for the first; [] at the timeout or after ``wake``.
+        """Return the messages that have arrived, after waiting at most ``timeout_s`` for the first of them.
 
-        Raises DdlInternalError when the coordinator is gone (once all that had arrived was returned),
-        Closed after ``close``.
+        Returns [] at the timeout or after ``wake``. Raises DdlInternalError when the coordinator is gone and all
+        messages that had arrived were returned; Closed after ``close``.
         """
 
     @abstractmethod
     def wake(self) -> None:
-        """Makes ``receive`` return soon: the one under way, else the next. Any thread; many calls count as one."""
+        """Make ``receive`` return soon: the call in progress, otherwise the next one.
+
+        Any thread; many calls count as one.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the line when what was sent has arrived, or after 200 ms. May be repeated."""
+        """Close the connection when all sent messages have arrived, or after 200 ms. May be called again."""

@@ -1,4 +1,4 @@
-"""What a rank process uses: its channel to the coordinator, its store, and how both are reached."""
+"""Provide what a rank's process uses of the control network: its channel to the coordinator, and its store."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from ddlcore.messages import (
 
 __all__ = ["ClientChannel", "ClientStore", "connect", "connect_with"]
 
-_SLICE_S = 0.1  # how late a waiting call may notice that its store was closed
+_SLICE_S = 0.1  # delay at most until a waiting call notices that its store was closed
 
 
 def connect(job_file: str, rank: int) -> tuple[Channel, JobStore]:
-    """The line and the store of ``rank`` (as launched) in the job that ``job_file`` describes. Close both.
+    """Return the channel and the store of ``rank`` (its rank in the launch) for the job in ``job_file``. Close both.
 
-    Returns before the launcher has answered: a launcher that is not there shows in ``receive``.
-    Raises DdlInternalError in one line when the file is gone or malformed.
+    Returns before the launcher has answered: if there is no launcher, ``receive`` raises. Raises DdlInternalError with
+    a message of one line if the file is missing or malformed.
     """
     return connect_with(read_job_file(job_file), rank)
 
 
 def connect_with(access: Access, rank: int) -> tuple[Channel, JobStore]:
-    """As ``connect``, where the contents of the job file came by another way."""
+    """Return the same as ``connect``, for the contents of a job file that were received in another way."""
     connection = Connection(access, rank)
     return ClientChannel(connection), ClientStore(connection)
 
 
 class ClientChannel(Channel):
-    """A line of its own, and a wake-up."""
+    """A channel that uses a socket of its own, and a Wake by which other threads interrupt ``receive``."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -67,11 +67,11 @@ class ClientChannel(Channel):
 
 
 class ClientStore(JobStore):
-    """As many lines as calls are under way at once, connected when first needed and used again."""
+    """A store that opens one more socket whenever all its sockets are in use, and keeps idle ones for later calls."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
-        self._connection = connection.retain()  # the channel may be closed before the first call
+        self._connection = connection.retain()  # retained, because the channel may be closed before the first call
         self._lock = threading.Lock()
         self._idle: list[Line] = []
         self._closed = False
@@ -111,7 +111,7 @@ class ClientStore(JobStore):
         while (left_s := deadline_s - time.monotonic()) > 0:
             for data in line.receive(min(left_s, _SLICE_S)):
                 reply = decode_store_reply(data)
-                if reply.serial == serial:  # others answer calls that gave up
+                if reply.serial == serial:  # other serials belong to calls that have timed out
                     return reply
             if self._closed:
                 return StoreReply(serial, b"", CLOSED)

@@ -1,4 +1,4 @@
-"""What the control network expects of the machine that decides: messages in, messages out, no I/O of its own."""
+"""Define what the control network expects of the coordinator: messages in, messages out, no I/O of its own."""
 
 from __future__ import annotations
 
@@ -8,23 +8,32 @@ from ddlcore.messages import FromCoordinator, ToCoordinator
 
 __all__ = ["CoordinatorProtocol", "Outgoing"]
 
-Outgoing = list[tuple[int, FromCoordinator]]  # (world rank as launched, what it is told), in the order of sending
+Outgoing = list[tuple[int, FromCoordinator]]  # (world rank in the launch, message to it), in the order of sending
 
 
 class CoordinatorProtocol(Protocol):
-    """The coordinator as the network sees it. Called by one thread at a time; ranks are those of the launch."""
+    """The coordinator as the network sees it. One thread at a time calls it; ranks are those of the launch."""
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
-        """What follows from a message of ``rank``. DdlInternalError: it was out of place and changed nothing."""
+        """Handle a message from ``rank`` and return the messages that follow from it.
+
+        Raises DdlInternalError if the message was not allowed now; then it has changed nothing.
+        """
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        """What follows from the end of ``rank``'s process, clean or not: the coordinator decides whether it is a loss."""
+        """Handle the end of the process of ``rank``, clean or not, and return the messages that follow from it.
+
+        The coordinator decides whether this end is a failure.
+        """
 
     def lost(self) -> dict[int, str]:
-        """The ranks that were lost so far, with the reason of each; it only grows."""
+        """Return all ranks that were lost so far, each with the reason; entries are only ever added."""
 
     def due(self) -> Outgoing:
-        """What ranks are to be told because of the time that ``overdue`` was given last."""
+        """Return the messages that are due at the time that was last given to ``overdue``."""
 
     def overdue(self, now_s: float) -> list[str]:
-        """Reports for the user about what waits too long. Asked twice a second; ``now_s`` is monotonic."""
+        """Return reports for the user about what has waited for too long.
+
+        Called twice a second; ``now_s`` is monotonic.
+        """

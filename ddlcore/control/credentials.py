@@ -1,4 +1,4 @@
-"""Keys of one job, in a file only this user's processes can read and that ends with the launcher."""
+"""Hold the keys of one job in a file that only this user's processes can read and that disappears with the launcher."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ddlcore.errors import DdlInternalError
 
 __all__ = ["Access", "JobFile", "KeyPair", "decode_access", "encode_access", "read_job_file"]
 
-_LARGEST_BYTES = 1 << 16  # a job file is under 1 KiB; what is larger is something else
+_LARGEST_BYTES = 1 << 16  # a job file is under 1 KiB; a larger file is something else
 _Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(ipc|tcp)://.")]
 _Key = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]  # Z85 of 32 bytes
 _NEXT = "start the script by `ddl run`"
 
 
 class KeyPair:
-    """A CURVE key pair (Z85 text). Its repr shows neither half."""
+    """A CURVE key pair, as Z85 text. Its repr shows neither key."""
 
     def __init__(self) -> None:
         self.public, self.secret = (key.decode() for key in zmq.curve_keypair())
@@ -33,10 +33,10 @@ class KeyPair:
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What a rank needs to reach the coordinator and to be let in. Its repr shows no key."""
+    """What a rank needs to reach the coordinator and to be admitted. Its repr shows no key."""
 
     endpoint: _Endpoint
-    launcher_pid: int  # meaningful on the launcher's host only
+    launcher_pid: int  # valid only on the launcher's host
     server_public: _Key
     client_public: _Key
     client_secret: _Key
@@ -49,24 +49,27 @@ class Access(msgspec.Struct, frozen=True):
 
 
 def encode_access(access: Access) -> bytes:
-    """One line of JSON, to be kept secret."""
+    """Return ``access`` as one line of JSON. It contains secret keys."""
     return msgspec.json.encode(access)
 
 
 def decode_access(data: bytes, where: str) -> Access:
-    """Raises DdlInternalError in one line, which names ``where`` and repeats nothing of ``data``."""
+    """Return the Access in ``data``; ``where`` is the name of its source for the error message.
+
+    Raises DdlInternalError with a message of one line that repeats nothing of ``data``.
+    """
     try:
         return msgspec.json.decode(data, type=Access)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # raised below, outside: the cause would carry pieces of keys into a traceback
+        pass  # raised below, outside of this clause: a chained cause would show parts of keys in a traceback
     raise DdlInternalError(f"{where} is no job file of this version of ddl; {_NEXT}")
 
 
 class JobFile:
-    """``path`` can be read by processes of this user until ``close``.
+    """A job file. Processes of this user can read it at ``path`` until ``close``.
 
-    On Linux it is a memfd of this process, reached by /proc: it has no name to leave behind and is
-    gone with the process even after kill -9. Elsewhere it is a file in a directory of its own.
+    On Linux it is a memfd of this process, which others reach through /proc: it leaves no file behind, and disappears
+    with this process even after kill -9. On other systems it is a file in a directory of its own.
     """
 
     def __init__(self, access: Access) -> None:
@@ -84,7 +87,7 @@ class JobFile:
                 file.write(encode_access(access))
 
     def close(self) -> None:
-        """May be repeated; does nothing in a forked child."""
+        """Remove the job file. May be called again; does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         if self._fd >= 0:
@@ -96,7 +99,10 @@ class JobFile:
 
 
 def read_job_file(path: str) -> Access:
-    """Raises DdlInternalError in one line when the launcher is gone or ``path`` is no job file."""
+    """Return the contents of a job file.
+
+    Raises DdlInternalError with a message of one line if the launcher is gone or ``path`` is no job file.
+    """
     try:
         data = _read_small_file(Path(path))
     except FileNotFoundError:
@@ -107,7 +113,8 @@ def read_job_file(path: str) -> Access:
 
 
 def _read_small_file(path: Path) -> bytes:
-    # The number of a dead launcher may belong to a stranger by now, and the descriptor be a terminal or a pipe.
+    # The process id of a launcher that has ended may belong to another process by now, and the descriptor with the
+    # same number may be a terminal or a pipe. Without O_NONBLOCK and the check for a regular file this could hang.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         return file.read(_LARGEST_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""

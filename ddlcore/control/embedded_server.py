@@ -1,7 +1,7 @@
-"""The coordinator in rank 0's own process, for ranks that another launcher has started.
+"""Run the coordinator in rank 0's own process, for ranks that another launcher has started.
 
-A thread serves the control network and another watches the ranks of this host; the file by which the
-ranks find it is there until all have come.
+One thread serves the control network and another watches the ranks of this host. The file by which ranks find the
+coordinator exists until all of them have arrived.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from ddlcore.messages import Arrive
 __all__ = ["EmbeddedServer", "listening_address"]
 
 log = logging.getLogger("ddl")
-_ANSWER_S = 5.0  # for the holder of the keys in a file to prove that it is there
+_ANSWER_S = 5.0  # time for the holder of the keys in a file to prove that it is running
 _AGAIN_S = 0.2
-_SLICE_S = 0.1  # how late a wait may notice Ctrl-C
-_TELL_S = 2.0  # for the server's thread to say that rank 0 ends
-_SAY_S = 5.0  # after so long a wait for the others at the end, it says whom it waits for
+_SLICE_S = 0.1  # delay at most until a wait notices Ctrl-C
+_TELL_S = 2.0  # time for the server's thread to tell the ranks that rank 0 ends
+_SAY_S = 5.0  # after waiting so long at the end, log which ranks rank 0 waits for
 
 
 def listening_address(interface: str, on_one_host: bool) -> str:
-    """Where to listen: "" within the host, else at ``interface`` or, where that is empty, at all of them.
+    """Return the address to listen at: "" for this host only, else ``interface``, or all interfaces if that is empty.
 
-    Raises ValueError for an interface that this host lacks.
+    Raises ValueError for an interface that this host does not have.
     """
     if interface:
         address = chosen_address(interface)
@@ -54,10 +54,16 @@ def listening_address(interface: str, on_one_host: bool) -> str:
 
 
 class EmbeddedServer:
-    """Lives in rank 0 from its first ``init`` to the end of its process. One thread builds and closes it."""
+    """The coordinator and its server in rank 0, from its first ``init`` to the end of its process.
+
+    One thread builds and closes it.
+    """
 
     def __init__(self, size: int, coordinator: CoordinatorProtocol, address: str, deadline_s: float) -> None:
-        """Listens at ``address``; raises as Server does. Ranks may come until ``deadline_s`` of the monotonic clock."""
+        """Listen at ``address``. Ranks may arrive until ``deadline_s`` of the monotonic clock.
+
+        Raises the errors of Server.
+        """
         self._size = size
         self._deadline_s = deadline_s
         self._pid = os.getpid()
@@ -85,9 +91,11 @@ class EmbeddedServer:
         self._thread.start()
 
     def publish(self, places: Sequence[Path], name: str, timeout_s: float) -> None:
-        """Writes the file. A launch of the same name that is alive is waited for, as long as ``timeout_s``.
+        """Write the file by which the other ranks find this server.
 
-        Raises DeadlineExceeded when it is still there then, DdlInternalError where no place takes the file.
+        If a running launch has a file of the same name, wait up to ``timeout_s`` for it to disappear. Raises
+        DeadlineExceeded if it is still there then, and DdlInternalError if the file can be written in none of
+        ``places``.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -102,14 +110,15 @@ class EmbeddedServer:
                     ) from None
                 time.sleep(_AGAIN_S)
             else:
-                self._wake.set()  # all may have come already
+                self._wake.set()  # all ranks may have arrived already
                 return
 
     def close(self, reason: str, patient: bool) -> None:
-        """Ends it, and tells the ranks that still need it the ``reason``. May be repeated.
+        """Close the server, and tell the ranks that still need it the ``reason``. May be called again.
 
-        ``patient``: not before the other ranks have left, or some rank was lost. Where rank 0's world was a part of
-        all ranks, those of the other parts may still have to come, and have as long as they were given.
+        If ``patient``, first wait until the other ranks have left or a rank was lost. If rank 0's world had only some
+        of the ranks, ranks of other worlds may not have arrived yet; for these it waits up to the deadline of
+        ``__init__``.
         """
         if os.getpid() != self._pid or self._stopping:
             return
@@ -134,10 +143,10 @@ class EmbeddedServer:
                 if time.monotonic() > say_s:
                     say_s = float("inf")
                     who = ", ".join(map(str, sorted(others)))
-                    log.info("rank 0 has ended its script and stays: rank %s may still use the coordinator in it", who)
+                    log.info("rank 0 has ended its script and stays: rank %s may still use its coordinator", who)
 
     def _needing(self) -> frozenset[int]:
-        """The other ranks that use the coordinator, or have yet to find it."""
+        """Return the other ranks that use the coordinator, or that may still arrive."""
         coming = self._registration.missing() if time.monotonic() < self._deadline_s else set[int]()
         return (self._registration.active | coming) - {0}
 
@@ -147,7 +156,7 @@ class EmbeddedServer:
         there = open_endpoints(invitation.endpoints)
         return not any(answers(at(invitation.access, endpoint), 0, _ANSWER_S) for endpoint, _ in there)
 
-    # --- told by the server's thread
+    # --- called in the server's thread
 
     def _arrived(self, rank: int, arrive: Arrive) -> None:
         self._arrivals.append((rank, arrive))
@@ -160,7 +169,7 @@ class EmbeddedServer:
     # --- the watching thread
 
     def _watch(self) -> None:
-        """Tells the server of the end of ranks that are seen from here: at once, whoever else holds their sockets."""
+        """Tell the server at once when the process of a rank on this host ends, even if others hold its sockets."""
         poll = select.poll()
         poll.register(self._wake.fileno(), select.POLLIN)
         watched: dict[int, int] = {}  # by pidfd: rank
@@ -180,7 +189,7 @@ class EmbeddedServer:
                     watched[fd] = rank
                     poll.register(fd, select.POLLIN)
             if not missing and self._published is not None:
-                self._published.remove()  # nobody else will look for it
+                self._published.remove()  # no other rank will look for it
         for fd in watched:
             os.close(fd)
 
@@ -195,7 +204,10 @@ class EmbeddedServer:
 
 
 class _Last:
-    """Notes that the end of rank 0, the last that is said, was handled; all else it hands on."""
+    """A wrapper of the coordinator that notes when rank 0's end, the last event, was handled.
+
+    It passes on everything else.
+    """
 
     def __init__(self, coordinator: CoordinatorProtocol, told: threading.Event) -> None:
         self._coordinator = coordinator
@@ -208,12 +220,15 @@ class _Last:
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
         outgoing = self._coordinator.rank_ended(rank, reason)
         if rank == 0:
-            self._told.set()  # what follows from it is sent in the same turn
+            self._told.set()  # the resulting messages are sent in the same turn
         return outgoing
 
 
 def _endpoints(endpoint: str) -> tuple[str, ...]:
-    """``endpoint``, or where it stands for all interfaces one for each address: others' before this host's own."""
+    """Return ``endpoint``, or one endpoint for each address of this host if it stands for all interfaces.
+
+    Addresses that other hosts can reach come before those of the loopback interface.
+    """
     if endpoint.startswith("ipc:"):
         return (endpoint,)
     host, port = split_endpoint(endpoint)

@@ -1,4 +1,4 @@
-"""Sees to it that a process may open as many files as the connections of a job need, or says what to do."""
+"""Raise the limit of open files to what the connections of a job need, or say what the user can do."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ddlcore.errors import DdlInternalError
 
 __all__ = ["allow_files"]
 
-_PER_RANK = 3  # its line, a line of its store, and one to spare
-_PER_RANK_TCP = 6  # its line and a line of its store: three for each, see TcpProxy
-_OWN = 128  # of the process itself
-_STRANGERS = 512  # of connections by TCP that have shown no key: fewer of them are kept where the hard limit is lower
+_PER_RANK = 3  # its channel, a connection of its store, and one to spare
+_PER_RANK_TCP = 6  # its channel and a connection of its store: three files for each, see TcpProxy
+_OWN = 128  # files of the process itself
+_STRANGERS = 512  # for TCP connections that have shown no key: fewer of them if the hard limit is lower
 
 
 def allow_files(ranks: int, *, tcp: bool = False) -> None:
-    """Raises this process's soft limit of open files as far as ``ranks`` connected ranks need; never lowers it.
+    """Raise this process's soft limit of open files to what ``ranks`` connected ranks need; never lower it.
 
-    ``tcp``: they may connect by TCP. Processes that are started later inherit the limit. Raises DdlInternalError where
-    the hard limit forbids it.
+    ``tcp``: the ranks may connect by TCP. Processes that are started later inherit the limit. Raises DdlInternalError
+    if the hard limit is too low.
     """
     needed = (_PER_RANK_TCP if tcp else _PER_RANK) * ranks + _OWN
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -31,7 +31,7 @@ def allow_files(ranks: int, *, tcp: bool = False) -> None:
         if hard != resource.RLIM_INFINITY and hard < needed:
             raise ValueError("beyond the hard limit")
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (ValueError, OSError):  # the latter: the system has a lower limit of its own
+    except (ValueError, OSError):  # OSError: the system has a lower limit of its own
         limit = "unlimited" if hard == resource.RLIM_INFINITY else hard
         raise DdlInternalError(
             f"control network: {ranks} ranks need {needed} open files, and this process may open {soft} "

@@ -1,4 +1,4 @@
-"""One encrypted connection of a rank to its launcher: moves bytes and notices that the other end is gone."""
+"""Move bytes over one encrypted connection of a rank to its launcher, and notice that the other end is gone."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = [
     "open_dealer",
 ]
 
-FLUSHED = b""  # sent as the last frame of a line and sent back by the server: all before it has arrived
-HEARTBEAT_MS = 1000  # tcp only: inside a host the kernel tells at once
-HEARTBEAT_TIMEOUT_MS = 2500  # after a ping: silence of about 3 s ends a connection
+FLUSHED = b""  # a client's last frame; the server returns it: everything sent before has arrived
+HEARTBEAT_MS = 1000  # TCP only: within a host, the kernel reports a closed connection at once
+HEARTBEAT_TIMEOUT_MS = 2500  # after a ping: about 3 s of silence end a connection
 
 _FLUSH_S = 0.2
 BROKEN = (
@@ -44,9 +44,10 @@ _MOST_REFUSALS = 10
 
 
 class Connection:
-    """What the lines of one rank share: keys, one ZeroMQ context and the launcher's pidfd; the last user ends it.
+    """What all lines of one rank share: the keys, one ZeroMQ context and the launcher's pidfd.
 
-    ``context``: one that many connections share, where a process speaks for many ranks; its owner ends it.
+    The last line that is closed releases it. A process with many ranks may pass one ``context`` for all their
+    connections; then its owner terminates that context.
     """
 
     def __init__(self, access: Access, rank: int, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
@@ -61,7 +62,7 @@ class Connection:
 
     @property
     def foreign(self) -> bool:
-        """This process was forked from the one that connected; the sockets are not its own."""
+        """Whether this process was forked from the one that connected; then it must not use the sockets."""
         return os.getpid() != self.pid
 
     def retain(self) -> Connection:
@@ -75,7 +76,7 @@ class Connection:
             last = self._users == 0
         if last:
             if not self._shared:
-                self.context.term()  # no socket is left, so it does not wait
+                self.context.term()  # does not block, since no socket is left
             if self.launcher >= 0:
                 os.close(self.launcher)
 
@@ -92,7 +93,10 @@ def _watch(access: Access) -> int:
 def open_dealer(
     context: zmq.Context[zmq.Socket[bytes]], access: Access, name: bytes, *, beats: bool = True
 ) -> zmq.Socket[bytes]:
-    """A socket under ``name`` with the keys of ``access``, not yet connected. ``beats``: ZeroMQ's own, over TCP."""
+    """Return a socket called ``name`` with the keys of ``access``, not yet connected.
+
+    ``beats``: ZeroMQ sends heartbeats on it, if the endpoint is TCP.
+    """
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = 0
@@ -108,21 +112,21 @@ def open_dealer(
 
 
 class Refusals:
-    """Tells whether a TCP connection that ended is to be tried again, as ZeroMQ does by itself, or is broken for good.
+    """Decides whether a TCP connection that ended may be tried again, as ZeroMQ does by itself, or is broken for good.
 
-    A server that many strangers connect to at the same time may end a connection before that has shown its key. What
-    was sent on it is kept until one is let in.
+    While many other clients connect, a server may close a connection before that has shown its key. ZeroMQ keeps the
+    messages that were sent on it until a later attempt is admitted.
     """
 
     def __init__(self, endpoint: str) -> None:
         self._left = _MOST_REFUSALS if endpoint.startswith("tcp:") else 0
 
     def heard(self) -> None:
-        """The server has let us in: the next end is the last."""
+        """Note that the server has admitted this connection: from now on a closed connection is final."""
         self._left = 0
 
     def forgive(self, event: int) -> bool:
-        """Whether ``event`` of the socket's monitor means nothing yet."""
+        """Return whether ``event``, from the socket's monitor, is still to be ignored."""
         if event not in _TRANSIENT or self._left <= 0:
             return False
         self._left -= 1
@@ -130,15 +134,15 @@ class Refusals:
 
 
 class Line:
-    """One DEALER socket. One thread at a time; not usable in forked children, whose calls raise or do nothing."""
+    """One DEALER socket to the launcher. One thread at a time uses it; in a forked child, calls raise or do nothing."""
 
     def __init__(self, connection: Connection, kind: str, wake: Wake | None = None) -> None:
         self._connection = connection.retain()
         self._wake = wake
         self._sent = False
-        self.broken = ""  # why nothing will ever arrive again
+        self.broken = ""  # reason why nothing more can arrive; "": not broken
         access, context = connection.access, connection.context
-        # A name of its own for each connection: a router ignores a second one under a name still in use.
+        # Each connection has a name of its own, because a router ignores a second connection whose name is in use.
         name = f"{kind}{connection.rank}.{secrets.token_hex(4)}"
         self._socket = open_dealer(context, access, name.encode())
         self._refusals = Refusals(access.endpoint)
@@ -156,15 +160,15 @@ class Line:
             self._poller.register(wake.fileno(), zmq.POLLIN)
 
     def send(self, data: bytes) -> None:
-        """Queues ``data``; never waits."""
+        """Queue ``data`` for sending, without blocking."""
         self._check()
         self._sent = True
         self._socket.send(data, zmq.NOBLOCK)
 
     def receive(self, timeout_s: float) -> list[bytes]:
-        """All that has arrived, after at most ``timeout_s``; [] at the timeout or when woken.
+        """Return all messages that have arrived, after waiting at most ``timeout_s``; [] at the timeout or when woken.
 
-        Raises DdlInternalError when the launcher is gone and all it had sent was returned.
+        Raises DdlInternalError when the launcher is gone and all that it had sent was returned.
         """
         self._check()
         deadline_s = time.monotonic() + timeout_s
@@ -176,7 +180,7 @@ class Line:
         return arrived
 
     def _poll(self, timeout_s: float) -> bool:
-        """Whether there was more than events that mean nothing."""
+        """Wait for at most ``timeout_s``; return False if only events arrived that are to be ignored."""
         sources = self._poller.poll(max(math.ceil(timeout_s * 1000), 0))
         for source, _ in sources:
             if source is self._events:
@@ -188,7 +192,10 @@ class Line:
         return [source for source, _ in sources] != [self._events]
 
     def close(self) -> None:
-        """Waits up to 200 ms until what was sent has arrived. May be repeated; does nothing in a forked child."""
+        """Close the socket, after waiting up to 200 ms until sent messages have arrived.
+
+        May be called again; does nothing in a forked child.
+        """
         if self._connection.foreign or self._socket.closed:
             return
         if self._sent and not self.broken:

@@ -1,4 +1,4 @@
-"""The listening end of the control network: lets in who has a key of the job, and moves frames; it reads none."""
+"""Accept connections to the control network from clients with a key of the job, and move frames without reading."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from ddlcore.errors import DdlInternalError
 
 __all__ = ["Listener"]
 
-_LINGER_MS = 1000  # for last words to those connected when it closes
-_LARGEST_BYTES = 64 << 20  # who announces more loses the connection; ours stay far below
-_ABSTRACT = sys.platform == "linux"  # Unix sockets may have a name without a file
-_IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID: whose connections a Unix socket keeps; pyzmq has no name for it
+_LINGER_MS = 1000  # time for the last messages to clients that are connected when it closes
+_LARGEST_BYTES = 64 << 20  # a client that announces more is disconnected; real messages are far smaller
+_ABSTRACT = sys.platform == "linux"  # Unix sockets may have a name that is no file
+_IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID: users who may connect to a Unix socket; pyzmq lacks the constant
 
 
 class Listener:
-    """A ROUTER socket and the authenticator before it. Built and bound by one thread, then used by one other.
+    """A ROUTER socket with its authenticator. One thread builds and binds it; afterwards one other thread uses it.
 
-    Only ``admit`` may be called by any. ``parts``: tells of connections that ended without a goodbye.
+    Any thread may call ``admit``. ``parts``: ``parted`` returns connections that ended without a goodbye.
 
-    No other user's process reaches the ROUTER before it has shown a key: libzmq aborts when a flood of connections takes
-    its descriptors, and keeps what each of them announces. Unix sockets are this user's alone, and TCP connections
-    come through a ``TcpProxy``.
+    Processes of other users cannot reach the ROUTER before they have shown a key, because libzmq aborts the process
+    when a flood of connections uses up its descriptors, and reserves memory for what each connection announces. Unix
+    sockets are open to this user only, and TCP connections go through a ``TcpProxy``.
     """
 
     def __init__(self, *, parts: bool = False) -> None:
@@ -49,7 +49,7 @@ class Listener:
         self._own: list[OwnSocket] = []
         self._proxies: list[TcpProxy] = []
         self._parts = parts
-        self._names: dict[int, bytes] = {}  # by descriptor: whose connection it is
+        self._names: dict[int, bytes] = {}  # by descriptor: name of the connection
         self._parted: deque[bytes] = deque()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._authenticator = self.context.socket(zmq.REP)
@@ -66,38 +66,39 @@ class Listener:
         router = self.context.socket(zmq.ROUTER)
         router.curve_server = True
         router.setsockopt(zmq.ZAP_DOMAIN, b"ddl")
-        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a authenticator nobody gets in, rather than anybody
+        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an authenticator libzmq admits nobody, not everybody
         router.curve_secretkey = keys.secret.encode()
-        router.sndhwm = router.rcvhwm = 0  # a rank that does not read must not hold up the others
+        router.sndhwm = router.rcvhwm = 0  # a rank that does not read its messages must not block the others
         router.linger = _LINGER_MS
         router.setsockopt(zmq.BACKLOG, 4096)
         router.setsockopt(zmq.MAXMSGSIZE, _LARGEST_BYTES)
         for uid in {os.geteuid(), 0}:
-            with contextlib.suppress(zmq.ZMQError):  # a libzmq built without it: directories keep others away, and keys
+            with contextlib.suppress(zmq.ZMQError):  # libzmq without it: only directories and keys keep others out
                 router.setsockopt(_IPC_FILTER_UID, *struct.unpack("=i", struct.pack("=I", uid)))
         return router
 
     # --- opening and closing
 
     def bind_within(self, *, by_name: bool = False) -> str:
-        """Listens to this host's processes, by an ipc socket that leaves no file; returns its endpoint.
+        """Listen for processes of this host at an ipc socket that leaves no file; return its endpoint.
 
-        ``by_name``: also to those that do not see this process in their /proc, as in other containers. Other users may
-        connect to such a socket, and are cut off at once.
+        ``by_name``: processes that do not see this one in their /proc, as in other containers, can connect too. Other
+        users can connect to such a socket as well, but are disconnected at once.
         """
         own = "" if by_name else self._bind_own()
         if own:
             return own
         if _ABSTRACT:
-            return self._bind(f"ipc://@ddl-{secrets.token_hex(16)}")  # abstract: a name without a file, gone with us
+            return self._bind(f"ipc://@ddl-{secrets.token_hex(16)}")  # abstract: no file, gone with this process
         self._directory = tempfile.mkdtemp(prefix="ddl-")  # 0700
         return self._bind(f"ipc://{self._directory}/control")
 
     def bind(self, address: str, *, beats: bool = True, connections: int = 0) -> str:
-        """Listens at ``address``, and returns the endpoint (with the port that 0 stood for).
+        """Listen at ``address`` and return the endpoint, with the real port if that was 0.
 
-        ``beats``: TCP connections bear ZeroMQ's own heartbeats. ``connections``: how many of ours may come at the same
-        time. Raises ValueError for what is no address of this host, DdlInternalError where it is in use.
+        ``beats``: ZeroMQ sends heartbeats on TCP connections. ``connections``: number of connections that the job
+        itself may open at the same time. Raises ValueError for an address that this host does not have,
+        DdlInternalError if it is in use.
         """
         if not address.startswith(("tcp:", "ipc:")):
             raise ValueError(f"control network: {address!r} is neither tcp://IP:PORT nor an ipc address")
@@ -123,14 +124,14 @@ class Listener:
         return endpoint
 
     def _bind_own(self) -> str:
-        """ "" where the system has no such sockets."""
+        """Bind to a Unix socket that no other user can reach; return its endpoint, or "" if the system has none."""
         try:
             own = OwnSocket()
         except OSError:
             return ""
         self._own.append(own)
         endpoint = f"ipc://{own.path}"
-        listening = socket.socket.detach(own.socket)  # libzmq's from now on
+        listening = socket.socket.detach(own.socket)  # libzmq owns it from now on
         self._router.setsockopt(zmq.USE_FD, listening)
         try:
             self._router.bind(endpoint)
@@ -151,7 +152,11 @@ class Listener:
         return bound.rstrip(b"\0").decode()
 
     def close_sockets(self) -> None:
-        """All of them: a router whose authenticator no longer answers does not let go of its connections."""
+        """Close all sockets.
+
+        The ROUTER must be closed together with its authenticator: without that one's answers it would never release its
+        connections.
+        """
         if self._parts and not self._router.closed:
             self._router.disable_monitor()
             self._events.close()
@@ -159,10 +164,10 @@ class Listener:
         self._authenticator.close()
 
     def release(self) -> None:
-        """Lets go of everything, when the thread that used it has ended."""
+        """Close and release everything, after the thread that used this listener has ended."""
         self.close_sockets()
         self.context.term()
-        for proxy in self._proxies:  # last words have come to it by now
+        for proxy in self._proxies:  # it has received the last messages by now
             proxy.close()
         for own in self._own:
             own.close()
@@ -174,24 +179,27 @@ class Listener:
 
     @property
     def refused(self) -> int:
-        """TCP connections that were ended because they had shown no key. Any thread."""
+        """Number of TCP connections that were ended because they had shown no key. Any thread."""
         return sum(proxy.refused for proxy in self._proxies)
 
     def access(self, endpoint: str) -> Access:
-        """What a client that reaches this at ``endpoint`` needs to be let in."""
+        """Return what a client needs that reaches this listener at ``endpoint``."""
         return msgspec.structs.replace(self._access, endpoint=endpoint)
 
     def admit(self, public: str) -> None:
-        """From now on who has this key (Z85) gets in, too. Any thread."""
+        """Admit also clients with the public key ``public`` (Z85) from now on. Any thread."""
         self._admitted.add(z85.decode(public))
 
     def register(self, poller: zmq.Poller) -> None:
-        """Makes ``poller`` wake when there is something for ``let_in``, ``receive`` or ``parted``."""
+        """Register with ``poller`` everything that ``let_in``, ``receive`` or ``parted`` must react to."""
         for source in (self._router, self._authenticator, *([self._events] if self._parts else [])):
             poller.register(source, zmq.POLLIN)
 
     def let_in(self) -> None:
-        """The ZAP protocol (ZeroMQ RFC 27): who asks with an admitted key gets in. Call it first in each turn."""
+        """Answer requests to authenticate (the ZAP protocol, ZeroMQ RFC 27), and admit clients with an admitted key.
+
+        Call it first in each turn, before ``receive``.
+        """
         with contextlib.suppress(zmq.Again):
             while True:
                 version, request, _domain, _address, _name, *credentials = self._authenticator.recv_multipart(
@@ -204,7 +212,7 @@ class Listener:
             self._note_parted()
 
     def receive(self) -> list[bytes]:
-        """The frames of one message, first the name of the connection. Raises zmq.Again where there is none."""
+        """Return the frames of one message, first the name of the connection. Raises zmq.Again if there is none."""
         if not self._parts:
             return self._router.recv_multipart(zmq.NOBLOCK)
         frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -212,24 +220,25 @@ class Listener:
         fd = frames[-1].get(zmq.SRCFD)
         if isinstance(fd, int) and fd >= 0:
             if data[-1] == FLUSHED:
-                self._names.pop(fd, None)  # it says goodbye
+                self._names.pop(fd, None)  # the goodbye of this connection
             else:
                 self._names[fd] = data[0]
         return data
 
     def parted(self) -> list[bytes]:
-        """Names of connections that ended without a goodbye. Ask when all that arrived has been received."""
+        """Return names of connections that ended without a goodbye. Call it when all that arrived has been received."""
         names = list(self._parted)
         self._parted.clear()
         return names
 
     def send(self, frames: list[bytes]) -> None:
-        """Never waits; who is gone hears nothing."""
+        """Send without blocking; frames for a connection that is gone are dropped."""
         with contextlib.suppress(zmq.Again, zmq.ZMQError):
             self._router.send_multipart(frames, zmq.NOBLOCK)
 
     def _note_parted(self) -> None:
-        # Before messages are read: a new connection may have the descriptor of an old one, but gets in only by us.
+        # This must happen before messages are read: a new connection may have the descriptor of one that has ended. It
+        # cannot have sent anything yet, because only ``let_in``, in this thread, admits it.
         with contextlib.suppress(zmq.Again):
             while True:
                 head, _ = self._events.recv_multipart(zmq.NOBLOCK)

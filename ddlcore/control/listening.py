@@ -1,4 +1,4 @@
-"""Opens sockets that listen: Unix sockets that only this user's processes reach, and TCP ports."""
+"""Open listening sockets: Unix sockets that only processes of this user can reach, and TCP ports."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _BACKLOG = 4096
 
 
 class OwnSocket:
-    """A listening Unix socket at ``path``, which leaves no file and which no other user can connect to.
+    """A listening Unix socket at ``path``, which leaves no file and to which no other user can connect.
 
-    It is made in a directory of its own (mode 0700) and loses its name before anybody hears of it. From then on it is
-    reached through a descriptor of this process in /proc, which the kernel shows to processes of this user and to root
-    only. An abstract socket would be open to every user of the host. Raises OSError where the system has no such way.
+    The socket is created in a directory of its own (mode 0700), which is removed before ``path`` is told to anybody.
+    From then on the socket is reached through a descriptor of this process in /proc, which the kernel shows only to
+    processes of this user and to root. An abstract socket would be open to every user of the host. Raises OSError if
+    the system does not support this.
     """
 
     def __init__(self) -> None:
@@ -46,20 +47,23 @@ class OwnSocket:
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
-        """Takes the path away; the socket itself is its owner's. May be repeated."""
+        """Make ``path`` invalid; the owner of the socket closes the socket itself. May be called again."""
         if self._place >= 0:
             os.close(self._place)
             self._place = -1
 
     def _try(self) -> None:
-        """A sandbox may have /proc and not this."""
+        """Check that ``path`` can be connected to, because a sandbox may have /proc without supporting this."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.connect(self.path)
             self.socket.accept()[0].close()
 
 
 def tcp_listener(address: str) -> socket.socket:
-    """Listens at ``tcp://HOST:PORT``: an address or an interface of this host, or ``*``. Raises OSError, ValueError."""
+    """Return a socket that listens at ``tcp://HOST:PORT``. Raises OSError or ValueError.
+
+    HOST is an address or an interface of this host, or ``*`` for all.
+    """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError("it is not tcp://HOST:PORT")
@@ -68,7 +72,7 @@ def tcp_listener(address: str) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            with contextlib.suppress(OSError):  # both families where the address stands for all
+            with contextlib.suppress(OSError):  # accept both families if the address stands for all
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(place)
         listener.listen(_BACKLOG)
@@ -79,7 +83,7 @@ def tcp_listener(address: str) -> socket.socket:
 
 
 def tcp_name(listener: socket.socket) -> str:
-    """``tcp://HOST:PORT`` of a socket that listens."""
+    """Return ``tcp://HOST:PORT`` of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 

@@ -1,4 +1,4 @@
-"""Notices that a process has ended, and puts its end into words; what follows from it is decided elsewhere."""
+"""Notice that a process has ended and describe its end; what follows from it is decided elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Watcher", "describe_exit", "open_pidfd"]
 
 
 def describe_exit(returncode: int) -> str:
-    """A return code of ``subprocess`` in words: "killed by signal 9 (SIGKILL)", "exited with code 3"."""
+    """Return a description of a return code of ``subprocess``: "killed by signal 9 (SIGKILL)", "exited with code 3"."""
     if returncode >= 0:
         return f"exited with code {returncode}"
     try:
@@ -26,9 +26,9 @@ def describe_exit(returncode: int) -> str:
 
 
 def open_pidfd(pid: int) -> int:
-    """A descriptor that is readable from the end of process ``pid`` on; -1 where the system has none.
+    """Return a descriptor that becomes readable when process ``pid`` ends; -1 if the system does not support this.
 
-    Raises ProcessLookupError when there is no such process.
+    Raises ProcessLookupError if there is no such process.
     """
     if not hasattr(os, "pidfd_open"):
         return -1
@@ -41,10 +41,10 @@ def open_pidfd(pid: int) -> int:
 
 
 class Watcher:
-    """Waits for the end of any of several child processes: by pidfd, else with one thread a process.
+    """Waits until any of several child processes ends: by pidfd, or by a thread for each process where there is none.
 
-    Never by a socket: a grandchild that holds one hides the end of its parent for seconds. One
-    thread adds and waits; ``wake`` may come from any.
+    It does not watch sockets, because a grandchild that holds the socket hides the end of its parent for seconds. One
+    thread adds processes and waits; any thread may call ``wake``.
     """
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class Watcher:
         self._poll = select.poll()
         self._poll.register(self._wake.fileno(), select.POLLIN)
         self._children: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}  # by pidfd: (rank, process)
-        self._ended: deque[tuple[int, int]] = deque()  # what the threads found
+        self._ended: deque[tuple[int, int]] = deque()  # ends that the threads have found
 
     def add(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """``process`` is a child that nobody else waits for."""
+        """Watch ``process``, a child that no other code waits for."""
         fd = open_pidfd(process.pid)
         if fd >= 0:
             self._children[fd] = (rank, process)
@@ -64,7 +64,10 @@ class Watcher:
             threading.Thread(target=self._wait_for, args=(rank, process), name=f"ddl-watch-{rank}", daemon=True).start()
 
     def wait(self, timeout_s: float) -> list[tuple[int, int]]:
-        """(rank, return code) of those that ended, within ``timeout_s``; [] at the timeout or after ``wake``."""
+        """Wait for at most ``timeout_s``, and return (rank, return code) of the processes that have ended.
+
+        Returns [] at the timeout or after ``wake``.
+        """
         ended = []
         for fd, _ in self._poll.poll(math.ceil(timeout_s * 1000)):
             if fd == self._wake.fileno():
@@ -73,17 +76,17 @@ class Watcher:
             rank, process = self._children.pop(fd)
             self._poll.unregister(fd)
             os.close(fd)
-            ended.append((rank, process.wait()))  # has ended: reaps, does not wait
+            ended.append((rank, process.wait()))  # does not block: the process has ended, and this reaps it
         while self._ended:
             ended.append(self._ended.popleft())
         return ended
 
     def wake(self) -> None:
-        """Makes ``wait`` return soon."""
+        """Make ``wait`` return soon."""
         self._wake.set()
 
     def close(self) -> None:
-        """Stops watching; the processes are left as they are. May be repeated."""
+        """Stop watching; the processes keep running. May be called again."""
         for fd in self._children:
             os.close(fd)
         self._children.clear()

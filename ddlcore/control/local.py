@@ -1,4 +1,4 @@
-"""The control network inside one process: worlds of one or of threads, without sockets or a thread of its own."""
+"""Provide the control network within one process, for a world of one rank or of threads, without sockets or threads."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["LocalChannel", "LocalNetwork", "LocalStore"]
 
 _TICK_S = 0.5  # how often the coordinator is asked what is overdue
 
-_SLICE_S = 0.05  # how late a get may notice its deadline
+_SLICE_S = 0.05  # delay at most until a get notices its deadline
 
-_Slot = queue.SimpleQueue  # where a store call waits for its one reply
+_Slot = queue.SimpleQueue  # a store call waits here for its only reply
 
 
 def _to_stderr(text: str) -> None:
@@ -29,7 +29,7 @@ def _to_stderr(text: str) -> None:
 
 
 class LocalNetwork:
-    """Connects ``size`` ranks of this process. The coordinator runs in the thread of whoever speaks, one at a time."""
+    """Connects ``size`` ranks of this process. The coordinator runs in the thread that sends to it, one at a time."""
 
     def __init__(self, size: int, coordinator: CoordinatorProtocol, report: Callable[[str], None] = _to_stderr) -> None:
         self.size = size
@@ -41,7 +41,7 @@ class LocalNetwork:
         self._tick_s = time.monotonic() + _TICK_S
 
     def channel(self, rank: int) -> LocalChannel:
-        """A fresh line of ``rank``; what is said to the rank goes to its latest."""
+        """Return a new channel of ``rank``; messages to the rank go to its latest channel."""
         channel = LocalChannel(self, rank)
         with self._lock:
             self._channels[rank] = channel
@@ -51,11 +51,11 @@ class LocalNetwork:
         return LocalStore(self, rank)
 
     def rank_ended(self, rank: int, reason: str) -> None:
-        """The thread of ``rank`` has ended, or is to be taken for dead. Any thread."""
+        """Tell the coordinator that the thread of ``rank`` has ended, or is to be treated as dead. Any thread."""
         with self._lock:
             self._tell(self._coordinator.rank_ended(rank, reason))
 
-    # --- for the channels and stores of this file
+    # --- for the channels and stores of this module
 
     def handle(self, rank: int, message: ToCoordinator) -> None:
         with self._lock:
@@ -72,7 +72,10 @@ class LocalNetwork:
             self._reply(self._shelf.expire(time.monotonic()))
 
     def tick(self) -> None:
-        """Called by whoever waits: there is no thread that could do it."""
+        """Run the coordinator's periodic work if it is due.
+
+        Waiting threads call this, because no thread does it otherwise.
+        """
         now_s = time.monotonic()
         if now_s < self._tick_s:
             return
@@ -96,19 +99,20 @@ class LocalNetwork:
 
 
 class LocalChannel(Channel):
-    """A list that one thread waits on."""
+    """A queue of messages that one thread waits on."""
 
     def __init__(self, network: LocalNetwork, rank: int) -> None:
         self._network = network
         self._rank = rank
-        # Reentrant: a finalizer may call ``wake`` in the middle of any of its sections.
+        # A Condition's lock is reentrant. It must be: a finalizer may run at any point of a section that holds the
+        # lock, on the same thread, and call ``wake``.
         self._condition = threading.Condition()
         self._arrived: deque[FromCoordinator] = deque()
         self._woken = False
         self._closed = False
 
     def send(self, message: ToCoordinator) -> None:
-        """As ``Channel.send``; the coordinator answers within the call, and its DdlInternalError is raised here."""
+        """Send as ``Channel.send``. The coordinator runs within this call, which also raises its DdlInternalError."""
         self._check()
         self._network.handle(self._rank, message)
 
@@ -136,7 +140,7 @@ class LocalChannel(Channel):
         self._closed = True
 
     def deliver(self, message: FromCoordinator) -> None:
-        """From the network."""
+        """Take a message from the network."""
         with self._condition:
             self._arrived.append(message)
             self._condition.notify()
@@ -154,7 +158,7 @@ class LocalStore(JobStore):
         self._network = network
         self._rank = rank
         self._lock = threading.Lock()
-        self._calls: dict[int, _Slot[StoreReply]] = {}  # under way, by serial
+        self._calls: dict[int, _Slot[StoreReply]] = {}  # calls in progress, by serial
         self._closed = False
 
     def _call(self, request: StoreRequest, answer_s: float) -> StoreReply:

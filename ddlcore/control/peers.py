@@ -1,4 +1,4 @@
-"""Says which user is at the other end of a socket, where that end is on this host."""
+"""Find out which user owns the other end of a socket, if that end is on this host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["is_ours", "local_tcp_uid", "unix_uid"]
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
-_REQUEST = 1  # NLM_F_REQUEST: one socket, found by its addresses, not a list of all
+_REQUEST = 1  # NLM_F_REQUEST: one socket, found by its addresses, instead of a list of all
 _ANY_STATE, _NO_COOKIE = 0xFFFFFFFF, 0xFFFFFFFF
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _QUESTION = struct.Struct("=BBBBI")  # struct inet_diag_req_v2, up to its socket id
@@ -19,12 +19,12 @@ _UID_AT = 64  # in struct inet_diag_msg
 
 
 def is_ours(uid: int) -> bool:
-    """Whether ``uid`` may do what this process may: the same user, or root."""
+    """Return whether ``uid`` has the rights of this process: it is the same user, or root."""
     return uid in (os.geteuid(), 0)
 
 
 def unix_uid(connection: socket.socket) -> int:
-    """The user who connected a Unix socket, or listens at its other end; -1 where the system does not say."""
+    """Return the user at the other end of a Unix socket, connected or listening; -1 if the system does not say."""
     if not hasattr(socket, "SO_PEERCRED"):
         return -1
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -32,7 +32,10 @@ def unix_uid(connection: socket.socket) -> int:
 
 
 def local_tcp_uid(connection: socket.socket) -> int:
-    """The user who owns the other end of a TCP connection; -1 where that is on another host, or the system does not say."""
+    """Return the user who owns the other end of a TCP connection.
+
+    Returns -1 if that end is on another host, or if the system does not say.
+    """
     if not hasattr(socket, "AF_NETLINK"):
         return -1
     try:
@@ -50,7 +53,7 @@ def local_tcp_uid(connection: socket.socket) -> int:
     except (OSError, ValueError):
         return -1
     at = _HEADER.size + _UID_AT
-    if len(answer) < at + 4 or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:  # an error: there is no such socket here
+    if len(answer) < at + 4 or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:  # an error: no such socket here
         return -1
     return int(struct.unpack_from("=I", answer, at)[0])
 

@@ -1,4 +1,4 @@
-"""Finds TCP ports that nobody uses now; it keeps none of them open."""
+"""Find TCP ports that are free at the moment; it does not keep them open."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import socket
 __all__ = ["LOOPBACK", "free_ports", "is_free"]
 
 LOOPBACK = "127.0.0.1"
-_LOWEST, _HIGHEST = 20000, 32767  # below the range from which systems serve outgoing connections
+_LOWEST, _HIGHEST = 20000, 32767  # below the range that systems use for outgoing connections
 _TRIES = 2000
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen at ``port`` of this host now."""
+    """Return whether a server could listen at ``port`` of this host now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -24,10 +24,10 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int, avoid: tuple[int, ...] = ()) -> list[int]:
-    """``count`` different ports, chosen at random so that two jobs seldom meet. Raises OSError where there are too few.
+    """Return ``count`` different free ports, chosen at random so that two jobs seldom choose the same.
 
-    A port from the system's own choice (0) could be given to any outgoing connection between now and
-    the moment a rank listens there; these are not.
+    Raises OSError if there are too few. The system's own choice (port 0) would not do: it could give the same port to
+    an outgoing connection before a rank listens there.
     """
     found: list[int] = []
     chance = random.SystemRandom()

@@ -1,7 +1,7 @@
-"""Turns what the coordinator says in one turn into what goes over the wire: one message a rank where that says the same.
+"""Join the coordinator's messages of one turn, so that each rank gets one message where several would say the same.
 
-When hundreds of ranks ask at once, each of them is due hundreds of answers; joined, they cost a
-message and an encryption, not hundreds.
+When hundreds of ranks send requests at once, each of them is due hundreds of answers. Joined, these cost one message
+and one encryption.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ __all__ = ["joined", "packed"]
 
 
 def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:
-    """``joined(outgoing)``, encoded; what many ranks are told is encoded once."""
-    once: dict[int, bytes] = {}  # by identity; ``messages`` keeps them alive
+    """Return ``joined(outgoing)`` in encoded form. A message to many ranks is encoded once."""
+    once: dict[int, bytes] = {}  # by identity, which is safe: ``messages`` keeps the objects alive
     messages = joined(outgoing)
     for _, message in messages:
         if id(message) not in once:
@@ -23,9 +23,9 @@ def packed(outgoing: Outgoing) -> list[tuple[int, bytes]]:
 
 
 def joined(outgoing: Outgoing) -> Outgoing:
-    """The same to each rank in the same order, with answers that follow each other as one.
+    """Return the same messages for each rank in the same order, with consecutive answers joined into one.
 
-    Between ranks no order is kept. Answers that were one object for many ranks stay one.
+    The order between ranks is not kept. An answer that was one object for many ranks is still one object.
     """
     said: dict[int, list[FromCoordinator]] = {}
     for rank, message in outgoing:
@@ -55,7 +55,10 @@ def _join(messages: list[FromCoordinator]) -> list[FromCoordinator]:
 
 
 def _agree(answers: list[Answer], message: Answer) -> bool:
-    """One answer has one epoch, and acknowledges one request."""
+    """Return whether ``message`` can be joined with ``answers``.
+
+    An answer has only one epoch and acknowledges only one request.
+    """
     return message.epoch == answers[0].epoch and not (message.serial and any(one.serial for one in answers))
 
 

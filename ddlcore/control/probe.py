@@ -1,4 +1,4 @@
-"""Finds out which of several endpoints lead to the holder of given keys; it says nothing to whoever else listens there."""
+"""Find out which of several endpoints lead to the holder of given keys, without telling other listeners any key."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from ddlcore.errors import DdlInternalError
 
 __all__ = ["answers", "at", "open_endpoints", "split_endpoint"]
 
-_CONNECT_S = 2.0  # for a SYN to be answered
-_BETTER_S = 0.05  # for an endpoint that is preferred, once another has answered
+_CONNECT_S = 2.0  # time for a SYN to be answered
+_BETTER_S = 0.05  # further time for a preferred endpoint, after another has answered
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Host and port of ``tcp://HOST:PORT``; an IPv6 address without its brackets."""
+    """Return host and port of ``tcp://HOST:PORT``, with no brackets around an IPv6 address."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def open_endpoints(endpoints: Sequence[str]) -> list[tuple[str, str]]:
-    """Those at which somebody listens, in the given order, each with this host's own address on the way; "" for ipc."""
+    """Return the endpoints at which a process listens, each with this host's own address on the route ("" for ipc).
+
+    TCP endpoints keep their order, after those of ipc.
+    """
     found = [(endpoint, "") for endpoint in endpoints if endpoint.startswith("ipc:") and _listens(endpoint)]
     return found + _tcp([endpoint for endpoint in endpoints if endpoint.startswith("tcp:")])
 
 
 def answers(access: Access, rank: int, timeout_s: float) -> bool:
-    """Whether the holder of the keys is at ``access.endpoint``, and lets us in."""
+    """Return whether the holder of the keys listens at ``access.endpoint`` and admits this client."""
     try:
         line = Line(Connection(access, rank), "s")
     except DdlInternalError:
@@ -48,13 +51,13 @@ def answers(access: Access, rank: int, timeout_s: float) -> bool:
     except DdlInternalError:
         pass
     finally:
-        line.broken = line.broken or "only asked"  # so that closing it does not wait
+        line.broken = line.broken or "only asked"  # marked as broken, so that ``close`` does not wait
         line.close()
     return False
 
 
 def at(access: Access, endpoint: str) -> Access:
-    """The same keys at another endpoint."""
+    """Return the same keys for another endpoint."""
     return msgspec.structs.replace(access, endpoint=endpoint)
 
 
@@ -91,7 +94,7 @@ def _tcp(endpoints: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _begin(endpoint: str) -> socket.socket | None:
-    """A socket that is connecting; None where no route leads there."""
+    """Return a socket that is connecting, or None if there is no route."""
     host, port = split_endpoint(endpoint)
     try:
         family, kind, number, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -1,9 +1,10 @@
-"""Stands before the control network's TCP port: limits connections that have not shown a key, and passes on the bytes of all.
+"""Forward the control network's TCP connections, and limit how many of them may exist without having shown a key.
 
-libzmq itself accepts whoever connects, reads what they announce, and aborts the process when its descriptors run out.
-So it listens at a Unix socket that only this user reaches, and this proxy connects there for each TCP connection that
-begins as ZeroMQ's protocol does. It holds no key. That a connection is authenticated it sees by the answers of libzmq:
-WELCOME goes to who knows the server's key, READY to who has one of the job's.
+libzmq itself accepts every connection, reads what it announces, and aborts the process when its descriptors run out.
+Therefore libzmq listens at a Unix socket that only this user can reach, and this proxy connects to that socket for each
+TCP connection whose first bytes are those of ZeroMQ's protocol. The proxy holds no key. It recognizes by the answers of
+libzmq whether a connection is authenticated: WELCOME goes to clients that know the server's key, READY to clients that
+also have a key of the job.
 """
 
 from __future__ import annotations
@@ -24,48 +25,47 @@ from ddlcore.control.wake import Wake
 
 __all__ = ["HANDSHAKE_S", "TcpProxy"]
 
-HANDSHAKE_S = 5.0  # how long a connection may take to show that it knows the server's key
-_KEY_S = 30.0  # how long it may take then to show its own: the thread that judges it may be busy
-_STRANGERS = 16  # of other users of this host, at a time, before they have shown a key
-_EXTRA = 64  # of everybody else, beside those that the job's own ranks may open at once
+HANDSHAKE_S = 5.0  # time for a connection to show that it knows the server's key
+_KEY_S = 30.0  # time to show a client key after that: the authenticating thread may be busy
+_STRANGERS = 16  # connections of other users of this host, at one time, that have shown no key
+_EXTRA = 64  # connections of all others without a key, in addition to those of the job's own ranks
 _FEWEST = 16
-_FILES_EACH = 3  # the connection, and both ends of what leads on to libzmq
-_FILES_SPARE = 64  # for all else that the process may open meanwhile
-_HANDSHAKE_BYTES = 2048  # a handshake has about 800
-_GREETING = (
-    b"\xff\0\0\0\0\0\0\0\1\x7f"  # how ZeroMQ's protocol begins since its version 2; all of it is constant for us
-)
-_WELCOME_AT, _WELCOME = 64, b"\x04\xa8\x07WELCOME"  # behind the greeting, in what libzmq answers
-_READY_AT, _READY = 64 + 170 + 2, b"\x05READY"  # behind WELCOME, and the head of its own frame
+_FILES_EACH = 3  # the TCP connection, and both ends of its connection to libzmq
+_FILES_SPARE = 64  # files that the process may open meanwhile for other purposes
+_HANDSHAKE_BYTES = 2048  # a real handshake has about 800
+_GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f"  # first bytes of ZeroMQ's protocol since its version 2; constant in our case
+_WELCOME_AT, _WELCOME = 64, b"\x04\xa8\x07WELCOME"  # follows the greeting in libzmq's answer
+_READY_AT, _READY = 64 + 170 + 2, b"\x05READY"  # follows WELCOME and the head of its own frame
 _READ_BYTES = 1 << 18
 _ACCEPT_AT_ONCE = 64
 _PAUSE_S = 0.05
 _TICK_S = 0.5
-_DRAIN_S = 0.3  # at the end, for last words that libzmq has sent
+_DRAIN_S = 0.3  # time at the end for the last messages of libzmq
 
 
 @dataclass(eq=False)
 class _Pair:
-    """A TCP connection, and what leads on to libzmq once it has begun well."""
+    """A TCP connection with its connection to libzmq, which is opened when valid first bytes have arrived."""
 
     outer: socket.socket
-    book: OrderedDict[_Pair, None]  # of its kind: those that have shown no key, the oldest first
+    book: OrderedDict[_Pair, None]  # the book it is in: connections without a key, oldest first
     deadline_s: float
     inner: socket.socket | None = None
     known: bool = False  # libzmq has said WELCOME
-    prolonged: bool = False  # its deadline, for that
-    ready: bool = False  # it is authenticated
-    shown: int = 0  # bytes that came before it was
-    begun: bytes = b""  # while they are not enough to connect
+    prolonged: bool = False  # its deadline was extended, because it is known
+    ready: bool = False  # the client is authenticated
+    shown: int = 0  # bytes received before that
+    begun: bytes = b""  # first bytes, while they are too few to judge
     answered: bytearray = field(default_factory=bytearray)
-    waiting: dict[socket.socket, memoryview] = field(default_factory=dict)  # by target: what it has not taken yet
+    waiting: dict[socket.socket, memoryview] = field(default_factory=dict)  # by target: data not accepted yet
     ended: bool = False
 
 
 class TcpProxy:
-    """Listens with ``listener`` and connects to ``target``, a Unix socket. Built by one thread, closed by one.
+    """A thread that accepts connections at ``listener`` and connects each of them to ``target``, a Unix socket.
 
-    ``expected``: connections that the job's own ranks and agents may open at the same time.
+    One thread builds it and one closes it. ``expected``: number of connections that the job's own ranks and agents may
+    open at the same time.
     """
 
     def __init__(self, listener: socket.socket, target: str, expected: int) -> None:
@@ -89,7 +89,7 @@ class TcpProxy:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends all connections, after what libzmq has sent went out, or 0.3 s. Does nothing in a forked child."""
+        """Close all connections, after sending what libzmq has sent, or after 0.3 s. Does nothing in a forked child."""
         if os.getpid() != self._pid or self._stopping:
             return
         self._stopping = True
@@ -99,7 +99,7 @@ class TcpProxy:
             self._wake.close()
 
     def _room(self) -> int:
-        """How many may be without a key at a time, so that descriptors are left for those who have one."""
+        """Return how many connections without a key may exist, so that enough descriptors are left for the others."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:
             return self._expected + _EXTRA
@@ -136,7 +136,7 @@ class TcpProxy:
                     self._flush(pair, key.fileobj)  # type: ignore[arg-type]  # only sockets are registered with data
                 if mask & selectors.EVENT_READ and not pair.ended:
                     self._read(pair, key.fileobj)  # type: ignore[arg-type]  # as above
-            except OSError:  # the other end is gone
+            except OSError:  # the peer has closed the connection
                 self._end(pair)
         self._expire(time.monotonic())
 
@@ -145,7 +145,7 @@ class TcpProxy:
             self._selector.unregister(self._listener)
         self._listener.close()
 
-    # --- who has shown no key
+    # --- connections without a key
 
     def _accept(self) -> None:
         for _ in range(_ACCEPT_AT_ONCE):
@@ -157,10 +157,15 @@ class TcpProxy:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._make_room()
                     return
-                continue  # it has gone again
+                continue  # the peer has closed it again
             self._admit(outer)
 
     def _admit(self, outer: socket.socket) -> None:
+        # libzmq must never see a flood, because it aborts when descriptors run out. So connections without a key are
+        # counted before they reach it, in two books: other users of this host have a small one of their own, so that
+        # they cannot fill the one in which the job's ranks come. When a book is full, an old connection is ended and
+        # the new one is accepted. Refusing the new one would let a flood of silent connections keep the ranks out for
+        # as long as it lasts; a rank authenticates within milliseconds, so it is seldom the one that is ended.
         uid = local_tcp_uid(outer)
         stranger = uid >= 0 and not is_ours(uid)
         book, most = (self._strangers, _STRANGERS) if stranger else (self._others, self._most)
@@ -175,7 +180,10 @@ class TcpProxy:
         self._selector.register(outer, selectors.EVENT_READ, pair)
 
     def _make_room(self) -> None:
-        """No descriptor is left: the oldest without a key goes; where there is none, nobody is accepted for a while."""
+        """Free a descriptor if none is left.
+
+        End an old connection without a key; if there is none, stop accepting connections for a moment.
+        """
         book = self._strangers or self._others
         if book:
             self._refuse(_worst(book))
@@ -201,7 +209,7 @@ class TcpProxy:
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _check(self, pair: _Pair, data: bytes) -> bytes:
-        """What of ``data``, which came before the key was shown, may be passed on now."""
+        """Return the part of ``data``, received before the client was authenticated, that may be passed on now."""
         pair.shown += len(data)
         if pair.shown > _HANDSHAKE_BYTES:
             self._refuse(pair)
@@ -229,6 +237,10 @@ class TcpProxy:
         self._selector.register(inner, selectors.EVENT_READ, pair)
 
     def _listen_to_answer(self, pair: _Pair, data: bytes) -> None:
+        # The proxy cannot check keys itself, since it holds none, and need not: in CURVE, libzmq sends WELCOME only to
+        # a client that used the server's key, and READY only after the authenticator has admitted the client's own
+        # key. Both stand at fixed offsets of the answer, because the greeting and WELCOME have constant lengths. From
+        # READY on, the connection leaves its book and is no longer limited.
         pair.answered += data[: _READY_AT + len(_READY) - len(pair.answered)]
         pair.known = pair.answered[_WELCOME_AT : _WELCOME_AT + len(_WELCOME)] == _WELCOME
         if pair.known and pair.answered[_READY_AT:] == _READY:
@@ -241,7 +253,7 @@ class TcpProxy:
     def _read(self, pair: _Pair, source: socket.socket) -> None:
         target = pair.inner if source is pair.outer else pair.outer
         if target is not None and target in pair.waiting:
-            return  # it has to take what came before
+            return  # the target must first accept the earlier data
         try:
             data = source.recv(_READ_BYTES if pair.ready else _HANDSHAKE_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -273,7 +285,7 @@ class TcpProxy:
             self._watch(pair)
 
     def _watch(self, pair: _Pair) -> None:
-        """Waits to write where something is left, and reads only what can be passed on: TCP holds the sender back."""
+        """Wait to write where data is left, and read only what can be passed on, so that TCP slows the sender down."""
         assert pair.inner is not None
         for one, other in ((pair.outer, pair.inner), (pair.inner, pair.outer)):
             mask = 0 if other in pair.waiting else selectors.EVENT_READ
@@ -295,12 +307,16 @@ class TcpProxy:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(one)
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # a forked child may hold it, too
+                one.shutdown(socket.SHUT_RDWR)  # a forked child may hold this socket too
             one.close()
 
 
 def _worst(book: OrderedDict[_Pair, None]) -> _Pair:
-    """Who goes first where there are too many: who has sent nothing, then who does not know the server's key."""
+    """Return the connection to end first if there are too many.
+
+    That is the oldest that has sent nothing valid, else the oldest that does not know the server's key, else the
+    oldest.
+    """
     return next((pair for pair in book if pair.inner is None), None) or next(
         (pair for pair in book if not pair.known), next(iter(book))
     )

@@ -1,6 +1,6 @@
-"""Receives the ranks that another launcher has started, and tells them who else has come. Sans-I/O.
+"""Register the ranks that another launcher has started, and tell them which others have arrived.
 
-It stands before the coordinator that decides, and leaves everything but Arrive to it.
+It does no I/O of its own. It stands between the network and the coordinator, and passes on every message except Arrive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ __all__ = ["Registration"]
 
 
 class Registration:
-    """A CoordinatorProtocol for ``size`` ranks. ``arrived`` is told of each rank once, ``changed`` when ``active`` has."""
+    """A CoordinatorProtocol for ``size`` ranks that another launcher has started.
+
+    ``arrived`` is called once for each rank, and ``changed`` whenever ``active`` has changed.
+    """
 
     def __init__(
         self,
@@ -24,21 +27,21 @@ class Registration:
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.size = size
-        self.active: frozenset[int] = frozenset()  # ranks that have come and have neither left nor been lost
+        self.active: frozenset[int] = frozenset()  # ranks that have arrived and have neither left nor been lost
         self._coordinator = coordinator
         self._tell = arrived
         self._changed = changed
         self._arrived: dict[int, Arrive] = {}
-        self._gone: dict[int, str] = {}  # those whose process has ended, with the reason
-        self._waiting: dict[tuple[int, ...], set[int]] = {}  # by the ranks they wait for
-        self._worlds: dict[int, tuple[int, ...]] = {}  # by rank: the ranks of the world that it was last in
+        self._gone: dict[int, str] = {}  # ranks whose process has ended, with the reason
+        self._waiting: dict[tuple[int, ...], set[int]] = {}  # by the tuple of ranks that they wait for
+        self._worlds: dict[int, tuple[int, ...]] = {}  # by rank: ranks of the world that it last entered
 
     def missing(self) -> set[int]:
-        """Ranks that may still come. Any thread may ask."""
+        """Return the ranks that may still arrive. Any thread may call this."""
         return {rank for rank in range(self.size) if rank not in self._arrived and rank not in self._gone}
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
-        """As ``CoordinatorProtocol.handle``."""
+        """Handle a message, as ``CoordinatorProtocol.handle``."""
         if isinstance(message, Arrive):
             return self._arrive(rank, message)
         outgoing = self._coordinator.handle(rank, message)
@@ -51,7 +54,10 @@ class Registration:
         return outgoing
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        """As ``CoordinatorProtocol.rank_ended``; of rank 0, in whose process this is, the last word before it closes."""
+        """Handle the end of a rank, as ``CoordinatorProtocol.rank_ended``.
+
+        Rank 0's end is the last event, because this coordinator runs in the process of rank 0.
+        """
         self._set_active(self.active - {rank})
         self._gone.setdefault(rank, reason)
         outgoing: Outgoing = []
@@ -61,15 +67,15 @@ class Registration:
         return outgoing + self._dissolve(reason) if rank == 0 else outgoing
 
     def lost(self) -> dict[int, str]:
-        """As ``CoordinatorProtocol.lost``."""
+        """Return the lost ranks, as ``CoordinatorProtocol.lost``."""
         return self._coordinator.lost()
 
     def due(self) -> Outgoing:
-        """As ``CoordinatorProtocol.due``."""
+        """Return the messages that are due, as ``CoordinatorProtocol.due``."""
         return self._coordinator.due()
 
     def overdue(self, now_s: float) -> list[str]:
-        """As ``CoordinatorProtocol.overdue``."""
+        """Return reports about waits, as ``CoordinatorProtocol.overdue``."""
         return self._coordinator.overdue(now_s)
 
     def _arrive(self, rank: int, arrive: Arrive) -> Outgoing:
@@ -96,12 +102,12 @@ class Registration:
         return Arrivals(tuple((rank, self._arrived[rank]) for rank in ranks if rank in self._arrived))
 
     def _dissolve(self, reason: str) -> Outgoing:
-        """Rank 0 ends, and this coordinator with it: whoever is still in a world of its hears why."""
+        """Return a Lost for every rank that shares a world with rank 0, because this coordinator ends with rank 0."""
         worlds = {rank: self._worlds[rank] for rank in sorted(self.active) if 0 in self._worlds.get(rank, ())}
         return [(rank, Lost((ranks.index(0),), reason)) for rank, ranks in worlds.items()]
 
     def _lost(self, ranks: tuple[int, ...]) -> Lost:
-        gone = next(rank for rank in self._gone if rank in ranks)  # the first to end is the cause
+        gone = next(rank for rank in self._gone if rank in ranks)  # the first one that ended is the cause
         return Lost((ranks.index(gone),), f"{self._gone[gone]}, before init was complete")
 
     def _set_active(self, active: frozenset[int]) -> None:

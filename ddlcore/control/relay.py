@@ -1,7 +1,7 @@
-"""An agent's end of the control network: passes frames between the ranks of its host and the launcher, unread.
+"""Pass frames between the ranks of an agent's host and the launcher, without reading them.
 
-Its ranks find here what they would find at the launcher: a job file, keys, an ipc socket, a process whose end is
-theirs. To the launcher there is one connection, which also carries what the agent itself has to say.
+To its ranks, the agent offers what the launcher would offer them: a job file, keys, an ipc socket, and a process whose
+end is the end of the job. To the launcher there is one connection, which also carries the agent's own messages.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from ddlcore.control.wake import Wake
 
 __all__ = ["Relay"]
 
-_LINGER_MS = 1000  # for last words to the launcher
+_LINGER_MS = 1000  # time for the last messages to the launcher
 _AGAIN_S = 0.05
-_MOST_AT_ONCE = 1024  # frames from one side before the other gets its turn
+_MOST_AT_ONCE = 1024  # frames from one side before the other side is served
 
 
 class Relay:
-    """Agent number ``index``. ``patient``: its key may not be known yet, so it tries again until it is heard.
+    """The relay of agent number ``index``.
 
-    ``heard`` gets what the launcher says to the agent, ``gone`` (once) why it is no more.
-
-    Both are called in the relay's thread. Built, started and closed by one thread; ``say`` may come from any.
+    ``heard`` is called with each message of the launcher to the agent, and ``gone`` (once) with the reason why the
+    launcher is gone. Both are called in the relay's thread. If ``patient``, the launcher may not know the agent's key
+    yet, so the relay tries again until it hears from the launcher. One thread builds, starts and closes it; any thread
+    may call ``say``.
     """
 
     def __init__(
@@ -55,13 +56,13 @@ class Relay:
         self._said: deque[bytes] = deque()
         self._stopping = False
         self._over = False
-        self._patient = patient  # until the launcher was heard
+        self._patient = patient  # until the launcher has sent something
         self._wake = Wake()
         self._listener = Listener()
         endpoint = self._listener.bind_within()
         self._job_file = JobFile(self._listener.access(endpoint))
         self.job_file = self._job_file.path
-        self._unheard: list[bytes] = []  # what was said while there may be nobody to hear it
+        self._unheard: list[bytes] = []  # messages that the launcher may not have received
         self._access, self._index = access, index
         self._token, self._attempts = secrets.token_hex(4), 0
         self._poller = zmq.Poller()
@@ -71,16 +72,16 @@ class Relay:
         self._thread = threading.Thread(target=self._run, name="ddl-relay", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread; once."""
+        """Start the thread. Call it once."""
         self._thread.start()
 
     def say(self, data: bytes) -> None:
-        """Tells the launcher. Any thread; returns at once."""
+        """Send ``data`` to the launcher. Any thread; returns at once."""
         self._said.append(data)
         self._wake.set()
 
     def close(self) -> None:
-        """Ends it when all that was said has gone out, or after a second; ranks see their launcher as gone."""
+        """Stop when all messages have gone out, or after a second; the ranks see the end of their launcher."""
         self._job_file.close()
         self._stopping = True
         self._wake.set()
@@ -115,10 +116,10 @@ class Relay:
         self._upstream.close()
 
     def _try_again(self) -> None:
-        """A connection that was refused stays so: another one says what it had said."""
-        self._upstream.linger = 0  # else it might still say it, under its own name
+        """Open a new connection after one was refused, because that one stays refused, and repeat its messages."""
+        self._upstream.linger = 0  # otherwise it might still send them, under its old name
         self._disconnect()
-        time.sleep(_AGAIN_S)  # nothing else goes on yet
+        time.sleep(_AGAIN_S)  # safe to block: nothing else happens before the launcher answers
         self._connect()
         self._said.extendleft(reversed(self._unheard))
         self._unheard.clear()
@@ -135,7 +136,7 @@ class Relay:
                 self._upward()
                 self._keep_beat(time.monotonic())
             self._upward()
-        except Exception as error:  # else the agent would wait for ever for what nobody reads any more
+        except Exception as error:  # otherwise the agent would wait forever for replies that nothing reads
             self._end(f"what it said could not be followed ({error})")
         finally:
             self._disconnect()
@@ -181,7 +182,7 @@ class Relay:
 
     def _pass_on(self, frames: list[bytes]) -> None:
         if not self._over:
-            with contextlib.suppress(zmq.Again):  # the connection was refused, and the event that says so is next
+            with contextlib.suppress(zmq.Again):  # the connection was refused; the event that says so comes next
                 self._upstream.send_multipart(frames, zmq.NOBLOCK)
 
     def _keep_beat(self, now_s: float) -> None:

@@ -1,7 +1,8 @@
-"""The file by which ranks find each other where no launcher carries a key: endpoint and key, readable by this user only.
+"""Write and find the file by which ranks find each other if no launcher of ddl has started them.
 
-Rank 0 creates it, the others look for it. No clock is asked whether it is fresh: what it leads to
-must answer with the keys that stand in it, and a process that has ended does not.
+The file holds endpoint and keys, and only this user can read it. Rank 0 creates it and the other ranks look for it. Its
+age is never compared with a clock. Instead, the process that it leads to must answer with the keys in the file, which a
+process that has ended cannot.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from ddlcore.errors import DdlInternalError
 __all__ = ["Invitation", "Occupied", "Published", "file_name", "folders", "has_ended", "look", "publish", "start_of"]
 
 _LARGEST_BYTES = 1 << 16
-_LONGEST = 100  # characters of a launch's name that a file's name shows
+_LONGEST = 100  # characters of a launch's name that appear in the name of its file
 _PLAIN = re.compile(r"[^A-Za-z0-9._@+-]+")
 _SHARED_DIR = "set DDL_RENDEZVOUS_DIR to a directory that all hosts share"
 
 
 class Invitation(msgspec.Struct, frozen=True):
-    """What the file holds. Its repr shows no key."""
+    """The contents of the file. Its repr shows no key."""
 
     nonce: str
-    host: str  # name of rank 0's host, for messages
-    kin: str  # rank 0 is seen by its process id from where this is the same
+    host: str  # name of rank 0's host, for error messages
+    kin: str  # processes with the same value see rank 0 under this process id
     pid: int
-    started: str  # of that process, see start_of: its number may be a stranger's by now
-    endpoints: tuple[str, ...]  # in the order in which they are to be tried
+    started: str  # start time of that process, see start_of: its id may have been reused
+    endpoints: tuple[str, ...]  # in the order in which ranks try them
     access: Access
 
     def __repr__(self) -> str:
@@ -44,7 +45,7 @@ class Invitation(msgspec.Struct, frozen=True):
 
 
 class Occupied(Exception):
-    """A launch of the same name is alive; its ``invitation`` says where."""
+    """A launch of the same name is still running; ``invitation`` is the contents of its file."""
 
     def __init__(self, path: Path, invitation: Invitation) -> None:
         super().__init__(str(path))
@@ -53,24 +54,27 @@ class Occupied(Exception):
 
 
 def folders(wanted: str, variables: Mapping[str, str]) -> list[Path]:
-    """Where the file may stand, best first: ``wanted`` alone if that is not empty."""
+    """Return the directories where the file may be, best first; only ``wanted`` if that is not empty."""
     if wanted:
         return [Path(wanted).absolute()]
     found = [Path(variables["SLURM_SUBMIT_DIR"])] if variables.get("SLURM_SUBMIT_DIR") else []
-    with contextlib.suppress(RuntimeError):  # a user without a home
+    with contextlib.suppress(RuntimeError):  # a user without a home directory
         found.append(Path.home() / ".ddl")
     return found
 
 
 def file_name(cluster: str, launch: str) -> str:
-    """The name that all ranks of one launch derive, and no other launch that runs at the same time."""
+    """Return a file name that is the same on all ranks of a launch, and different for other running launches."""
     shown = _PLAIN.sub("_", launch)[:_LONGEST]
     mark = "" if shown == launch else "-" + hashlib.sha256(launch.encode()).hexdigest()[:12]
     return f"ddl-{cluster}-{shown}{mark}.rendezvous"
 
 
 def start_of(pid: int) -> str:
-    """When process ``pid`` began, as the system counts: with the number, a name for it. "" where it is not told."""
+    """Return the start time of process ``pid`` in the system's own unit; "" if the system does not tell it.
+
+    Together with the process id it identifies a process, even after the id was reused.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -78,7 +82,10 @@ def start_of(pid: int) -> str:
 
 
 def has_ended(invitation: Invitation, kin: str) -> bool:
-    """Whether the process that wrote it is seen to be no more; False where it cannot be seen from here."""
+    """Return whether the process that wrote ``invitation`` is known to have ended.
+
+    Returns False if that process cannot be seen from here.
+    """
     if invitation.kin != kin:
         return False
     try:
@@ -86,7 +93,7 @@ def has_ended(invitation: Invitation, kin: str) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return True  # somebody else's: ours has ended
+        return True  # the id belongs to another user's process now: ours has ended
     return start_of(invitation.pid) != invitation.started
 
 
@@ -102,7 +109,10 @@ class Published:
         self._pid = os.getpid()
 
     def remove(self) -> None:
-        """May be repeated; does nothing in a forked child, nor to a file that another launch has put there."""
+        """Remove the file, unless another launch has replaced it.
+
+        May be called again; does nothing in a forked child.
+        """
         if os.getpid() == self._pid:
             with contextlib.suppress(OSError, _Unfit):
                 if _read(self.path).nonce == self._nonce:
@@ -110,10 +120,10 @@ class Published:
 
 
 def publish(places: Sequence[Path], name: str, invitation: Invitation, dead: Callable[[Invitation], bool]) -> Published:
-    """Creates the file in the first of ``places`` where that can be.
+    """Create the file in the first of ``places`` where that is possible.
 
-    One that is there already is replaced if ``dead`` says that nobody stands behind it, else Occupied
-    is raised. Raises DdlInternalError in one line where no place takes it, or it is another user's.
+    An existing file is replaced if ``dead`` returns True for it; otherwise Occupied is raised. Raises DdlInternalError
+    with a message of one line if the file can be created in none of ``places``, or belongs to another user.
     """
     refusals = []
     for place in places:
@@ -130,7 +140,7 @@ def publish(places: Sequence[Path], name: str, invitation: Invitation, dead: Cal
 
 def _prepare(place: Path) -> None:
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if place.name == ".ddl":  # ours alone; a directory that the user named is as they want it
+    if place.name == ".ddl":  # our own directory; one that the user has named keeps its mode
         found = place.stat()
         if found.st_uid != os.geteuid():
             raise _Unfit(f"{place} belongs to another user")
@@ -140,7 +150,7 @@ def _prepare(place: Path) -> None:
 
 def _create(path: Path, invitation: Invitation, dead: Callable[[Invitation], bool]) -> Published:
     data = msgspec.json.encode(invitation)
-    for _ in range(3):  # others of the same name may do the same at the same time
+    for _ in range(3):  # another launch of the same name may do this at the same time
         try:
             _put(path, data)
             return Published(path, invitation)
@@ -150,18 +160,21 @@ def _create(path: Path, invitation: Invitation, dead: Callable[[Invitation], boo
 
 
 def _put(path: Path, data: bytes) -> None:
-    """Makes the file, exclusively; where the file system can do it, complete at once and without a name before."""
+    """Create the file exclusively. Where the file system allows it, the file gets its name only when it is complete."""
+    # A reader must never take half a file for a whole one, and two launches must not both believe that they have
+    # created it. Writing to a temporary file and renaming it would be complete, but rename replaces an existing file
+    # silently. So the data goes to a file without a name, and link, which fails if the name exists, makes it visible.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fd = os.open(path.parent, getattr(os, "O_TMPFILE", 0) | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        except OSError:  # a network's, or no Linux: readers take a part of it for none
+        except OSError:  # not supported, as on network file systems: readers reject an incomplete file
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             nameless = False
         else:
             nameless = True
         with open(fd, "wb") as file:
-            os.fchmod(fd, 0o600)  # whatever the umask
+            os.fchmod(fd, 0o600)  # independent of the umask
             file.write(data)
             file.flush()
             if nameless:
@@ -181,6 +194,9 @@ def _take_away(path: Path, dead: Callable[[Invitation], bool]) -> None:
         found = None
     if found is not None and not dead(found):
         raise Occupied(path, found)
+    # Between reading the file and removing it, another launch may have replaced it by its own. Unlinking by name could
+    # then remove the file of a launch that is running. So the file is first renamed, which only one process can do
+    # with a given file, and read again under its new name. If it is not the one that was found dead, it is put back.
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         os.rename(path, aside)
@@ -191,7 +207,7 @@ def _take_away(path: Path, dead: Callable[[Invitation], bool]) -> None:
     except (OSError, _Unfit):
         moved = None
     if moved is not None and (found is None or moved.nonce != found.nonce):
-        with contextlib.suppress(FileExistsError):  # meanwhile somebody else replaced it: this one is alive
+        with contextlib.suppress(FileExistsError):  # another launch has replaced it meanwhile, and that one is running
             os.link(aside, path)
     os.unlink(aside)
 
@@ -200,7 +216,7 @@ def _take_away(path: Path, dead: Callable[[Invitation], bool]) -> None:
 
 
 def look(places: Sequence[Path], name: str) -> tuple[list[Invitation], list[str]]:
-    """The invitations that stand in ``places``, and one line for each file that is not to be trusted."""
+    """Return the invitations found in ``places``, and one line of text for each file that must not be trusted."""
     found, refused = [], []
     for place in places:
         try:
@@ -213,7 +229,7 @@ def look(places: Sequence[Path], name: str) -> tuple[list[Invitation], list[str]
 
 
 class _Unfit(Exception):
-    """A file that is not to be trusted. ``ours``: it may be replaced."""
+    """A file that must not be trusted. ``ours``: it may be replaced."""
 
     def __init__(self, text: str, ours: bool = False) -> None:
         super().__init__(text)
@@ -221,8 +237,12 @@ class _Unfit(Exception):
 
 
 def _read(path: Path) -> Invitation:
-    """OSError where there is none; _Unfit for what is another's, open to others, or no invitation."""
-    # Opening the directory first makes network file systems look again, instead of remembering that there was none.
+    """Return the invitation in the file ``path``.
+
+    Raises OSError if there is no file, and _Unfit if it belongs to another user, can be accessed by others, or holds no
+    valid invitation.
+    """
+    # Network file systems cache that a file does not exist. Opening its directory first makes them look again.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fd = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -244,5 +264,5 @@ def _read(path: Path) -> Invitation:
     try:
         return msgspec.json.decode(data, type=Invitation)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # raised below, outside: the cause would carry pieces of keys into a traceback
+        pass  # raised below, outside of this clause: a chained cause would show parts of keys in a traceback
     raise _Unfit(f"{path} is no file of this version of ddl", ours=True)

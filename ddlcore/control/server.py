@@ -1,6 +1,6 @@
-"""The launcher's end of the control network: one thread that moves messages between ranks, coordinator and store.
+"""Serve the launcher's end of the control network: one thread moves messages between ranks, coordinator and store.
 
-A rank speaks by a connection of its own, or through the agent of its host, which passes its frames on.
+A rank sends through a connection of its own, or through the agent of its host, which passes its frames on.
 """
 
 from __future__ import annotations
@@ -33,28 +33,31 @@ from ddlcore.messages import Arrive, Hello, Refused, StoreReply, decode_store_re
 
 __all__ = ["OWN", "Agents", "Server", "agent_name"]
 
-OWN = b""  # where an agent's frames name a rank's connection: what follows is the agent's own word
-_MANY_STRANGERS = 100  # refused connections: fewer are a port scan
-_LINES_A_RANK = 3  # that may be connecting at the same time
+OWN = b""  # stands in an agent's frames in place of a rank's connection: the agent's own message
+_MANY_STRANGERS = 100  # number of refused connections: fewer are just a port scan
+_LINES_A_RANK = 3  # lines of a rank that may be connecting at the same time
 _TICK_S = 0.5  # how often the coordinator is asked what is overdue
 _NAME = re.compile(rb"([cs])(0|[1-9][0-9]{0,8})\.[0-9a-f]{8}")  # see Line: c to the coordinator, s to the store
 _AGENT = re.compile(rb"a(0|[1-9][0-9]{0,8})\.([0-9a-f]{8})\.(0|[1-9][0-9]{0,8})")
-_Route = tuple[bytes, ...]  # the name of a rank's connection, behind that of its agent if it has one
+_Route = tuple[bytes, ...]  # name of a rank's connection; before it that of its agent, if any
 
 
 def agent_name(index: int, token: str, attempt: int) -> bytes:
-    """What agent ``index`` calls its connection, the ``attempt``-th; ``token``: its own eight hexadecimal digits by chance."""
+    """Return the name of connection number ``attempt`` of agent ``index``.
+
+    ``token``: 8 random hexadecimal digits, the same for all connections of one agent.
+    """
     return f"a{index}.{token}.{attempt}".encode()
 
 
 class Agents(Protocol):
-    """Who hears the agents. Called in the server's thread, and returns at once."""
+    """Receives what agents send. Its methods are called in the server's thread and must return at once."""
 
     def heard(self, agent: int, data: bytes) -> None:
-        """Agent number ``agent`` says ``data``."""
+        """Take the message ``data`` of agent number ``agent``."""
 
     def silent(self, agent: int, silence_s: float) -> None:
-        """Nothing was heard of it for so long, and nothing will be."""
+        """Note that nothing was heard of ``agent`` for ``silence_s``, and that it counts as gone."""
 
 
 def _to_stderr(text: str) -> None:
@@ -62,14 +65,15 @@ def _to_stderr(text: str) -> None:
 
 
 class Server:
-    """Serves the ranks 0 … ``size`` - 1 of one launch: admits who has the job's key, and nobody else.
+    """Serves the ranks 0 … ``size`` - 1 of one launch, and admits only clients with the job's key.
 
-    ``address`` "" is an ipc socket that leaves no file; "tcp://IP:PORT" (port 0: any) listens there.
-    With ``agents``, ranks of this host come by ipc in any case, and ``address`` is for the agents, which
-    are heard and told once a second that both are there.
-    ``by_line``: nobody watches the ranks' processes, so a connection that ends without a goodbye is a rank's end.
-    ``report`` gets lines for the user, in the server's thread. Raises ValueError for an address that
-    is none, DdlInternalError when it is in use, or when this process may not open a file for each rank.
+    ``address`` "" is an ipc socket that leaves no file; "tcp://IP:PORT" (port 0: any) listens there. With ``agents``,
+    the ranks of this host always connect by ipc, and ``address`` is for the agents; server and agents then exchange
+    heartbeats once a second. ``by_line``: nobody watches the processes of the ranks, so a connection that ends without
+    a goodbye counts as the end of its rank. ``report`` is called with lines for the user, in the server's thread.
+
+    Raises ValueError for an invalid address, and DdlInternalError if the address is in use or if this process may not
+    open enough files for all ranks.
     """
 
     def __init__(
@@ -85,16 +89,16 @@ class Server:
     ) -> None:
         allow_files(size, tcp=address.startswith("tcp:") and agents is None)
         self.size = size
-        self._strangers = _MANY_STRANGERS  # how many refused connections are worth the next line
-        self.dropped = 0  # messages that made no sense or came from no rank
+        self._strangers = _MANY_STRANGERS  # number of refused connections at which the next line is reported
+        self.dropped = 0  # invalid messages, and messages from clients that are no rank
         self._coordinator = coordinator
         self._report = report
         self._agents = agents
         self._beats: Beats[int] = Beats(silence_s)
         self._agent_names: dict[int, bytes] = {}
         self._shelf: Shelf[_Route] = Shelf()
-        self._lines: dict[int, _Route] = {}  # by rank: the connection it last spoke from
-        self._said: Outgoing = []  # by the coordinator in this turn
+        self._lines: dict[int, _Route] = {}  # by rank: the connection from which it sent last
+        self._said: Outgoing = []  # messages of the coordinator in this turn
         self._ended: deque[tuple[int, str]] = deque()
         self._for_agents: deque[tuple[int, bytes]] = deque()
         self._stopping = False
@@ -122,36 +126,39 @@ class Server:
         return self._listener.bind(address, beats=False, connections=self.size)
 
     def agent_access(self, endpoint: str) -> Access:
-        """What an agent that reaches this server at ``endpoint`` needs to be let in: to be kept secret."""
+        """Return what an agent needs that reaches this server at ``endpoint``. It contains secret keys."""
         return self._listener.access(endpoint)
 
     def admit(self, public: str) -> None:
-        """Lets in, too, who has this key. Any thread."""
+        """Admit also clients with this public key. Any thread."""
         self._listener.admit(public)
 
     def start(self) -> None:
-        """Starts the thread; once."""
+        """Start the thread. Call it once."""
         self._thread = threading.Thread(target=self._run, name="ddl-coordinator", daemon=True)
         self._thread.start()
 
     def rank_ended(self, rank: int, reason: str) -> None:
-        """The process of ``rank`` has ended, cleanly or not. Any thread; returns at once."""
+        """Note that the process of ``rank`` has ended, cleanly or not. Any thread; returns at once."""
         self._ended.append((rank, reason))
         self._wake.set()
 
     def tell(self, agent: int, data: bytes) -> None:
-        """Says ``data`` to an agent that was heard. Any thread; returns at once."""
+        """Send ``data`` to an agent, which gets it once the server has heard from it. Any thread; returns at once."""
         self._for_agents.append((agent, data))
         self._wake.set()
 
     def dismiss(self, agent: int) -> None:
-        """The agent has done its work, or is known to be gone: its silence means nothing. The server's thread."""
+        """Stop expecting heartbeats of an agent that has finished or is known to be gone.
+
+        Call it in the server's thread.
+        """
         self._beats.forget(agent)
 
     def close(self) -> None:
-        """Ends the network and takes the job file away; ranks that are still there see the launcher as gone.
+        """Stop the server and remove the job file; ranks that are still connected see that the launcher is gone.
 
-        Any thread but the server's; may be repeated.
+        Any thread but the server's; may be called again.
         """
         if self._closed:
             return
@@ -170,7 +177,7 @@ class Server:
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception:  # nothing can be answered rightly any more: the ranks must see an end, not a silence
+        except Exception:  # no further answer can be trusted: ranks must see a closed connection, and not wait
             self._report(f"the coordinator failed, the job ends\n{traceback.format_exc()}")
         finally:
             self._listener.close_sockets()
@@ -184,6 +191,10 @@ class Server:
             until_s = min(tick_s, self._shelf.deadline_s() or tick_s, self._beats.deadline_s() or tick_s)
             poller.poll(max(math.ceil((until_s - time.monotonic()) * 1000), 0))
             self._wake.clear()
+            # The order of these steps matters. ``let_in`` comes first, because it also notes which descriptors were
+            # closed: a new connection may get the number of a closed one, but sends nothing before it is let in.
+            # ``parted`` comes after reading: a connection's last messages may have arrived together with its end, and
+            # a rank that said goodbye must not count as lost. Reported ends of processes come later for that reason.
             self._listener.let_in()
             self._read()
             for name in self._listener.parted():
@@ -205,7 +216,7 @@ class Server:
         self._tell_agents()
 
     def _read(self) -> None:
-        """All that has arrived, but not for ever: the rest of the loop gets its turn."""
+        """Handle the messages that have arrived, up to a limit, so that the rest of the loop gets its turn."""
         with contextlib.suppress(zmq.Again):
             for _ in range(4 * self.size + 16):
                 self._take(self._listener.receive())
@@ -247,7 +258,7 @@ class Server:
             self._shelf.hello(rank)
         said = self._coordinator.handle(rank, message)
         if isinstance(message, Arrive) and before is not None and any(isinstance(told, Refused) for _, told in said):
-            self._lines[rank] = before  # another process is that rank, and what comes next is for it
+            self._lines[rank] = before  # another process holds that rank; later messages go to that one
             for _, told in said:
                 self._send(route, encode(told))
         else:
@@ -255,7 +266,7 @@ class Server:
         self._lose()
 
     def _part(self, name: bytes) -> None:
-        """A rank's line to the coordinator broke, and nobody else would notice its end."""
+        """Report a rank as ended if its connection to the coordinator broke. Nothing else would notice its end."""
         match = _NAME.fullmatch(name)
         if match is not None and match[1] == b"c" and self._lines.get(int(match[2])) == (name,):
             self._said += self._coordinator.rank_ended(int(match[2]), "its connection to the coordinator ended")
@@ -264,9 +275,10 @@ class Server:
     # --- agents
 
     def _agent_of(self, name: bytes) -> int:
-        """Its number; -1 for a name that is no agent's, or another agent's under a number that is taken.
+        """Return the number of an agent; -1 if ``name`` is no agent's, or if the number is taken by another agent.
 
-        An agent whose connection broke before it heard of us comes again: from then on that is its connection.
+        An agent whose connection broke before it heard from this server connects again: from then on the new connection
+        counts.
         """
         match = _AGENT.fullmatch(name)
         if match is None:
@@ -280,7 +292,7 @@ class Server:
         return number
 
     def _hear_agent(self, agent: int, data: bytes) -> None:
-        if data and self._agents is not None:  # without data it is a beat
+        if data and self._agents is not None:  # without data it is a heartbeat
             self._agents.heard(agent, data)
 
     def _keep_beat(self, now_s: float) -> None:
@@ -320,10 +332,10 @@ class Server:
         refused = self._listener.refused
         if refused >= self._strangers:
             while self._strangers <= refused:
-                self._strangers *= 10  # so that a flood is a few lines
+                self._strangers *= 10  # so that a flood causes only a few lines
             self._report(
-                f"control network: turned away {refused} TCP connections that showed no key of this job; the job goes on. "
-                "A firewall keeps them away, or DDL_CONTROL_ADDRESS another address"
+                f"control network: turned away {refused} TCP connections that showed no key of this job; the job goes "
+                "on. Keep such clients out by a firewall, or by another address in DDL_CONTROL_ADDRESS"
             )
 
     def _drop(self, what: str) -> None:

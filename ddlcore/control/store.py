@@ -1,4 +1,4 @@
-"""The job's store without its wire: values, gets that wait for them, and what ends the wait."""
+"""Implement the job's store without its transport: values, gets that wait for them, and what ends such a wait."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ddlcore.observe.clock import Reading, boot_id
 
 __all__ = ["CLOSED", "JobStore", "Shelf"]
 
-ClientT = TypeVar("ClientT")  # whatever the network knows a caller by
+ClientT = TypeVar("ClientT")  # the network's own identification of a caller
 
-_ANSWER_S = 30.0  # a launcher that is alive and does not answer for so long is broken
-_LATE_S = 5.0  # by how much the answer to a get may come after its timeout
+_ANSWER_S = 30.0  # a launcher that runs but does not answer for so long is broken
+_LATE_S = 5.0  # how long after its timeout a get may be answered
 
-CLOSED = "closed"  # what a store that was closed answers itself
-_TIMEOUT, _LOST, _VALUE = "timeout", "lost: ", "value: "  # how StoreReply.error begins
+CLOSED = "closed"  # error with which a closed store answers on its own
+_TIMEOUT, _LOST, _VALUE = "timeout", "lost: ", "value: "  # prefixes of StoreReply.error
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class _Waiting(Generic[ClientT]):
 
 
 class Shelf(Generic[ClientT]):
-    """The values of one job. Sans-I/O: each method returns the replies that are due, to whom.
+    """The values of one job. Does no I/O: each method returns the replies that are due, each with its client.
 
-    A get that waits fails when a rank is lost, but not by losses that its own rank knew of when it
-    last said Hello: the survivors of a loss may open a world of their own.
+    A get that waits fails when a rank is lost. It does not fail because of losses that happened before the last Hello
+    of its own rank, since the survivors of a loss may open a new world.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[_Waiting[ClientT]]] = {}
         self._lost: dict[int, str] = {}
-        self._known: dict[int, frozenset[int]] = {}  # by rank: the losses that are no news to it
+        self._known: dict[int, frozenset[int]] = {}  # by rank: losses that happened before its last Hello
         self._boot = boot_id().encode()
 
     def handle(
@@ -51,7 +51,7 @@ class Shelf(Generic[ClientT]):
     ) -> list[tuple[ClientT, StoreReply]]:
         serial = request.serial
         if isinstance(request, StoreGet):
-            patience_s = request.timeout_s if request.timeout_s > 0.0 else 0.0  # 0 also of what is no number
+            patience_s = request.timeout_s if request.timeout_s > 0.0 else 0.0  # 0 also for NaN
             return self._get(_Waiting(client, rank, serial, now_s + patience_s), request.key, now_s)
         if isinstance(request, StoreDelete):
             for key in [key for key in self._values if key.startswith(request.prefix)]:
@@ -68,22 +68,22 @@ class Shelf(Generic[ClientT]):
         return [(client, StoreReply(serial, total)), *self._put(request.key, total)]
 
     def hello(self, rank: int) -> None:
-        """``rank`` begins anew: the losses so far do not concern it."""
+        """Note that ``rank`` starts a new world: earlier losses no longer make its gets fail."""
         self._known[rank] = frozenset(self._lost)
 
     def lose(self, lost: Mapping[int, str]) -> list[tuple[ClientT, StoreReply]]:
-        """``lost`` are all ranks lost so far; fails the gets to which one of them is news."""
-        if len(lost) == len(self._lost):  # the usual case: asked after every message
+        """Take all ranks lost so far, and fail the gets of ranks for which one of these losses is new."""
+        if len(lost) == len(self._lost):  # the usual case: called after every message
             return []
         self._lost = dict(lost)
         return self._end(lambda waiting: self._loss(waiting.rank))
 
     def expire(self, now_s: float) -> list[tuple[ClientT, StoreReply]]:
-        """Fails the gets whose deadline has passed."""
+        """Fail the gets whose deadline has passed."""
         return self._end(lambda waiting: _TIMEOUT if waiting.deadline_s <= now_s else "")
 
     def deadline_s(self) -> float | None:
-        """When ``expire`` is next due; None while no get waits."""
+        """Return the time at which ``expire`` is next due; None while no get waits."""
         return min((waiting.deadline_s for queue in self._waiting.values() for waiting in queue), default=None)
 
     def _get(self, waiting: _Waiting[ClientT], key: str, now_s: float) -> list[tuple[ClientT, StoreReply]]:
@@ -117,7 +117,7 @@ class Shelf(Generic[ClientT]):
 
 
 class JobStore(Store):
-    """A rank's side of the store, over any wire. Any thread may call, and none waits for another's call."""
+    """A rank's client of the store, over any transport. Any thread may call it; calls do not block each other."""
 
     def __init__(self) -> None:
         self._serials = itertools.count(1)
@@ -136,17 +136,20 @@ class JobStore(Store):
         self._ask(StoreDelete(next(self._serials), prefix), _ANSWER_S, f"store.delete({prefix!r})")
 
     def clock(self) -> Reading:
-        """What the clock of whoever keeps the store says now."""
+        """Return what the clock of the process that holds the store shows now."""
         now_ns, _, boot = self._ask(StoreClock(next(self._serials)), _ANSWER_S, "store.clock()").decode().partition(" ")
         return Reading(int(now_ns), boot)
 
     @abstractmethod
     def close(self) -> None:
-        """Calls under way, and later ones, raise Closed. Any thread; may be repeated."""
+        """Close the store: calls in progress and later ones raise Closed. Any thread; may be called again."""
 
     @abstractmethod
     def _call(self, request: StoreRequest, answer_s: float) -> StoreReply:
-        """The reply with the request's serial; DeadlineExceeded when none came within ``answer_s``."""
+        """Send ``request`` and return the reply with the same serial.
+
+        Raises DeadlineExceeded if none arrives within ``answer_s``.
+        """
 
     def _ask(self, request: StoreRequest, answer_s: float, call: str, timeout_s: float = 0.0) -> bytes:
         reply = self._call(request, answer_s)

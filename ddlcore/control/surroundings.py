@@ -1,4 +1,4 @@
-"""What a process can see of where it runs: its parents' command lines, its host, and who shares its process ids."""
+"""Find out where this process runs: its parents' command lines, its host, and its namespace of process ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_PARENTS = 64
 
 
 def lineage() -> list[list[str]]:
-    """Command lines of this process's parents, nearest first; as far as the system shows them."""
+    """Return the command lines of this process's parents, nearest first, as far as the system shows them."""
     found: list[list[str]] = []
     pid = os.getppid()
     while pid > 1 and len(found) < _MOST_PARENTS:
@@ -27,16 +27,16 @@ def lineage() -> list[list[str]]:
 
 
 def host_name() -> str:
-    """A name that all processes of this host have and no other host's.
+    """Return a name that is the same for all processes of this host and different on every other host.
 
-    A network of its own makes a host of its own: what is not reached by this host's sockets shares no
-    memory with it either.
+    A network namespace counts as a host of its own, because processes that this host's sockets do not reach do not
+    share memory with its processes either.
     """
     return ":".join((socket.gethostname(), _boot(), _namespace("net")))
 
 
 def kin() -> str:
-    """A name for those processes that see each other's process ids."""
+    """Return a name that is the same for all processes that see each other's process ids."""
     return ":".join((_boot() or socket.gethostname(), _namespace("pid")))
 
 

@@ -1,4 +1,4 @@
-"""Wakes a thread that waits on file descriptors: by an eventfd where there is one, else by a pipe."""
+"""Wake a thread that waits on file descriptors, by an eventfd or, where the system has none, by a pipe."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import threading
 
 __all__ = ["Wake"]
 
-_ONE = (1).to_bytes(8, sys.byteorder)  # what an eventfd takes; a pipe carries it as well
+_ONE = (1).to_bytes(8, sys.byteorder)  # the format of an eventfd; a pipe carries it as well
 
 
 class Wake:
-    """``fileno()`` is readable from ``set`` until ``clear``. Any thread may call ``set``; the rest is its owner's."""
+    """An event whose ``fileno()`` is readable from ``set`` until ``clear``.
+
+    Any thread may call ``set``; one thread, the owner, calls the other methods.
+    """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        # A write after close could hit a stranger's descriptor of the same number. Reentrant: a signal handler or a
-        # finalizer may call ``set`` in the middle of another.
+        # Without the lock, a write after ``close`` could go to another file that has got the same descriptor number.
+        # The lock is reentrant, because a signal handler or a finalizer may call ``set`` in the middle of another call.
         self._lock = threading.RLock()
         self._raised = False
         if hasattr(os, "eventfd"):
@@ -32,16 +35,19 @@ class Wake:
         return self._reader
 
     def set(self) -> None:
-        """Does nothing in a forked child: its copy of the descriptor would wake the parent."""
+        """Make ``fileno()`` readable.
+
+        Does nothing in a forked child, whose copy of the descriptor would wake the parent.
+        """
         if os.getpid() != self._pid:
             return
         with self._lock:
             if not self._raised and self._writer >= 0:
-                with contextlib.suppress(BlockingIOError):  # a pipe that is full is readable
+                with contextlib.suppress(BlockingIOError):  # a full pipe is readable already
                     os.write(self._writer, _ONE)
-                self._raised = (
-                    True  # behind it: a signal handler may raise in between, and one byte too many is no harm
-                )
+                # Set only after writing: if a signal handler raises in between, a second write does no harm, but a
+                # flag without a write would make all later calls skip the write, and the waiting thread would hang.
+                self._raised = True
 
     def clear(self) -> None:
         with self._lock:
@@ -51,7 +57,7 @@ class Wake:
                     os.read(self._reader, 1 << 10)
 
     def close(self) -> None:
-        """May be repeated."""
+        """Close the descriptors. May be called again."""
         with self._lock:
             for fd in {self._reader, self._writer} - {-1}:
                 os.close(fd)

@@ -1,4 +1,5 @@
-"""The CPU kernels: loops over raw memory, written for numba, compiled once a machine and loaded as machine code.
+"""The CPU kernels: loops over raw memory, written for numba, compiled once per machine and loaded as machine code.
 
-Importing anything here imports neither numba nor llvmlite; `code.load` loads the latter, only `compile` the former.
+Importing this package imports neither numba nor llvmlite; `code.load` imports llvmlite, and only `compile` imports
+numba.
 """

@@ -1,4 +1,4 @@
-"""The bucket kernels for numba: convert, pack, unpack, reduce and digest memory; know no ranks.
+"""The bucket kernels for numba: convert, pack, unpack, reduce and digest memory; they know no ranks.
 
 Imported only while compiling. Arguments are int64 (addresses, counts, codes) or float64 (scales).
 """
@@ -27,7 +27,7 @@ def _is_float(dtype: int) -> int:
 
 @compiled("qqd")
 def _hub(s: int, t: int, scale: float) -> int:
-    """The type through which values of type ``s`` become those of type ``t``."""
+    """Return the intermediate type for a conversion from type ``s`` to type ``t``."""
     if F16 <= s <= F32 and F16 <= t <= F32:
         return F32
     if _is_float(s) or _is_float(t) or scale != 1.0:
@@ -37,7 +37,7 @@ def _hub(s: int, t: int, scale: float) -> int:
 
 @compiled("qqqqqd", "")
 def _convert_elements(source: int, s: int, target: int, t: int, count: int, scale: float) -> None:
-    """target = scale * source; the two are the same memory (if of one size) or disjoint."""
+    """Compute target = scale * source; the two are the same memory (if the types have the same size) or disjoint."""
     if s == t and scale == 1.0:
         if source != target:
             copy(target, source, count * ITEMSIZE[s])
@@ -59,7 +59,7 @@ def _convert_elements(source: int, s: int, target: int, t: int, count: int, scal
 def _reduce_block(
     sources: int, n: int, offset: int, out: int, count: int, dtype: int, op: int, prescale: float, scale: float
 ) -> None:
-    """One block of two or more sources, each ``offset`` bytes behind its address in the table ``sources``."""
+    """Reduce one block of two or more sources, each ``offset`` bytes after its address in the table ``sources``."""
     sum_block = stack(BLOCK_BYTES)
     scaled_block = stack(BLOCK_BYTES)
     floating = _is_float(dtype)
@@ -87,7 +87,7 @@ def _reduce_block(
 
 @compiled("qqqqdd", "")
 def _scale_one(source: int, target: int, count: int, dtype: int, prescale: float, scale: float) -> None:
-    """target = scale * (prescale * source), rounded once."""
+    """Compute target = scale * (prescale * source), rounded once."""
     if prescale == 1.0 or scale == 1.0:
         _convert_elements(source, dtype, target, dtype, count, prescale * scale)
         return
@@ -105,13 +105,13 @@ def _scale_one(source: int, target: int, count: int, dtype: int, prescale: float
 def ddl_reduce(
     sources: int, n: int, target: int, count: int, dtype: int, op: int, prescale: float, scale: float
 ) -> int:
-    """target = scale * (prescale * s0 op prescale * s1 op …) over the n addresses at ``sources``, in their order."""
+    """Compute target = scale * (prescale * s0 op prescale * s1 op …) over the n addresses at ``sources``, in order."""
     if n == 1:
         _scale_one(read(sources), target, count, dtype, prescale, scale)
         return 0
     block = BLOCK
     if n == 2 and (prescale == 1.0 or _is_float(dtype)):
-        block = count  # in one go: nothing is kept between two steps
+        block = count  # one block: nothing is kept between two steps
     size = ITEMSIZE[dtype]
     at = 0
     while at < count:
@@ -125,7 +125,7 @@ def ddl_reduce(
 def ddl_convert(
     addresses: int, counts: int, n: int, dtype: int, flat: int, wire: int, scale: float, unpack: int
 ) -> int:
-    """Between n tensors of ``dtype`` and one run of ``wire`` elements at ``flat``, in the direction that is asked."""
+    """Convert n tensors of ``dtype`` to one sequence of ``wire`` elements at ``flat``, or with ``unpack`` the reverse."""
     at = flat
     for i in range(n):
         address, count = read(addresses + 8 * i), read(counts + 8 * i)
@@ -137,16 +137,16 @@ def ddl_convert(
     return 0
 
 
-PRIME = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number: odd, so that a product with it loses nothing
+PRIME = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number; odd, so that multiplying by it is reversible
 LOW_35 = (1 << 35) - 1
 
 
 @compiled("qq")
 def _mixed(state: int, word: int) -> int:
-    """Take one word in: for a given state, different words give different states, and all bits reach the low ones.
+    """Mix one word into the state: for a given state, different words give different states.
 
-    The shift alone, without the mask, would copy the sign and so forget it; without the shift, two changed top bits
-    would cancel each other.
+    All bits affect the low ones. Without the mask, the shift would copy the sign bit and lose information; without the
+    shift, changes of the top bit in two words would cancel each other.
     """
     product = (state ^ word) * PRIME
     return product ^ ((product >> 29) & LOW_35)
@@ -154,9 +154,9 @@ def _mixed(state: int, word: int) -> int:
 
 @compiled(FUNCTIONS["ddl_digest"])
 def ddl_digest(addresses: int, sizes: int, n: int, out: int) -> int:
-    """Write 64 bits for each of n stretches of memory: out[i], of the ``sizes[i]`` bytes at ``addresses[i]``.
+    """Write a 64-bit digest for each of n memory ranges: out[i] is for the ``sizes[i]`` bytes at ``addresses[i]``.
 
-    Four words at a time, each with a state of its own, because a product has to wait for the one before.
+    It mixes four words at a time, each into its own state, because each multiplication must wait for the one before.
     """
     for i in range(n):
         at, size = read(addresses + 8 * i), read(sizes + 8 * i)
@@ -178,6 +178,6 @@ def ddl_digest(addresses: int, sizes: int, n: int, out: int) -> int:
             write(tail, 0)
             copy(tail, at, left)
             a = _mixed(a, read(tail))
-        # Each state is mixed before the next is taken in: else the same change in two of them would cancel.
+        # The states are mixed one after the other; a plain sum or xor would cancel the same change in two of them.
         write(out + 8 * i, _mixed(_mixed(_mixed(_mixed(size, a), b), c), d))
     return 0

@@ -1,20 +1,20 @@
-"""Counters and slots in shared memory, for numba: publishing, waiting, giving up; knows not what is in a slot.
+"""Counters and slots in shared memory, for numba: publishing, waiting, aborting. It does not know what a slot contains.
 
-**Channels.** Every rank owns a line of counters in the segment and a ring of slots. A collective is a number
-of rounds, the same on every rank. In round n a rank *publishes*: it fills the round's place in its ring, if
-it has something to say, and adds one to its counter; peers read the place when they see the counter beyond
-n. There are two channels, one for what goes in, one for partial results (allreduce of many ranks).
+**Channels.** Every rank owns a line of counters in the segment and a ring of slots. A collective is a number of rounds,
+the same on every rank. In round n a rank *publishes*: it fills the round's place in its ring, if it has data for it,
+and adds one to its counter. Peers read the place when they see that the counter is greater than n. There are two
+channels: one for input, one for partial results (allreduce of many ranks).
 
-**Places.** A round takes as many bytes of the ring as its collective gives it, at most a slot, and lies
-within one slot; rounds of few bytes share it. All ranks give a round the same bytes, so its place is the
-same in all rings, and is known without a word (``reserve``).
+**Places.** A collective decides how many bytes of the ring a round takes, at most one slot. A round lies within one
+slot, and small rounds share a slot. All ranks use the same number of bytes for a round, so its place is the same in all
+rings, and every rank computes it without communication (``reserve``).
 
-**No second counter is needed** to know when a slot may be filled again. A rank publishes round n only after
-it has read all that it wants of rounds up to n - 2, in every collective of the ring. So a counter that has
-reached n + 1 says that its rank is done with round n - 2, and a slot whose last round was m may be filled
-when every counter has reached m + 3. Peers reach that without us once we have published m + 2, hence a ring
-has at least 4 slots. Nobody waits at the end of a collective: slower peers still find its slots filled. The
-marks of who comes without data are kept for ROUNDS rounds by the same rule.
+**No second counter is needed** to know when a slot may be filled again. In every collective of the ring, a rank
+publishes round n only after it has read everything it needs from rounds up to n - 2. So when a rank's counter has
+reached n + 1, the rank has finished with round n - 2, and a slot whose last round was m may be filled again when every
+counter has reached m + 3. Peers can reach m + 3 without further action of ours once we have published round m + 2; so a
+ring needs at least 4 slots. Nobody waits at the end of a collective: slower peers still find its slots filled. By the
+same rule, the marks of the ranks without data are kept for ROUNDS rounds.
 
 Imported only while compiling. Arguments are int64; ``frame`` is the rank's private memory, see frame.py.
 """
@@ -79,20 +79,20 @@ __all__ = [
 ]
 
 INPUT, RESULT = 0, 1  # channels
-PLACE_BYTES = 128  # what a round takes is rounded up to two cache lines
-LATER = 4  # not all had come
-HERE, BY_PEER = 1, 2  # why a call failed: this rank's own abort(), or a peer's
+PLACE_BYTES = 128  # the bytes of a round are rounded up to a multiple of two cache lines
+LATER = 4  # return code: not all ranks have arrived yet
+HERE, BY_PEER = 1, 2  # return codes: aborted by this rank itself, or by a peer
 
 
 @compiled("qqq")
 def _counter(frame: int, rank: int, channel: int) -> int:
-    """The address of a rank's counter."""
+    """Return the address of a rank's counter."""
     return read(frame + HEADER) + (1 + rank) * LINE + channel * CHANNEL
 
 
 @compiled("q")
 def aborted(frame: int) -> int:
-    """Whose abort ended this communicator: HERE, BY_PEER, or 0."""
+    """Return who has aborted this communicator: HERE, BY_PEER, or 0 for nobody."""
     if load_word(frame + ABORTED) != 0:
         return HERE
     return BY_PEER if load_word(read(frame + HEADER)) != 0 else 0
@@ -100,9 +100,10 @@ def aborted(frame: int) -> int:
 
 @compiled("qqqq")
 def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
-    """Spins for microseconds, yields the core some times, then sleeps: the core may be the one that computes.
+    """Wait until ``word`` has reached ``value``: spin for microseconds, then yield the core several times, then sleep.
 
-    ``sleeps``: after how many it gives up (LATER); -1: never.
+    It must not spin for long, because the peer may need this core. ``sleeps``: return LATER after sleeping that many
+    times; -1 for no limit.
     """
     for _ in range(read(frame + SPINS)):
         pause()
@@ -115,8 +116,15 @@ def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
         code = aborted(frame)
         if code != 0:
             return code
+    # Going to sleep must not miss a wake-up. ``publish`` adds to the counter first and then reads SLEEPERS; this code
+    # adds to SLEEPERS first and then reads the counter. All four accesses are sequentially consistent, so at least one
+    # side sees the other: either we see the new counter and do not sleep, or the publisher sees a sleeper and wakes us.
+    # If it publishes between our look and the system call, the futex finds that the word is no longer ``seen`` and
+    # returns at once. (A futex compares 32 bits; 2^32 rounds cannot pass in that gap.) An abort changes no counter, so
+    # its wake-up can be missed in the same gap. That is why every sleep has a timeout, after which the loop checks for
+    # an abort again.
     while True:
-        add_word(word + SLEEPERS, 1)  # before the last look: who adds to the word later, sees a sleeper
+        add_word(word + SLEEPERS, 1)
         seen = load_word(word)
         code = aborted(frame)
         if seen < value and code == 0:
@@ -133,7 +141,10 @@ def _wait_slowly(frame: int, word: int, value: int, sleeps: int) -> int:
 
 @compiled("qqqq")
 def wait(frame: int, rank: int, channel: int, value: int) -> int:
-    """Waits until a rank's counter has reached ``value``; not 0: aborted."""
+    """Wait until a rank's counter has reached ``value``.
+
+    Return a value other than 0 if the communicator was aborted.
+    """
     word = _counter(frame, rank, channel)
     if load_word(word) >= value:
         return 0
@@ -142,7 +153,7 @@ def wait(frame: int, rank: int, channel: int, value: int) -> int:
 
 @compiled("qqqq")
 def wait_a_while(frame: int, channel: int, value: int, sleeps: int) -> int:
-    """As ``wait_all``, but gives up (LATER) when it has slept so many times for one rank."""
+    """Do as ``wait_all``, but return LATER after sleeping ``sleeps`` times for one rank."""
     rank = read(frame + RANK)
     for r in range(read(frame + SIZE)):
         word = _counter(frame, r, channel)
@@ -155,12 +166,15 @@ def wait_a_while(frame: int, channel: int, value: int, sleeps: int) -> int:
 
 @compiled("qqq")
 def wait_all(frame: int, channel: int, value: int) -> int:
-    """Waits until every rank's counter has reached ``value``."""
+    """Wait until every rank's counter has reached ``value``.
+
+    Return a value other than 0 if the communicator was aborted.
+    """
     if read(frame + IN_SEEN + 8 * channel) >= value:
         return 0
     rank, size = read(frame + RANK), read(frame + SIZE)
     for k in range(1, size):
-        peer = rank + k  # each rank begins with its neighbour: not all look at the same line at once
+        peer = rank + k  # begin with the next rank, so that not all ranks read the same cache line at once
         code = wait(frame, peer if peer < size else peer - size, channel, value)
         if code != 0:
             return code
@@ -170,9 +184,10 @@ def wait_all(frame: int, channel: int, value: int) -> int:
 
 @compiled("qqqq")
 def reserve(frame: int, channel: int, round_: int, nbytes: int) -> int:
-    """Gives ``round_`` its place of at most a slot, and waits until nobody reads there any more; not 0: aborted.
+    """Choose a place for ``round_`` in the ring, and wait until nobody reads that place any more.
 
-    Every rank calls it for the same rounds with the same ``nbytes``, in their order.
+    Every rank calls it for the same rounds, in order, with the same ``nbytes``, at most a slot. Return a value other
+    than 0 if the communicator was aborted.
     """
     chunk = read(frame + CHUNK)
     length = (max(nbytes, 1) + PLACE_BYTES - 1) // PLACE_BYTES * PLACE_BYTES
@@ -196,9 +211,10 @@ def reserve(frame: int, channel: int, round_: int, nbytes: int) -> int:
 
 @compiled("qqq")
 def enter(frame: int, round_: int, idle: int) -> int:
-    """Says whether this rank comes into the bucket that begins with ``round_`` without data; publishing shows it.
+    """Set the mark that says whether this rank enters the bucket that begins with ``round_`` without data (``idle``).
 
-    Waits, hardly ever, until nobody looks for the mark of ROUNDS rounds ago; not 0: aborted.
+    Peers see the mark when the round is published. First wait, which is rarely necessary, until nobody reads the mark
+    of ROUNDS rounds ago. Return a value other than 0 if the communicator was aborted.
     """
     code = wait_all(frame, INPUT, round_ - ROUNDS + 3)
     if code == 0:
@@ -213,7 +229,7 @@ def enter(frame: int, round_: int, idle: int) -> int:
 
 @compiled("qq")
 def anybody_idle(frame: int, round_: int) -> int:
-    """Whether some rank has come without data; after ``wait_all`` for the round."""
+    """Return whether some rank has entered without data. Call it after ``wait_all`` for the round."""
     for r in range(read(frame + SIZE)):
         if (load_word(_counter(frame, r, INPUT) + MARKS) >> (round_ % ROUNDS)) & 1:
             return 1
@@ -222,7 +238,7 @@ def anybody_idle(frame: int, round_: int) -> int:
 
 @compiled("qq", "")
 def publish(frame: int, channel: int) -> None:
-    """Adds one to this rank's counter, behind all that it wrote, and wakes who sleeps for it."""
+    """Add one to this rank's counter, after everything it has written before, and wake the counter's sleepers."""
     word = _counter(frame, read(frame + RANK), channel)
     add_word(word, 1)
     if load_word(word + SLEEPERS) > 0:
@@ -231,25 +247,28 @@ def publish(frame: int, channel: int) -> None:
 
 @compiled("qqq")
 def slot(frame: int, rank: int, round_: int) -> int:
-    """The address of a rank's memory of ``round_`` in the input channel; after ``reserve``."""
+    """Return the address of a rank's memory of ``round_`` in the input channel. Call it after ``reserve``."""
     return read(frame + INPUTS) + rank * read(frame + RING) + read(frame + PLACES + 8 * (round_ % ROUNDS))
 
 
 @compiled("qq")
 def result(frame: int, round_: int) -> int:
-    """The address of the memory of ``round_`` that all ranks write their results to; after ``reserve``."""
+    """Return the address of the memory of ``round_`` to which all ranks write their results.
+
+    Call it after ``reserve``.
+    """
     return read(frame + RESULTS) + read(frame + PLACES + 8 * (RESULT * ROUNDS + round_ % ROUNDS))
 
 
 @compiled("qqq", "")
 def next_round(frame: int, channel: int, rounds: int) -> None:
-    """Puts ``rounds`` rounds of a channel behind us."""
+    """Count ``rounds`` rounds of a channel as finished."""
     write(frame + IN_USED + 8 * channel, read(frame + IN_USED + 8 * channel) + rounds)
 
 
 @compiled(FUNCTIONS["ddl_barrier"])
 def ddl_barrier(frame: int) -> int:
-    """Returns on no rank before every rank has called it."""
+    """Wait until every rank has called it."""
     first = read(frame + IN_USED)
     publish(frame, INPUT)
     next_round(frame, INPUT, 1)
@@ -258,7 +277,10 @@ def ddl_barrier(frame: int) -> int:
 
 @compiled(FUNCTIONS["ddl_abort"])
 def ddl_abort(frame: int) -> int:
-    """Makes the pending and every later call of all ranks fail, and wakes who sleeps; from any thread."""
+    """Make the pending and all later calls of all ranks fail, and wake the threads that sleep.
+
+    Any thread may call it.
+    """
     store_word(frame + ABORTED, 1)
     store_word(read(frame + HEADER), 1 + read(frame + RANK))
     for r in range(read(frame + SIZE)):

@@ -1,6 +1,7 @@
-"""Finds the kernels' machine code in the cache, or has it compiled, and makes it callable; knows not what it does.
+"""Finds the kernels' machine code in the cache, or has it compiled, and makes it callable.
 
-A rank needs llvmlite alone for this (50 ms); numba, whose start takes half a second, only compiles.
+It does not know what the code does. A rank needs only llvmlite for this (50 ms); numba, whose import takes half a
+second, is needed only for compiling.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ddlcore.contracts.cache import alone, cache_directories, find, keep
 
 __all__ = ["FUNCTIONS", "Code", "file_name", "load", "obtain"]
 
-# What is compiled, and its arguments: q is int64, d float64. All return an int64.
+# The compiled functions and their arguments: q is int64, d is float64. All return an int64.
 FUNCTIONS = {
     "ddl_cast": "qqqqqd",
     "ddl_combine": "qqqqqqqddd",
@@ -57,14 +58,14 @@ SOURCES = (
     "ring.py",
     "whole.py",
 )
-COMPILE_S = 120.0  # how long to wait for another who compiles
+COMPILE_S = 120.0  # how long to wait for another process that compiles
 _COMPILING: Final = threading.Lock()
 _LOADING: Final = threading.Lock()
-C_TYPES: dict[str, Any] = {"q": ctypes.c_void_p, "d": ctypes.c_double}  # an int takes c_void_p half the time of c_int64
+C_TYPES: dict[str, Any] = {"q": ctypes.c_void_p, "d": ctypes.c_double}  # faster than c_int64
 
 
 class Code:
-    """Machine code in this process. ``code.function(name)`` is called like a C function, and releases the GIL."""
+    """Machine code loaded into this process. ``code.function(name)`` is called like a C function, and releases the GIL."""
 
     def __init__(self, image: bytes) -> None:
         import llvmlite.binding as llvm
@@ -82,10 +83,15 @@ class Code:
 
 
 def file_name() -> str:
-    """The cache file's: another for every change of the sources, the compiler or the processor."""
+    """Return the name of the cache file; it changes with the sources, the compiler and the processor."""
     import llvmlite
     import llvmlite.binding as llvm
 
+    # The object file is tuned to the processor that compiled it, and a home directory may be shared by machines of
+    # several kinds: with the wrong file, a rank would die by an illegal instruction. So the name includes the
+    # processor's name and features, as well as the versions of the compilers and the bytes of all sources that the code
+    # depends on. A file is therefore never stale; old files are simply no longer found. A module that affects the code
+    # must be in SOURCES.
     here = Path(__file__).parent
     digest = hashlib.sha256()
     for source in SOURCES:
@@ -100,14 +106,14 @@ def file_name() -> str:
 
 
 def obtain(cache_dir: str = "") -> tuple[bytes, str]:
-    """The machine code, and what was done to get it: "" where it was in the cache, else where it now is kept."""
+    """Return the machine code, and "" if it was in the cache, else a text that says where it has been stored."""
     name = file_name()
     image = find(name, cache_directories(cache_dir))
     if image is not None:
         return image, ""
     with _COMPILING, alone(cache_directories(cache_dir), COMPILE_S):
         image = find(name, cache_directories(cache_dir))
-        if image is not None:  # another compiled it meanwhile
+        if image is not None:  # another process has compiled it meanwhile
             return image, ""
         from ddlcore.kernels.compile import compile_object
 
@@ -117,10 +123,10 @@ def obtain(cache_dir: str = "") -> tuple[bytes, str]:
 
 
 def load(cache_dir: str = "") -> Code:
-    """The kernels, ready to call, the same for all who ask. Compiles them (seconds) where no cache has them.
+    """Return the kernels, ready to call; all callers get the same object. Compiles them (seconds) if no cache has them.
 
-    Any thread: one loads while the others wait, which LLVM needs, and what was loaded stays for ever,
-    since function pointers into it go about.
+    Any thread may call it: one loads while the others wait, because LLVM requires that. Loaded code is never freed,
+    because function pointers into it remain in use.
     """
     with _LOADING:
         return _load(cache_dir)

@@ -1,4 +1,4 @@
-"""Compiles the kernels with numba into one object of machine code; the only place that runs numba."""
+"""Compiles the kernels with numba into one object file; this is the only module that runs numba."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["compile_all", "compile_object", "target_machine"]
 
 
 def compile_all(report: Callable[[str], None], cache_dir: str = "") -> float:
-    """Sees to it that the cache holds the kernels; seconds that compiling took, 0 where it did already.
+    """Make sure that the cache has the kernels; return the seconds that compiling took, 0 if the cache had them
+    already.
 
-    ``report`` gets one line if something was compiled. The launcher calls it before the ranks start.
+    ``report`` gets one line if something was compiled. The launcher calls this before the ranks start.
     """
     start = time.perf_counter()
     _, kept = obtain(cache_dir)
@@ -27,7 +28,7 @@ def compile_all(report: Callable[[str], None], cache_dir: str = "") -> float:
 
 
 def compile_object() -> bytes:
-    """The object file with every one of FUNCTIONS."""
+    """Return the object file that contains all FUNCTIONS."""
     import llvmlite.binding as llvm
 
     from ddlcore.kernels import bucket, loops, whole
@@ -51,7 +52,9 @@ def compile_object() -> bytes:
 
 
 def _exported(llvm: Any, part: Any, name: str, inner: str, arguments: str) -> Any:
-    """A C function ``name`` around numba's, which returns a status and takes two pointers for results first."""
+    """Return a module with a C function ``name`` around numba's, which returns a status and takes two result pointers
+    first.
+    """
     from llvmlite import ir
 
     word = ir.IntType(64)
@@ -63,7 +66,7 @@ def _exported(llvm: Any, part: Any, name: str, inner: str, arguments: str) -> An
     function = ir.Function(outer, ir.FunctionType(word, kinds), name)
     b = ir.IRBuilder(function.append_basic_block())
     value, error = b.alloca(word), b.alloca(pointer)
-    b.call(wrapped, [value, error, *function.args])  # the status is always success: none of our functions raises
+    b.call(wrapped, [value, error, *function.args])  # the status is ignored, because none of our functions raises
     b.ret(b.load(value))
     return llvm.parse_assembly(str(outer))
 
@@ -77,7 +80,7 @@ def _emit(llvm: Any, module: Any) -> bytes:
 
 
 def target_machine(llvm: Any) -> Any:
-    """What turns LLVM code into that of this machine's processor; ``llvm`` is llvmlite.binding."""
+    """Return the LLVM code generator for this machine's processor; ``llvm`` is llvmlite.binding."""
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),

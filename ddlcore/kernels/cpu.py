@@ -1,4 +1,4 @@
-"""The kernels of host memory: turns sequences into tables of addresses and calls the machine code."""
+"""The kernels for host memory: converts Python sequences to tables of addresses and calls the machine code."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _INFINITY = {
 
 
 class CpuKernels(Kernels):
-    """Any thread may call. ``cache_dir``: where the machine code is kept, if not in the usual places.
+    """The kernels for host memory. Any thread may call them.
 
-    Where no cache holds the machine code, making the first one takes the seconds of compiling it.
+    ``cache_dir``: the directory of the machine code, if not one of the usual ones. If no cache has the machine code,
+    the first construction compiles it, which takes some seconds.
     """
 
     def __init__(self, cache_dir: str = "") -> None:
@@ -85,9 +86,10 @@ class CpuKernels(Kernels):
         self._mean(source, target, count, dtype, divisor, scale)
 
     def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
-        """Return 8 bytes for each stretch of memory, of ``sizes`` bytes: other memory almost surely has others.
+        """Return an 8-byte digest for each memory range of ``sizes`` bytes.
 
-        Two stretches that differ in one word of 8 bytes surely have. It does not withstand somebody who means harm.
+        Ranges that differ almost certainly have different digests; two that differ in a single 8-byte word always have.
+        The digest is no protection against deliberate changes.
         """
         out = bytearray(8 * len(addresses))
         where, lengths = _table(addresses), _table(sizes)
@@ -97,7 +99,7 @@ class CpuKernels(Kernels):
 
 
 def _identity(dtype: DType, op: ReduceOp) -> bytes:
-    """The one element that changes nothing under ``op``."""
+    """Return the bytes of the identity element of ``op``."""
     size = dtype.itemsize
     if dtype is DType.BOOL:
         return b"\x01" if op in (ReduceOp.Min, ReduceOp.Product) else b"\x00"

@@ -1,4 +1,4 @@
-"""One vector of elements as numbers and back, as LLVM code: how each type is widened, rounded and stored.
+"""Emits LLVM code that converts one vector of elements to numbers and back: widening, rounding and storing each type.
 
 Imported only while compiling.
 """
@@ -38,7 +38,7 @@ __all__ = [
     "vector",
 ]
 
-WIDTH = 32  # elements of one turn: a multiple of every machine's vectors, enough to hide their latency
+WIDTH = 32  # elements per iteration: a multiple of every machine's vector length, enough to hide latency
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 HALF, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
@@ -49,40 +49,46 @@ STORED = {
 UNSIGNED = (DType.U8, DType.U16)
 SHORT_FLOATS = (DType.F16, DType.BF16)
 
-Value = Any  # an llvmlite value; the library has no types
+Value = Any  # an llvmlite value; that library has no type annotations
 
 
 def vector(element: Any) -> Any:
-    """A vector type of WIDTH elements."""
+    """Return a vector type of WIDTH elements."""
     return ir.VectorType(element, WIDTH)
 
 
 def constant(element: Any, value: float) -> Value:
-    """A vector of WIDTH times ``value``."""
+    """Return a vector that contains ``value`` WIDTH times."""
     return ir.Constant(vector(element), [value] * WIDTH)
 
 
 def _hardware_half() -> bool:
-    """Whether the machine converts float16 itself; else LLVM would call a function that no library here has."""
+    """Return whether the machine converts float16 itself.
+
+    If not, LLVM would call a function that no library here contains.
+    """
     return platform.machine() not in ("x86_64", "AMD64") or bool(llvm.get_host_cpu_features().get("f16c"))
 
 
 def half_to_float(b: Any, x: Value, hardware: bool) -> Value:
-    """float16 bits to float32; by hand where the machine has no instruction for it."""
+    """Convert float16 bits to float32, with integer operations if the machine has no instruction for it."""
     if hardware:
         return b.fpext(b.bitcast(x, vector(HALF)), vector(F32))
     wide = b.zext(x, vector(I32))
     magnitude = b.and_(wide, constant(I32, 0x7FFF))
     sign = b.shl(b.sub(wide, magnitude), constant(I32, 16))
     shifted = b.shl(magnitude, constant(I32, 13))
-    # Times 2^112 mends the exponent's bias, of subnormal numbers too; infinity and NaN keep all exponent bits.
+    # Multiplying by 2^112 corrects the exponent's bias, also for subnormals; infinity and NaN keep all exponent bits.
     finite = b.bitcast(b.fmul(b.bitcast(shifted, vector(F32)), constant(F32, 2.0**112)), vector(I32))
     special = b.icmp_unsigned(">=", magnitude, constant(I32, 0x7C00))
     return b.bitcast(b.or_(b.select(special, b.or_(shifted, constant(I32, 0x7F800000)), finite), sign), vector(F32))
 
 
 def float_to_half(b: Any, x: Value, hardware: bool) -> Value:
-    """Rounds to nearest even. By hand after F. Giesen, "float->half variants" (2012)."""
+    """Round float32 to the nearest float16, ties to even.
+
+    The version without a machine instruction follows F. Giesen, "float->half variants" (2012).
+    """
     if hardware:
         return b.bitcast(b.fptrunc(x, vector(HALF)), vector(I16))
     bits = b.bitcast(x, vector(I32))
@@ -103,12 +109,12 @@ def _float_to_bfloat(b: Any, x: Value) -> Value:
     bits = b.bitcast(x, vector(I32))
     odd = b.and_(b.lshr(bits, constant(I32, 16)), constant(I32, 1))
     rounded = b.add(bits, b.add(odd, constant(I32, 0x7FFF)))
-    quiet = b.or_(bits, constant(I32, 0x400000))  # a NaN whose set bits all lie low would round to infinity
+    quiet = b.or_(bits, constant(I32, 0x400000))  # a NaN with only low bits set would become infinity
     return b.trunc(b.lshr(b.select(b.fcmp_unordered("uno", x, x), quiet, rounded), constant(I32, 16)), vector(I16))
 
 
 def _double_to_float_odd(b: Any, x: Value) -> Value:
-    """float32 rounded to odd, so that a second rounding, to 16 bits, gives what a single one would."""
+    """Round float64 to float32 to odd, so that a second rounding, to 16 bits, gives the same as a single rounding."""
     near = b.fptrunc(x, vector(F32))
     back = b.fpext(near, vector(F64))
     bits = b.bitcast(near, vector(I32))
@@ -121,7 +127,7 @@ def _double_to_float_odd(b: Any, x: Value) -> Value:
 
 
 def to_float(b: Any, x: Value, dtype: DType) -> Value:
-    """Stored elements of a 16-bit float type, or float32, to float32."""
+    """Convert stored elements of a 16-bit float type, or float32, to float32."""
     if dtype is DType.F32:
         return x
     if dtype is DType.F16:
@@ -130,14 +136,14 @@ def to_float(b: Any, x: Value, dtype: DType) -> Value:
 
 
 def from_float(b: Any, x: Value, dtype: DType) -> Value:
-    """float32 to a 16-bit float type, rounded to nearest even, or to float32."""
+    """Convert float32 to a 16-bit float type, rounded to nearest even, or to float32."""
     if dtype is DType.F32:
         return x
     return float_to_half(b, x, _hardware_half()) if dtype is DType.F16 else _float_to_bfloat(b, x)
 
 
 def to_double(b: Any, x: Value, dtype: DType) -> Value:
-    """Stored elements of any type to float64."""
+    """Convert stored elements of any type to float64."""
     if dtype is DType.F64:
         return x
     if dtype.is_float:
@@ -148,7 +154,9 @@ def to_double(b: Any, x: Value, dtype: DType) -> Value:
 
 
 def from_double(b: Any, x: Value, dtype: DType) -> Value:
-    """float64 to any type: floats rounded once, integers truncated, a bool is whether it is not 0."""
+    """Convert float64 to any type: floats are rounded once, integers truncated, and a bool is True unless the value is
+    0.
+    """
     if dtype is DType.F64:
         return x
     if dtype is DType.F32:
@@ -157,7 +165,7 @@ def from_double(b: Any, x: Value, dtype: DType) -> Value:
         return from_float(b, _double_to_float_odd(b, x), dtype)
     if dtype is DType.BOOL:
         return b.zext(b.fcmp_unordered("!=", x, constant(F64, 0.0)), vector(I8))
-    # Saturating: what does not fit 64 bits would else be whatever the machine happens to give.
+    # Saturating: the result for a value that does not fit 64 bits would otherwise depend on the machine.
     saturate = cgutils.get_or_insert_function(
         b.module, ir.FunctionType(vector(I64), [vector(F64)]), f"llvm.fptosi.sat.v{WIDTH}i64.v{WIDTH}f64"
     )
@@ -165,14 +173,14 @@ def from_double(b: Any, x: Value, dtype: DType) -> Value:
 
 
 def to_long(b: Any, x: Value, dtype: DType) -> Value:
-    """Stored whole numbers to int64."""
+    """Convert stored integers or bools to int64."""
     if dtype is DType.BOOL:
         return b.zext(b.icmp_unsigned("!=", x, constant(I8, 0)), vector(I64))
     return (b.zext if dtype in UNSIGNED else b.sext)(x, vector(I64))
 
 
 def from_long(b: Any, x: Value, dtype: DType) -> Value:
-    """int64 to a whole type, wrapped."""
+    """Convert int64 to an integer type or bool; integers wrap around."""
     if dtype is DType.BOOL:
         return b.zext(b.icmp_unsigned("!=", x, constant(I64, 0)), vector(I8))
     return x if dtype is DType.I64 else b.trunc(x, vector(STORED[dtype]))

@@ -1,4 +1,4 @@
-"""The other collectives over the channels, for numba: bytes are copied from slot to target, rows are reduced there.
+"""The other collectives over the channels, for numba: copy bytes from slots to targets, or reduce rows in the slots.
 
 Imported only while compiling. Arguments are int64.
 """
@@ -18,7 +18,10 @@ _reduce = outside("ddl_reduce")
 
 @compiled(FUNCTIONS["ddl_gather"])
 def ddl_gather(frame: int, source: int, target: int, nbytes: int) -> int:
-    """target = every rank's source one behind the other; rank r's is ``nbytes[r]`` long. Broadcast: one alone is not 0."""
+    """Write every rank's source to target, one after the other; that of rank r has ``nbytes[r]`` bytes.
+
+    For a broadcast, only one of them is not 0.
+    """
     rank, size, chunk = read(frame + RANK), read(frame + SIZE), read(frame + CHUNK)
     first = read(frame + IN_USED)
     own = read(nbytes + 8 * rank)
@@ -53,15 +56,15 @@ def ddl_gather(frame: int, source: int, target: int, nbytes: int) -> int:
 
 @compiled("qqq")
 def _begin(n: int, i: int, rounds: int) -> int:
-    """Where part i begins when n are dealt out over ``rounds`` parts that differ by one at most."""
+    """Return where part i begins when n elements are divided into ``rounds`` parts whose lengths differ by one at most."""
     return n // rounds * i + min(i, n % rounds)
 
 
 @compiled("qqqqqqqq")
 def _publish_row(frame: int, round_: int, i: int, rounds: int, source: int, row: int, itemsize: int, most: int) -> int:
-    """Publishes part i of what goes to each peer; ``row[d]`` elements at ``source`` go to rank d.
+    """Publish part i of the data for each peer; ``row[d]`` elements at ``source`` go to rank d.
 
-    ``most``: the elements of the longest row of any rank.
+    ``most``: the number of elements in the longest row of any rank.
     """
     rank, size = read(frame + RANK), read(frame + SIZE)
     code = reserve(frame, INPUT, round_, ((most + rounds - 1) // rounds + size) * itemsize)
@@ -82,7 +85,7 @@ def _publish_row(frame: int, round_: int, i: int, rounds: int, source: int, row:
 
 @compiled("qqqqq")
 def _offset_in_slot(frame: int, owner: int, i: int, rounds: int, row: int) -> int:
-    """Where, in elements, the part for this rank begins in round i's slot of ``owner``."""
+    """Return the offset, in elements, of the part for this rank in round i's slot of ``owner``."""
     at = 0
     for d in range(read(frame + RANK)):
         if d != owner:
@@ -93,14 +96,19 @@ def _offset_in_slot(frame: int, owner: int, i: int, rounds: int, row: int) -> in
 
 @compiled("qqq")
 def _rounds(frame: int, total: int, itemsize: int) -> int:
-    """In how many rounds a row of ``total`` elements passes: parts, rounded up for every peer, fit one slot."""
+    """Return how many rounds a row of ``total`` elements needs: its parts, rounded up for every peer, must fit one
+    slot.
+    """
     room = read(frame + CHUNK) // itemsize - read(frame + SIZE)
     return (total + room - 1) // room
 
 
 @compiled(FUNCTIONS["ddl_alltoall"])
 def ddl_alltoall(frame: int, source: int, target: int, nbytes: int) -> int:
-    """Rank s sends ``nbytes[s * size + d]`` bytes to rank d; both sides lie one behind the other, by rank."""
+    """Send ``nbytes[s * size + d]`` bytes from each rank s to each rank d.
+
+    In both buffers, the parts for or from the ranks lie one after the other, by rank.
+    """
     rank, size = read(frame + RANK), read(frame + SIZE)
     first = read(frame + IN_USED)
     most = 0
@@ -143,7 +151,7 @@ def ddl_alltoall(frame: int, source: int, target: int, nbytes: int) -> int:
 
 @compiled("qqqqqqq", "")
 def _reduce_row_part(frame: int, plan: int, source: int, target: int, round_: int, i: int, rounds: int) -> None:
-    """Reduces part i of this rank's elements over all slots of ``round_``; ``source``: where its own begin."""
+    """Reduce part i of this rank's elements over all slots of ``round_``; its own elements begin at ``source``."""
     rank, size = read(frame + RANK), read(frame + SIZE)
     itemsize = ITEMSIZE[read(plan + DTYPE)]
     row = plan + COUNTS
@@ -164,7 +172,10 @@ def _reduce_row_part(frame: int, plan: int, source: int, target: int, round_: in
 
 @compiled(FUNCTIONS["ddl_reducescatter"])
 def ddl_reducescatter(frame: int, plan: int, source: int, target: int) -> int:
-    """target = this rank's part of the reduction; the plan's counts are the ranks' parts of ``source``."""
+    """Write this rank's part of the reduction to target.
+
+    The plan's counts are the lengths of the ranks' parts of ``source``.
+    """
     rank = read(frame + RANK)
     itemsize = ITEMSIZE[read(plan + DTYPE)]
     first = read(frame + IN_USED)

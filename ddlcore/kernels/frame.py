@@ -1,4 +1,4 @@
-"""Where things lie in the memory that the ring's machine code and its Python side share; offsets are in bytes."""
+"""Defines the layout of the memory that the shared-memory machine code and its Python side share; offsets are in bytes."""
 
 from __future__ import annotations
 
@@ -49,51 +49,51 @@ __all__ = [
     "YIELDS",
 ]
 
-# The segment: a line for the communicator, a line a rank, then a ring a rank, then the ring of results.
-# The communicator's line: who aborted (1 + rank), then how rank 0 laid out the rest.
+# The segment: a line for the communicator, a line for each rank, a ring for each rank, and the ring of results.
+# The communicator's line contains who aborted (1 + rank), and the layout that rank 0 has chosen.
 LAYOUT: Final = 64  # bytes of a slot, bytes of a ring
 LINE: Final = 256  # bytes of a rank's counters
-CHANNEL: Final = 128  # between its two counters; two cache lines, since processors fetch them in pairs
-SLEEPERS: Final = 8  # behind a counter: how many wait for it in the kernel
-MARKS: Final = 16  # behind an input counter: bit n % 64 says that its rank came into round n without data
-ROUNDS: Final = 64  # of how many rounds the marks and the places are kept
-LEAST_SLOTS: Final = 4  # of a ring; the proof at the top of channels.py needs them
+CHANNEL: Final = 128  # bytes between a rank's two counters: two cache lines, as processors fetch them in pairs
+SLEEPERS: Final = 8  # after a counter: how many threads wait for it in the operating system's kernel
+MARKS: Final = 16  # after an input counter: bit n % 64 says that its rank has entered round n without data
+ROUNDS: Final = 64  # the number of rounds whose marks and places are kept
+LEAST_SLOTS: Final = 4  # of a ring; the proof at the top of channels.py needs this many
 MOST_SLOTS: Final = 64
 
-# A rank's frame: its private words.
+# A rank's frame: the words that only this rank uses.
 RANK: Final = 0
 SIZE: Final = 8
 HEADER: Final = 16  # address of the segment
 INPUTS: Final = 24  # address of the ranks' rings
-RESULTS: Final = 32  # address of the ring of results, which all share
-CHUNK: Final = 40  # bytes of one slot, the most that a round takes; a power of two
+RESULTS: Final = 32  # address of the ring of results, which all ranks share
+CHUNK: Final = 40  # bytes of one slot, which limits the size of a round; a power of two
 RING: Final = 48  # bytes of one ring: LEAST_SLOTS to MOST_SLOTS slots
-SMALL: Final = 56  # up to so many bytes every rank reduces all by itself
+SMALL: Final = 56  # up to this many bytes, every rank reduces all elements itself
 SPINS: Final = 64
 YIELDS: Final = 72
 TIMEOUT: Final = 80  # a timespec: two words
-IN_USED: Final = 96  # rounds behind us, a word a channel
-IN_SEEN: Final = 112  # what every counter is known to have reached, a word a channel
-ABORTED: Final = 128  # written by other threads, alone in its cache line
-CURSOR: Final = 192  # where in the ring the next round begins, a word a channel
-BEGUN: Final = 208  # 1: the first round of an allreduce is published, and its caller will come back for the rest
-BEGUN_TENSOR: Final = 216  # how far that round went
+IN_USED: Final = 96  # the number of finished rounds, one word per channel
+IN_SEEN: Final = 112  # the value that all counters are known to have reached, one word per channel
+ABORTED: Final = 128  # written by other threads, so it is alone in its cache line
+CURSOR: Final = 192  # where in the ring the next round begins, one word per channel
+BEGUN: Final = 208  # 1: the first round of an allreduce is published, and another call will continue it
+BEGUN_TENSOR: Final = 216  # the tensor at which that round ended, and the offset in it
 BEGUN_OFFSET: Final = 224
-LAST: Final = 256  # the last round in each slot, MOST_SLOTS words a channel
-PLACES: Final = 1280  # where in the ring a round lies, ROUNDS words a channel
-TABLE: Final = 2304  # a word a rank: addresses of one reduction
+LAST: Final = 256  # the last round in each slot, MOST_SLOTS words per channel
+PLACES: Final = 1280  # where in the ring a round lies, ROUNDS words per channel
+TABLE: Final = 2304  # one word per rank: the source addresses of one reduction
 
-# A plan: what does not change from run to run.
+# A plan: it does not change between runs, except for the ticket and what records its result.
 TENSORS: Final = 0
 DTYPE: Final = 8
 OP: Final = 16
 TOTAL: Final = 24  # elements of all tensors
 PRESCALE: Final = 32  # float64
 POSTSCALE: Final = 40  # float64
-SOURCES: Final = 48  # address of a table of addresses, a word a tensor
+SOURCES: Final = 48  # address of a table of addresses, one word per tensor
 TARGETS: Final = 56  # likewise
 FRAME: Final = 64  # address of the rank's frame
-TICKET: Final = 72  # which run the caller means, of those that it tries again and again
-FINISHED: Final = 80  # the last of these that came to its end
-CODE: Final = 88  # and how
-COUNTS: Final = 96  # elements, a word a tensor
+TICKET: Final = 72  # identifies the run, which may take several tries
+FINISHED: Final = 80  # the ticket of the last run that has ended
+CODE: Final = 88  # the return code of that run
+COUNTS: Final = 96  # elements, one word per tensor

@@ -1,6 +1,6 @@
-"""What numba lacks: memory at raw addresses, atomics that say their order, and waiting in the kernel (Linux).
+"""The operations that numba lacks: memory at raw addresses, ordered atomics, and waiting in the operating system.
 
-Addresses are int64. Imported only while compiling.
+Waiting works on Linux only. Addresses are int64. Imported only while compiling.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ __all__ = [
 
 I8, I64, F64 = ir.IntType(8), ir.IntType(64), ir.DoubleType()
 SYS_FUTEX = 202 if platform.machine() in ("x86_64", "AMD64") else 98  # 98: the generic table (aarch64, riscv64)
-FUTEX_WAIT, FUTEX_WAKE, EVERYBODY = 0, 1, 0x7FFFFFFF  # not the private kind: the word is shared by processes
+FUTEX_WAIT, FUTEX_WAKE, EVERYBODY = 0, 1, 0x7FFFFFFF  # not FUTEX_PRIVATE: processes share the word
 
-# numba's own annotations cover a part of it, another part in each version.
+# numba's type annotations are incomplete, and differ from version to version.
 _njit: Any = numba.njit
 types: Any = numba.types
 cgutils: Any = numba.core.cgutils
 
 NUMBERS = {"q": types.int64, "d": types.float64, "": types.void}
 Function = TypeVar("Function", bound=Callable[..., object])
-# For mypy, what is written with it gives whole numbers: all but read_double do.
+# To mypy, all intrinsics return an int, although read_double returns a float.
 inline: Callable[[Callable[..., Any]], Callable[..., int]] = numba.extending.intrinsic
 
 
 def compiled(arguments: str, result: str = "q") -> Callable[[Function], Function]:
-    """Has numba compile a function for these numbers only: q is int64, d float64; two letters of result: a pair.
+    """Return a decorator that makes numba compile a function for these types only.
 
-    Without numba's wrappers for Python: they take time, and refer to a runtime that ranks do not load.
+    q is int64, d float64, and "" means no result; two letters of ``result`` mean a pair. numba's wrappers for Python
+    are left out, because they take time to compile and refer to a runtime that ranks do not load.
     """
     kinds = [NUMBERS[letter] for letter in arguments]
     returned = types.UniTuple(NUMBERS[result[0]], len(result)) if len(result) > 1 else NUMBERS[result]
@@ -65,8 +66,11 @@ def compiled(arguments: str, result: str = "q") -> Callable[[Function], Function
 
 
 def outside(name: str) -> Callable[..., int]:
-    """One of FUNCTIONS, called by name and linked in the end: else each caller would compile it again."""
-    llvm.add_symbol(name, 1)  # numba loads what it compiles, but never runs this: it need not stand for anything
+    """Return one of FUNCTIONS as an external function, so that its callers do not compile it again.
+
+    It is linked at the end.
+    """
+    llvm.add_symbol(name, 1)  # numba links what it compiles, but never runs it here, so any address will do
     function: Callable[..., int] = types.ExternalFunction(
         name, types.int64(*(NUMBERS[letter] for letter in FUNCTIONS[name]))
     )
@@ -83,7 +87,7 @@ def _pointer(builder: Any, address: Any, element: Any = I64) -> Any:
 
 @inline
 def load_word(typing: Any, address: Any) -> Any:
-    """The word, with everything that was written before it was stored."""
+    """Load the word atomically (sequentially consistent): everything written before it was stored is then visible."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(_pointer(builder, args[0]), "seq_cst", 8)
@@ -93,7 +97,7 @@ def load_word(typing: Any, address: Any) -> Any:
 
 @inline
 def store_word(typing: Any, address: Any, value: Any) -> Any:
-    """Stores the word behind everything that was written before."""
+    """Store the word atomically (sequentially consistent), after everything written before."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[1], _pointer(builder, args[0]), "seq_cst", 8)
@@ -104,7 +108,7 @@ def store_word(typing: Any, address: Any, value: Any) -> Any:
 
 @inline
 def add_word(typing: Any, address: Any, value: Any) -> Any:
-    """Adds to the word, behind everything that was read or written before, and before all that follows."""
+    """Add to the word atomically (sequentially consistent), ordered after all earlier and before all later accesses."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", _pointer(builder, args[0]), args[1], "seq_cst")
@@ -114,7 +118,7 @@ def add_word(typing: Any, address: Any, value: Any) -> Any:
 
 @inline
 def read(typing: Any, address: Any) -> Any:
-    """A word of this thread's own memory."""
+    """Load a word of this thread's own memory, without ordering."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_pointer(builder, args[0]))
@@ -124,7 +128,7 @@ def read(typing: Any, address: Any) -> Any:
 
 @inline
 def read_double(typing: Any, address: Any) -> Any:
-    """A float64 of this thread's own memory."""
+    """Load a float64 of this thread's own memory, without ordering."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_pointer(builder, args[0], F64))
@@ -134,7 +138,7 @@ def read_double(typing: Any, address: Any) -> Any:
 
 @inline
 def write(typing: Any, address: Any, value: Any) -> Any:
-    """Writes a word of this thread's own memory."""
+    """Store a word of this thread's own memory, without ordering."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[1], _pointer(builder, args[0]))
@@ -145,7 +149,7 @@ def write(typing: Any, address: Any, value: Any) -> Any:
 
 @inline
 def copy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
-    """memcpy: the two are disjoint."""
+    """Copy with memcpy; the two ranges must not overlap."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         target, source, nbytes = args
@@ -157,12 +161,14 @@ def copy(typing: Any, target: Any, source: Any, nbytes: Any) -> Any:
 
 @inline
 def stack(typing: Any, nbytes: Any) -> Any:
-    """The address of ``nbytes`` (a literal) of stack, aligned to a cache line, until the function returns."""
+    """Return the address of ``nbytes`` (a literal) bytes of stack, aligned to a cache line, valid until the function
+    returns.
+    """
     if not isinstance(nbytes, types.IntegerLiteral):
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        with builder.goto_entry_block():  # once a call, also where it stands in a loop
+        with builder.goto_entry_block():  # allocated once per call, even if used in a loop
             memory = builder.alloca(ir.ArrayType(I8, nbytes.literal_value))
             memory.align = 64
         return builder.ptrtoint(memory, I64)
@@ -172,14 +178,14 @@ def stack(typing: Any, nbytes: Any) -> Any:
 
 @inline
 def pause(typing: Any) -> Any:
-    """Tells the core that this is a spin."""
+    """Tell the processor that this is a spin loop."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         nothing, i32 = ir.VoidType(), ir.IntType(32)
         if platform.machine() in ("x86_64", "AMD64"):
             kind = ir.FunctionType(nothing, [])
             builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
-        elif platform.machine() in ("aarch64", "arm64"):  # isb waits longer than yield, which does nothing at all
+        elif platform.machine() in ("aarch64", "arm64"):  # isb waits, while yield has no effect
             kind = ir.FunctionType(nothing, [i32])
             barrier = cgutils.get_or_insert_function(builder.module, kind, "llvm.aarch64.isb")
             builder.call(barrier, [ir.Constant(i32, 15)])
@@ -190,11 +196,13 @@ def pause(typing: Any) -> Any:
 
 @compiled("qqq", "")
 def futex_wait(word: int, seen: int, timeout: int) -> None:
-    """Sleeps while the low half of ``word`` is that of ``seen``, no longer than the timespec at ``timeout``."""
+    """Sleep until woken if the low half of ``word`` equals that of ``seen``, at most as long as the timespec at
+    ``timeout``.
+    """
     _syscall(SYS_FUTEX, word, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout, 0, 0)
 
 
 @compiled("q", "")
 def futex_wake(word: int) -> None:
-    """Wakes everybody who sleeps on ``word``."""
+    """Wake all threads that sleep on ``word``."""
     _syscall(SYS_FUTEX, word, FUTEX_WAKE, EVERYBODY, 0, 0, 0)

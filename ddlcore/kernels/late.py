@@ -1,4 +1,4 @@
-"""The CPU kernels that are compiled late: importing this compiles and imports none of them."""
+"""The CPU kernels, loaded late: importing this module compiles and imports none of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ __all__ = ["LateKernels"]
 
 
 class LateKernels(Kernels):
-    """The CPU kernels, imported and compiled when the first of them is called: a world of one may never need one."""
+    """CPU kernels that are imported and compiled when one of them is first called: a world of one rank may never need
+    them.
+    """
 
     def __init__(self, cache_dir: str) -> None:
         self._cache_dir = cache_dir
@@ -60,5 +62,5 @@ class LateKernels(Kernels):
         self._load().mean(source, count, dtype, target, divisor, scale)
 
     def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
-        """As ``CpuKernels.digests``."""
+        """Return what ``CpuKernels.digests`` returns."""
         return self._load().digests(addresses, sizes)

@@ -1,8 +1,8 @@
-"""Emits the innermost loops over elements as LLVM vector code; knows element types, nothing of buckets and ranks.
+"""Emits the innermost loops over elements as LLVM vector code; it knows element types, but neither buckets nor ranks.
 
-Why not plain numba loops: source and target may be the same memory, and LLVM's vectoriser then falls
-back to one element at a time; numba has no bfloat16; and a hundred small numba functions take half a
-minute to compile, these two seconds.
+Plain numba loops do not serve: source and target may be the same memory, for which LLVM's vectoriser falls back to one
+element at a time; numba has no bfloat16; and a hundred small numba functions take half a minute to compile, these loops
+two seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ddlcore.types import DType, ReduceOp
 
 __all__ = ["WIDE_LEFT", "WIDE_OUT", "combine_loop", "ddl_cast", "ddl_combine", "define_loop"]
 
-WIDE_LEFT, WIDE_OUT = 1, 2  # forms of combine for 16-bit floats: the left operand, the result is float32
+WIDE_LEFT, WIDE_OUT = 1, 2  # bits of ``form`` for 16-bit floats: the left operand is float32, the result is float32
 
 OPS = (ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product)
 LOOP = ir.FunctionType(ir.VoidType(), [I64] * 4 + [F64] * 3)  # left, right, out, count, left and right scale, scale
@@ -54,9 +54,11 @@ def _splat(b: Any, scalar: Value) -> Value:
 
 
 def define_loop(module: Any, name: str, operands: list[Any], out: Any, scale: Any, body: Body) -> Any:
-    """A function of type LOOP: ``body`` on WIDTH elements at a time, the rest by way of the stack."""
+    """Define a function of type LOOP that applies ``body`` to WIDTH elements at a time, and to the rest through the
+    stack.
+    """
     function = ir.Function(module, LOOP, name)
-    function.linkage = "linkonce_odr"  # several compiled functions hold it; linked together they keep one
+    function.linkage = "linkonce_odr"  # several modules define it; the linker keeps one of the definitions
     function.attributes.add("noinline")
     b = ir.IRBuilder(function.append_basic_block("entry"))
     left, right, target, count, *doubles = function.args
@@ -86,7 +88,7 @@ def define_loop(module: Any, name: str, operands: list[Any], out: Any, scale: An
     rest = b.sub(count, whole)
     with b.if_then(b.icmp_signed(">", rest, ir.Constant(I64, 0))):
         for place, element in zip(padded, operands):
-            b.store(ir.Constant(vector(element), None), place)  # what lies behind the rest is computed too
+            b.store(ir.Constant(vector(element), None), place)  # zeros: elements after the rest are computed too
         places = [b.ptrtoint(place, I64) for place in padded]
         for address, element, place in zip(sources, operands, places):
             copy(place, moved(address, element, whole), element, rest)
@@ -112,14 +114,14 @@ def _apply(b: Any, op: ReduceOp, dtype: DType, x: Value, y: Value) -> Value:
     if op is ReduceOp.Product:
         return b.fmul(x, y) if dtype.is_float else b.mul(x, y)
     relation = "<" if op is ReduceOp.Min else ">"
-    if dtype.is_float:  # a NaN on either side is the result, as in numpy: y where unordered, and x if that is one
+    if dtype.is_float:  # a NaN on either side is the result, as in numpy: y if unordered, but x if x is the NaN
         ordered = b.select(b.fcmp_ordered(relation, x, y), x, y)
         return b.select(b.fcmp_unordered("uno", x, x), x, ordered)
     return b.select((b.icmp_unsigned if dtype in UNSIGNED else b.icmp_signed)(relation, x, y), x, y)
 
 
 def combine_loop(module: Any, dtype: DType, op: ReduceOp, form: int) -> Any:
-    """The loop of ``ddl_combine`` for one type and operation, a function of type LOOP."""
+    """Return the loop of ``ddl_combine`` for one type and operation, a function of type LOOP."""
     short = dtype in SHORT_FLOATS
     left = F32 if form & WIDE_LEFT else STORED[dtype]
     out = F32 if form & WIDE_OUT else STORED[dtype]
@@ -153,7 +155,7 @@ def _convert_loop(module: Any, source: DType, target: DType) -> Any:
 
 
 def _conversions() -> Iterable[tuple[DType, DType]]:
-    """The pairs that one loop converts; through float64, float32 or int64 they reach every other."""
+    """Yield the pairs of types that one loop converts; through float64, float32 or int64 they reach all other pairs."""
     for dtype in DType:
         yield dtype, DType.F64
         if dtype is not DType.F64:
@@ -168,7 +170,7 @@ def _conversions() -> Iterable[tuple[DType, DType]]:
 
 
 def _dispatch(b: Any, code: Value, loops: dict[int, Any], args: list[Value]) -> None:
-    """Calls the loop whose number is ``code``; none if there is no such loop."""
+    """Emit a call of the loop with the number ``code``, or of none if there is no such loop."""
     done = b.append_basic_block("done")
     switch = b.switch(code, done)
     for number, function in loops.items():
@@ -180,7 +182,7 @@ def _dispatch(b: Any, code: Value, loops: dict[int, Any], args: list[Value]) -> 
     b.position_at_end(done)
 
 
-# The intrinsics stand in one function each: a loop can be defined but once in a module.
+# Each intrinsic is used in one function only, because a module can define a loop only once.
 
 
 @inline
@@ -227,10 +229,10 @@ def ddl_combine(
     right_scale: float,
     scale: float,
 ) -> int:
-    """out[i] = scale * (left_scale * left[i] op right_scale * right[i]); integers are not scaled.
+    """Compute out[i] = scale * (left_scale * left[i] op right_scale * right[i]); integers are not scaled.
 
-    16-bit floats: in float32, rounded once; ``form`` says which of left and out is float32 memory.
-    ``out`` may be ``left`` or ``right`` themselves, or disjoint from both.
+    16-bit floats are computed in float32 and rounded once; ``form`` says which of left and out is float32 memory.
+    ``out`` may be equal to ``left`` or ``right``, or disjoint from both.
     """
     _combine(dtype, op, form, left, right, out, count, left_scale, right_scale, scale)
     return 0
@@ -238,6 +240,9 @@ def ddl_combine(
 
 @compiled(FUNCTIONS["ddl_cast"])
 def ddl_cast(source: int, s: int, target: int, t: int, count: int, scale: float) -> int:
-    """target[i] (of type t) = scale * source[i] (of type s), for a pair of ``_conversions``; integers are not scaled."""
+    """Compute target[i] (of type t) = scale * source[i] (of type s), for a pair of ``_conversions``.
+
+    Integers are not scaled.
+    """
     _convert(source, s, target, t, count, scale)
     return 0

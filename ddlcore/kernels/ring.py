@@ -1,9 +1,9 @@
-"""Allreduce over the channels, for numba: one bucket from the first chunk to the last, without the GIL.
+"""Allreduce over the channels, for numba: reduces one bucket from the first chunk to the last, without the GIL.
 
-Elements meet in rank order, whatever the chunks; source and target may be the same memory, since a rank
-overwrites a chunk only after it has published it. Entry is all or nothing: with its first chunk a rank says
-whether it comes without data (``idle``); if anybody does, all go through the rounds and nobody writes to a
-tensor. Imported only while compiling. Arguments are int64.
+Elements are reduced in rank order, whatever the chunks are. Source and target may be the same memory, because a rank
+overwrites a chunk only after it has published it. An allreduce is atomic: with its first chunk, a rank says whether it
+enters without data (``idle``); if any rank does, all ranks run the rounds, but nobody writes to a tensor. Imported only
+while compiling. Arguments are int64.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ __all__ = ["VOID", "ddl_allreduce", "ddl_allreduce_idle", "ddl_allreduce_try"]
 _reduce = outside("ddl_reduce")
 
 CACHE_LINE = 64
-SLEEPS = 2  # of SLEEP_NS each: how long one try waits
-VOID = 3  # somebody came without data: nothing was written
+SLEEPS = 2  # how many times one try sleeps, for SLEEP_NS each
+VOID = 3  # return code: some rank entered without data, so nothing was written
 
 
 # --- a bucket of tensors as one run of elements: (tensor, offset) is a place in it
@@ -66,7 +66,9 @@ VOID = 3  # somebody came without data: nothing was written
 def _copy_pieces(
     plan: int, addresses: int, tensor: int, offset: int, flat: int, count: int, outwards: int
 ) -> tuple[int, int]:
-    """Copies ``count`` elements into ``flat`` (0) or back (1), or passes over them (-1); returns the place behind them."""
+    """Copy ``count`` elements into ``flat`` (``outwards`` 0), out of it (1), or skip them (-1); return the place after
+    them.
+    """
     size = ITEMSIZE[read(plan + DTYPE)]
     while count > 0:
         n = min(count, read(plan + COUNTS + 8 * tensor) - offset)
@@ -86,7 +88,7 @@ def _copy_pieces(
 
 @compiled("qqqqqqq", "")
 def _reduce_slots(frame: int, plan: int, round_: int, offset: int, own: int, target: int, count: int) -> None:
-    """Reduces ``count`` elements that lie ``offset`` bytes within every rank's slot; this rank's own at ``own``."""
+    """Reduce ``count`` elements that lie ``offset`` bytes within every rank's slot; those of this rank are at ``own``."""
     rank, size = read(frame + RANK), read(frame + SIZE)
     for r in range(size):
         write(frame + TABLE + 8 * r, own if r == rank else slot(frame, r, round_) + offset)
@@ -98,7 +100,7 @@ def _reduce_slots(frame: int, plan: int, round_: int, offset: int, own: int, tar
 def _reduce_pieces(
     frame: int, plan: int, sources: int, targets: int, tensor: int, offset: int, round_: int, count: int
 ) -> tuple[int, int]:
-    """Reduces the chunk in the slots straight into the tensors; returns the place behind it."""
+    """Reduce the chunk in the slots directly into the tensors; return the place after it."""
     size = ITEMSIZE[read(plan + DTYPE)]
     done = 0
     while done < count:
@@ -120,7 +122,15 @@ def _reduce_pieces(
 
 @compiled("qqqqq")
 def _all_here(frame: int, first: int, tensor: int, offset: int, sleeps: int) -> int:
-    """Waits a while for all to have published round ``first``; LATER: notes how far this rank is, to go on from there."""
+    """Wait a limited time for all ranks to publish round ``first``.
+
+    If it returns LATER, it has saved where to continue.
+    """
+    # A try that ends with LATER has already published round ``first``: peers may see it and reduce with it, so it can
+    # be neither taken back nor published a second time. BEGUN tells the next try to skip that round, and the saved
+    # place tells it where the next chunk begins. Only this first round has a time limit. When it is complete, all ranks
+    # have entered, and each finishes without waiting for its user, so the later rounds wait without a limit (an abort
+    # still ends them).
     code = wait_a_while(frame, INPUT, first + 1, sleeps)
     write(frame + BEGUN, 1 if code == LATER else 0)
     write(frame + BEGUN_TENSOR, tensor)
@@ -130,7 +140,10 @@ def _all_here(frame: int, first: int, tensor: int, offset: int, sleeps: int) -> 
 
 @compiled("qqq", "qq")
 def _shard(frame: int, plan: int, n: int) -> tuple[int, int]:
-    """Where this rank's part of a chunk of ``n`` elements begins and ends: two ranks never write one cache line."""
+    """Return the begin and end of this rank's part of a chunk of ``n`` elements.
+
+    Two ranks never write to one cache line.
+    """
     rank, size = read(frame + RANK), read(frame + SIZE)
     line = CACHE_LINE // ITEMSIZE[read(plan + DTYPE)]
     shard = ((n + size - 1) // size + line - 1) // line * line
@@ -142,7 +155,7 @@ def _shard(frame: int, plan: int, n: int) -> tuple[int, int]:
 def _copy_others(
     frame: int, plan: int, addresses: int, tensor: int, offset: int, flat: int, n: int, outwards: int
 ) -> tuple[int, int]:
-    """As ``_copy_pieces`` for a chunk of ``n`` elements, but for this rank's own part: nobody else needs that."""
+    """Do as ``_copy_pieces`` for a chunk of ``n`` elements, except for this rank's own part, which no other rank needs."""
     size = ITEMSIZE[read(plan + DTYPE)]
     begin, end = _shard(frame, plan, n)
     tensor, offset = _copy_pieces(plan, addresses, tensor, offset, flat, begin, outwards)
@@ -154,9 +167,10 @@ def _copy_others(
 def _publish(
     frame: int, plan: int, i: int, n: int, tensor: int, offset: int, whole: int, idle: int, sleeps: int
 ) -> tuple[int, int, int]:
-    """Shows chunk ``i`` of ``n`` elements, which begins at (tensor, offset); (code, the place behind it).
+    """Publish chunk ``i`` of ``n`` elements, which begins at (tensor, offset); return (code, the place after it).
 
-    ``whole`` 0: but for this rank's own part. The first chunk is the entry: with ``sleeps`` it waits a while for all.
+    ``whole`` 0: leave out this rank's own part. The first chunk is the entry: if ``sleeps`` is not 0, wait a limited
+    time for all ranks.
     """
     first = read(frame + IN_USED)
     if i == 0 and read(frame + BEGUN) != 0:
@@ -181,7 +195,7 @@ def _publish(
 
 @compiled("qqqqq")
 def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
-    """Every rank reads every peer's slots and reduces all: best for two ranks, and for few bytes."""
+    """Let every rank read the slots of all peers and reduce all elements: best for two ranks, and for few bytes."""
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     total = read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
@@ -211,9 +225,9 @@ def _allreduce_directly(frame: int, plan: int, chunk: int, idle: int, sleeps: in
 def _reduce_shard(
     frame: int, plan: int, tensor: int, offset: int, round_: int, result_round: int, n: int
 ) -> tuple[int, int]:
-    """Reduces this rank's part of a chunk of ``n`` elements into the slot of results that all share, and its own tensors.
+    """Reduce this rank's part of a chunk of ``n`` elements into the shared slot of results and into its own tensors.
 
-    The chunk begins at (tensor, offset); returned is the place behind it.
+    The chunk begins at (tensor, offset); return the place after it.
     """
     sources, targets = read(plan + SOURCES), read(plan + TARGETS)
     size = ITEMSIZE[read(plan + DTYPE)]
@@ -237,7 +251,10 @@ def _reduce_shard(
 
 @compiled("qqqqq")
 def _allreduce_by_shards(frame: int, plan: int, chunk: int, idle: int, sleeps: int) -> int:
-    """Each rank reduces its part of every chunk, then gathers the others': three steps, each a chunk behind the last."""
+    """Let each rank reduce its part of every chunk and gather the other parts.
+
+    There are three steps; each works one chunk behind the one before.
+    """
     targets, total = read(plan + TARGETS), read(plan + TOTAL)
     chunks = (total + chunk - 1) // chunk
     first, first_result = read(frame + IN_USED), read(frame + IN_USED + 8)
@@ -293,16 +310,19 @@ def _allreduce(plan: int, idle: int, sleeps: int) -> int:
 
 @compiled(FUNCTIONS["ddl_allreduce"])
 def ddl_allreduce(plan: int) -> int:
-    """One bucket: the tensors of the plan, as one run of elements."""
+    """Reduce one bucket: the tensors of the plan, as one sequence of elements."""
     return _allreduce(plan, 0, 0)
 
 
 @compiled(FUNCTIONS["ddl_allreduce_try"])
 def ddl_allreduce_try(plan: int) -> int:
-    """The same, in calls of about 0.1 s as long as not all have come: LATER until then, to be called again.
+    """Do as ``ddl_allreduce``, but return LATER after about 0.1 s if not all ranks have arrived; call it again then.
 
-    The plan's ticket says which run is meant; when that has come to its end, a call says only how.
+    The plan's ticket identifies the run. After that run has ended, further calls only return its result.
     """
+    # A signal may raise an exception in the calling thread after this function has returned and before Python has
+    # stored the code. The caller then asks again with the same ticket. Without this record, it would start a second
+    # allreduce that the peers do not take part in.
     ticket = read(plan + TICKET)
     if read(plan + FINISHED) == ticket:
         return read(plan + CODE)
@@ -315,5 +335,5 @@ def ddl_allreduce_try(plan: int) -> int:
 
 @compiled(FUNCTIONS["ddl_allreduce_idle"])
 def ddl_allreduce_idle(plan: int) -> int:
-    """Takes part in a bucket without data, which makes it void on every rank: the plan's addresses are not followed."""
+    """Take part in a bucket without data, which makes it void on every rank; the plan's addresses are not followed."""
     return _allreduce(plan, 1, 0)

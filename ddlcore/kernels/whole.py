@@ -1,4 +1,4 @@
-"""Exact sums of integers, for numba: elements made so wide that no sum of them overflows, and means of such sums.
+"""Exact means of integers, for numba: widens elements so that sums cannot overflow, and converts sums to means.
 
 Imported only while compiling. Arguments are int64 (addresses, counts, codes) or float64 (scales).
 """
@@ -16,12 +16,12 @@ _cast = outside("ddl_cast")
 LOW = 0xFFFFFFFF
 LOW_SIZE = 4294967296.0  # 2^32
 LARGEST, SMALLEST = 0x7FFFFFFFFFFFFFFF, -0x8000000000000000
-END = 9223372036854775808.0  # 2^63, the first float64 that an int64 does not hold
+END = 9223372036854775808.0  # 2^63, the first float64 that is too large for an int64
 
 
 @compiled("d")
 def _truncated(value: float) -> int:
-    """Towards zero; what an int64 does not hold becomes the nearest that it does, and a NaN 0."""
+    """Truncate toward zero. A value that does not fit an int64 becomes the nearest int64, and a NaN becomes 0."""
     if value != value:
         return 0
     if value >= END:
@@ -33,24 +33,25 @@ def _truncated(value: float) -> int:
 
 @compiled("qqq")
 def _quotient(high: int, low: int, divisor: int) -> int:
-    """(high * 2^32 + low) / divisor towards zero, by long division: 0 <= low < 2^32, 0 < divisor < 2^31.
+    """Return (high * 2^32 + low) / divisor toward zero, by long division: 0 <= low < 2^32, 0 < divisor < 2^31.
 
-    Wraps around where that is no int64, which it always is for the mean of as many int64 as the divisor.
+    The result wraps around if it does not fit an int64. The mean of ``divisor`` int64 values always fits.
     """
-    upper = high // divisor  # floored, so that what is left is not negative
+    upper = high // divisor  # floored, so that the rest is not negative
     rest = ((high - upper * divisor) << 32) + low
     lower = rest // divisor
     quotient = (upper << 32) + lower
     if high < 0 and rest != lower * divisor:
-        quotient += 1  # the floor of a negative number that is not whole
+        quotient += 1  # the floor of a negative fraction is one below the truncated value
     return quotient
 
 
 @compiled(FUNCTIONS["ddl_widen"])
 def ddl_widen(source: int, target: int, count: int, dtype: int, scale: float) -> int:
-    """Writes each element, times ``scale``, as numbers that can be added: one int64; of int64 two, high and low half.
+    """Write each element, times ``scale``, as numbers that can be added without overflow.
 
-    2^31 of the halves can be added, and so can 2^31 elements of 32 bits or fewer.
+    An element becomes one int64; an int64 becomes two, its high and its low half. 2^31 of the halves can be added
+    without overflow, and so can 2^31 elements of 32 bits or fewer.
     """
     block = stack(BLOCK_BYTES)
     at = 0
@@ -76,9 +77,9 @@ def ddl_widen(source: int, target: int, count: int, dtype: int, scale: float) ->
 
 @compiled(FUNCTIONS["ddl_mean"])
 def ddl_mean(source: int, target: int, count: int, dtype: int, divisor: int, scale: float) -> int:
-    """Turn exact sums back into the type: multiply each by ``scale``, divide by ``divisor``, truncate towards zero.
+    """Convert exact sums back to the type: multiply each by ``scale``, divide by ``divisor``, truncate toward zero.
 
-    Exact where ``scale`` is 1, else computed in float64. What the type does not hold wraps around.
+    The result is exact if ``scale`` is 1, and else computed in float64. Values that the type cannot hold wrap around.
     """
     block = stack(BLOCK_BYTES)
     at = 0

@@ -1,3 +1,3 @@
-"""The launcher: starts the ranks, watches over them, and says how it ended; it knows nothing of tensors."""
+"""The launcher: start the ranks, watch them, and report how the job ended. It knows nothing of tensors."""
 
 __all__: list[str] = []

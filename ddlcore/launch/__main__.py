@@ -1,4 +1,4 @@
-"""``python -m ddlcore.launch`` is ``ddl``, for where the script is not on PATH."""
+"""Run ``ddl`` as ``python -m ddlcore.launch``, for systems on which the script is not on PATH."""
 
 from __future__ import annotations
 

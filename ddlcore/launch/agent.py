@@ -1,6 +1,6 @@
-"""The process that starts the ranks of one host for a launcher elsewhere, watches over them and reports; it decides nothing.
+"""The agent: a process that starts the ranks of one host for a launcher on another host, watches them, and reports.
 
-Whatever parts it from its launcher, it kills its ranks and ends.
+It decides nothing by itself. When it loses its launcher, for whatever reason, it kills its ranks and ends.
 """
 
 from __future__ import annotations
@@ -51,15 +51,19 @@ from ddlcore.observe.merge import parts_in
 
 __all__ = ["main"]
 
-_PART_BYTES = 1 << 24  # of a file, read at once
-_FIRST_WORD_S = 20.0  # from the start to the launcher's first word
+_PART_BYTES = 1 << 24  # read from a file at a time
+_FIRST_WORD_S = 20.0  # from the start to the launcher's first message
 _Next = Look | Begin | Quit | None  # None: the launcher is gone
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0: the ranks were served to their end, or nobody wants them; how they ended was told."""
+    """Run one agent and return its exit code.
+
+    0 means that the ranks were served to their end, or that no ranks are wanted; how the ranks ended was sent to the
+    launcher. 1 means that the agent could not begin, or lost its launcher before it was told to start ranks.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave_to_the_launcher)  # not ignored: that would pass on to the ranks
+        signal.signal(number, _leave_to_the_launcher)  # not SIG_IGN: the ranks would inherit that
     try:
         task = read_task(arguments, os.environ)
         by_stdin = not task.answers and VARIABLE not in os.environ
@@ -86,23 +90,26 @@ def _name_of(pid: int) -> str:
 
 
 def _leave_to_the_launcher(number: int, frame: FrameType | None) -> None:
-    """A signal from a terminal, from sshd or a batch system: what follows from it, the launcher says."""
+    """Do nothing with a signal from a terminal, sshd or a batch system: the launcher decides what follows from it."""
 
 
 class _Agent:
-    """One of a job's agents, from its first word to its last. The relay's thread hears, the main thread acts."""
+    """One agent of a job, from its first message to its last.
+
+    The relay's thread receives messages; the main thread acts on them.
+    """
 
     def __init__(self, task: AgentTask, index: int) -> None:
         self._endpoint = task.access.endpoint
         self._next: queue.SimpleQueue[_Next] = queue.SimpleQueue()
         self._supervisor: Supervisor | None = None
         self._input: Input | None = None
-        self._files: dict[int, int] = {}  # by rank: where a function's result comes
-        self._parts: Path | None = None  # where ranks write theirs of a timeline
+        self._files: dict[int, int] = {}  # by rank: descriptor of the file for the function's result
+        self._parts: Path | None = None  # where the ranks write their parts of a timeline
         self._task_fd = -1
         self._gone = ""
-        self._unheard = False  # it is gone, and what connects to it may not know
-        self._ending = False  # no rank is wanted any more
+        self._unheard = False  # the launcher vanished silently, so that the connection to it may still look open
+        self._ending = False  # the ranks are to be killed, or not to be started
         self._relay = Relay(
             task.access,
             index,
@@ -115,7 +122,7 @@ class _Agent:
         self._forward = Forward(self._credit)
 
     def run(self) -> int:
-        """Serves one job."""
+        """Serve one job and return the exit code."""
         adopt_orphans()
         self._relay.start()
         self._say(Here(os.getpid()))
@@ -127,7 +134,7 @@ class _Agent:
                 shutil.rmtree(self._parts, ignore_errors=True)
 
     def watch_stdin(self) -> None:
-        """Ends everything when standard input ends: what started this agent is gone."""
+        """Kill the ranks and end when standard input ends: the command that started this agent is gone then."""
         with contextlib.suppress(OSError):
             while os.read(0, 4096):
                 pass
@@ -154,7 +161,7 @@ class _Agent:
         if processes:
             self._watch(processes)
         self._say(Finished())
-        while not self._gone and not isinstance(self._next.get(), Quit | None):  # the launcher has read it and lets go
+        while not self._gone and not isinstance(self._next.get(), Quit | None):  # until the launcher has read Finished
             pass
         return 0
 
@@ -184,7 +191,10 @@ class _Agent:
             self._input.put(piece.data)
 
     def leave(self) -> None:
-        """Ends what of sshd serves this agent alone, where the launcher is gone without a word: it would wait for long."""
+        """End the sshd process that serves only this agent, if the launcher vanished silently.
+
+        Without this, sshd would wait for a long time for a connection that is dead.
+        """
         if self._unheard and "SSH_CONNECTION" in os.environ and _name_of(os.getppid()).startswith("sshd"):
             with contextlib.suppress(OSError):
                 os.kill(os.getppid(), signal.SIGTERM)
@@ -207,7 +217,7 @@ class _Agent:
     # --- the ranks
 
     def _begin(self, begin: Begin) -> list[RankProcess]:
-        """All of them, or none."""
+        """Start all ranks or none. Returns [] after it has reported why none was started."""
         processes: list[RankProcess] = []
         if begin.kernels:
             compile_kernels(lambda text: self._say(Said(text)), begin.cache_dir)
@@ -230,7 +240,7 @@ class _Agent:
             return []
         self._supervisor = Supervisor(
             processes,
-            grace_s=float("inf"),  # the launcher decides
+            grace_s=float("inf"),  # only the launcher ends the other ranks after a failure
             ended=lambda end: self._say(Ended(end.rank, end.returncode)),
             say=lambda text: self._say(Said(text)),
         )
@@ -241,7 +251,7 @@ class _Agent:
         mine = {name: value for name, value in os.environ.items() if not name.startswith("DDL_")}
         given = dict(begin.environ)
         if not os.path.isdir(given.get("TMPDIR", "/")):
-            del given["TMPDIR"]  # that of another host
+            del given["TMPDIR"]  # it names a directory of another host
         own = {name: value for name, value in mine.items() if begin.own and name.startswith(begin.own)}
         return {**mine, **given, **own, "PWD": os.getcwd()}
 
@@ -276,7 +286,7 @@ class _Agent:
         for process in processes:
             self._forward.add(process.rank, process.stdout, process.stderr)
         self._forward.start()
-        if self._ending:  # meanwhile, when there was no supervisor to tell
+        if self._ending:  # the request to end came before there was a supervisor
             self._supervisor.abandon()
         self._supervisor.run()
         self._forward.drain()
@@ -286,7 +296,10 @@ class _Agent:
         self._send_parts()
 
     def _send_parts(self) -> None:
-        """Also of ranks that were killed: what they had written by then is whole."""
+        """Send the ranks' parts of a timeline, including those of killed ranks.
+
+        What a killed rank had written before its end is complete.
+        """
         for path in parts_in(self._parts) if self._parts is not None else ():
             rank, _, number = path.stem[len("rank") :].partition(".")
             with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""The agents of one job, seen from `ddl run`: called, asked, told what to start, heard, and let go."""
+"""Manage the agents of one job for ``ddl run``: start them, instruct them, receive their messages, and dismiss them."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ __all__ = ["Agent", "AgentPool", "RemoteRank"]
 
 _SLICE_S = 0.1
 _PART = re.compile(r"timeline(\.[1-9][0-9]{0,5})?")
-_CLEARED_S = 4.0  # from the end of an agent's ranks to its last word: what they left behind gets 2 s
-_LET_GO_S = 2.0  # from Quit to the end of an agent's command
+_CLEARED_S = 4.0  # from the end of an agent's ranks to its Finished: processes that they left behind get 2 s
+_LET_GO_S = 2.0  # from Quit to the end of the command that started the agent
 
 
 @dataclass
 class Agent:
-    """One agent, and what is known of it."""
+    """The state of one agent, as far as the launcher knows it."""
 
     place: AgentPlace
     here: bool = False
     report: Report | None = None
     begun: Begun | None = None
     finished: bool = False
-    gone: str = ""  # why nothing more will be heard of it
-    results: dict[int, bytearray] = field(default_factory=dict)  # by rank
+    gone: str = ""  # why no more messages will come from it; "": it is not lost
+    results: dict[int, bytearray] = field(default_factory=dict)  # by rank, what the function left
     credit: Credit | None = None
 
     @property
@@ -64,7 +64,7 @@ class Agent:
 
 
 class RemoteRank:
-    """A rank of another host, as its supervisor sees it."""
+    """A rank of another host, in the form that a supervisor watches."""
 
     process = None
 
@@ -73,20 +73,23 @@ class RemoteRank:
         self._tell = tell
 
     def signal(self, number: int) -> None:
-        """To the rank alone."""
+        """Send the signal to the rank's process alone."""
         self._tell(Signal(self.rank, number, False))
 
     def signal_group(self, number: int) -> None:
-        """To the rank and all that it began."""
+        """Send the signal to the rank's process and to all processes that it started."""
         self._tell(Signal(self.rank, number, True))
 
     def leaves_group(self) -> bool:
-        """No: the agent clears up after its ranks, and says Finished when that is done."""
+        """Return False: the agent ends what its ranks leave behind, and sends Finished when that is done."""
         return False
 
 
 class AgentPool:
-    """All agents of a job. The main thread calls; ``heard`` and ``silent`` come from the control server's."""
+    """All agents of a job.
+
+    The main thread calls its methods; the control server's thread calls ``heard`` and ``silent``.
+    """
 
     def __init__(self, places: Sequence[AgentPlace], launcher: Launcher, say: Callable[[str], None]) -> None:
         self.members = [Agent(place) for place in places]
@@ -98,10 +101,10 @@ class AgentPool:
         self._output: Output | None = None
         self._server: Server | None = None
         self._look: Look | None = None
-        self._early: list[tuple[int, int, str]] = []  # ends that nobody could be told of yet
-        self._feeding = 0  # pieces of output that wait to be shown
-        self._arrived = 0  # bytes of streams, so far
-        self.timeline_dir: Path | None = None  # where parts of a timeline go
+        self._early: list[tuple[int, int, str]] = []  # ends of ranks that arrived before there was a supervisor
+        self._feeding = 0  # pieces of output that are not yet shown
+        self._arrived = 0  # bytes of streams received so far
+        self.timeline_dir: Path | None = None  # where the ranks' parts of a timeline are written
 
     # --- the beginning
 
@@ -114,9 +117,10 @@ class AgentPool:
         silence_s: float,
         look: Look,
     ) -> None:
-        """Starts the commands, whose agents will answer to ``look``. In the main thread.
+        """Run the commands that start the agents. Each agent gets ``look`` after its first message. Main thread only.
 
-        ``endpoint_of(host)`` is where an agent there reaches ``server``. Raises OSError where a command cannot be run.
+        ``endpoint_of(host)`` returns the endpoint at which an agent on that host reaches ``server``. Raises OSError if
+        a command cannot be run.
         """
         self._server, self._look = server, look
         for member in self.members:
@@ -130,9 +134,10 @@ class AgentPool:
             )
 
     def gather(self, timeout_s: float, interrupted: Callable[[], object]) -> bool:
-        """Waits until every agent has reported or is known to be gone; False when ``interrupted`` first.
+        """Wait until every agent has reported or is known to be lost.
 
-        Who is silent until then is taken for gone.
+        Return False if ``interrupted`` becomes true before. Agents that have not reported after ``timeout_s`` seconds
+        count as lost.
         """
         deadline_s = time.monotonic() + timeout_s
         done = self._wait(lambda m: m.report is not None or bool(m.gone), deadline_s, interrupted)
@@ -144,13 +149,13 @@ class AgentPool:
         return done or not interrupted()
 
     def send_task(self, data: bytes) -> None:
-        """Gives every agent the function that its ranks are to call."""
+        """Send every agent the function that its ranks are to call."""
         for member in self.members:
             assert member.credit is not None
             member.credit.send(-1, "task", data)
 
     def begin(self, begins: Sequence[Begin], timeout_s: float, interrupted: Callable[[], object]) -> list[str]:
-        """Has every agent start its ranks, and waits until they did; why some did not, one line each."""
+        """Have every agent start its ranks and wait until they have; return one line for each agent that did not."""
         for member, begin in zip(self.members, begins):
             self._tell(member.place.index, begin)
         done = self._wait(lambda m: m.begun is not None or bool(m.gone), time.monotonic() + timeout_s, interrupted)
@@ -165,20 +170,23 @@ class AgentPool:
     # --- while ranks run
 
     def ranks(self) -> list[RemoteRank]:
-        """All ranks that agents run, for a supervisor."""
+        """Return all ranks that agents run, in the form that a supervisor watches."""
         return [
             RemoteRank(rank, self._teller(member.place.index)) for member in self.members for rank in member.place.ranks
         ]
 
     def join(self, output: Output) -> None:
-        """Announces the output of all ranks that agents run. Before ``output`` starts, and before ``begin``."""
+        """Announce the streams of all ranks that agents run. Call it before ``output.start`` and before ``begin``."""
         for member in self.members:
             for rank in member.place.ranks:
                 output.add_fed(rank)
         self._output = output
 
     def attach(self, supervisor: Supervisor) -> None:
-        """From now on ``supervisor`` is told of the ends of ranks, also of those that were heard of before."""
+        """Report the ends of ranks to ``supervisor`` from now on, including those that arrived before this call."""
+        # An agent's rank may end before the launcher has built its supervisor: Begun and Ended can come together, in
+        # the server's thread. Under the lock each end goes either into `_early` or to the supervisor, so that none is
+        # lost and none comes twice. The supervisor is called without the lock, because it has queues of its own.
         with self._changed:
             self._supervisor = supervisor
             early, self._early = self._early, []
@@ -186,26 +194,27 @@ class AgentPool:
             supervisor.ended_on_host(rank, returncode, lost)
 
     def credit_of(self, rank: int) -> Credit:
-        """For streams to ``rank``."""
+        """Return the credit by which streams are sent to the agent of ``rank``."""
         credit = next(member.credit for member in self.members if rank in member.place.ranks)
         assert credit is not None
         return credit
 
     def results(self) -> dict[int, bytes]:
-        """By rank, what the function left; nothing of a rank that ended before."""
+        """Return, by rank, what the function left. Ranks that ended before they left a result are missing."""
         return {rank: bytes(data) for member in self.members for rank, data in member.results.items()}
 
     def pids(self) -> dict[int, tuple[int, str]]:
-        """By rank, its process and host, once all have begun."""
+        """Return the process id and host of each rank, by rank. Call it after all agents have started their ranks."""
         begun = [(member.place, member.begun.pids) for member in self.members if member.begun is not None]
         return {rank: (pid, place.host) for place, pids in begun for rank, pid in zip(place.ranks, pids)}
 
     # --- the end
 
     def finish(self, give_up: Callable[[], bool]) -> None:
-        """All ranks have ended: waits for the agents' last words.
+        """Wait for the last messages of the agents, after all ranks have ended.
 
-        As long as something comes, too, such as a large result, and for a screen that is slow to show their output.
+        Keep waiting as long as data arrives, such as a large result, and while a slow screen still has to show their
+        output. Return early once ``give_up()`` is true.
         """
         before = self._arrived
         while not self._wait(lambda m: m.over, time.monotonic() + _CLEARED_S, give_up):
@@ -214,7 +223,7 @@ class AgentPool:
             before = self._arrived
 
     def close(self) -> None:
-        """Lets every agent go, killing what still runs, and ends the commands that started them."""
+        """Dismiss every agent, kill what still runs, and end the commands that started the agents."""
         for member in self.members:
             if member.credit is not None:
                 member.credit.close()
@@ -228,7 +237,7 @@ class AgentPool:
     # --- in the server's thread
 
     def heard(self, agent: int, data: bytes) -> None:
-        """See control.server.Agents."""
+        """Handle one message of an agent; see control.server.Agents."""
         if agent >= len(self.members):
             return
         member = self.members[agent]
@@ -250,18 +259,18 @@ class AgentPool:
             self._note(agent, member, message)
 
     def silent(self, agent: int, silence_s: float) -> None:
-        """See control.server.Agents."""
+        """Take an agent for lost that has not sent anything for ``silence_s`` seconds; see control.server.Agents."""
         if agent >= len(self.members):
             return
         self._lose(self.members[agent], f"nothing was heard of it for {silence_s:g} s")
-        self._tell(agent, Quit())  # its ranks count as lost: should it hear us again, they must not go on
+        self._tell(agent, Quit())  # its ranks count as lost: if it can hear us again, it must not keep them running
 
     def _note(self, agent: int, member: Agent, message: Here | Report | Begun | Finished) -> None:
         with self._changed:
             if isinstance(message, Here):
                 member.here = True
                 assert self._look is not None
-                meets = 0 in member.place.ranks  # the port of the meeting is of its host alone
+                meets = 0 in member.place.ranks  # MASTER_PORT must be free on rank 0's host only
                 self._tell(agent, self._look if meets else replace(self._look, port=0))
             elif isinstance(message, Report):
                 member.report = message
@@ -272,7 +281,7 @@ class AgentPool:
                 assert self._server is not None
                 self._server.dismiss(agent)
             self._changed.notify_all()
-        if isinstance(message, Begun) and message.error:  # else a supervisor would wait for their ends
+        if isinstance(message, Begun) and message.error:  # otherwise a supervisor would wait forever for their ends
             for rank in member.place.ranks:
                 self._end(rank, LOST, f"it could not be started: {message.error}")
 

@@ -1,4 +1,4 @@
-"""How an agent is called into being and learns where its launcher is; both ends of that, so that they agree."""
+"""Define how an agent is started and told where its launcher is: both sides of that, so that they agree."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ddlcore.job import VERSION
 
 __all__ = ["ANSWER", "VARIABLE", "AgentTask", "agent_program", "public_arguments", "read_task", "task_text"]
 
-VARIABLE = "DDL_AGENT"  # holds the task where it comes by the environment
-ANSWER = "ddl-agent-key "  # begins the line by which an agent that was told no secret tells its public key
+VARIABLE = "DDL_AGENT"  # holds the task if it comes by the environment
+ANSWER = "ddl-agent-key "  # begins the line with the public key of an agent that got no secret
 _PUBLIC = "public"
 _LARGEST_BYTES = 1 << 16
 _PROGRAM = (
@@ -28,16 +28,19 @@ _PROGRAM = (
 
 
 class AgentTask(msgspec.Struct, frozen=True):
-    """What an agent needs to begin. Where one command starts several, each finds its number by a variable."""
+    """What an agent must know to begin. If one command starts several agents, each finds its index by a variable."""
 
     access: Access
     silence_s: float
-    agents: tuple[int, ...]  # the indexes of those that the command starts
-    number: tuple[str, ...] = ()  # variables, the first of which that is set says which of ``agents`` this is
-    answers: bool = False  # its keys are its own, and the launcher has yet to be told
+    agents: tuple[int, ...]  # indexes of the agents that the command starts
+    number: tuple[str, ...] = ()  # variables; the first that is set holds this agent's position in `agents`
+    answers: bool = False  # it made its own keys and must send the public one to the launcher
 
     def index(self, environ: Mapping[str, str]) -> int:
-        """This agent's. Raises DdlInternalError in one line where the environment does not tell."""
+        """Return this agent's index.
+
+        Raises DdlInternalError, with a message of one line, if the environment does not tell it.
+        """
         if len(self.agents) == 1:
             return self.agents[0]
         value = next((environ[name] for name in self.number if name in environ), "")
@@ -48,7 +51,7 @@ class AgentTask(msgspec.Struct, frozen=True):
 
 
 def agent_program(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The command that is one agent: this interpreter, with the ddlcore that is loaded here, at the same paths."""
+    """Return the command that runs one agent: this interpreter with the loaded ddlcore, at the same paths."""
     root = str(Path(__file__).resolve().parents[2])
     text = _PROGRAM.format(major=sys.version_info[0], minor=sys.version_info[1])
     paths = [os.path.abspath(path) for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -56,17 +59,23 @@ def agent_program(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def public_arguments(access: Access, silence_s: float) -> tuple[str, ...]:
-    """What goes behind ``agent_program``, and behind that the agent's index, for one that is told no secret."""
+    """Return the arguments that follow ``agent_program`` for an agent that gets no secret.
+
+    The agent's index comes last.
+    """
     return (_PUBLIC, access.endpoint, access.server_public, str(silence_s))
 
 
 def task_text(task: AgentTask) -> bytes:
-    """One line, to be kept secret."""
+    """Return the task as one line, which must be kept secret."""
     return msgspec.json.encode(task) + b"\n"
 
 
 def read_task(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentTask:
-    """In an agent: its task, from wherever it comes. Raises DdlInternalError in one line where there is none."""
+    """Return this agent's task, from its arguments, the environment or standard input.
+
+    Raises DdlInternalError, with a message of one line, if there is no task or the versions of ddlcore differ.
+    """
     version, *rest = arguments
     if version != VERSION:
         raise DdlInternalError(f"ddlcore {VERSION} is installed there and {version} here")
@@ -79,12 +88,12 @@ def read_task(arguments: Sequence[str], environ: Mapping[str, str]) -> AgentTask
     try:
         return msgspec.json.decode(text, type=AgentTask)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # raised below, outside: the cause would carry pieces of keys into a traceback
+        pass  # raise below instead: the decoding error could carry parts of keys into a traceback
     raise DdlInternalError("the agent was told nothing: its standard input did not come through")
 
 
 def _line(fd: int) -> bytes:
-    """The first line of a file, byte by byte: the rest is somebody else's."""
+    """Return the first line of a file. Reads byte by byte, because another reader needs the rest."""
     line = bytearray()
     while len(line) < _LARGEST_BYTES and (byte := os.read(fd, 1)) not in (b"", b"\n"):
         line += byte

@@ -1,4 +1,4 @@
-"""What a rank of ``ddlcore.run`` executes: takes the function from one inherited file, leaves its result in another."""
+"""The program of a ``ddlcore.run`` rank: read a function from one inherited file, write its result to another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str]) -> int:
-    """``TASK_FD RESULT_FD LAUNCHER_PID``; the exit code says whether the function raised."""
+    """Run the function with ``arguments`` TASK_FD, RESULT_FD and LAUNCHER_PID.
+
+    Return 0, or 1 if the function raised.
+    """
     task_fd, result_fd, launcher = map(int, arguments)
     tie = die_with_launcher(launcher)
     if tie is not None:
@@ -36,19 +39,19 @@ def _call(task: Task) -> Outcome:
     try:
         fn, args, kwargs = pickle.loads(task.call)
         return Outcome(value=cloudpickle.dumps(fn(*args, **kwargs)))
-    except BaseException as error:  # SystemExit and Ctrl-C too: the launching process is to know
-        sys.last_value = error  # as the interpreter does with what nobody caught: the others are told why we leave
+    except BaseException as error:  # SystemExit and Ctrl-C too: the launching process reports them
+        sys.last_value = error  # as the interpreter does for an uncaught exception: shutdown tells the other ranks
         return _failure(error)
 
 
 def _failure(error: BaseException) -> Outcome:
     trace = error.__traceback__
     if trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next  # from the function itself on
+        trace = trace.tb_next  # leave out our own frame
     try:
         pickled = cloudpickle.dumps(error)
         pickle.loads(pickled)
-    except Exception:  # an exception may hold anything, and its pickle may not come back: the text must do
+    except Exception:  # some exceptions cannot be pickled or unpickled: then only the text is sent
         pickled = b""
     return Outcome(
         error=pickled,

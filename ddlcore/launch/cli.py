@@ -1,4 +1,4 @@
-"""The ``ddl`` command: finds the subcommand, and turns what went wrong before a start into one line and exit code 2."""
+"""The ``ddl`` command: find the subcommand, and turn an error before a start into one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Our own commands, and after them those of plugins; each is imported when it is called."""
+    """The group of our own commands and, after them, those of plugins. A command is imported only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_COMMANDS, *sorted(set(_registry().commands) - set(_COMMANDS))]
@@ -76,10 +76,10 @@ def _ddl() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs ``ddl`` with ``arguments`` (None: those of this process) and returns its exit code."""
+    """Run ``ddl`` with ``arguments`` and return its exit code. None means the arguments of this process."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # a notebook's stream has none
     if reconfigure is not None:
-        reconfigure(errors="backslashreplace")  # as stderr has it: a path may hold bytes that are no text
+        reconfigure(errors="backslashreplace")  # as stderr does: a path may hold bytes that cannot be decoded
     try:
         code = _ddl.main(args=None if arguments is None else list(arguments), prog_name="ddl", standalone_mode=False)
         return code if isinstance(code, int) else 0

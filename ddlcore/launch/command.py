@@ -1,4 +1,4 @@
-"""Decides what each rank executes, from what the user wrote after the options; it runs nothing."""
+"""Decide what each rank executes, from the words that follow the options. Runs nothing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 def ranks_path(
     path: str, executable: str = sys.executable, in_environment: bool = sys.prefix != sys.base_prefix
 ) -> str:
-    """The PATH of the ranks. Where ``ddl`` lives in a virtual environment that PATH lacks, it comes first.
+    """Return the PATH of the ranks.
 
-    So ``.venv/bin/ddl run python train.py`` means that environment's python, activated or not.
+    If ``ddl`` is in a virtual environment that PATH lacks, that environment comes first. So ``.venv/bin/ddl run python
+    train.py`` uses the python of that environment, whether it is activated or not.
     """
     directory = os.path.dirname(executable)
     if not in_environment or directory in path.split(os.pathsep):
@@ -29,10 +30,10 @@ def ranks_path(
 
 
 def resolve_command(command: Sequence[str], *, path: str, interpreter: str = sys.executable) -> list[str]:
-    """What to execute: the first item is an absolute path or one with a directory in it.
+    """Return the command to execute. Its first item is an absolute path, or a path with a directory in it.
 
-    Accepts ``python train.py …``, ``train.py …`` and ``-m module …`` (both run by ``interpreter``), and
-    any executable. Raises ValueError in one line where the program or its script is not there.
+    Accepts ``python train.py …``, ``train.py …`` and ``-m module …`` (``interpreter`` runs the last two), and any
+    executable. Raises ValueError, with a message of one line, if the program or its script does not exist.
     """
     if not command:
         raise ValueError("no command; write it after the options, such as: ddl run -np 4 python train.py")
@@ -57,7 +58,7 @@ def resolve_command(command: Sequence[str], *, path: str, interpreter: str = sys
 
 
 def own_script(command: Sequence[str]) -> tuple[str, ...]:
-    """The files that ``command`` needs wherever it runs: the script of a Python interpreter, as far as that shows."""
+    """Return the files that ``command`` needs on each host: the script of a Python interpreter, if there is one."""
     first = command[0] if command else ""
     if first.endswith(".py"):
         return (first,)
@@ -66,13 +67,13 @@ def own_script(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def own_python(program: str, *arguments: str) -> list[str]:
-    """Runs ``program`` by this interpreter, with this ddlcore, wherever that was imported from."""
+    """Return a command that runs ``program`` in this interpreter with this ddlcore, wherever that was imported from."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [sys.executable, "-c", f"import sys; sys.path.append(sys.argv.pop(1))\n{program}", root, *arguments]
 
 
 def may_run_python(resolved: Sequence[str]) -> bool:
-    """Whether the ranks may turn out to be Python: not for a program that plainly is something else."""
+    """Return whether the command may run Python. False only for a program that is clearly something else."""
     name = os.path.basename(resolved[0])
     if _is_python(resolved[0]) or name in _SHELLS:
         return True
@@ -89,7 +90,7 @@ def _is_python(program: str) -> bool:
 
 
 def _script_of(arguments: Sequence[str]) -> str | None:
-    """The script among the arguments of a Python interpreter; None where it runs a module, a string or stdin."""
+    """Return the script in the arguments of a Python interpreter; None if it runs a module, a string or stdin."""
     rest = iter(arguments)
     for argument in rest:
         if argument in _TAKES_VALUE:

@@ -1,4 +1,4 @@
-"""``ddl run --dry-run``: what would be started, in words; it opens nothing, asks no host and makes no key."""
+"""Describe for ``ddl run --dry-run`` what would be started. Opens nothing, contacts no host and creates no key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _AT_START = "<made at the start>"
 
 
 def describe(launch: Launch) -> list[str]:
-    """The lines: ranks, environment, commands. What only the start can tell stands in angle brackets."""
+    """Return the lines: ranks, environment and commands.
+
+    Values that exist only after the start are in angle brackets.
+    """
     lines = ["ranks", *_indented(table(_rank_rows(launch)))]
     lines += ["", "environment of every rank, over that of this shell", *_indented(_shared(launch))]
     owns = _own_environments(launch)

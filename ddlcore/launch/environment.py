@@ -1,4 +1,4 @@
-"""Decides the environment of each rank: ours, and what the scripts of other libraries expect."""
+"""Decide the environment of each rank: our own variables, and those that scripts for other libraries expect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
-# Of this host, user, session or process alone. All else goes over to other hosts, as with Horovod.
+# These describe this host, user, session or process. All others are passed on to other hosts, as in Horovod.
 _STAYS = re.compile(
     r"HOME|USER|LOGNAME|SHELL|MAIL|HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|TERM_SESSION_ID|WINDOWID"
     r"|SSH_\w+|XDG_\w+|DBUS_\w+|DISPLAY|WAYLAND_DISPLAY|XAUTHORITY|KRB5CCNAME|INVOCATION_ID|JOURNAL_STREAM"
@@ -40,20 +40,23 @@ _STAYS = re.compile(
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def thread_variables(environ: Mapping[str, str], cores: int, local_size: int) -> dict[str, str]:
-    """The thread counts that the user left open: each rank's share of the host's cores, at least one."""
+    """Return the thread counts that the user has not set: each rank's share of the host's cores, at least one."""
     share = str(max(1, cores // local_size))
     return {name: share for name in THREAD_VARIABLES if name not in environ}
 
 
 def setting_variables(settings: Settings) -> dict[str, str]:
-    """As environment, what came by flag or config file: ranks read it there. A flag wins over the environment."""
+    """Return, as environment variables, the settings that came by flag or config file.
+
+    The ranks read settings from there. A flag takes precedence over the variable that the user has set.
+    """
     given: dict[str, str] = {}
     for name, value in settings.items():
         if settings.source(name) in ("flag", "file"):
@@ -62,7 +65,7 @@ def setting_variables(settings: Settings) -> dict[str, str]:
 
 
 def wanted_port(environ: Mapping[str, str]) -> int:
-    """MASTER_PORT where the user set it, else 0. Raises ValueError where theirs is no port."""
+    """Return MASTER_PORT if the user set it, otherwise 0. Raises ValueError if it is no port number."""
     wanted = environ.get("MASTER_PORT", "1")
     if not wanted.isdecimal() or not 0 < int(wanted) < 65536:
         raise ValueError(f"MASTER_PORT={wanted} is no port; unset it, or set it to one between 1 and 65535")
@@ -70,7 +73,10 @@ def wanted_port(environ: Mapping[str, str]) -> int:
 
 
 def master_port(environ: Mapping[str, str]) -> int:
-    """MASTER_PORT where the user set it, else a free one. Raises ValueError where theirs is no port, or taken."""
+    """Return MASTER_PORT if the user set it, otherwise a free port.
+
+    Raises ValueError if the user's value is no port number or the port is in use.
+    """
     wanted = wanted_port(environ)
     if not wanted:
         return free_ports(1)[0]
@@ -83,31 +89,32 @@ def master_port(environ: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True)
 class HostPlace:
-    """What ranks are told of a host."""
+    """What ranks must know about one host."""
 
-    job_file: str = ""  # "": its agent knows
-    address: str = ""  # by which other hosts reach it; "": there are none
-    ports: tuple[int | str, ...] = ()  # free there, one a rank of it; (): found here
+    job_file: str = ""  # "": the agent of the host fills it in
+    address: str = ""  # address at which other hosts reach it; "": there are no other hosts
+    ports: tuple[int | str, ...] = ()  # free ports of that host, one for each of its ranks; (): find them here
     cores: int = 1
-    launcher: str = ""  # by which its ranks are started; "": by `ddl run` itself
-    timeline_dir: str = ""  # see Environment; an agent has one of its own
+    launcher: str = ""  # name of the launcher that starts its ranks; "": `ddl run` itself
+    timeline_dir: str = ""  # see Environment; an agent uses its own directory
 
 
 def shared_environment(environ: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """What is the same for all ranks: ``environ``, the launching process's own, with ``added`` to it."""
+    """Return the variables that all ranks share: ``environ`` of the launching process, with ``added`` to it."""
     base = {name: value for name, value in environ.items() if name != CHILD_MARK}
     return base | {**added, "PATH": ranks_path(environ.get("PATH", os.defpath)), "PYTHONUNBUFFERED": "1"}
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of ``environ`` what goes over to another host: all but what describes this host, user or session."""
+    """Return the variables of ``environ`` that other hosts get: all that do not describe this host, user or session."""
     return {name: value for name, value in environ.items() if not _STAYS.fullmatch(name)}
 
 
 def own_environments(hosts: Sequence[int], places: Sequence[HostPlace], port: int | str) -> list[dict[str, str]]:
-    """What is each rank's own. ``hosts`` is the host index of each, ``places`` tells of each host, ``port`` is MASTER_PORT.
+    """Return the variables that differ between ranks, for each rank.
 
-    RANK and its kin are what torchrun sets, TF_CONFIG is what multi-worker strategies read.
+    ``hosts`` holds the host index of each rank, ``places`` describes each host, and ``port`` is MASTER_PORT. RANK and
+    the related variables are those that torchrun sets; TF_CONFIG is what multi-worker strategies read.
     """
     workers = _workers(hosts, places, port)
     made = []
@@ -137,7 +144,7 @@ def own_environments(hosts: Sequence[int], places: Sequence[HostPlace], port: in
 
 
 def _workers(hosts: Sequence[int], places: Sequence[HostPlace], port: int | str) -> list[str]:
-    """An address for each rank that another library may listen at."""
+    """Return, for each rank, an address at which another library may listen."""
     missing = sum(not places[host].ports for host in hosts)
     found = iter(free_ports(missing, avoid=(port,) if isinstance(port, int) else ()))
     ports = [iter(place.ports) for place in places]
@@ -156,6 +163,6 @@ def rank_environments(
     added: Mapping[str, str],
     port: int,
 ) -> list[dict[str, str]]:
-    """One whole environment a rank, where all are on this host."""
+    """Return the complete environment of each rank, if all ranks are on this host."""
     shared = shared_environment(environ, added)
     return [{**shared, **own} for own in own_environments(hosts, (HostPlace(job_file),), port)]

@@ -1,4 +1,7 @@
-"""What a launching process and its ranks hand each other, in files without a name that only they hold."""
+"""Pass the function and its results between a launching process and its ranks, in files without a name.
+
+Only these processes hold descriptors of the files.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,17 @@ from dataclasses import dataclass
 
 __all__ = ["FUNCTION_PROGRAM", "Outcome", "Task", "nameless_file", "read_all", "write_all"]
 
-# What a rank of a function executes, by `own_python`, with TASK_FD, RESULT_FD and the number of its parent.
+# The program of a rank of `ddlcore.run`, for `own_python`; its arguments are TASK_FD, RESULT_FD and its parent's pid.
 FUNCTION_PROGRAM = "from ddlcore.launch.child import main; sys.exit(main(sys.argv[1:]))"
 _CHUNK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
 class Task:
-    """``call`` is (fn, args, kwargs) by cloudpickle, to be read after ``path`` has become sys.path."""
+    """The function call of a rank. ``call`` is (fn, args, kwargs), pickled by cloudpickle.
+
+    It must be unpickled after ``path`` has become sys.path.
+    """
 
     path: tuple[str, ...]
     call: bytes
@@ -23,17 +29,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank came to: a value, or what was raised."""
+    """What the function of a rank returned or raised."""
 
-    value: bytes = b""  # by cloudpickle
-    error: bytes = b""  # the exception by cloudpickle, where it can be pickled
-    text: str = ""  # "ValueError: what it said"; "" where nothing was raised
-    trace: str = ""  # as Python prints it
-    secondary: bool = False  # it only says that another rank was lost
+    value: bytes = b""  # the return value, pickled by cloudpickle
+    error: bytes = b""  # the exception, pickled by cloudpickle; b"": it cannot be pickled, or there is none
+    text: str = ""  # type and message of the exception; "": nothing was raised
+    trace: str = ""  # the traceback as Python prints it
+    secondary: bool = False  # the exception only reports that another rank was lost
 
 
 def nameless_file() -> int:
-    """A descriptor of an empty file: in memory where the system can, else in the temporary directory."""
+    """Return a descriptor of an empty file: in memory if the system can, otherwise in the temporary directory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("ddl-exchange")
     with tempfile.TemporaryFile() as file:
@@ -41,14 +47,17 @@ def nameless_file() -> int:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Writes all of ``data``; one call of the system takes at most 2 GiB."""
+    """Write all of ``data`` in several calls, because one system call writes at most 2 GiB."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view[:_CHUNK_BYTES]) :]
 
 
 def read_all(fd: int) -> bytes:
-    """All of the file from its beginning. Its readers share one offset, so none is used."""
+    """Read the whole file from its beginning.
+
+    The file's offset is not used, because all processes that inherited the file share it.
+    """
     parts, at = [], 0
     while data := os.pread(fd, _CHUNK_BYTES, at):
         parts.append(data)

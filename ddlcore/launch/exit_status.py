@@ -1,4 +1,4 @@
-"""Decides how a run ended: who failed first, with which exit code, and in which words. Pure."""
+"""Decide how a run ended: which rank failed first, with which exit code, and in which words. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ __all__ = ["End", "NotStarted", "exit_code", "first_failure", "ranks_text", "she
 
 
 class NotStarted(Exception):
-    """No rank runs, for the reason that its one line gives."""
+    """Raised when no rank was started. Its message is one line with the reason."""
 
     def __init__(self, text: str, code: int = 2, hosts: Mapping[str, Sequence[str]] | None = None) -> None:
-        """``hosts``: where it was hosts that cannot take part, what is wrong with each."""
+        """``code`` is the exit code.
+
+        ``hosts`` lists the problems of each host that cannot take part, if these are the reason.
+        """
         self.code = code
         self.hosts = dict(hosts or {})
         super().__init__(text)
@@ -26,11 +29,11 @@ class End:
     """How one rank ended."""
 
     rank: int
-    returncode: int  # as subprocess gives it: minus the signal's number where one ended it
-    at_s: float  # monotonic
-    stopped: bool = False  # we had told it to end: its code says nothing about the job
-    lost: str = ""  # why nothing is known of its end but that it is gone
-    silent: str = ""  # it did not answer when a stall ended the job, and was killed for it: what is known of it
+    returncode: int  # as in subprocess: the negative signal number if a signal ended it
+    at_s: float  # time of the end, monotonic clock
+    stopped: bool = False  # the launcher had told it to end: its code says nothing about the job
+    lost: str = ""  # why the rank counts as lost although its end was not seen; "": it was seen
+    silent: str = ""  # the rank was killed because it did not answer when a stall ended the job: what is known of it
 
     @property
     def failed(self) -> bool:
@@ -38,21 +41,21 @@ class End:
 
     @property
     def reason(self) -> str:
-        """In words: "exited with code 3"."""
+        """The end in words, such as "exited with code 3"."""
         if self.silent:
             return f"{describe_exit(self.returncode)} by the launcher: {self.silent}"
         return self.lost or describe_exit(self.returncode)
 
 
 def first_failure(ends: Sequence[End], raised: Sequence[int] = ()) -> End | None:
-    """The end that explains the others; None where no rank failed by itself.
+    """Return the end that explains the other ends, or None if no rank failed by itself.
 
-    ``raised`` are the ranks that said they were leaving because of an exception, in that order: such
-    a rank may still be on its way out when another, which lost it, has already ended.
+    ``raised`` are the ranks that reported an exception, in the order of their reports. Such a rank may still be about
+    to end when another rank, which failed because it lost the first one, has already ended.
     """
     failed = {end.rank: end for end in ends if end.failed}
     silent = [end for end in ends if end.failed and end.silent]
-    if silent:  # the others have left because of it
+    if silent:  # the other ranks have ended because of it
         return silent[0]
     for rank in raised:
         if rank in failed:
@@ -61,12 +64,12 @@ def first_failure(ends: Sequence[End], raised: Sequence[int] = ()) -> End | None
 
 
 def shell_code(returncode: int) -> int:
-    """As a shell reports it: 128 + signal where a signal ended it."""
+    """Return the exit code that a shell reports: 128 + the signal number if a signal ended the process."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool = False) -> int:
-    """The run's own exit code. ``killed``: the user asked for it by a second Ctrl-C."""
+    """Return the exit code of the run. ``killed`` is true if the user asked for the end by a second Ctrl-C."""
     first = first_failure(ends, raised)
     if first is not None:
         return shell_code(first.returncode)
@@ -76,7 +79,7 @@ def exit_code(ends: Sequence[End], raised: Sequence[int] = (), *, killed: bool =
 
 
 def summary(ends: Sequence[End], first: End, host: str, last_lines: Sequence[str], after_s: float) -> str:
-    """What is printed when a rank failed. ``after_s``: since the start."""
+    """Return the text that is shown when a rank failed. ``after_s`` is the time from the start to the failure."""
     text = [f"rank {first.rank} on {host} failed first: it {_described(first)} after {after_s:.1f} s"]
     if last_lines:
         text.append(f"  its last {'line' if len(last_lines) == 1 else 'lines'}:")
@@ -101,7 +104,7 @@ def _described(end: End) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-2, 5``: ``ranks`` are sorted."""
+    """Return sorted ``ranks`` in words, such as "rank 3" or "ranks 0-2, 5"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][1] == rank - 1:

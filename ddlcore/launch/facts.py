@@ -1,4 +1,7 @@
-"""Gathers what ``ddl info`` shows, as plain data; it imports no framework, and of plugins what probes their libraries."""
+"""Collect the facts that ``ddl info`` shows as plain data.
+
+Imports no framework, and of plugins only their library probes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ UNKNOWN = "unknown version"
 
 
 def machine_facts() -> Row:
-    """Of this machine."""
+    """Return facts about this machine."""
     return {
         "host": socket.gethostname(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -56,7 +59,7 @@ def _gpus() -> str:
 
 
 def framework_facts() -> list[Row]:
-    """What is installed, from metadata alone."""
+    """Return which frameworks are installed, read from package metadata alone."""
     rows = []
     for module, distributions in FRAMEWORKS.items():
         version = _version(distributions) if _findable(module) else ""
@@ -97,7 +100,7 @@ def _provider_facts(registry: Registry, providers: Mapping[str, Provider], kind:
             }
         )
     for name, line in ALIASES.get(kind, {}).items():
-        if name not in providers and _version([line.split()[-1]]) == UNKNOWN:  # else it goes by another name
+        if name not in providers and _version([line.split()[-1]]) == UNKNOWN:  # else it has another name here
             rows.append({"name": name, "from": "-", "state": "not installed", "missing": line, "what": ""})
     return rows
 
@@ -111,7 +114,7 @@ def _what(registry: Registry, provider: Provider) -> str:
 
 
 def _launcher_facts(registry: Registry) -> list[Row]:
-    """What starts ranks: on this host we ourselves, on others what the registry has."""
+    """Return what can start ranks: ``ddl run`` on this host, and the launchers of the registry on other hosts."""
     origin = f"ddlcore {VERSION}"
     return [
         {"name": "ddl run", "from": origin, "state": "ready", "missing": "", "what": "processes of this host"},
@@ -139,7 +142,7 @@ def _route_facts(registry: Registry, backend: str) -> list[Row]:
 
 
 def all_facts(settings: Settings, registry: Registry) -> dict[str, Any]:
-    """Everything: JSON is made from it as it is."""
+    """Return all facts, in a form that can be written as JSON unchanged."""
     kinds: dict[str, Mapping[str, Provider]] = {
         "transports": registry.transports,
         "adapters": registry.adapters,

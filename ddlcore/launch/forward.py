@@ -1,4 +1,4 @@
-"""Moves what an agent's ranks write to the launcher, and what comes for a rank's standard input to it."""
+"""Move the output of an agent's ranks to the launcher, and the data for a rank's standard input to the rank."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ddlcore.launch.wire import CHUNK_BYTES, Credit
 
 __all__ = ["Forward", "Input"]
 
-_LEFT_BYTES = 4 << 20  # more than a pipe holds: a stranger that goes on writing is not waited for
+_LEFT_BYTES = 4 << 20  # more than a pipe holds: do not wait for another process that goes on writing to it
 _STREAMS = ("stdout", "stderr")
 
 
 class Forward:
-    """Reads the pipes of all ranks in one thread; where the launcher has no room, the ranks wait as at a full pipe."""
+    """A thread that reads the pipes of all ranks. If the launcher gives no credit, the ranks wait as at a full pipe."""
 
     def __init__(self, credit: Credit) -> None:
         self._credit = credit
@@ -31,18 +31,21 @@ class Forward:
         self._thread = threading.Thread(target=self._run, name="ddl-forward", daemon=True)
 
     def add(self, rank: int, stdout: int, stderr: int) -> None:
-        """Takes over the reading ends of a rank's pipes. Before ``start``."""
+        """Take over the reading ends of a rank's pipes. Call it before ``start``."""
         for name, fd in zip(_STREAMS, (stdout, stderr)):
             os.set_blocking(fd, False)
             self._open[fd] = (rank, name)
             self._selector.register(fd, selectors.EVENT_READ)
 
     def start(self) -> None:
-        """Starts the thread; once."""
+        """Start the thread. May be called once."""
         self._thread.start()
 
     def drain(self) -> None:
-        """Sends what is left in the pipes of ranks that have ended; waits for room as long as the launcher is there."""
+        """Send what is left in the pipes of ranks that have ended.
+
+        Waits for credit as long as the launcher is connected.
+        """
         self._ending = True
         self._wake.set()
         self._thread.join()
@@ -64,7 +67,7 @@ class Forward:
         self._wake.close()
 
     def _read(self, fd: int) -> int:
-        """Bytes that were there; 0 at the end, or when there are none now."""
+        """Return the number of bytes that were read; 0 at the end of the stream, or if no data is there now."""
         try:
             data = os.read(fd, CHUNK_BYTES)
         except BlockingIOError:
@@ -80,10 +83,10 @@ class Forward:
 
 
 class Input:
-    """The standard input of one rank: a pipe that it reads, written by a thread at the rank's own pace."""
+    """The standard input of one rank: a pipe that a thread fills as fast as the rank reads it."""
 
     def __init__(self, used: Callable[[int], None]) -> None:
-        """``used(nbytes)`` is told, in that thread, of what needs no memory any more."""
+        """Start the thread. It calls ``used(nbytes)`` when so many bytes need no memory any more."""
         self.reader, self._writer = os.pipe()
         self._used = used
         self._pieces: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -91,7 +94,7 @@ class Input:
         self._thread.start()
 
     def put(self, data: bytes) -> None:
-        """Takes a piece; b"" is the end. Never waits."""
+        """Add a piece of the input; b"" is its end. Never waits."""
         self._pieces.put(data)
 
     def _run(self) -> None:
@@ -101,7 +104,7 @@ class Input:
             while view and not gone:
                 try:
                     view = view[os.write(self._writer, view) :]
-                except OSError:  # it reads no more
+                except OSError:  # the rank has closed its standard input
                     gone = True
             self._used(len(data))
         with contextlib.suppress(OSError):

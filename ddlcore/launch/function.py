@@ -1,4 +1,4 @@
-"""``ddlcore.run``: one function on many processes, of this host or of several, its results in rank order."""
+"""Implement ``ddlcore.run``: call a function in many processes and return their results in rank order."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run", "run_placed"]
 
-_TASK = -1  # among the files of ranks: the one that holds the function
+_TASK = -1  # key of the file that holds the function, beside the keys of the ranks
 
 
 def run(
@@ -63,15 +63,17 @@ def run(
     verbose: bool = False,
     np: int | None = None,
 ) -> list[Any]:
-    """Calls ``fn(*args, **kwargs)`` in ``num_proc`` (2) new processes, and returns what each returned, in rank order.
+    """Call ``fn(*args, **kwargs)`` in ``num_proc`` new processes (default 2) and return the results in rank order.
 
-    ``fn`` calls ``ddl.init()`` itself, as a script under ``ddl run`` would. It may be defined anywhere,
-    also at a prompt or in a notebook. ``env`` is added to the ranks' environment; ``hosts`` is as ``-H``.
-    What the ranks print comes out here, with their rank. Blocks until all have ended; nothing stays.
+    ``fn`` calls ``ddl.init()`` itself, as a script under ``ddl run`` would. It may be defined anywhere, also at a
+    prompt or in a notebook. ``env`` is added to the environment of the ranks; ``hosts`` has the form of ``-H``. What
+    the ranks print is shown here, each line with its rank. The call blocks until all ranks have ended, and leaves no
+    process behind.
 
-    Raises ValueError for bad arguments; DdlInternalError where a host cannot take part; RankFailed, with
-    the rank and (as its cause) what was raised there, when a rank raises or dies: the others then get the
-    setting ``grace_s`` to leave.
+    Raises ValueError for bad arguments, and DdlInternalError if a host cannot take part. Raises RankFailed when a rank
+    raises or dies, with the rank and, as its cause, the exception that was raised there. The other ranks then have
+    ``grace_s`` seconds (a setting) to end by themselves. Raises ReplicasDiffer if the ranks returned but their
+    parameters differ.
     """
     environ = {**os.environ, **{str(name): str(value) for name, value in (env or {}).items()}}
     flags = {"backend": backend, "start_timeout_s": start_timeout_s}
@@ -91,9 +93,10 @@ def run_placed(
     verbose: bool = False,
     remarks: bool = True,
 ) -> list[Any]:
-    """As ``run``, where it is known which ranks go where. ``remarks``: says what differs between hosts and stops nothing.
+    """Do the work of ``run`` when it is already decided which ranks run where.
 
-    Raises NotStarted, with what is wrong with each host, where some cannot take part.
+    ``remarks`` says whether to show differences between hosts that do not stop the job. Raises NotStarted, with the
+    problems of each host, if some hosts cannot take part.
     """
     size = placed.layout.size
     task = pickle.dumps(Task(tuple(sys.path), _pickled(*call)))
@@ -129,7 +132,7 @@ def run_placed(
         ends = _supervised(processes, settings, server, failure_log, output, remote, environ)
         outcomes = _outcomes(size, files, remote)
     results = _results(ends, outcomes, failure_log.raised, output)
-    if failure_log.differ:  # found when the ranks had returned
+    if failure_log.differ:  # the check ran when the ranks had returned
         raise ReplicasDiffer(failure_log.differ)
     return results
 
@@ -148,7 +151,7 @@ def _prepare(
     task: bytes,
     show: Callable[[str], None],
 ) -> None:
-    """Calls the agents and gives them the function. Raises NotStarted where a host cannot take part."""
+    """Call the agents and send them the function. Raises NotStarted if a host cannot take part."""
     server.start()
     layout = remote.remote_plan.layout
     port = wanted_port(environ) if layout.ranks[0] in layout.remote_hosts else 0
@@ -166,7 +169,7 @@ def _own_environments(
 
 
 def _outcomes(size: int, files: Mapping[int, int], remote: RemoteLaunch | None) -> list[Outcome | None]:
-    """What each rank left, here or by its agent."""
+    """Return what each rank left: from a file on this host, or from its agent."""
     results = {} if remote is None else remote.agents.results()
     return [_outcome(read_all(files[rank]) if rank in files else results.get(rank, b"")) for rank in range(size)]
 
@@ -180,7 +183,7 @@ def _supervised(
     remote: RemoteLaunch | None,
     environ: Mapping[str, str],
 ) -> list[End]:
-    """How the ranks ended. Whatever interrupts the caller meanwhile, none of them is left."""
+    """Run the ranks to their end and return how they ended. No rank is left if the caller is interrupted."""
     supervisor = Supervisor(
         [*processes, *(remote.agents.ranks() if remote is not None else [])],
         grace_s=settings.number("grace_s"),
@@ -201,7 +204,7 @@ def _supervised(
         if remote is not None:
             remote.agents.finish(lambda: False)
         return ends
-    except BaseException:  # Ctrl-C, or an exception that a signal handler of the caller's raised
+    except BaseException:  # Ctrl-C, or an exception that one of the caller's signal handlers raised
         supervisor.stop()
         raise
     finally:
@@ -254,10 +257,15 @@ def _pickled(fn: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) 
 def _begin(
     environments: Mapping[int, Mapping[str, str]], files: Mapping[int, int], output: Output
 ) -> list[RankProcess]:
-    """All ranks of this host, or none. What ties them to this process they do themselves: no code of ours runs between fork and exec."""
+    """Start all ranks of this host or none.
+
+    The ranks tie themselves to this process: none of our code runs between fork and exec.
+    """
     processes: list[RankProcess] = []
     try:
         for rank, environment in environments.items():
+            # The caller's process may run any number of threads. A fork copies their locks but not the threads, so
+            # Python code before exec could wait forever for such a lock. That is why there is no `in_child` here.
             fds = (files[_TASK], files[rank])
             command = own_python(FUNCTION_PROGRAM, *map(str, (*fds, os.getpid())))
             processes.append(RankProcess.begin(rank, command, environment, pass_fds=fds))
@@ -271,7 +279,7 @@ def _begin(
 
 
 def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
-    """What is sys.stdout and sys.stderr now: in a notebook they are no descriptors."""
+    """Return screens for the present sys.stdout and sys.stderr, which in a notebook have no file descriptors."""
 
     def screen(stream: Any) -> Screen:
         terminal = bool(getattr(stream, "isatty", bool)())
@@ -281,12 +289,12 @@ def _screens(environ: Mapping[str, str]) -> tuple[Screen, Screen]:
 
 
 def _outcome(data: bytes) -> Outcome | None:
-    """None where the rank ended before it could say anything."""
+    """Return what a rank left, or None if it ended before it had written all of it."""
     if not data:
         return None
     try:
-        outcome: Outcome = pickle.loads(data)  # from a rank of ours, by a file or an agent that nobody else can be
-    except Exception:  # it was killed while it wrote
+        outcome: Outcome = pickle.loads(data)  # trusted: only our own rank or its agent can have written it
+    except Exception:  # the rank was killed while it wrote
         return None
     return outcome
 
@@ -333,7 +341,7 @@ def _failure(
 
 
 class _RemoteTraceback(Exception):
-    """Carries another process's traceback into this one's."""
+    """An exception that shows the traceback of another process in this one."""
 
     def __init__(self, trace: str) -> None:
         super().__init__(trace)

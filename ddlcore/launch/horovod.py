@@ -1,6 +1,6 @@
-"""The one table of horovodrun's flags and HOROVOD_* variables: what each becomes here, or the line that answers it.
+"""The one table of horovodrun's flags and HOROVOD_* variables: what each becomes here, or the message that answers it.
 
-It changes nothing by itself: `ddl run` asks it about its command line and its environment.
+It changes nothing by itself: ``ddl run`` looks up its command line and its environment in it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,24 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Foreign:
-    """A flag or variable of Horovod. Exactly one of ``setting``, ``environ``, ``note`` and ``later`` says what it does."""
+    """A flag or variable of Horovod.
+
+    Exactly one of ``setting``, ``environ``, ``note`` and ``later`` says what it does.
+    """
 
     names: tuple[str, ...]
-    values: int = 1  # how many words follow the flag
-    setting: str = ""  # of ours, to which its value goes
-    convert: Callable[[str], object] = str  # ValueError for what it does not take; None: as if it were not there
+    values: int = 1  # number of words that follow the flag
+    setting: str = ""  # our setting that gets its value
+    convert: Callable[[str], object] = str  # raises ValueError for a bad value; returns None to ignore the flag
     environ: str = ""  # NAME=VALUE, added to the ranks' environment
-    note: str = ""  # said, and the job goes on
-    later: str = ""  # said, and with a flag nothing is started
+    note: str = ""  # shown to the user; the job starts
+    later: str = ""  # shown to the user; if it is a flag, nothing is started
 
     def answer(self, name: str, value: str, given: Answers) -> None:
-        """Notes what follows from ``value``. Raises ValueError in one line for a value that cannot be."""
+        """Add to ``given`` what follows from ``value``.
+
+        Raises ValueError, with a message of one line, for a bad value.
+        """
         if self.later and _off(value):
             return
         if self.later:
@@ -64,7 +70,7 @@ class Foreign:
 
 @dataclass
 class Answers:
-    """What the flags or variables that were given come to."""
+    """What all the flags or variables that were given mean here."""
 
     settings: dict[str, object] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
@@ -92,7 +98,7 @@ def _whole(text: str) -> int:
 
 
 def log_level(text: str) -> str:
-    """Our level for one of Horovod's. ValueError where it is none."""
+    """Return our log level for one of Horovod's. Raises ValueError if ``text`` is no log level."""
     level = text.strip().upper()
     names = {"TRACE": "DEBUG", "FATAL": "ERROR", "0": "DEBUG", "1": "DEBUG", "2": "INFO", "3": "WARNING", "4": "ERROR"}
     level = names.get(level, level)
@@ -114,19 +120,19 @@ def _name(text: str) -> str:
 
 
 _PLACE = "ddl.horovod"  # in click's context
-_WARMUP = "what does not count after a change is set in steps here: --autotune-warmup-steps"
-_NOISE = "the noise is estimated from what is measured; there is nothing to set"
-_ELASTIC = "jobs that grow and shrink are not there yet. Leave it out, and say -np N and -H or --hostfile"
-_ROUTE = "the route decides, not a switch: --backend auto goes by shared memory within a host, --backend NAME does not"
-_CYCLE = "nothing is done in cycles here, so there is none to time"
-_CACHE = "steps that repeat run from memory, however many tensors they have; --no-replay turns that off"
-_THREADS = "a transport is called from one thread of its rank, whatever this says"
+_WARMUP = "use --autotune-warmup-steps: the number of steps after a change that are not measured"
+_NOISE = "the noise is estimated from the measurements; there is nothing to set"
+_ELASTIC = "elastic jobs are not supported yet. Leave it out, and give -np N and -H or --hostfile"
+_ROUTE = "there is no switch: --backend auto uses shared memory within a host, --backend NAME does not"
+_CYCLE = "ddl does not work in cycles, so there is no cycle time to set"
+_CACHE = "repeated steps are replayed, however many tensors they have; --no-replay turns that off"
+_THREADS = "it has no effect: one thread of each rank calls the transport"
 _STREAMS = "one stream is used; there is nothing to set"
 _AFFINITY = "no thread of ours is bound to a core; taskset or numactl before the command binds a rank"
-_STAMPS = "log lines have the form that logging is configured for; --prefix-output-with-timestamp stamps all output"
-_BUILD = "nothing is compiled here, so it means nothing; `ddl info` lists what is installed"
-_LAUNCHED = "it is for the ranks of Horovod's own launcher, and means nothing here"
-_KNOB = "there is nothing here that it would change"
+_STAMPS = "Python's logging decides the form of log lines; --prefix-output-with-timestamp stamps all output"
+_BUILD = "it has no effect, because ddl is not compiled at installation; `ddl info` lists what is installed"
+_LAUNCHED = "it has no effect here: only Horovod's own launcher sets it for its ranks"
+_KNOB = "it has no effect here: ddl has no such option"
 
 NATIVE: Mapping[str, str] = {  # horovodrun's flag: ours, which does the same
     "-v": "--version",
@@ -159,9 +165,9 @@ NATIVE: Mapping[str, str] = {  # horovodrun's flag: ours, which does the same
 
 FLAGS: tuple[Foreign, ...] = (
     *(Foreign((flag,), 0, setting="backend", convert=_always(name)) for flag, name in FLAGS_OF_TRANSPORTS.items()),
-    Foreign(("--jsrun",), 0, later="start the script by jsrun itself, its ranks are recognised; or use -H"),
+    Foreign(("--jsrun",), 0, later="start the script with jsrun itself, whose ranks ddl recognises; or use -H"),
     Foreign(("--start-timeout",), setting="start_timeout_s", convert=_number),
-    Foreign(("--disable-cache",), 0, note="nothing is cached from one start to the next"),
+    Foreign(("--disable-cache",), 0, note="it has no effect: nothing is cached between starts"),
     Foreign(("--fusion-threshold-mb",), setting="fusion_bytes", convert=_mebibytes),
     Foreign(("--cycle-time-ms",), note=_CYCLE),
     Foreign(("--cache-capacity",), note=_CACHE),
@@ -291,30 +297,30 @@ _ORDER = {name: at for at, name in enumerate(_BY_VARIABLE)}
 
 
 def read_variables(environ: Mapping[str, str]) -> Answers:
-    """What the HOROVOD_* variables in ``environ`` come to; ``refusals`` are for saying, too: a variable stops nothing.
+    """Return what the HOROVOD_* variables in ``environ`` mean here. Raises ValueError, with one line, for a bad value.
 
-    Raises ValueError in one line for a value that cannot be.
+    ``refusals`` are only messages here: unlike a flag, a variable never stops the start.
     """
     given = Answers()
     names = [name for name in environ if name.startswith("HOROVOD_")]
     for name in sorted(names, key=lambda name: (_ORDER.get(name, len(_ORDER)), name)):
         row = _BY_VARIABLE.get(name)
         if row is None:
-            given.notes.append(f"{name}: Horovod is not known to have such a variable; it is left alone")
+            given.notes.append(f"{name}: Horovod has no such variable that ddl knows; it is ignored")
         else:
             row.answer(name, environ[name], given)
     return given
 
 
 def answers_of(ctx: click.Context) -> Answers:
-    """What the flags of ``horovod_options`` that stood on this command line come to."""
+    """Return what the flags of ``horovod_options`` on this command line mean."""
     given = ctx.meta.setdefault(_PLACE, Answers())
     assert isinstance(given, Answers)
     return given
 
 
 def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds an option for each row of ``FLAGS``; ``answers_of`` tells which were given. They are hidden in the help."""
+    """Add a hidden option for each row of ``FLAGS``; ``answers_of`` returns which of them were given."""
     for row in reversed(FLAGS):
         for name in reversed(row.names):
             function = _option(row, name)(function)

@@ -1,4 +1,4 @@
-"""Decides how many ranks run where, from ``-np``, ``-H`` and host files; it starts nothing and speaks to no host."""
+"""Decide how many ranks run on which host, from ``-np``, ``-H`` and host files. Starts nothing and contacts no host."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Layout:
-    """Which hosts run which ranks. A host is known by its index, its place in the order of the user's list."""
+    """Which hosts run which ranks. A host is identified by its index in the order of the user's list."""
 
-    hosts: tuple[str, ...]  # names, as the user wrote them; only those that run ranks
+    hosts: tuple[str, ...]  # names as the user wrote them; only hosts that run ranks
     ranks: tuple[int, ...]  # (size,) host index of each rank
-    here: int = 0  # index of the launching process's own host; -1 where it runs no rank
+    here: int = 0  # index of the launching process's own host; -1: it runs no rank
 
     @property
     def size(self) -> int:
@@ -33,16 +33,16 @@ class Layout:
 
     @property
     def remote_hosts(self) -> tuple[int, ...]:
-        """Indexes of the other hosts."""
+        """The indexes of all hosts except the launching process's own."""
         return tuple(index for index in range(len(self.hosts)) if index != self.here)
 
     def ranks_of(self, host: int) -> tuple[int, ...]:
-        """The ranks of one host, ascending."""
+        """Return the ranks of one host in ascending order."""
         return tuple(rank for rank, theirs in enumerate(self.ranks) if theirs == host)
 
 
 def parse_hosts(text: str) -> list[HostSlots]:
-    """``host:slots,host:slots``. Raises ValueError in one line for anything else."""
+    """Parse ``host:slots,host:slots``. Raises ValueError, with a message of one line, for anything else."""
     entries = []
     for part in map(str.strip, text.split(",")):
         found = _ENTRY.fullmatch(part)
@@ -55,9 +55,9 @@ def parse_hosts(text: str) -> list[HostSlots]:
 
 
 def read_hostfile(path: str) -> list[HostSlots]:
-    """One host a line, ``host slots=4`` or ``host:4``; ``#`` begins a comment, a host alone takes one rank.
+    """Read a host file with one host on each line: ``host slots=4``, ``host:4``, or a host alone, which takes one rank.
 
-    Raises ValueError in one line, with the line's number, for anything else.
+    ``#`` begins a comment. Raises ValueError, with a message of one line that has the line's number, for anything else.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -87,9 +87,9 @@ def _slots(text: str, host: str, where: str) -> int:
 
 
 def is_this_host(host: str, resolve: bool = False) -> bool:
-    """Whether ``host`` is this machine, by a name or an address of its own.
+    """Return whether ``host`` is a name or an address of this machine.
 
-    ``resolve``: also where only a look-up tells, which may ask the network.
+    ``resolve`` also looks the name up if nothing else decides; the look-up may ask the network.
     """
     host = host.rpartition("@")[2].strip("[]").lower()
     own = socket.gethostname().lower()
@@ -109,10 +109,11 @@ def is_this_host(host: str, resolve: bool = False) -> bool:
 def lay_out(
     ranks: int | None, entries: Sequence[HostSlots] | None, *, what: str = "-H", resolve: bool = True
 ) -> Layout:
-    """Fills the hosts in their order. ``entries`` None: all ranks here, however many.
+    """Fill the hosts with ranks in the order of ``entries``. If ``entries`` is None, all ranks run on this host.
 
-    ``ranks`` None: as many as ``entries`` take, which ``what`` names in messages. ``resolve``: see ``is_this_host``.
-    Raises ValueError, in one line, where that cannot be met, or a host comes twice.
+    If ``ranks`` is None, there are as many as ``entries`` take. ``what`` names the source of ``entries`` in messages,
+    and ``resolve`` is passed to ``is_this_host``. Raises ValueError, with a message of one line, if there are too few
+    slots or if a host is listed twice.
     """
     if ranks is not None and ranks < 1:
         raise ValueError(f"-np {ranks}: at least one rank is needed")
@@ -132,7 +133,7 @@ def lay_out(
 
 
 def _own(entries: Sequence[HostSlots], what: str, is_own: Callable[[str], bool]) -> int:
-    """The index of this host among ``entries``, -1 where it is none. Raises ValueError where a host comes twice."""
+    """Return the index of this host in ``entries``, or -1. Raises ValueError if a host is listed twice."""
     seen: dict[str, str] = {}
     here = -1
     for index, entry in enumerate(entries):

@@ -1,4 +1,4 @@
-"""``ddl info``: shows the facts as aligned tables, or as JSON."""
+"""Implement ``ddl info``: show the facts as aligned tables or as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["info", "table"]
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Lines in which the columns stand under each other; a column that is empty throughout is left out."""
+    """Return the lines of a table with aligned columns. Columns that are empty in all rows are left out."""
     columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
     lines = ["  ".join(name.ljust(widths[name]) for name in columns)]
@@ -37,7 +37,7 @@ def _text(facts: Mapping[str, Any]) -> str:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print it for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 def info(as_json: bool) -> None:
     """Show machine, frameworks, transports and the rest, and what is missing to use them."""
     try:

@@ -1,4 +1,4 @@
-"""Runs one job on this host: what is checked before, what is started, what is left when it ends (nothing)."""
+"""Run one job from this host: check what can be checked, start the ranks, watch them, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -51,19 +51,28 @@ __all__ = ["EndEarly", "Launch", "check_route", "gives_input", "prepare_director
 
 
 class EndEarly:
-    """Ends the ranks of a launch, now or as soon as they have begun; any thread."""
+    """A request to end the ranks of a launch before they end by themselves. Any thread may call it.
+
+    A call ends the ranks immediately if they run. Otherwise it ends them as soon as they have started.
+    """
 
     def __init__(self) -> None:
         self.asked = False
         self._how: Callable[[], None] | None = None
 
+    # There is no lock, so the order matters: a call sets `asked` before it reads `_how`, and `attach` sets `_how`
+    # before it reads `asked`. Whichever thread comes second therefore sees what the first one has written, and no
+    # request is lost. Both may call `how`; a second call has no effect.
     def __call__(self) -> None:
         self.asked = True
         if self._how is not None:
             self._how()
 
     def attach(self, how: Callable[[], None]) -> None:
-        """``how`` does it, from any thread."""
+        """Register ``how``, a function that ends the ranks and that any thread may call.
+
+        Call it now if the end was requested.
+        """
         self._how = how
         if self.asked:
             how()
@@ -71,24 +80,24 @@ class EndEarly:
 
 @dataclass(frozen=True)
 class Launch:
-    """What was asked for, already checked."""
+    """The description of one job. All values have been checked."""
 
-    command: tuple[str, ...]  # resolved
+    command: tuple[str, ...]  # as resolve_command returns it
     layout: Layout
     settings: Settings
     registry: Registry
     environ: Mapping[str, str]
-    port: int  # MASTER_PORT; 0: one that is free on rank 0's host
-    remote_plan: RemotePlan | None = None  # where agents start ranks
-    needs: tuple[str, ...] = ()  # files that every host must have
+    port: int  # MASTER_PORT; 0: any port that is free on rank 0's host
+    remote_plan: RemotePlan | None = None  # None: this process starts all ranks, without agents
+    needs: tuple[str, ...] = ()  # files that must exist on every host
     output_dir: Path | None = None
     stamped: bool = False
     verbose: bool = False
     watch: Watch | None = None
-    launched_by: str = ""  # the launcher's name, where a transport may ask for it
-    driver: SearchDriver | None = None  # looks for better settings meanwhile
-    bar: Bar | None = None  # a line that stays below all others on the terminal
-    end: EndEarly | None = None  # by which somebody may end the ranks before they end by themselves
+    launched_by: str = ""  # name of the launcher that starts the agents; "": there are none
+    driver: SearchDriver | None = None  # searches for better settings while the job trains
+    bar: Bar | None = None  # a progress line that stays below all other output on the terminal
+    end: EndEarly | None = None  # lets another thread end the ranks early
 
     @property
     def size(self) -> int:
@@ -96,10 +105,11 @@ class Launch:
 
 
 def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher: str = "") -> Route | None:
-    """The transport that the ranks will take; None where `auto` finds none, which only matters to who calls init.
+    """Return the transport that the ranks will use, or None if ``auto`` finds none.
 
-    ``launcher``: what starts them. Raises ValueError, PluginError or TransportError, in one line, for a
-    backend that makes no sense or cannot serve them.
+    None is no error here, because only a script that calls ``init()`` needs a transport. ``hosts`` holds the host index
+    of each rank, and ``launcher`` is the name of the launcher that starts the ranks. Raises ValueError, PluginError or
+    TransportError, with a message of one line, for a backend that makes no sense or cannot serve these ranks.
     """
     members = [Member(rank, host) for rank, host in enumerate(hosts)]
     if backend == "auto":
@@ -118,7 +128,7 @@ def check_route(backend: str, hosts: Sequence[int], registry: Registry, launcher
 
 
 def prepare_directory(directory: Path, size: int) -> None:
-    """Makes one directory a rank. Raises ValueError in one line where that cannot be."""
+    """Create one directory for each rank. Raises ValueError, with a message of one line, if that fails."""
     try:
         for rank in range(size):
             rank_directory(directory, rank, size).mkdir(parents=True, exist_ok=True)
@@ -127,9 +137,9 @@ def prepare_directory(directory: Path, size: int) -> None:
 
 
 def run_job(launch: Launch) -> int:
-    """The exit code: that of the first rank that failed, 0 where none did. Call it in the main thread.
+    """Run the job to its end and return the exit code: that of the first rank that failed, or 0 if none failed.
 
-    Raises NotStarted where no rank was started.
+    Must be called in the main thread. Raises NotStarted if no rank was started.
     """
     if launch.output_dir is not None:
         prepare_directory(launch.output_dir, launch.size)
@@ -166,6 +176,9 @@ def run_job(launch: Launch) -> int:
         if launch.watch is not None:
             failure_log.heard = launch.watch.heard
             stack.callback(launch.watch.end)
+        # The trap must be open before the first rank or agent starts: otherwise a Ctrl-C during the start would end
+        # this process by an exception and leave ranks without anybody who watches them. The trap keeps what arrives
+        # until `trap.forward` is called, because before that there is no supervisor that could act on a signal.
         trap = stack.enter_context(SignalTrap(stays=remote is not None))
         if remote is not None:
             stack.callback(remote.agents.close)
@@ -221,7 +234,10 @@ def _begin_remote(
     trap: SignalTrap,
     gathering: Gathering | None,
 ) -> None:
-    """Has the agents start their ranks. Raises NotStarted where one cannot; then none runs anywhere."""
+    """Have the agents start their ranks.
+
+    Raises NotStarted if an agent cannot start them; then no rank runs anywhere.
+    """
     parts = gathering.directory if gathering is not None else None
     problems = remote.begin(launch.command, launch.environ, launch.settings, trap.came, gives_input(), parts)
     if problems or trap.came():
@@ -250,7 +266,7 @@ def _begin(
     remote: RemoteLaunch | None,
     gathering: Gathering | None = None,
 ) -> list[RankProcess]:
-    """Starts all ranks of this host, or none: where one does not start, those before it are killed."""
+    """Start all ranks of this host or none: if one cannot be started, kill those that were started before it."""
     local = launch.layout.ranks_of(0) if launch.remote_plan is None else launch.remote_plan.local_ranks
     cores = usable_cores()
     threads = thread_variables(launch.environ, cores, max(1, len(local)))
@@ -301,7 +317,10 @@ def _say_placement(launch: Launch, processes: Sequence[RankProcess], say: Callab
 
 
 def gives_input() -> bool:
-    """Whether stdin is something that rank 0 can read: a terminal is not, its group stands in the background."""
+    """Return whether rank 0 can read stdin.
+
+    It cannot read a terminal, because its process group is in the background.
+    """
     try:
         return not os.isatty(0)
     except OSError:
@@ -319,7 +338,7 @@ def _screens(environ: Mapping[str, str], bar: Bar | None) -> tuple[Screen, Scree
     out = screen(1)
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(1), os.fstat(2)):
-            return out, out  # one place: a line of stdout that has begun must be ended before one of stderr
+            return out, out  # one shared screen, so that a line of stderr first ends an unfinished line of stdout
     return out, screen(2)
 
 
@@ -334,7 +353,7 @@ def _conclude(
 ) -> None:
     first = first_failure(ends, failure_log.raised)
     if first is None:
-        if failure_log.differ:  # found when the ranks had ended their scripts
+        if failure_log.differ:  # the check ran when the ranks had ended their scripts
             _show(screen, failure_log.differ)
         return
     lines = [] if interrupted else output.last_lines(first.rank)

@@ -1,4 +1,4 @@
-"""Opens the control network of one launch, and remembers which rank was the first to leave in anger."""
+"""Open the control network of one launch, and record which rank was the first to report an exception."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ if TYPE_CHECKING:
 
 __all__ = ["FailureLog", "open_network"]
 
-_SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because of what another rank did
+_SECONDARY = ("PeerLost", "Closed", "DdlInternalError")  # raised because another rank failed
 
 
 class FailureLog:
-    """A coordinator that notes, beside another that decides, who said that it leaves because of an exception."""
+    """A coordinator that passes all calls to another one and records which ranks leave because of an exception."""
 
     def __init__(self, coordinator: CoordinatorProtocol, dead: Callable[[], Mapping[int, str]] = dict) -> None:
-        """``dead``: ranks without which a stall has ended the job, since they do not answer, with what is known of each."""
-        self.kill: Callable[[int, str], None] | None = None  # once the ranks run
+        """Wrap ``coordinator``, which makes the decisions.
+
+        ``dead`` returns the ranks that did not answer when a stall ended the job, with what is known of each.
+        """
+        self.kill: Callable[[int, str], None] | None = None  # kills a rank; set when the ranks run
         self._dead = dead
         self._killed: set[int] = set()
-        self.raised: list[int] = []  # in that order
-        self.differ = ""  # how the ranks' parameters differ, where that ended the job
+        self.raised: list[int] = []  # in the order of their reports
+        self.differ = ""  # how the ranks' parameters differ, if that ended the job
         self.heard: Callable[[int, Pulse | Profile], None] = lambda rank, message: None
         self._coordinator = coordinator
 
@@ -67,10 +70,10 @@ class FailureLog:
 
 
 def _is_cause(reason: str) -> bool:
-    """Whether a rank that leaves for this reason does so by itself, not because of another's loss."""
+    """Return whether a rank that leaves for this reason leaves by itself, and not because another rank was lost."""
     if reason.startswith("raised "):
         return reason.split()[1].rstrip(":") not in _SECONDARY
-    if reason.startswith("ended its script"):  # sys.exit(3), say; who has lost another says nothing when it ends
+    if reason.startswith("ended its script"):  # sys.exit(3), for example; a rank that lost another one reports nothing
         return True
     return reason.startswith("init failed: ") and " lost during init" not in reason
 
@@ -83,10 +86,10 @@ def open_network(
     remote: RemoteLaunch | None = None,
     driver: SearchDriver | None = None,
 ) -> tuple[Server, FailureLog]:
-    """A server that is not yet started: its job file stands, its thread does not run. ``remote``: it has agents.
+    """Create the server of one launch: its job file exists, but its thread is not yet started.
 
-    ``driver`` looks for better settings meanwhile.
-    Raises ValueError for a ``control_address`` that is none, DdlInternalError where it is in use.
+    ``remote`` is the remote launch if the job has agents, and ``driver`` searches for better settings while the job
+    runs. Raises ValueError for a malformed ``control_address``, and DdlInternalError if the address is in use.
     """
     sessions = build_sessions(size, settings, registry, driver)
     failure_log = FailureLog(sessions, sessions.dead)

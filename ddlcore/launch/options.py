@@ -1,4 +1,4 @@
-"""The table of settings as options of a command line: `ddl run` and `ddl bench` take the same ones."""
+"""Offer the table of settings as command-line options, the same for every command that takes settings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ddlcore.config import SETTINGS, Setting
 
 __all__ = ["setting_options"]
 
-_ALSO = {"network_interface": ("--network-interfaces",)}  # as horovodrun calls it
+_ALSO = {"network_interface": ("--network-interfaces",)}  # its name in horovodrun
 
 
 def setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds one option for each of the core's settings; what is not given arrives as None."""
+    """Add one option for each of the core's settings. The value of an option that is not given is None."""
     for row in reversed(SETTINGS):
         function = _option(row)(function)
     return function

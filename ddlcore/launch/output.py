@@ -1,7 +1,6 @@
-"""Moves what the ranks write to the screen and to files, in a thread of its own.
+"""Move what the ranks write to the screen and to files, in a separate thread.
 
-A reader that is slow, or gone, must not delay the news of a rank's death; so nothing here is
-done by the thread that watches the ranks.
+The thread that watches the ranks must not do this: a slow or absent reader would then delay the news of a rank's death.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ __all__ = ["LAST_LINES", "Output", "rank_directory"]
 
 LAST_LINES = 20
 _LONGEST_KEPT = 500  # characters of a line that is kept for the summary
-_PARTIAL_S = 0.2  # after how long a line that has not ended is shown
+_PARTIAL_S = 0.2  # how long a line may stay incomplete before it is shown as it is
 _READ_BYTES = 1 << 16
-_LEFT_BYTES = 4 << 20  # more than a pipe holds: a stranger that goes on writing is not waited for
+_LEFT_BYTES = 4 << 20  # more than a pipe holds: do not wait for another process that goes on writing to it
 _STREAMS = ("stdout", "stderr")
 
 
 def rank_directory(directory: Path, rank: int, size: int) -> Path:
-    """``rank.07`` of 12 ranks: sorted by name they are in order."""
+    """Return the directory of a rank, such as ``rank.07`` of 12 ranks: sorted by name, they are in order of rank."""
     return directory / f"rank.{rank:0{len(str(size - 1))}d}"
 
 
@@ -39,15 +38,18 @@ class _Stream:
     rank: int
     name: str
     screen: Screen
-    fd: int  # below 0: it is fed by the agent of its host
-    file: int = -1  # descriptor of this stream's own file
+    fd: int  # below 0: no descriptor; the data comes by `feed`
+    file: int = -1  # descriptor of the file below --output-dir; -1: none
     lines: Lines = field(default_factory=Lines)
-    since_s: float = 0.0  # when the line that has not ended was begun
-    begun: str = ""  # what was shown of it
+    since_s: float = 0.0  # when the incomplete line was begun
+    begun: str = ""  # what was already shown of the incomplete line
 
 
 class Output:
-    """The output of ``size`` ranks. Built, given its streams and started by one thread; ``say`` may come from any."""
+    """The output of ``size`` ranks.
+
+    One thread builds it, adds the streams and starts it; any thread may call ``say``.
+    """
 
     def __init__(
         self, screens: tuple[Screen, Screen], size: int, *, directory: Path | None = None, stamped: bool = False
@@ -67,20 +69,20 @@ class Output:
         self._thread = threading.Thread(target=self._run, name="ddl-output", daemon=True)
 
     def add(self, rank: int, stdout: int, stderr: int) -> None:
-        """Takes over the reading ends of a rank's pipes. Before ``start``."""
+        """Take over the reading ends of the pipes of a rank of this host. Call it before ``start``."""
         for name, fd in zip(_STREAMS, (stdout, stderr), strict=True):
             os.set_blocking(fd, False)
             self._selector.register(fd, selectors.EVENT_READ, self._begun(rank, name, fd))
 
     def add_fed(self, rank: int) -> None:
-        """A rank whose output will come by ``feed``. Before ``start``."""
+        """Announce a rank whose output will come by ``feed``. Call it before ``start``."""
         for name in _STREAMS:
             self._remote_streams[rank, name] = self._begun(rank, name, -2 * rank - 1 - _STREAMS.index(name))
 
     def feed(self, rank: int, name: str, data: bytes, shown: Callable[[], None]) -> None:
-        """What a rank of another host wrote; b"": its stream has ended. Never waits. Any thread.
+        """Take a piece that a rank of another host wrote; b"" means that its stream has ended. Never waits. Any thread.
 
-        ``shown`` is called, in the thread that shows, when ``data`` needs no memory any more.
+        ``shown`` is called in the output thread after ``data`` was shown, when it no longer needs memory.
         """
         self._fed.append((rank, name, data, shown))
         self._wake.set()
@@ -99,19 +101,19 @@ class Output:
         self._thread.start()
 
     def say(self, text: str) -> None:
-        """Shows the launcher's own words on stderr. Never waits."""
+        """Show the launcher's own words on stderr. Never waits. Any thread."""
         self._said.append(text)
         self._wake.set()
 
     def last_lines(self, rank: int) -> list[str]:
-        """The last of what ``rank`` wrote, stdout and stderr as they came."""
+        """Return the last lines that ``rank`` wrote, stdout and stderr in the order of their arrival."""
         return list(self._last[rank])
 
     def drain(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Shows all that is left in the pipes of ranks that have ended.
+        """Show everything that is left in the pipes of ranks that have ended.
 
-        Waits for a screen that is slow, as any program's output does, but no longer once ``give_up``;
-        nobody is waited for who holds a pipe open beyond its rank's end.
+        Waits for a slow screen, as the output of any program does, until ``give_up()`` is true. Does not wait for
+        processes that keep a pipe open after their rank has ended.
         """
         self._ending = True
         self._wake.set()
@@ -146,7 +148,7 @@ class Output:
         return max(0.0, min(begun) + _PARTIAL_S - time.monotonic()) if begun else None
 
     def _read(self, stream: _Stream) -> int:
-        """Bytes that were there; 0 at the end, or when there are none now."""
+        """Return the number of bytes that were read; 0 at the end of the stream, or if no data is there now."""
         try:
             data = os.read(stream.fd, _READ_BYTES)
         except BlockingIOError:
@@ -190,7 +192,7 @@ class Output:
         stamp = datetime.now().isoformat(timespec="milliseconds") + " " if self._stamped else ""
         stream.screen.show(stream.fd, pieces, stream.screen.prefix(stream.rank, stamp))
         if len(pieces) > LAST_LINES + 1:
-            stream.begun = ""  # of a line that is none of the last
+            stream.begun = ""  # it belongs to a line that is not among the last ones
         for text, end in pieces[-LAST_LINES - 1 :]:
             stream.begun = (stream.begun + text[: _LONGEST_KEPT + 1].decode("utf-8", "replace"))[: _LONGEST_KEPT + 1]
             if end == b"\r":

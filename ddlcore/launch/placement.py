@@ -1,4 +1,4 @@
-"""Decides where ranks run, and by whom they are started there, from what the user and the surroundings say."""
+"""Decide on which hosts the ranks run and which launcher starts them, from the command line and the environment."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["Placed", "place"]
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the ranks are, and the plan for agents where they start some."""
+    """The hosts of the ranks, and the remote plan if agents start some of them."""
 
     layout: Layout
     remote_plan: RemotePlan | None = None
 
     @property
     def launcher(self) -> str:
-        """The name of what starts agents; "" where there are none."""
+        """The name of the launcher that starts the agents; "" if there are no agents."""
         return "" if self.remote_plan is None else self.remote_plan.provider.name
 
 
@@ -40,7 +40,11 @@ def place(
     registry: Registry,
     environ: Mapping[str, str],
 ) -> Placed:
-    """``ranks``, ``hosts``, ``hostfile``: -np, -H, --hostfile. Raises ValueError or PluginError in one line."""
+    """Decide where the ranks run. ``ranks``, ``hosts`` and ``hostfile`` are the values of -np, -H and --hostfile.
+
+    Without -H and --hostfile, the hosts are those of a batch system's allocation, or else this host. Raises ValueError
+    or PluginError, with a message of one line, for what cannot be placed.
+    """
     if hosts is not None and hostfile is not None:
         raise ValueError("-H and --hostfile both say where; give one of them")
     entries: Sequence[HostSlots] | None = None
@@ -66,7 +70,7 @@ def place(
 
 
 def _needed_launcher(backend: str, registry: Registry) -> str:
-    """The launcher without which a transport in ``backend`` does not work; "" for none."""
+    """Return the launcher that a transport in ``backend`` needs; "" if none needs one."""
     wanted = parse_backend(backend)
     names = [name for choice in (wanted.default, *wanted.kinds.values()) for name in choice.names]
     providers = [registry.transports[name] for name in names if name in registry.transports]
@@ -74,7 +78,7 @@ def _needed_launcher(backend: str, registry: Registry) -> str:
 
 
 def _allocations(registry: Registry, environ: Mapping[str, str]) -> bool:
-    """Whether a launcher that belongs to a batch system applies here."""
+    """Return whether the environment shows an allocation of a batch system that one of the launchers belongs to."""
     return any(
         one.variables and not one.optional and all(name in environ for name in one.variables)
         for one in registry.launchers.values()

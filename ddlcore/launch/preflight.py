@@ -1,4 +1,4 @@
-"""Judges, before any rank starts, whether the hosts of a job fit together; what was found out is told elsewhere."""
+"""Judge, before any rank starts, whether the hosts of a job fit together. Collects no facts and prints nothing."""
 
 from __future__ import annotations
 
@@ -19,23 +19,29 @@ __all__ = ["HostCheck", "compared_packages", "judge", "show"]
 
 @dataclass(frozen=True)
 class HostCheck:
-    """What came out for one host."""
+    """The result of checking one host."""
 
     host: str  # as the user wrote it
     report: Report | None
-    problems: tuple[str, ...]  # with any of them nothing is started
-    remarks: tuple[str, ...] = ()  # these do not stop it
+    problems: tuple[str, ...]  # if there is one, nothing is started
+    remarks: tuple[str, ...] = ()  # differences that do not stop the job
 
 
 def compared_packages(registry: Registry) -> dict[str, bool]:
-    """The distributions whose versions are compared: whether a difference stops the job, as that of a plugin of ours does."""
+    """Return the distributions whose versions are compared, and for each whether a difference stops the job.
+
+    A difference stops the job for ddl's own plugins, but not for frameworks.
+    """
     ours = registry.distributions()
     others = {name for names in FRAMEWORKS.values() for name in names}
     return dict.fromkeys(sorted(others), False) | dict.fromkeys(sorted(ours), True)
 
 
 def judge(host: str, report: Report | None, gone: str, packages: Mapping[str, bool]) -> HostCheck:
-    """``gone``: why there is no report; ``packages``: as ``compared_packages`` gives them."""
+    """Return the check of one host.
+
+    ``gone`` says why there is no report, and ``packages`` has the form that ``compared_packages`` returns.
+    """
     if report is None:
         return HostCheck(host, None, (gone.removeprefix(f"{host}: ") or "its agent did not answer",))
     problems = list(report.problems)
@@ -54,7 +60,7 @@ def judge(host: str, report: Report | None, gone: str, packages: Mapping[str, bo
 
 
 def show(checks: Sequence[HostCheck], *, on_terminal: bool, width: int = 100) -> list[str]:
-    """A table with a row for each host, one below another for each thing that is wrong there."""
+    """Return the lines of a table with a row for each host, and further rows below it for its other problems."""
     rows = []
     for check in checks:
         report = check.report

@@ -1,4 +1,4 @@
-"""One rank as a process of this machine: begun, signalled and ended together with all that it began."""
+"""Run one rank as a process of this machine: start it, signal it, and end it together with all that it started."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
 class RankProcess:
-    """The process of one rank, leader of a group of its own. One thread begins and ends it."""
+    """The process of one rank, which leads a process group of its own. One thread starts and ends it."""
 
     def __init__(self, rank: int, process: subprocess.Popen[bytes], stdout: int, stderr: int) -> None:
         self.rank = rank
         self.process = process
-        self.stdout = stdout  # reading end; whoever takes it closes it
+        self.stdout = stdout  # reading end of its pipe; the object that reads it also closes it
         self.stderr = stderr
 
     @classmethod
@@ -35,9 +35,9 @@ class RankProcess:
         pass_fds: Sequence[int] = (),
         in_child: Callable[[], None] | None = None,
     ) -> RankProcess:
-        """Starts it; OSError where that cannot be.
+        """Start the process of a rank. Raises OSError if it cannot be started.
 
-        ``stdin`` None: the launcher's own. ``in_child`` runs between fork and exec.
+        ``stdin`` None means the launcher's own stdin. ``in_child`` is called in the child between fork and exec.
         """
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
@@ -62,24 +62,30 @@ class RankProcess:
         return cls(rank, process, out_read, err_read)
 
     def kill(self) -> None:
-        """Ends it, for a caller that gives up before anybody watches over it."""
+        """Kill the process, for a caller that gives up before a supervisor watches it."""
         self.signal_group(signal.SIGKILL)
         self.process.wait(5.0)
         os.close(self.stdout)
         os.close(self.stderr)
 
     def signal(self, number: int) -> None:
-        """To the rank alone: its DataLoader workers would die of a SIGUSR1 that the script handles."""
+        """Send the signal to the rank alone.
+
+        Its DataLoader workers must not get it: a SIGUSR1 that only the script handles would kill them.
+        """
         if self.process.returncode is None:
             self.process.send_signal(number)
 
     def signal_group(self, number: int) -> None:
-        """To the rank and all that it began and that has not left its group."""
+        """Send the signal to the rank and to all processes that it started and that are still in its group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS denies it for a group of zombies
             os.killpg(self.process.pid, number)
 
     def leaves_group(self) -> bool:
-        """Whether anything of the group is still there, the rank itself having ended. Reaps what was adopted."""
+        """Return whether the group still has processes, after the rank itself has ended.
+
+        Reaps processes that were adopted.
+        """
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-self.process.pid, os.WNOHANG)[0]:
                 pass
@@ -91,10 +97,10 @@ class RankProcess:
 
 
 def die_with_launcher(launcher: int) -> Callable[[], None] | None:
-    """What a rank does so that kill -9 of process ``launcher`` ends it too; None where the system lacks it.
+    """Return a function that makes a rank die with process ``launcher``, even after kill -9; None if unsupported.
 
-    To be called in the rank, before exec or after. It is tied to the thread that started the rank,
-    which must live as long as the job.
+    The rank calls the function, before or after exec. The rank is then tied to the thread that started it, which must
+    therefore live as long as the job.
     """
     if sys.platform != "linux":
         return None
@@ -103,13 +109,13 @@ def die_with_launcher(launcher: int) -> Callable[[], None] | None:
 
     def tie() -> None:
         prctl(kill, death, 0, 0, 0)
-        if os.getppid() != launcher:  # it died before the line above
+        if os.getppid() != launcher:  # the launcher died before the line above, so no signal will come
             os._exit(1)
 
     return tie
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of what its ranks leave behind, so that it is seen to end."""
+    """Make this process the parent of processes that its ranks leave behind, so that it can see them end."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0)

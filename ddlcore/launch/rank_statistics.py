@@ -1,4 +1,4 @@
-"""What follows from the pulses of ranks: step times, shares, and who is uneven. Pure."""
+"""Compute from the pulses of the ranks their step times and shares, and which ranks differ from the others. Pure."""
 
 from __future__ import annotations
 
@@ -10,44 +10,45 @@ from ddlcore.messages import Pulse
 
 __all__ = ["HEADINGS", "Row", "cells", "known_columns", "rows_of", "table_lines"]
 
-SLOWER = 1.2  # times the median of what ranks compute,
-LEAST_GAP = 0.05  # and by so much of a step: below that it is noise
-LARGER = 1.5  # times the median of what ranks hold
-SILENT_S = 5.0  # without a word, or three times what lay between its last two
-LEAST_STEPS = 10  # that a figure is of, where known: one of fewer tells when pulses came
+SLOWER = 1.2  # times the median of the ranks' computing time,
+LEAST_GAP = 0.05  # and at least this share of a step: less is noise
+LARGER = 1.5  # times the median of the ranks' memory
+SILENT_S = 5.0  # without a pulse, or three times the interval of its last two pulses
+LEAST_STEPS = 10  # for one figure, if known: with fewer, it mostly shows when the pulses arrived
 HEADINGS = ("rank", "host", "steps", "step ms", "comm", "cpu", "memory", "gpu", "gpu memory", "")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One rank over its last steps. None: not known (yet)."""
+    """The figures of one rank over its last steps. None means not known (yet)."""
 
     rank: int
     host: str
     steps: int = 0
     step_s: float | None = None
-    waiting: float | None = None  # which share of its time its threads waited for buckets
-    cpu: float | None = None  # cores that were busy for it
+    waiting: float | None = None  # share of the time that its threads waited for buckets
+    cpu: float | None = None  # average number of cores that it kept busy
     resident_bytes: int = 0
     gpu: float | None = None
     gpu_used_bytes: int = 0
     gpu_total_bytes: int = 0
-    marks: tuple[str, ...] = ()  # in what it differs from the others
-    over: int = 0  # steps that step_s is of
+    marks: tuple[str, ...] = ()  # how it differs from the others, in words
+    over: int = 0  # number of steps that step_s was measured over
 
     @property
     def own_s(self) -> float | None:
-        """What a step takes without waiting for others: the rank whose is longest is the one that all wait for."""
+        """The time of a step without waiting for others. The other ranks wait for the rank whose time is longest."""
         return None if self.step_s is None or self.waiting is None else self.step_s * (1 - self.waiting)
 
 
 def rows_of(
     pulses: Mapping[int, Sequence[Pulse]], hosts: Sequence[str], unheard_s: Mapping[int, float] | None = None
 ) -> list[Row]:
-    """``pulses``: of each rank the last ones, the oldest first; ``hosts``: by rank its host.
+    """Return a row for each rank.
 
-    ``unheard_s``: by rank, how long ago the last one came. The figures of one that is silent are old: it is marked, and
-    the others are not held against it.
+    ``pulses`` holds the last pulses of each rank, the oldest first; ``hosts`` holds the host of each rank.
+    ``unheard_s`` says, by rank, how many seconds ago its last pulse came. The figures of a silent rank are old: it is
+    marked as silent, and left out of the medians that the others are compared with.
     """
     rows = [_row(rank, host, pulses.get(rank, ())) for rank, host in enumerate(hosts)]
     silent = {
@@ -103,7 +104,7 @@ def _marked(row: Row, own_s: float | None, memory: float | None, size: int) -> R
         and own_s
         and row.own_s
         and row.step_s
-        and row.own_s > SLOWER * own_s * (1 + 1 / row.over)  # so much of it may be when pulses came
+        and row.own_s > SLOWER * own_s * (1 + 1 / row.over)  # this share may come from the time at which pulses arrive
         and gap_s > LEAST_GAP * row.step_s
     ):
         marks.append(f"slow: computes {row.own_s / own_s:.1f} times as long")
@@ -113,13 +114,13 @@ def _marked(row: Row, own_s: float | None, memory: float | None, size: int) -> R
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """The lower one of two in the middle: with two ranks the quicker one is what the other is held against."""
+    """Return the lower median: with two ranks, the slower one is compared with the quicker one."""
     known = [value for value in values if value is not None]
     return statistics.median_low(known) if known else None
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """As text, under ``HEADINGS``."""
+    """Return the row's figures as text, in the order of ``HEADINGS``."""
     return (
         str(row.rank),
         row.host,
@@ -135,11 +136,11 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def table_lines(rows: Sequence[Row]) -> list[str]:
-    """Aligned; columns in which nothing is known are left out."""
+    """Return the lines of an aligned table. Columns without any known value are left out."""
     columns = [HEADINGS, *(cells(row) for row in rows)]
     kept = known_columns(rows)
     widths = {i: max(len(line[i]) for line in columns) for i in kept}
-    texts = (0, 1, len(HEADINGS) - 1)  # first columns and the last stand to the left
+    texts = (0, 1, len(HEADINGS) - 1)  # `host` and the last column are aligned to the left
     lines = []
     for line in columns:
         words = (line[i].ljust(widths[i]) if i in texts[1:] else line[i].rjust(widths[i]) for i in kept)
@@ -148,7 +149,7 @@ def table_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def known_columns(rows: Sequence[Row]) -> list[int]:
-    """Indexes of those of ``HEADINGS`` under which something is known of any rank."""
+    """Return the indexes of those ``HEADINGS`` under which at least one rank has a known value."""
     texts = [cells(row) for row in rows]
     return [i for i in range(len(HEADINGS)) if any(line[i] not in ("–", "") for line in texts)]
 

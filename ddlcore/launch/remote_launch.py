@@ -1,4 +1,4 @@
-"""What `ddl run` does beyond its own host: calls agents by the plan, and tells each what to start."""
+"""Launch the ranks of other hosts for ``ddl run``: call the agents of a remote plan and tell each what to start."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from ddlcore.plug.registry import Registry
 
 __all__ = ["RemoteLaunch"]
 
-_BEGIN_S = 30.0  # how long agents may take to start their ranks,
-_COMPILE_S = 300.0  # and to compile what ranks need before
+_BEGIN_S = 30.0  # how long agents may take to start their ranks
+_COMPILE_S = 300.0  # added if an agent first compiles the CPU kernels
 
 
 @dataclass
 class _Job:
-    """What the ranks are to run."""
+    """What all ranks are to run, and with which settings."""
 
-    command: Sequence[str]  # () for a function
+    command: Sequence[str]  # (): the ranks call a function instead
     environ: Mapping[str, str]
     settings: Settings
     gives_input: bool
@@ -48,7 +48,7 @@ class _Job:
 
 @dataclass
 class RemoteLaunch:
-    """The agents' part of one job, in the main thread."""
+    """A launch on other hosts: the part of one job that agents do. Only the main thread uses it."""
 
     remote_plan: RemotePlan
     say: Callable[[str], None]
@@ -64,7 +64,7 @@ class RemoteLaunch:
     # --- before
 
     def look(self, registry: Registry, program: str, files: Sequence[str], port: int) -> Look:
-        """What agents are to find out. ``port``: MASTER_PORT where the user chose one, else 0."""
+        """Return what the agents are to find out. ``port`` is MASTER_PORT if the user chose it, otherwise 0."""
         most = max(self.remote_plan.layout.ranks.count(host) for host in set(self.remote_plan.layout.ranks))
         return Look(
             directory=self.remote_plan.directory,
@@ -72,7 +72,7 @@ class RemoteLaunch:
             program=program,
             packages=tuple(compared_packages(registry)),
             network_interface=self.remote_plan.settings.text("network_interface"),
-            ports=2 * most + 2,  # agents of one host choose without each other, and may choose the same
+            ports=2 * most + 2,  # agents of one host choose independently, and may choose the same ports
             port=port,
         )
 
@@ -86,9 +86,11 @@ class RemoteLaunch:
         verbose: bool = False,
         on_terminal: bool = False,
     ) -> None:
-        """Calls the agents and has them look around; ``server`` runs. Says nothing where all is well, unless ``verbose``.
+        """Call the agents and have them check their hosts. ``server`` must be running.
 
-        Raises NotStarted where something is not as it must be, after ``show`` was given a table of all hosts.
+        Shows nothing if all is well, unless ``verbose``. Raises NotStarted if a host cannot take part, after ``show``
+        was given a table of all hosts, unless a single problem fits into the message. Returns without a result if
+        ``interrupted``.
         """
         try:
             self._call(server, look)
@@ -114,7 +116,7 @@ class RemoteLaunch:
                 show(f"{check.host}: {'; '.join(check.remarks)}")
 
     def _call(self, server: Server, look: Look) -> None:
-        """Starts the agents. Raises OSError or ValueError where that cannot be."""
+        """Start the agents. Raises OSError or ValueError if that fails."""
         endpoint_of = self.remote_plan.reach.endpoint_of(server.agents_endpoint)
         access = server.agent_access(endpoint_of(self.remote_plan.places[0].host))
         commands = self.remote_plan.commands(access)
@@ -124,7 +126,7 @@ class RemoteLaunch:
         self._descriptors = {name for command in commands for name in command.descriptors}
 
     def _checks(self, registry: Registry) -> list[HostCheck]:
-        """What came out for each host, in their order."""
+        """Return the check of each host, in the order of the hosts."""
         packages = compared_packages(registry)
         found: dict[str, HostCheck] = {}
         for member in self.agents.members:
@@ -136,7 +138,10 @@ class RemoteLaunch:
     # --- the beginning
 
     def environments(self, job_file: str, port: int, timeline_dir: str = "") -> list[dict[str, str]]:
-        """What is each rank's own, of this host (by ``job_file``, ``timeline_dir``) and of others. All agents have reported."""
+        """Return, for each rank of this and of other hosts, the variables that differ between ranks.
+
+        ``job_file`` and ``timeline_dir`` are for the ranks of this host. Call it after all agents have reported.
+        """
         layout = self.remote_plan.layout
         names = {name: host for host, name in enumerate(layout.hosts)}
         places = [
@@ -167,9 +172,10 @@ class RemoteLaunch:
         gives_input: bool = False,
         timeline_dir: Path | None = None,
     ) -> list[str]:
-        """Has all agents start their ranks; why some did not, one line each. ``command`` (): the function sent before.
+        """Have all agents start their ranks; return one line for each agent that did not.
 
-        ``timeline_dir``: where the ranks' parts of a timeline are to be put; None: agents send none.
+        An empty ``command`` means the function that was sent before. ``timeline_dir`` is where the ranks' parts of a
+        timeline are written; None means that the agents send no parts.
         """
         job = _Job(command, environ, settings, gives_input, timeline_dir is not None)
         self.agents.timeline_dir = timeline_dir
@@ -200,7 +206,7 @@ class RemoteLaunch:
 
 
 def _feed(credit: Credit) -> None:
-    """Reads this process's standard input for a rank 0 that runs elsewhere, as far ahead as the credit goes."""
+    """Send this process's standard input to a rank 0 that runs on another host, as far ahead as the credit allows."""
     more = True
     while more:
         try:

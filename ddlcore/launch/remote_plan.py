@@ -1,4 +1,4 @@
-"""Plans a job whose ranks agents start: by which launcher, with which agents, reached at which addresses."""
+"""Plan a job whose ranks are started by agents: which launcher starts them, which agents, and at which addresses."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from ddlcore.plug.registry import Registry
 __all__ = ["Reach", "RemotePlan", "choose_launcher", "find_reach"]
 
 _WILDCARDS = ("0.0.0.0", "::", "*")
-_ANYWHERE = ("192.0.2.1", "2001:db8::1")  # of documentation: the route to them is that to anywhere
+_ANYWHERE = ("192.0.2.1", "2001:db8::1")  # reserved for documentation: the system uses its default route to them
 
 
 def choose_launcher(
     wanted: str, needed: str, registry: Registry, environ: Mapping[str, str]
 ) -> tuple[LauncherProvider, Callable[[], Launcher]]:
-    """Who starts agents: ``wanted`` by the user ("auto": nobody in particular), else ``needed`` by the transport.
+    """Return the launcher that starts the agents, and a function that builds it.
 
-    Raises PluginError in one line where it is not installed or cannot be used.
+    ``wanted`` is the user's choice; "" and "auto" mean no choice. Without one, the launcher that the transport needs
+    (``needed``) is used, otherwise the launcher with the highest priority that applies here. Raises PluginError, with a
+    message of one line, if the launcher is not installed or cannot be used.
     """
     name = needed if wanted in ("", "auto") else wanted
     if name:
@@ -46,15 +48,19 @@ def choose_launcher(
 
 @dataclass(frozen=True)
 class Reach:
-    """Where the control server listens for agents, and how each host gets there."""
+    """Where the control server listens for agents, and by which address of this host each host reaches it."""
 
-    bind: str  # as for Listener.bind; "": agents are on this host alone
-    routes: Mapping[str, str]  # by host: this host's address as seen from there
+    bind: str  # as for Listener.bind; "": all agents are on this host
+    routes: Mapping[str, str]  # by host: the address of this host that is seen from there
 
     def endpoint_of(self, bound: str) -> Callable[[str], str]:
-        """``bound``: what the server really listens at. The function gives the endpoint for a host."""
+        """Return a function that gives the endpoint for a host.
+
+        ``bound`` is the endpoint at which the server really listens.
+        """
         port = bound.rpartition(":")[2]
-        # One command may start agents on this host and on others, and nobody can connect to a wildcard from there.
+        # A command that starts agents on this host and on others gives all of them the same endpoint, and other hosts
+        # cannot connect to a wildcard address.
         otherwise = self.own if endpoint_host(bound) in _WILDCARDS else ""
 
         def endpoint(host: str) -> str:
@@ -65,24 +71,25 @@ class Reach:
 
     @property
     def own(self) -> str:
-        """This host's address for its own ranks to be met at; "" where all are here."""
+        """The address at which other hosts reach the ranks of this host; "" if all ranks are on this host."""
         return next(iter(self.routes.values()), "")
 
 
 def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
-    """``hosts``: those other than this one that run agents; by the name of each, what the network calls it.
+    """Decide at which address the server listens and how other hosts reach it.
 
-    The setting control_address decides, else network_interface, else the route to each host.
-    Raises ValueError in one line where no address can be told.
+    ``hosts`` are the hosts other than this one that run agents: by name, what the network calls each. The setting
+    control_address decides, otherwise network_interface, otherwise the route to each host. Raises ValueError, with a
+    message of one line, if no address is found.
     """
     if not hosts:
         return Reach("", {})
     wanted, interface = settings.text("control_address"), settings.text("network_interface")
     if wanted and not endpoint_host(wanted):
-        raise ValueError(f"--control-address {wanted}: other hosts connect by TCP; say it as tcp://IP:PORT")
+        raise ValueError(f"--control-address {wanted}: other hosts connect by TCP; give it as tcp://IP:PORT")
     if wanted and endpoint_host(wanted) not in _WILDCARDS:
         return Reach(wanted, dict.fromkeys(hosts, endpoint_host(wanted)))
-    if endpoint_host(wanted) in ("0.0.0.0", "*"):  # which listens to IPv4 alone
+    if endpoint_host(wanted) in ("0.0.0.0", "*"):  # these wildcards listen on IPv4 only
         hosts = {host: _by_ipv4(known) for host, known in hosts.items()}
     routes = _routes(hosts, interface)
     distinct = set(routes.values())
@@ -94,7 +101,7 @@ def find_reach(settings: Settings, hosts: Mapping[str, str]) -> Reach:
 
 
 def _by_ipv4(host: str) -> str:
-    """Its first IPv4 address, if it has one."""
+    """Return the first IPv4 address of ``host``, or ``host`` itself if it has none."""
     try:
         return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
@@ -102,7 +109,11 @@ def _by_ipv4(host: str) -> str:
 
 
 def _routes(hosts: Mapping[str, str], interface: str) -> dict[str, str]:
-    """This host's own address for each. One that has none may be known to its remote shell alone, or not at all."""
+    """Return, by host, this host's own address on the route to that host.
+
+    A host may have no address that is known here: only its remote shell may know it, or no such host exists. It gets
+    the first address that was found for another host or for the default route.
+    """
     if interface:
         return {host: chosen_address(interface, known) for host, known in hosts.items()}
     found: dict[str, str] = {}
@@ -113,7 +124,7 @@ def _routes(hosts: Mapping[str, str], interface: str) -> dict[str, str]:
         except ValueError as error:
             failure = failure or str(error)
     if not found:
-        raise ValueError(f"{failure}; say by --network-interface or --control-address where hosts find this one")
+        raise ValueError(f"{failure}; set --network-interface or --control-address, so that hosts find this one")
     otherwise = next(iter(found.values()))
     return {host: found.get(known, otherwise) for host, known in hosts.items()}
 
@@ -124,14 +135,14 @@ def _bracketed(address: str) -> str:
 
 @dataclass(frozen=True)
 class RemotePlan:
-    """A job with agents."""
+    """The plan of a job that uses agents."""
 
     layout: Layout
     provider: LauncherProvider
     launcher: Launcher
     places: tuple[AgentPlace, ...]
     reach: Reach
-    environ: Mapping[str, str]  # the launching process's own
+    environ: Mapping[str, str]  # the environment of the launching process
     directory: str
     settings: Settings
 
@@ -144,7 +155,10 @@ class RemotePlan:
         environ: Mapping[str, str],
         directory: str,
     ) -> RemotePlan:
-        """Raises ValueError in one line where hosts cannot be reached from here by any address."""
+        """Make the plan.
+
+        Raises ValueError, with a message of one line, if a host cannot be reached from here by any address.
+        """
         provider, build = chosen
         launcher = build()
         hosts = range(len(layout.hosts)) if provider.whole else layout.remote_hosts
@@ -162,7 +176,11 @@ class RemotePlan:
         return () if self.provider.whole or self.layout.here < 0 else self.layout.ranks_of(self.layout.here)
 
     def commands(self, access: Access | None = None) -> Sequence[StartCommand]:
-        """What to execute. ``access``: where agents get in; None: it is only to be shown, with words instead."""
+        """Return the commands that start the agents.
+
+        ``access`` is how agents connect to the server. If it is None, the commands are only shown, with words in place
+        of addresses and keys. Raises ValueError if the launcher does not start each agent exactly once.
+        """
         if access is None:
             address = self.reach.bind.replace(":0", ":PORT") or "ipc://NAME"
             public: tuple[str, ...] = ("public", address, "PUBLIC-KEY", self.settings.text("silence_s"))

@@ -1,4 +1,4 @@
-"""``ddl run``: reads its command line, refuses what cannot work, and hands the rest to the launcher."""
+"""Implement ``ddl run``: read its command line, refuse what cannot work, and pass the rest to the launcher."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _HELP = ("-h", "--help")
 
 
 class JobCommand(click.Command):
-    """Everything from the first word that is no option belongs to the command of the ranks, ``-m`` included."""
+    """A click command whose options end at the first word that is not an option.
+
+    That word and all after it are the command of the ranks. ``-m`` also begins the command of the ranks.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, self._mark_command(args))
@@ -54,7 +57,7 @@ class JobCommand(click.Command):
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What `ddl run` and `ddl tune` take alike: where ranks go, what holds for them, and the command."""
+    """Add the options that ``ddl run`` and ``ddl tune`` share: placement, settings, and the command of the ranks."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
@@ -62,7 +65,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
     click.option("-np", "--num-proc", type=int, metavar="N", help="How many ranks to start."),
-    click.option("-H", "--hosts", metavar="HOST:SLOTS,…", help="Where, and how many on each at most."),
+    click.option("-H", "--hosts", metavar="HOST:SLOTS,…", help="The hosts, and the largest number of ranks on each."),
     click.option("--hostfile", "-hostfile", metavar="FILE", help="The same as a file: lines of the form HOST slots=N."),
     click.option("-p", "--ssh-port", metavar="N", help="Port of every other host's sshd. [DDL_SSH_PORT]"),
     click.option("-i", "--ssh-identity-file", metavar="FILE", help="Private key for ssh. [DDL_SSH_IDENTITY_FILE]"),
@@ -82,7 +85,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         is_flag=True,
         help="Put the time before every line of output.",
     ),
-    click.option("--verbose", is_flag=True, help="Say what is started, where, and with which settings."),
+    click.option("--verbose", is_flag=True, help="Show what is started, where, and with which settings."),
     setting_options,
     horovod_options,
     click.argument("command", nargs=-1, type=click.UNPROCESSED),
@@ -104,7 +107,7 @@ def run(ctx: click.Context, /, dry_run: bool, check_build: bool, version: bool, 
     """Start COMMAND on N ranks, such as: ddl run -np 4 python train.py --epochs 3
 
     COMMAND is `python SCRIPT …`, `SCRIPT.py …`, `-m MODULE …` or any program. The exit code is that of
-    the first rank that fails. Every flag of horovodrun is taken, or answered by what to use instead.
+    the first rank that fails. Every flag of horovodrun is accepted, or a message says what to use instead.
     """
     if version:
         click.echo(f"ddl {VERSION}")
@@ -157,9 +160,9 @@ def prepare(
     dry_run: bool = False,
     **flags: object,
 ) -> tuple[Launch, list[str]]:
-    """What the options of ``job_options`` come to, checked, and notes for the user.
+    """Check the options of ``job_options`` and return the launch that they describe, with notes for the user.
 
-    Raises ValueError, PluginError, DdlInternalError or OSError, in one line, for what cannot work.
+    Raises ValueError, PluginError, DdlInternalError or OSError, with a message of one line, for what cannot work.
     """
     given = _answers(ctx)
     environ = {**os.environ, **given.environ}
@@ -189,7 +192,7 @@ def prepare(
 
 
 def _answers(ctx: click.Context) -> Answers:
-    """What flags and variables of Horovod's come to; a flag wins over a variable."""
+    """Return what the flags and variables of Horovod mean here. A flag takes precedence over a variable."""
     flags, variables = answers_of(ctx), read_variables(os.environ)
     return Answers(
         settings={**variables.settings, **flags.settings},
@@ -199,7 +202,7 @@ def _answers(ctx: click.Context) -> Answers:
 
 
 def _settings(flags: Mapping[str, object], given: Answers, config: str | None) -> tuple[Settings, Registry]:
-    """Our own flags and variables win over Horovod's."""
+    """Return the settings and the registry. Our own flags and variables take precedence over those of Horovod."""
     own = {name: value for name, value in flags.items() if value is not None}
     if "log_level" in own:
         own["log_level"] = log_level(str(own["log_level"]))
@@ -209,7 +212,7 @@ def _settings(flags: Mapping[str, object], given: Answers, config: str | None) -
 
 def _top(layout: Layout, settings: Settings) -> Top:
     if not settings.number("pulse_s"):
-        raise ValueError("--top needs ranks that tell how they are; --pulse-s must be above 0")
+        raise ValueError("--top needs the pulses that ranks send; --pulse-s must be above 0")
     return Top.of_terminal([layout.hosts[host] for host in layout.ranks])
 
 
@@ -219,7 +222,7 @@ def _check_metrics(settings: Settings, here: bool) -> None:
         raise ValueError(f"--metrics-port {port}: prometheus-client is not installed; {INSTALL}")
     if port > 65535 or (port and here and not is_free(port)):
         raise ValueError(
-            f"--metrics-port {port}: {'that is no port' if port > 65535 else 'it is taken'}; choose another"
+            f"--metrics-port {port}: {'that is no port number' if port > 65535 else 'it is taken'}; choose another"
         )
 
 

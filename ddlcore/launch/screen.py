@@ -1,4 +1,4 @@
-"""Shows the lines of many streams in one place, each whole and with its rank; it reads from nobody."""
+"""Show the lines of many streams in one place, each line whole and with its rank. Reads from no stream itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["Lines", "Screen", "coloured", "file_writer", "stream_writer"]
 
 _END = re.compile(rb"\r\n|\n|\r")
-_LONGEST_BYTES = 1 << 16  # of a line that does not end: more is shown in pieces
+_LONGEST_BYTES = 1 << 16  # a longer line without an end is shown in pieces
 _COLOURS = (36, 33, 32, 35, 34, 31)
 
 Piece = tuple[
@@ -20,26 +20,26 @@ Piece = tuple[
 
 
 class Lines:
-    """Cuts a stream of bytes into lines and keeps what has not ended. Any bytes will do."""
+    """Cut a stream of bytes into lines and keep the incomplete last line. Accepts any bytes."""
 
     def __init__(self) -> None:
         self._kept = b""
 
     def feed(self, data: bytes) -> list[Piece]:
-        """The lines that ``data`` completes."""
+        """Return the lines that ``data`` completes."""
         text = self._kept + data
         pieces: list[Piece] = []
         begin = 0
         for end in _END.finditer(text):
             if end.group() == b"\r" and end.end() == len(text):
-                break  # may be half of \r\n
+                break  # may be the first half of \r\n
             pieces.append((text[begin : end.start()], b"\r" if end.group() == b"\r" else b"\n"))
             begin = end.end()
         self._kept = text[begin:]
         return pieces + self.rest() if len(self._kept) > _LONGEST_BYTES else pieces
 
     def rest(self) -> list[Piece]:
-        """What has not ended, given out as it is: a prompt, a progress bar, the last line of a stream."""
+        """Return the incomplete line as it is: a prompt, a progress bar, or the last line of a stream."""
         kept, self._kept = self._kept, b""
         if kept.endswith(b"\r"):
             return [(kept[:-1], b"\r")]
@@ -51,32 +51,32 @@ class Lines:
 
 
 class Screen:
-    """A terminal, file, pipe or notebook that several streams share. One thread uses it.
+    """A terminal, file, pipe or notebook that several streams share. Only one thread uses it.
 
-    A line that one stream has begun is ended before another's is shown. On a terminal a carriage
-    return lets a stream overwrite its own line; elsewhere each such line is kept.
+    If one stream has begun a line, the line is ended before another stream is shown. On a terminal, a carriage return
+    lets a stream overwrite its own line; in a file, pipe or notebook, each such line is kept.
     """
 
     def __init__(self, write: Callable[[bytes], None], *, is_terminal: bool = False, colour: bool = False) -> None:
         self._write = write
         self._is_terminal = is_terminal
         self._colour = colour
-        self._open: object = None  # whose line the cursor is in
-        self._at_start = False  # of that line: it can be overwritten
-        self.broken = False  # nobody reads any more
+        self._open: object = None  # the stream whose incomplete line the cursor is in
+        self._at_start = False  # the cursor is at the start of that line, which can be overwritten
+        self.broken = False  # the reader is gone
 
     def prefix(self, rank: int, stamp: str = "") -> bytes:
-        """``[3] ``, coloured by rank on a terminal."""
+        """Return the prefix of a rank's lines, such as ``[3] ``, in a colour of the rank if the screen has colours."""
         text = f"{stamp}[{rank}]"
         return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m ".encode() if self._colour else f"{text} ".encode()
 
     def show(self, owner: object, pieces: list[Piece], prefix: bytes = b"") -> None:
-        """Writes ``pieces`` of the stream ``owner``, each line after ``prefix``."""
+        """Write ``pieces`` of the stream ``owner``, with ``prefix`` before each line."""
         out = bytearray()
         for text, end in pieces:
             goes_on = self._open is not None and self._open == owner and not self._at_start
             if not text and end == b"\r" and not goes_on:
-                continue  # a bar that begins by returning to the start of its line
+                continue  # a progress bar that begins with a carriage return
             if self._open is not None and self._open != owner:
                 out += b"\n"
                 self._open = None
@@ -88,7 +88,7 @@ class Screen:
         self._put(out)
 
     def end_line(self, owner: object = None) -> None:
-        """Ends the line that ``owner`` (None: anybody) has begun."""
+        """End the incomplete line, if it belongs to ``owner`` (None: to any stream)."""
         if self._open is not None and owner in (None, self._open):
             self._open = None
             self._put(b"\n")
@@ -98,17 +98,17 @@ class Screen:
             return
         try:
             self._write(bytes(out))
-        except (OSError, ValueError):  # the reader has gone, or the stream is closed: the job goes on without
+        except (OSError, ValueError):  # the reader is gone, or the stream is closed: the job continues without output
             self.broken = True
 
 
 def coloured(environ: Mapping[str, str], is_terminal: bool) -> bool:
-    """Whether to colour: on a terminal that can, unless NO_COLOR is set."""
+    """Return whether to use colours: on a terminal that supports them, unless NO_COLOR is set."""
     return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "") != "dumb"
 
 
 def file_writer(fd: int) -> Callable[[bytes], None]:
-    """Writes all of its bytes to ``fd``, also where somebody has made that non-blocking."""
+    """Return a function that writes all of its bytes to ``fd``, even if another program made ``fd`` non-blocking."""
 
     def write(data: bytes) -> None:
         view = memoryview(data)
@@ -122,7 +122,10 @@ def file_writer(fd: int) -> Callable[[bytes], None]:
 
 
 def stream_writer(stream: Any) -> Callable[[bytes], None]:
-    """Writes to a Python stream such as sys.stdout; a notebook's has no bytes, so there they become text."""
+    """Return a function that writes to a Python stream such as sys.stdout.
+
+    The stream of a notebook takes no bytes, so there they are decoded to text.
+    """
     raw = getattr(stream, "buffer", None)
 
     def write(data: bytes) -> None:

@@ -1,4 +1,7 @@
-"""Catches the signals that are meant for the job and passes them on; what follows is decided elsewhere."""
+"""Catch the signals that are meant for the job and pass them on.
+
+What follows from a signal is decided by the receiver.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,22 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTE
 
 
 def _leave_to_the_reader(number: int, frame: FrameType | None) -> None:
-    """Python writes the number to the wake-up descriptor before it would come here."""
+    """Do nothing: Python has already written the signal's number to the wake-up descriptor before it calls this."""
 
 
 class SignalTrap:
-    """While it is open, signals of the job end nobody. The main thread opens and closes it.
+    """While it is open, the job's signals do not end this process. The main thread opens and closes it.
 
-    They are handed over by a thread that reads a socket: a Python signal handler may run in the
-    middle of anything, also of what its own callee would need a lock for.
+    A thread that reads a socket passes them on. A Python signal handler must not do that: it may interrupt the main
+    thread at any point, even while that holds a lock that the handler would need.
     """
 
     def __init__(self, *, stays: bool = False) -> None:
-        """``stays``: Ctrl-Z does not stop this process, because others would take it for lost."""
-        self.interrupts = 0  # SIGINTs so far
+        """Prepare the trap.
+
+        With ``stays``, Ctrl-Z does not stop this process, because the agents would take it for lost.
+        """
+        self.interrupts = 0  # number of SIGINTs so far
         self._stays = stays and hasattr(signal, "SIGTSTP")
         self._previous: dict[int, Any] = {}
         self._thread: threading.Thread | None = None
@@ -50,7 +56,7 @@ class SignalTrap:
         return self
 
     def came(self) -> int:
-        """The first signal that asks for an end, of those that came before ``forward`` was called; 0: none did."""
+        """Return the first ending signal among those that came before ``forward`` was called; 0 if there is none."""
         try:
             numbers = self._reader.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -58,9 +64,9 @@ class SignalTrap:
         return next((number for number in numbers if number in _ENDING), 0)
 
     def forward(self, deliver: Callable[[int], None], say: Callable[[str], None] = lambda _: None) -> None:
-        """From now on ``deliver(number)`` is told, also of what came since the trap was opened. Once.
+        """Call ``deliver(number)`` for each signal from now on, and for those that came since the trap was opened.
 
-        ``say`` shows the user a line where a signal was not obeyed.
+        Call it once. ``say`` shows the user a line when a signal was not obeyed.
         """
         self._thread = threading.Thread(target=self._run, args=(deliver, say), name="ddl-signals", daemon=True)
         self._thread.start()

@@ -1,4 +1,4 @@
-"""The commands that start agents, as processes: begun, fed their task, listened to, and ended."""
+"""Run the commands that start agents: start each as a process, give it its task, read its output, and end it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from ddlcore.launch.process import die_with_launcher
 
 __all__ = ["Started"]
 
-_KEPT_BYTES = 1 << 15  # of what a command writes
-_POLL_S = 0.2  # where the system has no pidfd
+_KEPT_BYTES = 1 << 15  # kept of what a command writes
+_POLL_S = 0.2  # poll interval if the system has no pidfd
 
 
 class Started:
-    """One running command. ``ended(code)`` and ``answered(public key)`` are told in a thread of its own."""
+    """One running command that starts agents.
+
+    ``ended(code)`` and ``answered(public key)`` are called in the thread of this object.
+    """
 
     def __init__(
         self,
@@ -33,12 +36,16 @@ class Started:
         ended: Callable[[Started, int], None],
         answered: Callable[[str], None],
     ) -> None:
-        """Begins it: in the main thread, which lives as long as the job. Raises OSError where that cannot be."""
+        """Start the command. Raises OSError if it cannot be started.
+
+        Call it in the main thread, because the command is tied to the thread that starts it, and the main thread lives
+        as long as the job.
+        """
         self.command = command
         self._ended = ended
         self._answered = answered
         self._text = bytearray()
-        self._line = bytearray()  # of stdout, not yet ended
+        self._line = bytearray()  # incomplete line of stdout
         added = {VARIABLE: task.decode().strip()} if command.task == "environment" else {}
         by_stdin = command.task == "stdin"
         self._process = subprocess.Popen(
@@ -47,23 +54,23 @@ class Started:
             stdin=subprocess.PIPE if by_stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C at the terminal is for us to pass on
+            start_new_session=True,  # so that Ctrl-C at the terminal reaches only us; we pass it on
             preexec_fn=die_with_launcher(os.getpid()),
         )
         if by_stdin:
             assert self._process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended already: its words say why
-                os.write(self._process.stdin.fileno(), task)  # less than a pipe holds
+            with contextlib.suppress(BrokenPipeError):  # it has already ended: its output says why
+                os.write(self._process.stdin.fileno(), task)  # fits into a pipe, so this never blocks
         self._thread = threading.Thread(target=self._run, name="ddl-start", daemon=True)
         self._thread.start()
 
     @property
     def text(self) -> str:
-        """What it has written, stderr and stdout as they came."""
+        """What the command has written, stderr and stdout in the order of their arrival."""
         return bytes(self._text).decode("utf-8", "replace")
 
     def close(self, timeout_s: float) -> None:
-        """Ends it: by the end of its standard input, after ``timeout_s`` by SIGTERM, at last by SIGKILL."""
+        """End the command: close its standard input, after ``timeout_s`` send SIGTERM, and finally SIGKILL."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         for patience_s, number in ((timeout_s, signal.SIGTERM), (1.0, signal.SIGKILL), (1.0, None)):
@@ -82,7 +89,7 @@ class Started:
             poll.register(fd, select.POLLIN)
         for fd in (out, err):
             os.set_blocking(fd, False)
-        # Not until the pipes end: a connection that ssh keeps for later holds them open.
+        # Wait for the process, not for the end of the pipes: a connection that ssh keeps for reuse holds them open.
         while self._process.poll() is None:
             for fd, _ in poll.poll(None if pidfd >= 0 else _POLL_S * 1000):
                 if fd != pidfd and not self._read(fd, fd == out):
@@ -97,7 +104,7 @@ class Started:
         self._ended(self, self._process.returncode)
 
     def _read(self, fd: int, is_stdout: bool) -> bool:
-        """False at the end, or where nothing is there."""
+        """Read what is there and return True; return False at the end of the stream, or if no data is there now."""
         try:
             data = os.read(fd, 1 << 14)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Watches over the ranks of one run: who ended, what the user asked by signal, and whom to end when."""
+"""Watch the ranks of one run: note which ranks end, pass on the user's signals, and decide which to end and when."""
 
 from __future__ import annotations
 
@@ -15,35 +15,38 @@ from ddlcore.launch.exit_status import End, ranks_text
 __all__ = ["LOST", "Supervisor", "Watched"]
 
 KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
-LEFT_BEHIND_S = 1.0  # what a rank began may outlive it by so much, SIGTERM included
-_DEAD_AFTER_S = 5.0  # a process that SIGKILL does not end within it hangs in the kernel
-_GROUP_POLL_S = 0.02  # nothing tells when the last of a group has ended
+LEFT_BEHIND_S = 1.0  # how long processes that a rank started may outlive it, from SIGTERM to SIGKILL
+_DEAD_AFTER_S = 5.0  # a process that still runs this long after SIGKILL hangs in the kernel
+_GROUP_POLL_S = 0.02  # polled, because no event tells that a group's last process has ended
 _IDLE_S = 3600.0
-LOST = 255  # stands for the exit code of a rank that was lost with its host
+LOST = 255  # the return code noted for a rank that was lost with its host
 
 
 class Watched(Protocol):
-    """A rank as it is watched over: of this host, or of another by its agent."""
+    """A rank that a supervisor watches: a process of this host, or a rank of another host that an agent reports on."""
 
     @property
     def rank(self) -> int: ...
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
-        """None for a rank of another host, whose agent tells of its end and of what it left behind."""
+        """The rank's process. None for a rank of another host: its agent reports its end and clears up after it."""
 
     def signal(self, number: int) -> None:
-        """To the rank alone."""
+        """Send the signal to the rank's process alone."""
 
     def signal_group(self, number: int) -> None:
-        """To the rank and all that it began."""
+        """Send the signal to the rank's process and to all processes that it started."""
 
     def leaves_group(self) -> bool:
-        """Whether anything that it began is still there."""
+        """Return whether any process that the rank started still runs, after the rank itself has ended."""
 
 
 class Supervisor:
-    """Runs in one thread from the ranks' begin to their end; ``deliver`` may come from any other."""
+    """The supervisor of the ranks of one run, from their start to their end.
+
+    One thread calls ``run`` and ``stop``. The methods that say so may be called by any other thread.
+    """
 
     def __init__(
         self,
@@ -53,67 +56,80 @@ class Supervisor:
         ended: Callable[[End], None],
         say: Callable[[str], None],
     ) -> None:
-        """``ended`` is told of every end at once; ``say`` shows a line to the user."""
+        """Watch ``processes``. ``ended`` is called at once for each end of a rank; ``say`` shows a line to the user.
+
+        The other ranks are ended ``grace_s`` seconds after the first failure.
+        """
         self._running = {process.rank: process for process in processes}
         self._grace_s = grace_s
         self._tell = ended
         self._say = say
+        # Other threads only append to these queues and wake the watcher; only the thread in `run` reads them and acts.
+        # So the sets and deadlines below need no lock. An entry must be appended before the wake-up: in the other order
+        # `run` could look at the queue in between and then sleep although there is work.
         self._watcher = Watcher()
         self._signals: deque[int] = deque()
-        self._orders: deque[tuple[int, int, bool]] = deque()  # rank, signal, whether to its whole group
+        self._orders: deque[tuple[int, int, bool]] = deque()  # rank, signal, whether it goes to the rank's whole group
         self._silent: deque[tuple[int, str]] = deque()  # rank, what is known of it
         self._killed_silent: dict[int, str] = {}
         self._remote_ends: deque[tuple[int, int, str]] = deque()  # rank, return code, why it is lost
         self._abandoned = False
         self._finished = False
-        self._left_behind: dict[Watched, float] = {}  # ended ranks with something still in their group; since when
+        self._left_behind: dict[Watched, float] = {}  # ended ranks whose group still has processes; since when
         self._ends: list[End] = []
         self._stopped: set[int] = set()
         self._terminate_at_s: float | None = None
         self._kill_at_s: float | None = None
         self._lost_at_s: float | None = None
         self.interrupted = False
-        self.killed = False  # by the user's second Ctrl-C
+        self.killed = False  # all ranks were killed, by a second Ctrl-C or by `abandon`
         for process in processes:
             if process.process is not None:
                 self._watcher.add(process.rank, process.process)
 
     def deliver(self, number: int) -> None:
-        """A signal came for the job."""
+        """Act on a signal that the user or the system has sent to the job. Any thread."""
         self._signals.append(number)
         self._watcher.wake()
 
     def order(self, rank: int, number: int, group: bool) -> None:
-        """A signal for one rank, or for all that it began too. Any thread."""
+        """Send a signal to one rank or, if ``group`` is true, also to all processes that it started. Any thread."""
         self._orders.append((rank, number, group))
         self._watcher.wake()
 
     def kill_silent(self, rank: int, why: str) -> None:
-        """The job is over without the rank, which does not answer: it is killed, and named as the cause. Any thread.
+        """Kill a rank that does not answer after a stall has ended the job, and name it as the cause of the failure.
 
-        By SIGKILL at once: nothing else ends a process that is stopped, and one that holds the interpreter lock runs
-        no handler. The other ranks leave by themselves.
+        Any thread. It is killed with SIGKILL at once: no other signal ends a stopped process, and a process that holds
+        the interpreter lock runs no signal handler. The other ranks end by themselves.
         """
         self._silent.append((rank, why))
         self._watcher.wake()
 
     def ended_on_host(self, rank: int, returncode: int, lost: str = "") -> None:
-        """The rank, of another host, has ended; ``lost``: or so it must be taken. Only the first word counts. Any thread."""
+        """Note that a rank of another host has ended. Any thread.
+
+        If ``lost`` is not empty, it says why the rank counts as ended although its end was not seen. Only the first
+        report on a rank counts.
+        """
         self._remote_ends.append((rank, returncode, lost))
         self._watcher.wake()
 
     def finish(self) -> None:
-        """The job has done what it was for: ends every rank, which is no failure of theirs. Any thread."""
+        """End every rank because the job has reached its goal; these ends do not count as failures. Any thread."""
         self._finished = True
         self._watcher.wake()
 
     def abandon(self) -> None:
-        """Kills every rank, without a word to anybody: there is nobody left to say it to. Any thread."""
+        """Kill every rank without a message, because nobody is left who could read it. Any thread."""
         self._abandoned = True
         self._watcher.wake()
 
     def run(self) -> list[End]:
-        """Until every rank has ended, and what they began too. In the order in which they ended."""
+        """Watch until every rank and all processes that the ranks started have ended.
+
+        Return the ends in the order they happened.
+        """
         try:
             while self._running or self._left_behind:
                 for rank, returncode in self._watcher.wait(self._patience_s()):
@@ -135,7 +151,7 @@ class Supervisor:
             self._watcher.close()
 
     def stop(self) -> None:
-        """Ends every rank, SIGKILL following SIGTERM within ``LEFT_BEHIND_S``; for a caller that gives up."""
+        """End every rank for a caller that gives up: first SIGTERM, then SIGKILL after ``LEFT_BEHIND_S`` seconds."""
         now_s = time.monotonic()
         self._terminate()
         self._kill_at_s = now_s + LEFT_BEHIND_S
@@ -144,7 +160,8 @@ class Supervisor:
         for process in list(self._running.values()):
             if process.process is None:
                 continue
-            # The caller may have been interrupted between its end and our note of it.
+            # The caller may have been interrupted after the rank's end was seen and before it was noted. The new
+            # watcher would never report that end, so ask for it here.
             returncode = process.process.poll()
             if returncode is None:
                 self._watcher.add(process.rank, process.process)
@@ -210,7 +227,7 @@ class Supervisor:
             self.killed = True
             self._kill()
         if self._terminate_at_s is not None and now_s >= self._terminate_at_s:
-            self._terminate_at_s = float("inf")  # once
+            self._terminate_at_s = float("inf")  # do this only once
             if self._running and self._kill_at_s is None and self._lost_at_s is None:
                 self._say(
                     f"{ranks_text(sorted(self._running))} still ran {self._grace_s:g} s after the failure: ending them"
@@ -221,7 +238,8 @@ class Supervisor:
             self._kill()
         if self._lost_at_s is not None and now_s >= self._lost_at_s:
             self._say(
-                f"{ranks_text(sorted(self._running))} cannot be ended by SIGKILL (they hang in the kernel): giving up on them"
+                f"{ranks_text(sorted(self._running))} cannot be ended by SIGKILL (they hang in the kernel): "
+                "giving up on them"
             )
             for rank in list(self._running):
                 self._note(rank, -signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Finds out what a host has that a job needs; it starts nothing and imports no package to learn its version."""
+"""Find out what a host has that a job needs. Starts nothing and imports no package to learn its version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["endpoint_host", "survey", "versions"]
 
 
 def survey(look: Look, endpoint: str) -> Report:
-    """Of this host, after changing to the job's directory. ``endpoint`` is where the launcher listens."""
+    """Change to the job's directory and report on this host. ``endpoint`` is where the launcher listens."""
     problems = []
     try:
         os.chdir(look.directory)
@@ -55,7 +55,7 @@ def survey(look: Look, endpoint: str) -> Report:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """By distribution, from metadata alone; "" for what is not installed."""
+    """Return the version of each distribution, from metadata alone; "" if it is not installed."""
     found = dict.fromkeys(packages, "")
     for name in found:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -64,7 +64,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def endpoint_host(endpoint: str) -> str:
-    """The address in ``tcp://IP:PORT``, without brackets; "" of an ipc endpoint."""
+    """Return the address in ``tcp://IP:PORT``, without brackets; "" for an ipc endpoint."""
     return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]") if endpoint.startswith("tcp:") else ""
 
 

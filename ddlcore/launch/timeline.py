@@ -1,4 +1,4 @@
-"""The launcher's part of a timeline: a place for the ranks' parts, and one trace made of them at the end."""
+"""Provide a directory for the ranks' parts of a timeline, and merge the parts into one trace at the end of the job."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ __all__ = ["Gathering"]
 
 @dataclass(frozen=True)
 class Gathering:
-    """Of one job, from before its ranks start until they have ended."""
+    """The timeline of one job, from before its ranks start until they have ended."""
 
     file: Path
-    directory: Path  # where the parts of this host's ranks are written, and those of others' put
+    directory: Path  # gets the parts of all ranks; those of other hosts come by agents
 
     @classmethod
     def of(cls, settings: Settings) -> Gathering | None:
-        """None where no timeline is asked for. Parts that an earlier job has left in its place are taken away.
+        """Prepare the directory and remove parts that an earlier job has left in it.
 
-        Raises ValueError in one line where the file could not be written, or the place of its parts holds what is not ours.
+        Return None if no timeline is wanted. Raises ValueError, with a message of one line, if the file cannot be
+        written or if the directory holds files that ddl did not write.
         """
         wanted = settings.text("timeline")
         if not wanted or wanted.upper() == "DYNAMIC":
@@ -39,19 +40,19 @@ class Gathering:
             make_directory(directory)
             if directory.is_symlink() or any(path.name != MADE_HERE for path in directory.iterdir()):
                 raise ValueError(
-                    f"--timeline {wanted}: the ranks' parts would stand in {directory}, which holds what ddl did not write; "
-                    "move that away, or name another file"
+                    f"--timeline {wanted}: the ranks' parts would stand in {directory}, "
+                    "which holds what ddl did not write; move that away, or name another file"
                 )
         except OSError as error:
             raise ValueError(f"--timeline {wanted}: {error.strerror} ({error.filename})") from None
         return cls(file, directory)
 
     def drop(self) -> None:
-        """No rank was started."""
+        """Remove the directory, because no rank was started or because the trace is written."""
         remove_directory(self.directory)
 
     def finish(self, say: Callable[[str], None], size: int) -> None:
-        """All ranks have ended, well or not: makes the trace of what they have written."""
+        """Merge the parts into the trace, after all ranks have ended, whether or not they failed."""
         parts = parts_in(self.directory)
         if not parts:
             self.drop()

@@ -1,4 +1,4 @@
-"""``ddl run --top``: one table of all ranks, live on a terminal, elsewhere as plain lines now and then."""
+"""Implement ``ddl run --top``: one table of all ranks, live on a terminal, otherwise as plain lines at intervals."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["PLAIN_S", "PULSE_S", "Top", "drawn"]
 
-PULSE_S = 1.0  # how often ranks tell, unless pulse_s says otherwise
-PLAIN_S = 10.0  # how often lines come where there is no terminal
+PULSE_S = 1.0  # interval of the ranks' pulses, unless pulse_s sets another
+PLAIN_S = 10.0  # interval of the table's lines without a terminal
 _MOST_ROWS = 40  # on a terminal
-_KEPT = 60  # pulses of a rank: a minute of slow steps
+_KEPT = 60  # pulses of each rank that are kept: a minute of slow steps
 
 
 class Top:
-    """A Watch. ``console``: rich's, of a terminal; None: lines."""
+    """A Watch that shows the table of all ranks.
+
+    ``console`` is a rich Console of a terminal; None means plain lines.
+    """
 
     def __init__(
         self,
@@ -34,9 +37,9 @@ class Top:
         plain_s: float = PLAIN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``hosts``: by rank its host's name. ``clock``: any steady one."""
+        """Create the table. ``hosts`` holds the host name of each rank; ``clock`` is any monotonic clock."""
         self._clock = clock
-        self._heard_s: dict[int, float] = {}  # by rank, when it last said something
+        self._heard_s: dict[int, float] = {}  # by rank, when its last pulse came
         self._hosts = hosts
         self._console = console
         self._plain_s = plain_s
@@ -55,7 +58,10 @@ class Top:
 
     @classmethod
     def of_terminal(cls, hosts: Sequence[str]) -> Top:
-        """On stderr's terminal, else on stdout's, else by lines."""
+        """Create a table on stderr, or on stdout if only that is a terminal.
+
+        Without a terminal it prints plain lines.
+        """
         for fd in (2, 1):
             if os.isatty(fd) and os.environ.get("TERM", "") != "dumb":
                 from rich.console import Console
@@ -64,7 +70,7 @@ class Top:
         return cls(hosts)
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
-        """What is written to the table's terminal goes above the table."""
+        """Return screens that put what is written to the table's terminal above the table."""
         self._err = screens[1]
         if self._console is None:
             return screens
@@ -74,7 +80,7 @@ class Top:
         return out, err
 
     def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """Shows from now on."""
+        """Start to show the table."""
         self._say = say
         if self._live is not None:
             self._live.start()
@@ -82,14 +88,14 @@ class Top:
         self._thread.start()
 
     def heard(self, rank: int, message: Pulse | Profile) -> None:
-        """Keeps the last ones of each rank."""
+        """Keep the last pulses of each rank. Called in the control server's thread."""
         if isinstance(message, Pulse):
             with self._lock:
                 self._pulses.setdefault(rank, deque(maxlen=_KEPT)).append(message)
                 self._heard_s[rank] = self._clock()
 
     def end(self) -> None:
-        """Takes the table away; its last state stays as lines."""
+        """Remove the live table and show its last state as lines."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -103,7 +109,7 @@ class Top:
             self._err.show("ddl", [(f"ddl run: {line}".encode(), b"\n") for line in table_lines(self.rows())])
 
     def rows(self) -> list[Row]:
-        """As it is now."""
+        """Return the present rows of the table."""
         with self._lock:
             pulses = {rank: tuple(known) for rank, known in self._pulses.items()}
             now_s = self._clock()
@@ -119,7 +125,7 @@ class Top:
 
 
 def drawn(rows: Sequence[Row]) -> Table:
-    """By rich; who is uneven stands out."""
+    """Return the table for rich, with the ranks that differ from the others emphasised."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -138,7 +144,7 @@ def drawn(rows: Sequence[Row]) -> Table:
 
 
 class _Above:
-    """Writes whole lines above rich's live table; half a line waits for its end."""
+    """A writer that puts whole lines above rich's live table and keeps an incomplete line until its end."""
 
     def __init__(self, console: Any) -> None:
         self._console = console
@@ -150,6 +156,6 @@ class _Above:
             self._console.out("\n".join(line.decode("utf-8", "replace") for line in lines), highlight=False)
 
     def close(self) -> None:
-        """What had begun is a line, too."""
+        """Show the incomplete line, too."""
         if self._begun:
             self.write(b"\n")

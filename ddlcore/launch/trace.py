@@ -1,4 +1,4 @@
-"""``ddl timeline``: reads what --timeline has written, and shows it; merges parts that were left apart."""
+"""Implement ``ddl timeline``: show what --timeline has written, and merge parts that were not merged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def timeline() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 def summary(file: Path, target: Path | None, as_json: bool) -> None:
-    """Where the time of FILE's steps goes, and who holds them up."""
+    """Show where the time of FILE's steps goes, and which ranks hold the others up."""
     try:
         metadata, events = read_trace(file)
         found = summarise(metadata, events)
@@ -54,9 +54,12 @@ def summary(file: Path, target: Path | None, as_json: bool) -> None:
 
 @timeline.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Default: FILE.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Output file. [default: FILE]")
 def merge(file: Path, output: Path | None) -> None:
-    """Make one trace of the parts that a job has left in FILE.ranks, or in the directory FILE; NAME.zip: for Perfetto."""
+    """Merge the parts that a job has left in FILE.ranks, or in the directory FILE, into one trace.
+
+    With -o NAME.zip, each part becomes a file of an archive that Perfetto reads.
+    """
     directory = file if file.is_dir() else file.with_name(file.name + ".ranks")
     parts = parts_in(directory)
     if not parts:

@@ -1,4 +1,7 @@
-"""Has the CPU kernels compiled before the ranks start: else all of them would compile at once, each for itself."""
+"""Compile the CPU kernels before the ranks start.
+
+Otherwise each rank would compile them for itself at the same time.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ compile_all(lambda text: print(text, flush=True), sys.argv[1])
 
 
 def compile_kernels(report: Callable[[str], None], cache_dir: str) -> None:
-    """Compiles what the cache lacks, with one line to ``report``; quick where it lacks nothing.
+    """Compile the kernels that the cache lacks, with one line to ``report``. Quick if nothing is missing.
 
-    numba stays out of this process. A failure is reported and does not end anything: a script that
-    never reduces needs no kernels, and a rank that does says so itself.
+    A child process compiles, so that this process does not import numba. A failure is reported but ends nothing: a
+    script that never reduces needs no kernels, and a rank that needs them reports the failure itself.
     """
     try:
         if find(file_name(), cache_directories(cache_dir)) is not None:
@@ -35,7 +38,7 @@ def compile_kernels(report: Callable[[str], None], cache_dir: str) -> None:
             errors="replace",
             timeout=_TIMEOUT_S,
         )
-    except (ImportError, subprocess.TimeoutExpired) as error:  # a broken llvmlite, a machine that stands still
+    except (ImportError, subprocess.TimeoutExpired) as error:  # a broken llvmlite, or a machine that hangs
         report(f"the CPU kernels could not be compiled beforehand: {error}")
         return
     for line in done.stdout.splitlines():

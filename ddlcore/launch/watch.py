@@ -1,4 +1,4 @@
-"""Somebody who looks on while `ddl run` runs a job: hears how ranks are, may end them, may have the screen."""
+"""Define the interface of an object that observes a job of ``ddl run`` and may end it or take over the screen."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ __all__ = ["Watch"]
 
 
 class Watch(Protocol):
-    """One job's. The main thread calls, but for ``heard``."""
+    """An observer of one job. The main thread calls all methods except ``heard``."""
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
-        """Where the job's stdout and stderr go, instead of these."""
+        """Return the screens for the job's stdout and stderr, which replace ``screens``."""
 
     def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """The ranks run. ``say`` shows a line, ``stop`` kills all ranks; both from any thread."""
+        """Called when the ranks run.
+
+        ``say`` shows a line, ``stop`` kills all ranks; both may be called by any thread.
+        """
 
     def heard(self, rank: int, message: Pulse | Profile) -> None:
-        """What a rank tells of itself. In the control server's thread: it must be short."""
+        """Take a message that a rank sent about itself. Called in the control server's thread, so it must be quick."""
 
     def end(self) -> None:
-        """The ranks have ended, and all that they wrote was shown. Also where none was started."""
+        """Called when the ranks have ended and all their output was shown, and also if no rank was started."""

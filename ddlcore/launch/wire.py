@@ -1,4 +1,4 @@
-"""What `ddl run` and its agents say to each other: plain records, and the credit that bounds what is under way."""
+"""Define the messages between ``ddl run`` and its agents, and the credit that limits how much data is under way."""
 
 from __future__ import annotations
 
@@ -34,11 +34,14 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 1 << 16  # largest piece of a stream in one message
-_CREDIT_BYTES = 1 << 20  # of streams, sent one way between launcher and agent and not yet used up at the other end
+_CREDIT_BYTES = 1 << 20  # limit for stream bytes sent in one direction and not yet acknowledged by the other end
 
 
 class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
-    """A piece of a stream of ``rank``: "stdout", "stderr", "result", "timeline" from the agent, "stdin", "task" to it; b"" is its end."""
+    """A piece of a stream of ``rank``; b"" is the end of the stream.
+
+    The streams "stdout", "stderr", "result" and "timeline" come from the agent; "stdin" and "task" go to it.
+    """
 
     rank: int
     stream: str
@@ -46,7 +49,7 @@ class Data(msgspec.Struct, frozen=True, array_like=True, tag="data"):
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
-    """So many bytes of streams were used up: as many more may be sent."""
+    """An acknowledgement: the receiver has processed ``nbytes`` of streams. The sender may send as many more."""
 
     nbytes: int
 
@@ -55,40 +58,40 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack"):
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True, tag="look"):
-    """What to find out about the host, before anything is started."""
+    """The request to find out about a host, before anything is started there."""
 
     directory: str
-    files: tuple[str, ...]  # that must be there
-    program: str  # that must be executable
-    packages: tuple[str, ...]  # distributions whose versions to tell
-    network_interface: str  # setting of that name
-    ports: int  # how many free ones to find
-    port: int  # that must be free; 0: none
+    files: tuple[str, ...]  # files that must exist
+    program: str  # a program that must be executable
+    packages: tuple[str, ...]  # distributions whose versions to report
+    network_interface: str  # the setting of this name
+    ports: int  # how many free ports to find
+    port: int  # a port that must be free; 0: none
 
 
 class RankTask(msgspec.Struct, frozen=True, array_like=True):
-    """One rank: what is its own in its environment."""
+    """One rank to start, with the variables of its environment that other ranks do not share."""
 
     rank: int
     environ: dict[str, str]
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
-    """Start the ranks."""
+    """The request to start the ranks."""
 
-    command: tuple[str, ...]  # () for the function that came as the stream "task"
-    environ: dict[str, str]  # for all of them, over the agent's own
-    own: tuple[str, ...]  # prefixes of variables where the agent's own win
-    descriptors: tuple[str, ...]  # variables of the agent that name an open file for its ranks
+    command: tuple[str, ...]  # (): call the function that came as the stream "task"
+    environ: dict[str, str]  # for all ranks; takes precedence over the agent's own environment
+    own: tuple[str, ...]  # prefixes of variables for which the agent's own value takes precedence
+    descriptors: tuple[str, ...]  # variables of the agent that hold a file descriptor for its ranks to inherit
     ranks: tuple[RankTask, ...]
-    stdin_rank: int = -1  # which of them reads the stream "stdin"
-    kernels: bool = False  # compile the CPU kernels first, where they are not: else each rank would
-    cache_dir: str = ""  # setting of that name
-    timeline: bool = False  # send what the ranks leave of a timeline, as streams "timeline", "timeline.1", …
+    stdin_rank: int = -1  # the rank that reads the stream "stdin"; -1: none
+    kernels: bool = False  # compile missing CPU kernels first: otherwise each rank would compile them
+    cache_dir: str = ""  # the setting of this name
+    timeline: bool = False  # send the ranks' parts of a timeline, as the streams "timeline", "timeline.1", …
 
 
 class Signal(msgspec.Struct, frozen=True, array_like=True, tag="signal"):
-    """For one rank, or for all that it has started too."""
+    """The request to signal one rank or, if ``group`` is true, also all processes that it started."""
 
     rank: int
     number: int
@@ -96,7 +99,7 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, tag="signal"):
 
 
 class Quit(msgspec.Struct, frozen=True, array_like=True, tag="quit"):
-    """Kill what runs, and end."""
+    """The request to kill the ranks that run, and to end."""
 
 
 ToAgent = Look | Begin | Signal | Data | Ack | Quit
@@ -106,46 +109,46 @@ ToAgent = Look | Begin | Signal | Data | Ack | Quit
 
 
 class Here(msgspec.Struct, frozen=True, array_like=True, tag="here"):
-    """The first word."""
+    """The first message of an agent."""
 
     pid: int
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report"):
-    """The answer to Look. ``problems``: one line each about what is missing."""
+    """The answer to Look. ``problems`` has one line for each thing that is missing."""
 
-    host: str  # as it calls itself
+    host: str  # the host's own name
     python: str  # version
     ddl: str  # version of ddlcore
-    packages: dict[str, str]  # version by distribution, "" where it is not installed
-    address: str  # its own, on the route to the launcher
+    packages: dict[str, str]  # version by distribution; "": not installed
+    address: str  # the host's address on the route to the launcher
     cores: int
     ports: tuple[int, ...]
     problems: tuple[str, ...] = ()
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
-    """All ranks run, as these processes; or, with an ``error``, none."""
+    """The answer to Begin: the process ids of all ranks, or an ``error`` and then no rank runs."""
 
     pids: tuple[int, ...]
     error: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
-    """A rank's process is gone; its output may still come."""
+    """The report that a rank's process has ended. Its output may still be on the way."""
 
     rank: int
     returncode: int
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
-    """A line for the user."""
+    """A line to show to the user."""
 
     text: str
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
-    """The last word: all ranks have ended, what they left behind too, and everything they wrote was sent."""
+    """The last message: all ranks and what they left behind have ended, and everything that they wrote was sent."""
 
 
 FromAgent = Here | Report | Begun | Ended | Data | Ack | Said | Finished
@@ -156,17 +159,17 @@ _from_agent: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAg
 
 
 def encode(record: ToAgent | FromAgent) -> bytes:
-    """The bytes of any record of this file."""
+    """Return the bytes of any message of this file."""
     try:
         return _encoder.encode(record)
     except UnicodeEncodeError:
-        if not isinstance(record, (Said, Begun)):  # commands and paths must not change
+        if not isinstance(record, (Said, Begun)):  # commands and paths must not be altered
             raise
         return _encoder.encode(encodable(record))
 
 
 def decode_to_agent(data: bytes) -> ToAgent:
-    """What the launcher sends. Raises DdlInternalError in one line for what cannot be read."""
+    """Return the message that the launcher sent. Raises DdlInternalError, with one line, if it cannot be read."""
     try:
         return _to_agent.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -174,7 +177,7 @@ def decode_to_agent(data: bytes) -> ToAgent:
 
 
 def decode_from_agent(data: bytes) -> FromAgent:
-    """What an agent sends. Raises DdlInternalError in one line for what cannot be read."""
+    """Return the message that an agent sent. Raises DdlInternalError, with one line, if it cannot be read."""
     try:
         return _from_agent.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -182,9 +185,10 @@ def decode_from_agent(data: bytes) -> FromAgent:
 
 
 class Credit:
-    """The sending end of all streams one way: pieces are spent, acknowledgements give back. Any threads.
+    """The sending end of all streams in one direction. Sent bytes use up credit; acknowledgements restore it.
 
-    So a rank that writes faster than its output is shown is held up, as by a pipe, and fills no memory.
+    Any threads. It blocks a rank that writes faster than its output is shown, as a full pipe would, and so bounds the
+    memory that the output takes.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -194,11 +198,16 @@ class Credit:
         self._changed = threading.Condition()
 
     def send(self, rank: int, stream: str, data: bytes) -> bool:
-        """Sends all of ``data`` (b"": the stream's end) in pieces, waiting for credit; False once it is closed."""
+        """Send all of ``data`` in pieces and wait for credit where needed. b"" is the end of the stream.
+
+        Returns False, perhaps with a part sent, if the credit is closed.
+        """
         at = 0
         while True:
             piece = data[at : at + CHUNK_BYTES]
             with self._changed:
+                # A piece must be smaller than the whole credit: for a larger one, no acknowledgement could end this
+                # wait.
                 while self._left < len(piece) and not self._closed:
                     self._changed.wait(1.0)
                 if self._closed:
@@ -210,13 +219,13 @@ class Credit:
                 return True
 
     def give(self, nbytes: int) -> None:
-        """The other end has used up so many bytes."""
+        """Restore credit: the other end has processed ``nbytes``."""
         with self._changed:
             self._left += nbytes
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Whoever waits is let go: nobody listens any more."""
+        """Let all waiting senders return False, because nobody receives any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

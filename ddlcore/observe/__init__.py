@@ -1,1 +1,1 @@
-"""What a job does, written down beside it: the timeline and the flight recorder. Nothing here decides or waits."""
+"""Record what a job does: the timeline and the flight recorder. Nothing here decides for the job or blocks it."""

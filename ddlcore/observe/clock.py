@@ -1,4 +1,4 @@
-"""How far two clocks are apart: the best of some questions and answers. Pure but for the clock it is given."""
+"""Measure how far two clocks are apart, from the best of several questions and answers. Reads only the given clock."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SAMPLES = 8
 
 @dataclass(frozen=True)
 class Reading:
-    """What the other side says: its clock, and on which boot of which machine that counts."""
+    """A reading of the other side's clock, and the boot of the machine to which that clock belongs."""
 
     now_ns: int
     boot: str
 
 
 def boot_id() -> str:
-    """Equal where two processes read the same monotonic clock; "" where that cannot be told."""
+    """Return an id that is equal for two processes if they read the same monotonic clock; "" if that is unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -28,11 +28,11 @@ def boot_id() -> str:
 
 
 def compare(ask: Callable[[], Reading], now_ns: Callable[[], int], own_boot: str) -> tuple[int, int]:
-    """(offset, error) in ns: the other clock is ours plus ``offset``, give or take ``error``.
+    """Return (offset, error) in ns: the other clock is ours plus ``offset``, give or take ``error``.
 
-    Of ``SAMPLES`` answers the one with the shortest way counts, which bounds the error by half of it
-    (Cristian, 1989). On one boot of one machine both read the same clock; unless an answer shows
-    otherwise (namespaces may shift it), nothing is to be added.
+    Of ``SAMPLES`` answers, the one with the shortest round trip is used, which limits the error to half of that time
+    (Cristian, 1989). Processes of one boot of one machine read the same clock, so the offset is 0, unless an answer
+    contradicts that (a time namespace may shift a clock).
     """
     best: tuple[int, int] | None = None
     same = bool(own_boot)

@@ -1,6 +1,7 @@
-"""The last things that a rank did or was told, in memory, and as a file when something goes wrong.
+"""Keep the last actions and decisions of a rank in memory, and write them to a file when something goes wrong.
 
-The file has what flight recorders of other libraries have of a collective (sequence, process group, sizes, state), as JSON.
+The JSON file describes a collective by the same fields as the flight recorders of other libraries: sequence number,
+process group, sizes, state.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ log = logging.getLogger("ddl")
 
 
 class Flight:
-    """A rank's. ``launches`` is filled in passing, one store a bucket, by whoever launches: see ``TensorQueue.launch``."""
+    """The flight recorder of one rank.
+
+    The threads that launch buckets write into ``launches`` directly, one store for each bucket: see
+    ``TensorQueue.launch``.
+    """
 
     def __init__(self, records: int = 1024) -> None:
-        """``records``: how many launches are kept, rounded up to a power of two, and how many of all else. 0: none."""
-        self._keeps = records > 0  # one slot there is in any case: who launches asks nothing
+        """Keep the last ``records`` launches (rounded up to a power of two) and as many of all else; 0 for none."""
+        self._keeps = records > 0  # one slot exists in any case, so that launching threads need no test
         self.mask = (1 << max(records - 1, 0).bit_length()) - 1
         self.launches: list[tuple[int, int, Planned, int] | None] = [None] * (self.mask + 1)
         self._buckets: deque[dict[str, Any]] = deque(maxlen=records)
@@ -37,22 +42,25 @@ class Flight:
         self._sequence = 0
 
     def note(self, what: str, **said: Any) -> None:
-        """Something was decided, here or by the coordinator. Any thread."""
+        """Note a decision of this rank or of the coordinator. Any thread."""
         self._decisions.append((time.monotonic(), what, said))
 
     def begin(self, bucket: Bucket) -> dict[str, Any]:
-        """A bucket that was negotiated is entered; ``done`` it is when it has ended. The engine's thread."""
+        """Note that a negotiated bucket starts, and return its record for ``done``. The engine's thread."""
         record = {"bucket": bucket, "at_s": time.monotonic(), "state": "started", "took_s": 0.0}
         self._buckets.append(record)
         return record
 
     def done(self, record: dict[str, Any], state: str = "completed") -> None:
-        """It has ended."""
+        """Note that the bucket of ``record`` has ended."""
         record["state"] = state
         record["took_s"] = time.monotonic() - record["at_s"]
 
     def entries(self, under_way: Collection[int]) -> list[dict[str, Any]]:
-        """All buckets that are kept, the oldest first. ``under_way``: numbers of launches that have not ended."""
+        """Return all buckets that are remembered, the oldest first.
+
+        ``under_way``: numbers of launches that are in flight.
+        """
         found = []
         for launch in list(self.launches):
             if launch is not None and self._keeps:
@@ -83,7 +91,10 @@ class Flight:
         under_way: Collection[int],
         more: Mapping[str, Any],
     ) -> Path | None:
-        """Writes ``rankN.REASON.json``, whole or not at all. None where that cannot be, which the log tells. Any thread."""
+        """Write ``rankN.REASON.json``, whole or not at all, and return its path. Any thread.
+
+        Returns None if the file cannot be written; the reason is logged.
+        """
         now_s, now_ns = time.monotonic(), time.time_ns()
         state = {
             "version": "ddl-1",

@@ -1,4 +1,4 @@
-"""Brings the ranks' parts to rank 0 over the job's store, where no launcher waits for them."""
+"""Bring the ranks' parts of a timeline to rank 0 over the job's store, if no launcher collects them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ __all__ = ["collect", "send"]
 
 
 def send(store: Store, key: str, path: Path, shared: bool) -> None:
-    """A rank's part is complete. ``shared``: rank 0 is on this host and can read it where it is."""
-    with contextlib.suppress(DdlInternalError, OSError):  # who cannot be told any more does not need it
+    """Send a rank's complete part to rank 0. ``shared``: rank 0 is on this host and can read the file directly."""
+    with contextlib.suppress(DdlInternalError, OSError):  # if rank 0 can no longer be told, it does not need the part
         store.set(key, b"" if shared else zlib.compress(path.read_bytes(), 1))
 
 
 def collect(store: Store, prefix: str, ranks: Iterable[int], directory: Path, timeout_s: float) -> list[int]:
-    """On rank 0: waits for what ``ranks`` send, and writes there what does not stand there. Returns who is missing."""
+    """Wait for the parts of ``ranks`` and write them to ``directory``; return the ranks whose part is missing.
+
+    Call it on rank 0. A part that its rank could write there itself is only waited for.
+    """
     missing = []
     deadline_s = time.monotonic() + timeout_s
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""An HTTP server for a rank's own numbers that strangers can neither fill with connections nor keep busy."""
+"""Serve a rank's metrics over HTTP, so that clients can neither exhaust its connections nor keep its threads busy."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 __all__ = ["bounded_server"]
 
-MOST_AT_ONCE = 16  # scrapes; a further one takes the place of the oldest
-REQUEST_S = 5.0  # for each piece of a request to come
+MOST_AT_ONCE = 16  # requests at one time; a further one replaces the oldest
+REQUEST_S = 5.0  # time for each piece of a request to arrive
 
 
 class _Handler(WSGIRequestHandler):
     timeout = REQUEST_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: whoever asks does not write into a training's output."""
+        """Log nothing, so that requests do not write into the output of a training."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -34,7 +34,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(place, _Handler)
 
     def server_bind(self) -> None:
-        """Without the look-up of the host's name, which may take seconds."""
+        """Bind without looking up the host's name, which may take seconds."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -42,13 +42,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, of which there are so many at most."""
+        """Serve the request in a thread of its own; end the oldest request first if there are too many."""
         with self._turn:
             while len(self._served) >= MOST_AT_ONCE:
                 oldest = min(self._served, key=self._served.__getitem__)
                 del self._served[oldest]
                 with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread sees an end
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread sees a closed connection
             self._served[request] = time.monotonic()
         super().process_request(request, client_address)
 
@@ -58,11 +58,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: it went away, or was sent away."""
+        """Log nothing: the client has disconnected, or was disconnected."""
 
 
 def bounded_server(address: str, port: int, app: Callable[..., Iterable[bytes]]) -> WSGIServer:
-    """Listens, and answers with ``app`` once ``serve_forever`` runs. Raises OSError, OverflowError for what is no port."""
+    """Return a server that listens, and that answers with ``app`` once ``serve_forever`` runs.
+
+    Raises OSError, and OverflowError for an invalid port.
+    """
     found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE) if port <= 65535 else []
     if not found:
         raise OverflowError("port must be 0-65535")

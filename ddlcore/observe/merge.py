@@ -1,4 +1,4 @@
-"""Makes one trace of the ranks' parts: a process for each rank, and one clock for all."""
+"""Merge the ranks' parts into one trace, with a process for each rank and one clock for all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBERS = re.compile(r"rank(\d+)(?:\.(\d+))?\.json")
 
 @dataclass
 class Part:
-    """What one rank wrote."""
+    """What one rank has written."""
 
     pid: int
     events: list[Event]
@@ -33,11 +33,11 @@ class Part:
 
     @property
     def error_us(self) -> float | None:
-        """By how much its times may be wrong against the coordinator's; None: its clock was never looked at."""
+        """Largest error of its times relative to the coordinator's clock; None if its clock was never compared."""
         return max(error for _, _, error in self.clocks) / 1000 if self.clocks else None
 
     def offset_us(self, ts: float) -> float:
-        """What is to be added to ``ts``: in between two looks at the clock it changes evenly."""
+        """Return what must be added to ``ts``, interpolated linearly between two comparisons of the clocks."""
         looks = self.clocks
         if not looks:
             return 0.0
@@ -48,13 +48,16 @@ class Part:
 
 
 def parts_in(directory: Path) -> list[Path]:
-    """The ranks' parts that stand there, by rank."""
+    """Return the ranks' parts in ``directory``, in order of their ranks."""
     found = [(match, path) for path in directory.glob("rank*.json") if (match := _NUMBERS.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda one: (int(one[0][1]), int(one[0][2] or 0)))]
 
 
 def read_part(path: Path) -> Part:
-    """What stands in it; also of one whose last write was cut short. Raises ValueError in one line for anything else."""
+    """Return the contents of a part, even if its last write was cut short.
+
+    Raises ValueError with a message of one line for any other content.
+    """
     data = path.read_bytes()
     try:
         events: list[Event] = _decoded(data)
@@ -68,12 +71,12 @@ def read_part(path: Path) -> Part:
         clocks = [(float(e["ts"]), int(e["args"]["offset_ns"]), int(e["args"]["error_ns"])) for e in looks]
         pid = int(events[0].get("pid", 0)) if events else 0
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path} is no rank's part of a timeline: its events are others'") from None
+        raise ValueError(f"{path} is no rank's part of a timeline: its events lack the fields of ddl's") from None
     return Part(pid, events, facts, clocks)
 
 
 def _decoded(data: bytes) -> Any:
-    """JSON, also of names that are no Unicode: Python writes half of a surrogate pair as what it is. Raises ValueError."""
+    """Return decoded JSON, also with names that are no valid Unicode (Python writes them). Raises ValueError."""
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
         return msgspec.json.decode(data)
     try:
@@ -83,18 +86,18 @@ def _decoded(data: bytes) -> Any:
 
 
 def _mended(text: str) -> list[Event]:
-    """The events of the whole lines."""
+    """Return the events of all complete lines."""
     events = []
-    for line in text.split("\n"):  # the only end that a record has: others may stand within a name
+    for line in text.split("\n"):  # the only end of a record; other line breaks may be within a name
         with contextlib.suppress(ValueError, RecursionError):
-            event = json.loads(line.rstrip(",]"))  # a torn write may leave the list's end behind its comma
+            event = json.loads(line.rstrip(",]"))  # a write cut short may leave the list's end after its comma
             if isinstance(event, dict):
                 events.append(event)
     return events
 
 
 def aligned(part: Part) -> list[Event]:
-    """Its events by the coordinator's clock, nothing longer or shorter than it was."""
+    """Return the events of ``part`` by the coordinator's clock; durations stay unchanged."""
     moved = []
     for event in part.events:
         if "ts" in event:
@@ -104,9 +107,9 @@ def aligned(part: Part) -> list[Event]:
 
 
 def merge(paths: Sequence[Path], target: Path) -> list[str]:
-    """Writes the trace of ``paths`` to ``target``: one JSON object, or where that ends in .zip, parts with a manifest.
+    """Write the trace of ``paths`` to ``target``: one JSON object, or if it ends in .zip, parts with a manifest.
 
-    Returns a line for each part that could not be read. Raises OSError where the target cannot be written.
+    Returns a line of text for each part that could not be read. Raises OSError if ``target`` cannot be written.
     """
     parts, problems = [], []
     for path in paths:
@@ -129,7 +132,7 @@ def merge(paths: Sequence[Path], target: Path) -> list[str]:
 
 
 def _mark_ready(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
-    """In the negotiation of the lowest rank of each bucket, a mark for each rank that became ready, and when."""
+    """Add marks to each bucket's negotiation on its lowest rank: for each rank, when that became ready."""
     negotiated: dict[tuple[Any, ...], list[tuple[int, Event, float]]] = {}
     for number, (part, events) in enumerate(zip(parts, rows)):
         slices = [e for e in events if e.get("name", "").startswith("NEGOTIATE_") and e.get("ph") == "X"]
@@ -144,7 +147,7 @@ def _mark_ready(parts: Sequence[Part], rows: Sequence[list[Event]]) -> None:
         first, at, _ = members[0]
         for number, _, ready in members:
             mark = {"name": str(parts[number].facts.get("rank", parts[number].pid)), "ph": "i", "s": "t"}
-            clamped = min(max(ready, at["ts"]), at["ts"] + at["dur"])  # where it may be seen: within the slice
+            clamped = min(max(ready, at["ts"]), at["ts"] + at["dur"])  # keep it visible, within the slice
             place = {"pid": at["pid"], "tid": at["tid"], "ts": round(clamped, 3)}
             rows[first].append({**mark, **place, "args": {"ready": at["args"]["bucket"], "at": round(ready, 3)}})
 
@@ -177,7 +180,7 @@ def _write_json(path: Path, parts: Sequence[Part], rows: Iterable[Sequence[Event
 
 
 def _write_zip(path: Path, parts: Sequence[Part], rows: Sequence[Sequence[Event]]) -> None:
-    """As Perfetto's manifest has it. The parts are aligned already, so none needs an offset."""
+    """Write a zip with a manifest in Perfetto's format. The parts are aligned already, so none needs an offset."""
     names: dict[str, int] = {}
     files = []
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -191,9 +194,9 @@ def _write_zip(path: Path, parts: Sequence[Part], rows: Sequence[Sequence[Event]
 
 
 def read_trace(path: Path) -> tuple[Event, list[Event]]:
-    """(metadata, events) of a merged trace, a zip of parts, or a rank's part alone.
+    """Return (metadata, events) of a merged trace, a zip of parts, or a single part of one rank.
 
-    Raises ValueError in one line where it is none, OSError where it cannot be read.
+    Raises ValueError with a message of one line if the file is no trace, OSError if it cannot be read.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -207,7 +210,7 @@ def read_trace(path: Path) -> tuple[Event, list[Event]]:
     try:
         found = _decoded(data)
     except ValueError as error:
-        if data.startswith(b"[") and (part := read_part(path)).facts:  # its last write was cut short
+        if data.startswith(b"[") and (part := read_part(path)).facts:  # a part whose last write was cut short
             return _metadata([part]), part.events
         raise ValueError(f"{path} is no JSON ({error}); give a file that --timeline has written") from None
     if isinstance(found, dict) and isinstance(found.get("traceEvents"), list):

@@ -1,4 +1,4 @@
-"""Serves one rank's numbers to Prometheus; they are read when somebody asks for them, and at no other time."""
+"""Serve the metrics of one rank to Prometheus. They are read only when a client asks for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ INSTALL = "pip install ddlcore[metrics]"
 
 @dataclass(frozen=True)
 class Family:
-    """A metric with its samples, by the values of its label; a counter's name ends in _total, as it is shown."""
+    """A metric with its samples, one for each value of its label.
+
+    ``name`` is the name as shown; that of a counter ends in _total.
+    """
 
     name: str
     kind: str  # "counter" or "gauge"
@@ -26,9 +29,9 @@ class Family:
 
 
 def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
-    """What ``ddl.stats()`` counts, by the conventions of Prometheus: base units, and totals where things add up.
+    """Return the metrics for the counts of ``ddl.stats()``, by the conventions of Prometheus: base units, and totals.
 
-    ``step_s``: what a step took, lately; 0 while that is unknown.
+    ``step_s``: recent duration of a step; 0 if unknown.
     """
 
     def total(name: str, doc: str, value: float) -> Family:
@@ -38,23 +41,21 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
     return [
         total(
             "ddl_steps_total",
-            "Periods of a schedule that were launched; steps before one is found do not count.",
+            "Steps that ran by replay; steps before a schedule is found do not count.",
             stats["steps"],
         ),
-        Family(
-            "ddl_step_seconds", "gauge", "What a step took since the last time that this was read.", "", (("", step_s),)
-        ),
+        Family("ddl_step_seconds", "gauge", "Mean duration of a step since this was last read.", "", (("", step_s),)),
         Family(
             "ddl_tensor_bytes_total",
             "counter",
-            "Bytes of this rank's tensors that were handed over.",
+            "Bytes of this rank's tensors in buckets that were delivered.",
             "operation",
             tuple(sorted(stats["bytes"].items())),
         ),
         Family(
             "ddl_buckets_total",
             "counter",
-            "Buckets that ran: decided by the coordinator, replayed, or in vain.",
+            "Buckets that ran: negotiated with the coordinator, replayed, or void.",
             "how",
             tuple(buckets),
         ),
@@ -68,38 +69,41 @@ def families(stats: Mapping[str, Any], step_s: float) -> list[Family]:
         Family(
             "ddl_stage_seconds_total",
             "counter",
-            "Seconds of the engine in each stage, and of the user's threads in wait.",
+            "Seconds that the engine spent in each stage, and the user's threads in wait.",
             "stage",
             tuple(sorted(stats["seconds"].items())),
         ),
         total(
             "ddl_control_messages_total",
-            "To and from the coordinator; a steady step adds none.",
+            "Control messages to and from the coordinator; a replayed step adds none.",
             stats["control_messages"],
         ),
         total(
             "ddl_commit_messages_total",
-            "Between hosts, that a bucket had been launched by all.",
+            "Messages by which hosts confirm to each other that they have launched buckets.",
             stats["commit_messages"],
         ),
-        total("ddl_stall_messages_total", "About what waits for too long.", stats["stall_messages"]),
-        total("ddl_pulse_messages_total", "That told the launcher how this rank is.", stats["pulse_messages"]),
+        total("ddl_stall_messages_total", "Messages about operations that wait for too long.", stats["stall_messages"]),
+        total("ddl_pulse_messages_total", "Messages with this rank's load and progress.", stats["pulse_messages"]),
         total("ddl_divergences_total", "How often this rank asked to leave replay.", stats["divergences"]),
     ]
 
 
 class Exporter:
-    """An HTTP server in a thread of its own, from ``open`` to ``close``. ``read`` may be called at any moment."""
+    """An HTTP server in a thread of its own, from ``open`` to ``close``. It may call ``read`` at any time."""
 
     def __init__(self, read: Callable[[], Iterable[Family]], labels: Mapping[str, str]) -> None:
-        """``labels`` go with every sample."""
+        """Prepare an exporter that adds ``labels`` to every sample."""
         self._read = read
         self._labels = dict(labels)
         self._server: Any = None
         self._thread: threading.Thread | None = None
 
     def open(self, address: str, port: int) -> int:
-        """Listens; returns the port (what 0 stood for). Raises ValueError in one line where that cannot be."""
+        """Start to listen and return the port (the real one if ``port`` is 0).
+
+        Raises ValueError with a message of one line if that is impossible.
+        """
         try:
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError:
@@ -121,7 +125,7 @@ class Exporter:
         return int(self._server.server_port)
 
     def close(self) -> None:
-        """Whoever is being answered gets the answer; the port is free after it. Idempotent."""
+        """Stop serving: requests in progress are answered, and the port is free afterwards. May be called again."""
         server, self._server = self._server, None
         if server is not None and self._thread is not None:
             server.shutdown()
@@ -129,7 +133,7 @@ class Exporter:
             self._thread.join(2.0)
 
     def collect(self) -> Iterable[Any]:
-        """Called by Prometheus' library at each scrape."""
+        """Return the metrics in the form of Prometheus' library, which calls this at each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         own = list(self._labels)

@@ -1,4 +1,4 @@
-"""Draws a summary as one HTML page that needs nothing else: tables, and charts as SVG. Decides nothing."""
+"""Draw a summary as one self-contained HTML page, with tables and with charts as SVG. It computes no results itself."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ th:first-child, td:first-child { text-align: left; } th { font-weight: 600; } sv
 
 
 def sentences(summary: Summary) -> list[str]:
-    """What matters, in words."""
+    """Return the main results as sentences."""
     said = []
     if summary.ranks:
         step = statistics.median(row.step_ms for row in summary.ranks)
         steps = max(row.steps for row in summary.ranks)
         of = f"a step ({step:.2f} ms, median of {steps} that ran from memory)" if steps else "what was recorded"
-        said.append(f"{summary.exposed:.1%} of {of} is spent standing in ddl: exposed communication.")
+        said.append(f"{summary.exposed:.1%} of {of} is spent waiting in ddl: exposed communication.")
         overlap = statistics.fmean(row.overlap for row in summary.ranks)
         said.append(f"{overlap:.0%} of the time in which buckets are under way is hidden behind the user's own work.")
     said.append(
@@ -76,7 +76,7 @@ def _clocks(summary: Summary) -> list[str]:
 
 
 def tables(summary: Summary) -> list[Table]:
-    """The same for a terminal and for the page."""
+    """Return the tables of results, for a terminal and for the page."""
     whole = sum(row.last for row in summary.ranks) or 1
     found: list[Table] = [
         (
@@ -111,7 +111,7 @@ def tables(summary: Summary) -> list[Table]:
 
 
 def page(name: str, summary: Summary, metadata: Mapping[str, Any], events: Sequence[Event]) -> str:
-    """The page; ``name`` is the trace's."""
+    """Return the HTML page; ``name`` is the name of the trace."""
     name = plain(name)
     parts = [f"<h1>Timeline {html.escape(name)}</h1>"]
     parts += [f"<p>{html.escape(text)}</p>" for text in sentences(summary)]
@@ -131,7 +131,7 @@ def page(name: str, summary: Summary, metadata: Mapping[str, Any], events: Seque
 
 
 def charts(summary: Summary, events: Sequence[Event]) -> dict[str, str]:
-    """By title, each an SVG."""
+    """Return the charts by title, each as SVG."""
     found = {"Where a step's time goes": _shares(summary)}
     runs = runs_of(events)
     step = _median_step(runs)
@@ -158,13 +158,13 @@ def _shares(summary: Summary) -> str:
         shapes += [
             _text(LEFT - 8, y + 12, f"rank {row.rank}", "end"),
             _rect(LEFT, y, own, BAR, COMPUTE, f"own work {row.step_ms * (1 - row.exposed):.2f} ms"),
-            _rect(LEFT + own, y, exposed, BAR, EXPOSED, f"standing in ddl {row.step_ms * row.exposed:.2f} ms"),
+            _rect(LEFT + own, y, exposed, BAR, EXPOSED, f"waiting in ddl {row.step_ms * row.exposed:.2f} ms"),
             _rect(
                 LEFT + max(own - hidden, 0), y + BAR - 4, min(hidden, own), 4, HIDDEN, "communication behind own work"
             ),
             _text(LEFT + own + exposed + 6, y + 12, f"{row.step_ms:.2f} ms, {row.exposed:.1%}"),
         ]
-    key = _key([(COMPUTE, "own work"), (EXPOSED, "standing in ddl"), (HIDDEN, "communication behind own work")])
+    key = _key([(COMPUTE, "own work"), (EXPOSED, "waiting in ddl"), (HIDDEN, "communication behind own work")])
     return _svg(40 + ROW * len(rows), [key, *shapes, _left_out(summary, 38 + ROW * len(rows))])
 
 
@@ -186,7 +186,10 @@ def _stragglers(summary: Summary) -> str:
 
 
 def _median_step(runs: Sequence[Run]) -> tuple[float, float] | None:
-    """From the end of the step before to its own, on the first rank."""
+    """Return begin and end of the step of median length on the first rank.
+
+    A step begins at the end of the previous one.
+    """
     first = min((run.pid for run in runs), default=0)
     ends: dict[Any, float] = {}
     for run in runs:
@@ -205,7 +208,7 @@ def _step(summary: Summary, runs: Sequence[Run], waits: Iterable[Event], span: t
     rows = {row.pid: i for i, row in enumerate(summary.ranks[:SHOWN_RANKS])}
     begin, end = span
     scale = (WIDTH - LEFT - 20) / max(end - begin, 1e-3)
-    height = 40  # of a rank: its waits above, its buckets below
+    height = 40  # of the row of a rank: its waits above, its buckets below
     shapes = []
     for row in summary.ranks[:SHOWN_RANKS]:
         y = 34 + rows[row.pid] * height
@@ -233,7 +236,7 @@ def _step(summary: Summary, runs: Sequence[Run], waits: Iterable[Event], span: t
         put(run.pid, run.ended - run.copied_out, run.ended, 14, 12, COPY, "copy out")
     bottom = 34 + height * len(rows)
     axis = [_text(LEFT, bottom + 10, "0"), _text(WIDTH - 20, bottom + 10, f"{(end - begin) / 1000:.2f} ms", "end")]
-    key = _key([(EXPOSED, "standing in ddl"), (HIDDEN, "bucket under way"), (COPY, "copies of the fusion buffer")])
+    key = _key([(EXPOSED, "waiting in ddl"), (HIDDEN, "bucket under way"), (COPY, "copies of the fusion buffer")])
     return _svg(bottom + 18, [key, *shapes, *axis])
 
 

@@ -1,4 +1,4 @@
-"""Makes any text fit for a terminal, a page and a file: names and paths are the user's, and may hold anything."""
+"""Make any text safe for a terminal, a page or a file: names and paths come from the user and may hold anything."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["plain"]
 
 
 def plain(text: str) -> str:
-    """Return ``text`` with control characters and lone surrogates as backslash escapes; all else is as it was."""
+    """Return ``text`` with control characters and lone surrogates as backslash escapes; the rest is unchanged."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one == " " else _escaped(one) for one in text)

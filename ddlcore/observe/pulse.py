@@ -1,4 +1,4 @@
-"""Tells now and then how this rank is: on a thread of its own, so that neither a step nor the control thread waits."""
+"""Send the load and progress of this rank from time to time, on a thread of its own that blocks no other thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STATM = Path("/proc/self/statm")
 
 
 class Ticker:
-    """Calls ``tick`` every ``interval_s`` until ``close``; what it raises ends the calls, not the job."""
+    """Calls ``tick`` every ``interval_s`` until ``close``. An exception of ``tick`` ends the calls, but not the job."""
 
     def __init__(self, interval_s: float, tick: Callable[[], None], name: str) -> None:
         self._interval_s = interval_s
@@ -26,7 +26,10 @@ class Ticker:
         self._thread.start()
 
     def close(self) -> None:
-        """After it, no call is under way. From any thread but its own; idempotent."""
+        """Stop, and wait up to 2 s for a call in progress.
+
+        Any thread but the ticker's own may call this, and more than once.
+        """
         self._end.set()
         self._thread.join(2.0)
 
@@ -36,7 +39,11 @@ class Ticker:
 
 
 def make_pulse(steps: int, user_s: float, gpu: tuple[float, int, int] | None) -> Pulse:
-    """``user_s``: what the user's threads have waited; ``gpu``: its share of use, used and all bytes."""
+    """Return a Pulse of this process.
+
+    ``user_s``: seconds that the user's threads have spent in ``wait``. ``gpu``: (utilization 0 … 1, used bytes, total
+    bytes), or None without a GPU.
+    """
     share, used, total = gpu if gpu is not None else (-1.0, 0, 0)
     return Pulse(
         at_s=time.monotonic(),
@@ -51,7 +58,7 @@ def make_pulse(steps: int, user_s: float, gpu: tuple[float, int, int] | None) ->
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 if the system does not tell."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -59,7 +66,7 @@ def resident_bytes() -> int:
 
 
 class Pace:
-    """What a step takes, from how many there were when it was asked before. Any one thread at a time."""
+    """Computes the duration of a step from the number of steps at successive calls. One thread at a time."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -67,7 +74,7 @@ class Pace:
         self._step_s = 0.0
 
     def step_s(self, steps: int) -> float:
-        """Seconds a step since the last call that saw a new one; 0 while there was none."""
+        """Return the mean seconds for each step since the last call that saw a new step; 0 before the first."""
         now_s = time.monotonic()
         if steps > self._steps:
             self._step_s = (now_s - self._at_s) / (steps - self._steps)

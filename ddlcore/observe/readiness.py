@@ -1,4 +1,4 @@
-"""Remembers when each tensor was asked for, until its bucket has run; cheap where many are asked for at once."""
+"""Remember when each tensor was submitted until its bucket has run, at low cost if many are submitted at once."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ddlcore.messages import Bucket, Planned
 
 __all__ = ["Readiness"]
 
-Key = tuple[int, str]  # process set, name
-MOST = 4  # times kept of a tensor that was asked for and has not run
+Key = tuple[int, str]  # process set id, name
+MOST = 4  # submission times kept for a tensor that has not run yet
 MOST_CALLS = 8
 
 
 class _Call:
-    """Tensors that are asked for together, in every step the same: described the first time."""
+    """Tensors that are started together in one call, the same in every step. Only the first call describes them."""
 
     def __init__(self, entries: Sequence[Any]) -> None:
-        self.entries = tuple(entries)  # kept: their ids are the key under which this is found
+        self.entries = tuple(entries)  # kept alive, because their ids are the key of this call
         self.keys = frozenset((entry.set_id, entry.name) for entry in entries)
-        self.covers: dict[int, tuple[Planned, bool]] = {}  # by id of a planned bucket: whether all of it is in here
+        self.covers: dict[int, tuple[Planned, bool]] = {}  # by id of a planned bucket: is it wholly in this call
 
     def covers_all(self, planned: Planned) -> bool:
         known = self.covers.get(id(planned))
@@ -32,25 +32,25 @@ class _Call:
 
 
 class Readiness:
-    """One rank's. Used by the thread that writes."""
+    """The submission times of one rank's tensors. Only the thread that writes the timeline uses it."""
 
     def __init__(self) -> None:
         self._ready: dict[Key, list[int]] = {}
-        self._anonymous: dict[tuple[int, bytes], deque[str]] = {}  # names of calls without one, in order
+        self._anonymous: dict[tuple[int, bytes], deque[str]] = {}  # generated names of calls without a name, in order
         self._calls: dict[tuple[int, ...], _Call] = {}
-        self._together: list[tuple[int, _Call, list[Planned]]] = []  # when, what, and which buckets of it have run
+        self._together: list[tuple[int, _Call, list[Planned]]] = []  # time, call, and the buckets of it that have run
 
     def one(self, set_id: int, name: str, spec: bytes, at_ns: int) -> None:
-        """A tensor was asked for."""
+        """Note that a tensor was submitted at ``at_ns``."""
         self._note((set_id, name), at_ns)
         if name.startswith("noname."):
             waiting = self._anonymous.setdefault((set_id, spec), deque())
             while waiting and (set_id, waiting[0]) not in self._ready:
-                waiting.popleft()  # it was negotiated, and ran under its name
+                waiting.popleft()  # it was negotiated, and has run under its name
             waiting.append(name)
 
     def together(self, entries: Sequence[Any], at_ns: int) -> None:
-        """Persistent requests were, in one call."""
+        """Note that several persistent requests were started in one call at ``at_ns``."""
         if len(entries) == 1:
             self._note((entries[0].set_id, entries[0].name), at_ns)
             return
@@ -65,9 +65,9 @@ class Readiness:
         self._together.append((at_ns, call, []))
 
     def of(self, what: Bucket | Planned, before_ns: int) -> Sequence[int]:
-        """When the tensors of a bucket that began at ``before_ns`` were asked for: each, or one time for all.
+        """Return when the tensors of a bucket that began at ``before_ns`` were submitted.
 
-        Where it is not known, that moment.
+        The result has one time for each tensor, or one for all. An unknown time is replaced by ``before_ns``.
         """
         if isinstance(what, Planned) and (at_ns := self._of_call(what, before_ns)):
             return (at_ns,)
@@ -77,7 +77,7 @@ class Readiness:
         return [self._asked((what.set_id, name), before_ns) for name in self._names(what)]
 
     def _of_call(self, planned: Planned, before_ns: int) -> int:
-        """When the one call was made that asked for all of it; 0 where none did."""
+        """Return the time of the one call that started all tensors of the bucket; 0 if there is none."""
         for i in range(len(self._together) - 1, -1, -1):
             at_ns, call, ran = self._together[i]
             if at_ns <= before_ns and call.covers_all(planned) and not any(planned is one for one in ran):
@@ -88,7 +88,7 @@ class Readiness:
         return 0
 
     def _spread(self, at_ns: int, call: _Call, ran: Sequence[Planned]) -> None:
-        """Its tensors one by one: they are not of one bucket."""
+        """Note the tensors of a call one by one, because they do not belong to one bucket."""
         done = {(planned.set_id, name) for planned in ran for name in planned.names}
         for key in call.keys - done:
             self._note(key, at_ns)
@@ -102,13 +102,16 @@ class Readiness:
             del times[:-MOST]
 
     def _names(self, what: Bucket | Planned) -> Sequence[str]:
-        """Of the bucket's tensors as this rank has called them."""
+        """Return the names of the bucket's tensors on this rank."""
         if isinstance(what, Bucket) or all(what.names):
             return what.names
         return [name or self._next_anonymous(what.set_id, spec) for name, spec in zip(what.names, what.specs)]
 
     def _next_anonymous(self, set_id: int, spec: bytes) -> str:
-        """The oldest such call that has not run; those of discovery ran under their names."""
+        """Return the name of the oldest call without a name that has not run.
+
+        Calls that were negotiated are skipped: they have run under their names.
+        """
         waiting = self._anonymous.get((set_id, spec), deque())
         while waiting:
             name = waiting.popleft()

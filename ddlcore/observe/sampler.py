@@ -1,6 +1,7 @@
-"""Looks now and then where a rank's main thread stands, and tells which share of a step it waits for input.
+"""Sample the stack of a rank's main thread, and compute which share of a step it waits for input.
 
-How: see docs/design/input.md. It knows no framework: what iterates in the loop that trains is the input.
+The method is described in docs/design/input.md. It knows no framework: input is whatever the training loop iterates
+over.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from ddlcore.messages import Profile
 
 __all__ = ["Sampler", "Stacks"]
 
-WARM_STEPS = 3  # compiling, first pages and discovery are no step's share
-LEAST_STEPS = 2  # of one frame, to be the loop's
-_MOST_OF = 0.6  # of all steps: who sees so many is the loop, not a part of it
-_LINES = 8  # of the loop, at most, are told
+WARM_STEPS = 3  # compilation, first page faults and negotiation distort the first steps
+LEAST_STEPS = 2  # steps that a frame must see to count as the loop
+_MOST_OF = 0.6  # share of all steps that the loop's own frame must see
+_LINES = 8  # lines of the loop that are reported at most
 _FOR_ITER = dis.opmap["FOR_ITER"]
 _CACHE = dis.opmap.get("CACHE", -1)
-_OURS = "ddl"  # modules of ours begin so
+_OURS = "ddl"  # prefix of the names of ddl's modules
 
 
 @dataclass
 class _Node:
-    """One frame of the stack, as long as it stays there."""
+    """One frame of the sampled stack, for as long as it stays there."""
 
     frame: FrameType
     depth: int
     first_step: int
     within_input: bool
     last_step: int = 0
-    lines: dict[int, list[float]] = field(default_factory=dict)  # by number: seconds, of these input
+    lines: dict[int, list[float]] = field(default_factory=dict)  # by line number: seconds, of these waiting for input
 
     @property
     def steps(self) -> int:
@@ -47,7 +48,7 @@ class _Node:
 
 @dataclass
 class _Loop:
-    """What all frames of one piece of code add up to."""
+    """Totals over all frames of one code object."""
 
     code: CodeType
     depth: int
@@ -66,18 +67,21 @@ class _Loop:
 
 
 class Stacks:
-    """What samples of one thread's stack add up to. ``loaders``: modules of frameworks in which to stand is to wait."""
+    """Totals over samples of one thread's stack.
+
+    ``loaders``: modules of frameworks; a thread inside them counts as waiting for input.
+    """
 
     def __init__(self, loaders: Sequence[str] = ()) -> None:
         self._loaders = tuple(loaders)
         self._stack: list[_Node] = []
         self._loops: dict[CodeType, _Loop] = {}
         self._codes: dict[CodeType, bytes] = {}
-        self._trains: set[CodeType] = set()  # code under which something of ours was called
+        self._trains: set[CodeType] = set()  # code that has called a function of ddl, directly or not
         self._first_step = self._steps = -1
 
     def take(self, frame: FrameType | None, steps: int, seconds: float) -> None:
-        """A sample that stands for so many ``seconds``, after ``steps`` steps."""
+        """Add a sample that stands for ``seconds`` of time, taken when ``steps`` steps were done."""
         frames = _outermost_first(frame)
         if self._first_step < 0:
             self._first_step = steps
@@ -102,13 +106,13 @@ class Stacks:
             within = within or (waiting[depth] and not self._calls_what_trains(frames, depth))
 
     def clear(self) -> None:
-        """What was seen so far counts no more."""
+        """Forget all samples."""
         self._stack.clear()
         self._loops.clear()
         self._first_step = -1
 
     def profile(self) -> Profile:
-        """So far. Without a loop that was seen for some steps: one of no steps."""
+        """Return the profile of all samples so far; one with 0 steps if no loop was seen for some steps."""
         loop = self._loop()
         if loop is None:
             return Profile(0, 0.0, 0.0, "", ())
@@ -122,7 +126,7 @@ class Stacks:
         return Profile(loop.steps, total_s, input_s, f"{loop.code.co_name} in {name}", lines)
 
     def _loop(self) -> _Loop | None:
-        """The innermost code whose frames lasted over most of the steps."""
+        """Return the innermost code whose frames lasted over most of the steps."""
         loops = {code: one.copy() for code, one in self._loops.items()}
         for node in self._stack:
             _join(loops, node)
@@ -136,9 +140,10 @@ class Stacks:
             self._trains.update(one.f_code for one in frames[:ours])
 
     def _waits(self, frames: Sequence[FrameType]) -> list[bool]:
-        """Of each frame, whether what it does right now is to wait for input.
+        """Return for each frame whether it is waiting for input at this moment.
 
-        It iterates, and what it iterates over is neither ours nor what trains; or it called what trains, and that waits.
+        It waits if it iterates, and neither ddl nor training code runs below it; or if it has called training code that
+        waits.
         """
         found = [False] * len(frames)
         loading = False
@@ -162,9 +167,9 @@ class Stacks:
     def _instruction(self, frame: FrameType) -> int:
         code = self._codes.get(frame.f_code)
         if code is None:
-            code = self._codes[frame.f_code] = frame.f_code.co_code  # makes a copy
+            code = self._codes[frame.f_code] = frame.f_code.co_code  # this attribute makes a copy
         at = frame.f_lasti
-        while at > 0 and code[at] == _CACHE:  # it may point at what belongs to the instruction
+        while at > 0 and code[at] == _CACHE:  # it may point at a cache entry of the instruction
             at -= 2
         return code[at] if 0 <= at < len(code) else -1
 
@@ -189,7 +194,7 @@ def _module(frame: FrameType) -> str:
 
 
 class Sampler:
-    """Samples thread ``ident`` every ``interval_s`` on a thread of its own, and tells ``tell`` once a second what came of it."""
+    """A thread that samples the stack of thread ``ident`` every ``interval_s``, and calls ``tell`` once a second."""
 
     def __init__(
         self,
@@ -210,7 +215,7 @@ class Sampler:
         self._thread.start()
 
     def close(self) -> None:
-        """Tells a last time. From any thread but its own; idempotent."""
+        """Stop, after calling ``tell`` a last time. From any thread but the sampler's own; may be called again."""
         self._end.set()
         self._thread.join(2.0)
 
@@ -236,4 +241,4 @@ class Sampler:
                 self._tell(self._stacks.profile())
         if warm:
             self._tell(self._stacks.profile())
-        self._stacks.clear()  # frames hold what their locals hold
+        self._stacks.clear()  # frames keep their local variables alive

@@ -1,4 +1,4 @@
-"""A signal by which a user asks a process something, where the process has no use of its own for it."""
+"""React to a signal by which a user asks a process for something, if the process does not use that signal itself."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["listen"]
 
 
 def listen(name: str, call: Callable[[], None]) -> Callable[[], None]:
-    """From now on signal ``name`` ("" for none) makes ``call``, between any two instructions of the main thread.
+    """Call ``call`` whenever signal ``name`` arrives ("" for none), between any two instructions of the main thread.
 
-    So it must take no lock. Nothing happens where somebody handles that signal, or this is not the main thread.
-    Returns what undoes it. Raises ValueError for a name that is no signal's.
+    Therefore ``call`` must take no lock. Does nothing if the signal has a handler already, or if this is not the main
+    thread. Returns a function that restores the default. Raises ValueError if ``name`` is no signal.
     """
     if not name:
         return lambda: None
@@ -31,7 +31,7 @@ def listen(name: str, call: Callable[[], None]) -> Callable[[], None]:
     signal.signal(number, handle)
 
     def undo() -> None:
-        with contextlib.suppress(ValueError):  # not the main thread: the process is about to end
+        with contextlib.suppress(ValueError):  # not the main thread: the process is about to end anyway
             if signal.getsignal(number) is handle:
                 signal.signal(number, signal.SIG_DFL)
 

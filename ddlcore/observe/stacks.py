@@ -1,4 +1,4 @@
-"""What a thread of this process is doing, in Python's terms; asked by another thread, which needs the interpreter for it."""
+"""Show what the threads of this process are doing, as Python stacks. The calling thread needs the interpreter."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LARGEST = 8192  # characters
 
 
 def stack_of(ident: int) -> str:
-    """The stack of the thread ``ident``, of the main thread where that has ended; innermost call last.
+    """Return the stack of thread ``ident``, innermost call last; that of the main thread if ``ident`` has ended.
 
-    A native call shows as the line that makes it.
+    A native call appears as the Python line that makes it.
     """
     frames = sys._current_frames()
     frame = frames.get(ident) or frames.get(threading.main_thread().ident or 0)
@@ -26,7 +26,7 @@ def stack_of(ident: int) -> str:
 
 
 def all_stacks() -> dict[str, list[str]]:
-    """Of every Python thread, by its name."""
+    """Return the stack of every Python thread, by its name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         names.get(ident, f"thread {ident}"): "".join(traceback.format_stack(frame)[-INNERMOST:]).splitlines()

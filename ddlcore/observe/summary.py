@@ -1,4 +1,4 @@
-"""Works out of a trace what a user wants to know: where a step's time goes, and who holds it up. Pure."""
+"""Compute from a trace where the time of a step goes, and which rank delays it. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ SHOWN = 10  # rows of the tables of buckets and tensors
 
 @dataclass(frozen=True)
 class Run:
-    """One bucket on one rank; times in us of the trace."""
+    """One bucket on one rank. Times are in us of the trace."""
 
     pid: int
-    key: str  # equal on all its ranks
+    key: str  # equal on all ranks of the bucket
     kind: str
-    begun: float  # it was entered: copies and bytes on their way begin
+    begun: float  # start: copies and communication follow
     ended: float
-    ready: float  # the last of its tensors had been asked for
-    wire: float  # how long bytes were on their way, waiting for the others included
+    ready: float  # time when the last of its tensors was submitted
+    wire: float  # duration of the communication, waiting for other ranks included
     copied_in: float
     copied_out: float
-    negotiated: float  # how long it took to be agreed upon; 0 of one that ran from memory
+    negotiated: float  # duration of its negotiation; 0 if it was replayed
     args: Mapping[str, Any]
 
     @property
     def step(self) -> tuple[str, int, int] | None:
-        """(epoch, schedule, period) of one that ran from memory."""
+        """(epoch, schedule, period) of a replayed bucket; None of any other."""
         if "period" not in self.args:
             return None
         return self.args["bucket"].split(".")[0], self.args["schedule"], self.args["period"]
@@ -44,26 +44,29 @@ class Run:
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank. Shares are of the time of a step: medians over the steps that ran from memory, else over all that was recorded."""
+    """One rank. Shares are of the time of a step.
+
+    They are medians over the replayed steps, or over all that was recorded if none was replayed.
+    """
 
     rank: int
     pid: int
     host: str
     steps: int
     step_ms: float
-    exposed: float  # the user's thread stood in ddl
-    communication: float  # buckets were under way
-    overlap: float  # of that, while the user's thread went on
-    last: int  # buckets to which it came last; those that ran from memory, if any did
-    late_ms: float  # by how much, the median of these, behind the median of the others
-    offset_us: float | None  # what is added to its clock: 0 where it is the coordinator's
-    error_us: float | None  # of its clock, and of its reading it; None: it was not compared with the others'
-    complete: bool  # whether it ended its file
+    exposed: float  # share in which the user's thread waited in ddl
+    communication: float  # share in which buckets were in flight
+    overlap: float  # part of that share in which the user's thread did not wait
+    last: int  # buckets for which it was the last rank; only replayed ones, if there are any
+    late_ms: float  # median of its delay for these, behind the median of the other ranks
+    offset_us: float | None  # added to its clock; 0 if it reads the coordinator's clock
+    error_us: float | None  # error of that; None: its clock was never compared with the others'
+    complete: bool  # whether its file has an end
 
 
 @dataclass(frozen=True)
 class BucketRow:
-    """Buckets that are alike."""
+    """Buckets that are alike, together."""
 
     names: str
     kind: str
@@ -71,43 +74,43 @@ class BucketRow:
     tensors: int
     nbytes: int
     wire_ms: float  # mean
-    share: float  # of all time on the wire
+    share: float  # share of all communication time
 
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor that came last in its bucket."""
+    """A tensor that was the last of its bucket to be submitted."""
 
     name: str
-    count: int  # so often
-    held_ms: float  # by so much behind the one before it, on the mean
+    count: int  # how often it was the last
+    held_ms: float  # mean delay behind the tensor before it
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What `ddl timeline summary` shows."""
+    """The results that `ddl timeline summary` shows."""
 
     ranks: list[RankRow]
     buckets: list[BucketRow]
     tensors: list[TensorRow]
-    replayed: int  # buckets, of all ranks
+    replayed: int  # number of buckets, over all ranks
     negotiated: int
-    negotiation_s: float  # all ranks together
+    negotiation_s: float  # sum over all ranks
     wire_s: float
     copy_s: float
     tensors_a_bucket: float
     bytes_a_bucket: float
     fusion_bytes: int
-    changes: dict[str, int] = field(default_factory=dict)  # REPLAY, FREEZE, DRAIN: how often, on the rank with most
+    changes: dict[str, int] = field(default_factory=dict)  # REPLAY, FREEZE, DRAIN: counts of the rank with the most
 
     @property
     def exposed(self) -> float:
-        """Share of a step in which ranks stand in ddl: the mean of them."""
+        """Share of a step in which ranks wait in ddl: the mean over the ranks."""
         return statistics.fmean(row.exposed for row in self.ranks) if self.ranks else 0.0
 
 
 def runs_of(events: Iterable[Event]) -> list[Run]:
-    """The buckets of a trace."""
+    """Return the buckets of a trace."""
     slices = [event for event in events if event.get("ph") == "X"]
     phases: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for one in slices:
@@ -143,7 +146,7 @@ def _run(pid: int, top: Event, row: Sequence[Event], at: int) -> Run:
 
 
 def summarise(metadata: Mapping[str, Any], events: Sequence[Event]) -> Summary:
-    """Of what ``read_trace`` gives."""
+    """Return the summary of a trace, given what ``read_trace`` returns."""
     runs = runs_of(events)
     waits: dict[int, list[Interval]] = defaultdict(list)
     changes: dict[int, Counter[str]] = defaultdict(Counter)
@@ -212,7 +215,7 @@ def _rank_row(
 
 
 def _steps(runs: Sequence[Run]) -> list[Interval]:
-    """From the end of one period's last bucket to that of the next, where they follow each other."""
+    """Return the spans of steps, each from the end of a period's last bucket to that of the next period."""
     ends: dict[tuple[str, int, int], float] = {}
     for run in runs:
         if run.step is not None:
@@ -225,7 +228,11 @@ def _steps(runs: Sequence[Run]) -> list[Interval]:
 
 
 def _stragglers(runs: Sequence[Run]) -> dict[int, list[float]]:
-    """By rank: by how much it came last to a bucket, behind the median of the others. One's own work counts, not the network's."""
+    """Return by rank, for each bucket to which it came last, its delay behind the median of the other ranks.
+
+    A replayed bucket counts from when the rank began it, any other from when its tensors were ready, so that only the
+    rank's own work counts and not the network.
+    """
     buckets: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         buckets[run.key].append(run)
@@ -288,7 +295,7 @@ def _short(names: Sequence[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """Anonymous calls never have the same name twice."""
+    """Return the name, or "" for a call without a name, because its generated name never occurs twice."""
     return "" if name.startswith("noname.") else name
 
 
@@ -303,7 +310,7 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """What lies in both; each without overlaps, in order."""
+    """Return the intersection of two lists of intervals, each sorted and without overlaps."""
     found, i, j = [], 0, 0
     while i < len(one) and j < len(other):
         begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
@@ -317,14 +324,14 @@ def _common(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval
 
 
 class Cover:
-    """A set of intervals, asked how much of a span lies in them."""
+    """A set of intervals, which returns how much of a span lies in them."""
 
     def __init__(self, intervals: Iterable[Interval]) -> None:
         self.intervals = _union(intervals)
         self._begins = [begin for begin, _ in self.intervals]
 
     def of(self, span: Interval) -> float:
-        """In the unit of both."""
+        """Return the length of the part of ``span`` that the intervals cover, in their unit."""
         begin, end = span
         at = max(bisect(self._begins, begin) - 1, 0)
         found = 0.0

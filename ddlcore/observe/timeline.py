@@ -1,4 +1,4 @@
-"""One rank's file of a timeline: valid JSON whenever it is looked at, written by a thread of its own."""
+"""Write one rank's file of a timeline on a thread of its own. The file is valid JSON at any time."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ __all__ = [
 ]
 
 log = logging.getLogger("ddl")
-PART = "rank*.json"  # names of such files
-MADE_HERE = ".ddl-timeline"  # the file that says so: what is not marked is never removed
+PART = "rank*.json"  # pattern of the names of such files
+MADE_HERE = ".ddl-timeline"  # file that marks a directory as made by ddl: others are never removed
 _PART_NAME = re.compile(r"rank\d+(\.\d+)?\.json")
 FLUSH_S = 0.2
-CHUNK = 32  # records worked on before other threads get a turn, which the write gives them
-CLOCK_S = 10.0  # from one look at the coordinator's clock to the next
+CHUNK = 32  # records handled before other threads get a turn, which a write gives them
+CLOCK_S = 10.0  # time between two readings of the coordinator's clock
 _END = b"\n]\n"
 
-Clock = Callable[[], "tuple[int, int] | None"]  # offset and error in ns; None: not to be had now
+Clock = Callable[[], "tuple[int, int] | None"]  # offset and error in ns; None: not available now
 
 
 def part_of(directory: Path, rank: int) -> Path:
-    """Where ``rank`` writes its part; a further one of the same process gets a number."""
+    """Return the path of the part that ``rank`` writes; further parts of the same rank get a number."""
     number = 0
     while True:
         path = directory / (f"rank{rank}.{number}.json" if number else f"rank{rank}.json")
@@ -50,7 +50,7 @@ def part_of(directory: Path, rank: int) -> Path:
 
 
 def make_directory(directory: Path) -> None:
-    """Makes a directory for parts, marked as made by ddl; one that is there already stays as it is. Raises OSError."""
+    """Make a directory for parts, marked as made by ddl. An existing directory stays as it is. Raises OSError."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
         directory.mkdir()
@@ -62,7 +62,10 @@ def make_directory(directory: Path) -> None:
 
 
 def remove_directory(directory: Path) -> None:
-    """Removes the parts in ``directory``, and itself if nothing else is in it; one that ddl did not make stays as it is."""
+    """Remove the parts in ``directory``, and the directory itself if nothing else is in it.
+
+    A directory that ddl did not make stays as it is.
+    """
     if directory.is_symlink() or not (directory / MADE_HERE).is_file():
         return
     with contextlib.suppress(OSError):
@@ -73,7 +76,7 @@ def remove_directory(directory: Path) -> None:
 
 
 def remove_if_empty(directory: Path) -> None:
-    """Removes ``directory`` where ddl made it and no part is left in it."""
+    """Remove ``directory`` if ddl has made it and no part is left in it."""
     with contextlib.suppress(OSError):
         if [path.name for path in directory.iterdir()] == [MADE_HERE]:
             (directory / MADE_HERE).unlink()
@@ -81,20 +84,26 @@ def remove_if_empty(directory: Path) -> None:
 
 
 class TraceFile:
-    """A list of events that grows at its end. Each write leaves a whole list, also for who reads in between."""
+    """A file with a JSON list of events that grows at its end.
+
+    Each write leaves a complete list, also for readers meanwhile.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the file cannot be made."""
+        """Create the file. Raises OSError if that is impossible."""
         make_directory(path.parent)
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._at = 0  # where the end of the list stands
+        self._at = 0  # position of the end of the list
         self._first = True
         os.pwrite(self._fd, b"[" + _END, 0)
         self._at = 1
 
     def add(self, events: Sequence[str]) -> None:
-        """Events as JSON, in one write, over the end of the list: the kernel takes it whole, or the process was killed within it."""
+        """Add events, given as JSON, in one write that replaces the end of the list.
+
+        The kernel executes the whole write, unless the process is killed within it.
+        """
         if not events:
             return
         data = ("\n" if self._first else ",\n") + ",\n".join(events)
@@ -107,17 +116,20 @@ class TraceFile:
         self._at += len(encoded)
 
     def close(self) -> None:
-        """No more will come."""
+        """Close the file; nothing can be added any more."""
         os.close(self._fd)
 
 
 class Timeline:
-    """From ``start`` to ``stop``: every so often what stands in the ring goes to the file."""
+    """A thread that writes the records of the ring to the file at short intervals, from ``start`` to ``stop``."""
 
     def __init__(
         self, ring: RingBuffer, writer: TraceWriter, path: Path, facts: Mapping[str, Any], clock: Clock
     ) -> None:
-        """``clock``: how this rank's clock compares with the coordinator's. Raises OSError as TraceFile does."""
+        """Create the file. ``clock`` compares this rank's clock with the coordinator's.
+
+        Raises OSError as TraceFile does.
+        """
         self.path = path
         self._ring = ring
         self._writer = writer
@@ -129,12 +141,12 @@ class Timeline:
         self._thread = threading.Thread(target=self._run, name="ddl-timeline", daemon=True)
 
     def start(self) -> None:
-        """Begins to write."""
+        """Start the thread."""
         self._add(self._writer.begin(self._facts, perf_counter_ns()))
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Writes what is left, and closes the file. May be repeated."""
+        """Write what is left and close the file. May be called again."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -144,7 +156,7 @@ class Timeline:
         look_ns = 0
         while True:
             ended = self._stopping.wait(FLUSH_S)
-            self._flush()  # first: the coordinator's answer may take long
+            self._flush()  # before asking for the clock, because the coordinator's answer may take long
             if ended or perf_counter_ns() >= look_ns:
                 self._look()
                 look_ns = perf_counter_ns() + int(CLOCK_S * 1e9)
@@ -169,6 +181,6 @@ class Timeline:
             return
         try:
             self._file.add(events)
-        except OSError as error:  # a full disk is no reason to end a training
+        except OSError as error:  # a full disk must not end the training
             self._failed = True
             log.warning("timeline: %s: %s; nothing more is written", self.path, error.strerror)

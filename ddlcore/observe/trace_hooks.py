@@ -1,6 +1,6 @@
-"""What the threads of a rank call while a timeline is recorded: a store or two a call, and nothing is worked out.
+"""Record what the threads of a rank do while a timeline is recorded: one or two stores for each call, no computation.
 
-Where none is recorded there are no trace hooks, and callers test for that once a bucket.
+While no timeline is recorded there are no trace hooks, and callers test for that once for each bucket.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Counted", "TraceHooks"]
 
 
 class Counted(Protocol):
-    """What is counted anyway; a bucket's own share is the difference to the bucket before."""
+    """Counters that exist anyway; the share of one bucket is the difference to their values at the bucket before."""
 
     pack_ns: int
     unpack_ns: int
@@ -24,7 +24,10 @@ class Counted(Protocol):
 
 
 class TraceHooks:
-    """Fills a ring. ``bucket`` is called by one thread at a time, all else by any."""
+    """Functions that put records into a ring buffer.
+
+    One thread at a time calls ``bucket``; any thread calls the others.
+    """
 
     def __init__(self, ring: RingBuffer, counted: Counted) -> None:
         self.ring = ring
@@ -33,10 +36,10 @@ class TraceHooks:
         self._unpack_ns = counted.unpack_ns
         self._nbytes = list(counted.nbytes)
 
-    # --- once a tensor, or for many at once
+    # --- once for each tensor, or for many at once
 
     def submitting(self, submit: Callable[..., None]) -> Callable[..., None]:
-        """``submit(entries, …)``, noting first when."""
+        """Return a function that records the time and calls ``submit(entries, …)``."""
         put = self.ring.put
 
         def noted(entries: Sequence[Any], *args: Any, **kinds: Any) -> None:
@@ -48,7 +51,7 @@ class TraceHooks:
         return noted
 
     def starting(self, start: Callable[..., None]) -> Callable[..., None]:
-        """``start(entry, …)`` of a persistent request, noting first when."""
+        """Return a function that records the time and calls ``start(entry, …)`` of a persistent request."""
         numbers, slots, mask, code = self.ring.numbers, self.ring.slots, self.ring.mask, Code.READY_TOGETHER
 
         def noted(entry: Any, address: int, owner: object, *args: Any) -> None:
@@ -59,7 +62,10 @@ class TraceHooks:
         return noted
 
     def starting_all(self, start: Callable[..., None]) -> Callable[..., None]:
-        """The same for many, of which each is (entry, address, owner)."""
+        """Return a function that records the time and calls ``start`` for many persistent requests.
+
+        Each of these is given as (entry, address, owner).
+        """
         numbers, slots, mask, code = self.ring.numbers, self.ring.slots, self.ring.mask, Code.READY_TOGETHER
 
         def noted(started: Sequence[tuple[Any, int, object]], *args: Any, **kinds: Any) -> None:
@@ -69,10 +75,10 @@ class TraceHooks:
 
         return noted
 
-    # --- once a bucket
+    # --- once for each bucket
 
     def bucket(self, what: Bucket | Planned, place: int, begun_ns: int, ended_ns: int) -> None:
-        """It has run. ``place``: in the schedule, -1 for one that was negotiated by itself."""
+        """Record that a bucket has run. ``place``: its place in the schedule, -1 if it was negotiated by itself."""
         ring, counted, kind = self.ring, self._counted, what.kind
         pack_ns, unpack_ns, nbytes = counted.pack_ns, counted.unpack_ns, counted.nbytes[kind]
         number = next(ring.numbers)
@@ -90,31 +96,34 @@ class TraceHooks:
         self._pack_ns, self._unpack_ns, self._nbytes[kind] = pack_ns, unpack_ns, nbytes
 
     def decided(self, bucket: Bucket) -> None:
-        """The coordinator's word for it has come."""
+        """Record that the coordinator has decided on a bucket."""
         self.ring.put(Code.DECIDED, perf_counter_ns(), bucket)
 
     def waited(self, since_ns: int, until_ns: int) -> None:
-        """A thread of the user's stood still for it."""
+        """Record that a user's thread has waited."""
         self.ring.put(Code.WAITED, since_ns, until_ns)
 
-    # --- now and then
+    # --- once for each change of mode
 
     def replay(self, epoch: int, schedule: int, buckets: Sequence[Planned], start: int) -> None:
-        """From here on ``schedule`` is replayed."""
+        """Record that ``schedule`` is replayed from now on."""
         self.ring.put(Code.REPLAY, perf_counter_ns(), epoch, schedule, buckets, start)
 
     def freeze(self, epoch: int) -> None:
-        """Nothing more of it is launched."""
+        """Record that no bucket of the schedule is launched any more."""
         self.ring.put(Code.FREEZE, perf_counter_ns(), epoch)
 
     def drain(self, epoch: int, begun_ns: int, valid: int, void: int) -> None:
-        """What others had launched was taken part in, and what was held was judged."""
+        """Record the end of a drain, after which all that any rank had launched has run.
+
+        ``valid`` and ``void`` are the numbers of held buckets that turned out so.
+        """
         self.ring.put(Code.DRAIN, begun_ns, perf_counter_ns(), epoch, valid, void)
 
     def discover(self, epoch: int) -> None:
-        """From here on all is negotiated."""
+        """Record that everything is negotiated from now on."""
         self.ring.put(Code.DISCOVER, perf_counter_ns(), epoch)
 
     def clock(self, offset_ns: int, error_ns: int) -> None:
-        """Added to this process's clock, ``offset_ns`` gives the coordinator's."""
+        """Record that ``offset_ns``, added to this process's clock, gives the coordinator's clock."""
         self.ring.put(Code.CLOCK, perf_counter_ns(), offset_ns, error_ns)

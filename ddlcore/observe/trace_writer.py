@@ -1,7 +1,9 @@
-"""Turns a rank's records into events of a Chrome trace, in Horovod's words; knows no file, thread or clock.
+"""Turn the records of a rank into events of a Chrome trace, with the names that Horovod uses.
 
-A bucket is a row of phases that follow each other. Buckets that overlap lie in different rows. What comes
-hundreds of times a second is put together as text: it shares the interpreter with the training.
+No files, threads or clocks.
+
+A bucket is a sequence of phases in one row. Buckets that overlap are in different rows. Events that occur hundreds of
+times a second are formatted as text directly, because this work competes with the training for the interpreter.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from ddlcore.types import Kind
 __all__ = ["FIRST_ROW", "MEMCPY_IN", "MEMCPY_OUT", "TraceWriter"]
 
 MEMCPY_IN, MEMCPY_OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
-USER, REPLAY, FIRST_ROW = 1, 2, 10  # thread ids in the trace
-SHOWN_NAMES = 8  # of a bucket that runs from memory; SCHEDULE has them all
+USER, REPLAY, FIRST_ROW = 1, 2, 10  # ids of rows (threads) in the trace
+SHOWN_NAMES = 8  # names shown for a replayed bucket; the SCHEDULE event has them all
 
 _WITHOUT_BYTES = (Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET)
 
@@ -35,12 +37,15 @@ class _Place:
         if len(planned.specs) == 1:
             spec = decode_spec(planned.specs[0])
             args["dtype"], args["shape"] = spec.dtype.label, list(spec.shape)
-        self.args = _dump(args)[:-1]  # to be gone on with
+        self.args = _dump(args)[:-1]  # without the closing brace, so that more can follow
         self.wire = wire
 
 
 class TraceWriter:
-    """One rank's. ``transport(set_id, kind)`` names what moves the bytes, such as "shm". Events are texts of JSON."""
+    """The writer of one rank's events, which are JSON texts.
+
+    ``transport(set_id, kind)`` returns the name of the transport, such as "shm".
+    """
 
     def __init__(
         self, pid: int, rank: int, host: str, transport: Callable[[int, Kind], str], mark_cycles: bool = False
@@ -50,18 +55,18 @@ class TraceWriter:
         self._host = host
         self._transport = transport
         self._mark_cycles = mark_cycles
-        self._rows: list[int] = []  # by row: when its last bucket ended
+        self._rows: list[int] = []  # by row: end of its last bucket
         self._ready = Readiness()
-        self._decided: dict[int, int] = {}  # by index of the bucket
-        self._places: dict[tuple[int, int], _Place] = {}  # by schedule and position, those that have run
+        self._decided: dict[int, int] = {}  # time, by index of the bucket
+        self._places: dict[tuple[int, int], _Place] = {}  # by schedule and position: buckets that have run
         self._epoch = 0
         self._schedule = -1
         self._buckets: Sequence[Planned] = ()
-        self._since_ns = 0  # when the present replay began, 0: there is none
+        self._since_ns = 0  # start of the present replay; 0: none
         self._frozen_ns = 0
 
     def begin(self, facts: Mapping[str, Any], now_ns: int) -> list[str]:
-        """The first events; ``facts`` describe the recording."""
+        """Return the first events; ``facts`` describe the recording."""
         return [
             self._meta("process_name", 0, {"name": f"rank {self._rank} ({self._host})"}),
             self._meta("process_sort_index", 0, {"sort_index": self._pid}),
@@ -71,7 +76,7 @@ class TraceWriter:
         ]
 
     def write(self, records: Iterable[Record]) -> list[str]:
-        """The events of what was recorded since the last call."""
+        """Return the events for ``records``."""
         events: list[str] = []
         for record in records:
             code, at_ns = record[1], record[2]
@@ -90,7 +95,7 @@ class TraceWriter:
         return events
 
     def end(self, now_ns: int, lost: int) -> list[str]:
-        """Closes what is open. ``lost``: records that nobody had read in time."""
+        """Return the last events. ``lost``: number of records that were overwritten before they were read."""
         events: list[str] = []
         self._close_replay(now_ns, events)
         return [*events, self._instant("END", REPLAY, now_ns, {"lost_records": lost})]
@@ -110,7 +115,7 @@ class TraceWriter:
             _, _, _, self._epoch, self._schedule, self._buckets, start = record
             self._since_ns = at_ns
             args = {"epoch": self._epoch, "schedule": self._schedule, "place": start, "buckets": len(self._buckets)}
-            # open until it is left: a file that ends here shows it all the same
+            # not closed until replay is left: so a file that ends here still shows it
             events.append(f'{self._head("REPLAY", "B", REPLAY, at_ns)},"args":{_dump(args)}}}')
         elif code == Code.FREEZE:
             self._frozen_ns = at_ns
@@ -134,7 +139,7 @@ class TraceWriter:
         ready = self._ready.of(what, begun_ns)
         first_ns, last_ns = (ready[0], ready[0]) if len(ready) == 1 else (min(ready), max(ready))
         replayed = place >= 0
-        asked_ns = last_ns if replayed else begun_ns  # and agreed upon: only the engine's turn is to come
+        asked_ns = last_ns if replayed else begun_ns  # since then it is decided: only the engine is still to come
         if isinstance(what, Bucket):
             decided_ns = self._decided.pop(what.index, begun_ns)
             asked_ns = asked_ns if replayed else min(max(decided_ns, last_ns), begun_ns)
@@ -169,7 +174,10 @@ class TraceWriter:
             events.append(self._instant("CYCLE_START", row, begun_ns, {"period": place // len(self._buckets)}))
 
     def _same(self, what: Bucket | Planned, place: int, events: list[str]) -> tuple[str, str]:
-        """The arguments that are the same each time, without the closing brace; and what its time on the wire is called."""
+        """Return the arguments that are always the same, and the name of the bucket's communication phase.
+
+        The closing brace of the arguments is left out, so that more of them can follow.
+        """
         if place < 0 or not self._buckets:
             args = {"tensors": len(what.names), "set": what.set_id, "names": list(what.names)}
             return _dump(args)[:-1], self._wire(what.set_id, what.kind)
@@ -190,7 +198,7 @@ class TraceWriter:
         return f"{self._transport(set_id, kind).upper().replace('+', '_')}_{kind.name}"
 
     def _row(self, since_ns: int, until_ns: int, events: list[str]) -> int:
-        """The first row that is free by then."""
+        """Return the first row that is free at ``since_ns``."""
         for row, ended_ns in enumerate(self._rows):
             if ended_ns <= since_ns:
                 self._rows[row] = until_ns

@@ -1,4 +1,4 @@
-"""Names of plugins and of frameworks that the core knows, and what to install for them: the one place where it names them."""
+"""List the plugins and frameworks that the core knows, and what installs them: the only module that names them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 __all__ = ["ALIASES", "FLAGS_OF_TRANSPORTS", "FRAMEWORKS"]
 
-ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the line that installs it
+ALIASES: Mapping[str, Mapping[str, str]] = {  # kind -> name -> the command that installs it
     "transport": {
         "gloo": "pip install ddl-gloo",
         "mpi": "pip install ddl-mpi",

@@ -1,4 +1,4 @@
-"""Where a module lies, and running it alone: its package, whose import may cost a framework's, is left alone."""
+"""Find a module and run it alone: without importing its package, which could import a whole framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["find", "run_alone"]
 
 
 def find(name: str) -> ModuleSpec | None:
-    """The spec of module ``name``, or None where there is none. Nothing is imported.
+    """Return the spec of module ``name``, or None if there is no such module, without importing it.
 
     importlib.util.find_spec would import the parents of a dotted name.
     """
@@ -22,20 +22,20 @@ def find(name: str) -> ModuleSpec | None:
         for part in rest:
             if spec is None or spec.submodule_search_locations is None:
                 return None
-            if spec.origin is None:  # a package without a file: it has no code to run, and finds its parts by itself
+            if spec.origin is None:  # a namespace package: it has no code to run, and computes its own path
                 importlib.import_module(at)
             at = f"{at}.{part}"
             spec = PathFinder.find_spec(at, spec.submodule_search_locations)
-    except (ImportError, ValueError):  # a parent that is no package, or a loaded module without a spec
+    except (ImportError, ValueError):  # a parent that is no package, or a loaded module that has no spec
         return None
     return spec
 
 
 def run_alone(name: str) -> ModuleType:
-    """Module ``name``, imported without its parents unless it asks for them.
+    """Import module ``name`` without importing its parents, unless it imports them itself.
 
-    So listing a plugin does not run its package's ``__init__``, which may import a framework and is free to.
-    Raises ModuleNotFoundError where there is no such module, else what the module raises.
+    So listing a plugin does not run the ``__init__`` of its package, which may import a framework. Raises
+    ModuleNotFoundError if there is no such module, otherwise what the module raises.
     """
     if name in sys.modules or "." not in name:
         return importlib.import_module(name)
@@ -43,7 +43,7 @@ def run_alone(name: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses, for one, look their module up
+    sys.modules[name] = module  # dataclasses, for example, look up their module
     try:
         spec.loader.exec_module(module)
     except BaseException:

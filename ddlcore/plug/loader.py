@@ -1,7 +1,7 @@
-"""Which plugins are loaded: the built-in one and those that installed distributions announce, once, at start-up.
+"""Load plugins once at start-up: the built-in one and those that installed distributions announce.
 
-A plugin that is broken becomes one line among the registry's problems; the others go on. It refuses to
-know what a provider is good for.
+A broken plugin becomes one line in the registry's problems, and the others are still loaded. This module does not know
+what providers are used for.
 """
 
 from __future__ import annotations
@@ -61,26 +61,31 @@ _HOOKS: dict[str, type[Provider]] = {
 
 
 def load_plugins(settings: Settings) -> Registry:
-    """Asks every plugin once what it offers. The built-in one comes first, the rest in the order of their names.
+    """Ask every plugin once what it offers, and return the registry.
 
-    ``settings`` hold the allow list (``plugins``) and the deny list (``plugins_off``); both take the name of
-    an entry point or of a distribution. A broken plugin raises nothing: see ``Registry.problems``.
+    The built-in plugin is first, others follow by name.
+
+    ``settings`` contain the allow list (``plugins``) and the deny list (``plugins_off``); both accept the name of an
+    entry point or of a distribution. A broken plugin raises nothing: see ``Registry.problems``.
     """
     registry = Registry()
     _introduce(importlib.import_module(_BUILTIN), _core(), registry)
     for origin, entry in _chosen(_installed(), settings, registry):
         try:
             _require_contract(entry)
-            with redirect_stdout(sys.stderr):  # what a plugin prints is no part of what a command of ours prints
+            with redirect_stdout(sys.stderr):  # a plugin's output must not mix with the output of a command
                 _introduce(_plugin(entry), origin, registry)
-        except (Exception, SystemExit) as error:  # whatever foreign code raises; Ctrl-C goes on
+        except (Exception, SystemExit) as error:  # plugins may raise anything; KeyboardInterrupt passes
             what_next = f"pip install --upgrade {origin.name}, or keep it from loading by DDL_PLUGINS_OFF={entry.name}"
             registry.refuse(origin, entry.name, f"{_one_line(error)}; {what_next}")
     return registry
 
 
 def _installed() -> list[_Found]:
-    """Every plugin that a distribution announces, in the order of their names; of several contracts its newest."""
+    """Return every plugin that a distribution announces, sorted by name.
+
+    Of a plugin that supports several versions of the contract, only the newest is returned.
+    """
     found = [(_origin(entry), entry) for entry in entry_points(group=ENTRY_POINT_GROUP)]
     present = {origin.name for origin, _ in found}
     former = [(_origin(entry), entry) for group in FORMER_GROUPS for entry in entry_points(group=group)]
@@ -100,7 +105,7 @@ def _require_contract(entry: EntryPoint) -> None:
 
 
 def _plugin(entry: EntryPoint) -> object:
-    """What the entry point names: a module, or an object in one."""
+    """Return what the entry point names: a module, or an object in a module."""
     plugin: object = run_alone(entry.module)
     for part in entry.attr.split(".") if entry.attr else ():
         plugin = getattr(plugin, part)
@@ -108,12 +113,12 @@ def _plugin(entry: EntryPoint) -> object:
 
 
 def _introduce(plugin: object, origin: Distribution, registry: Registry) -> None:
-    """Offers everything that ``plugin`` provides, or, where a hook of it is wrong, nothing and raises."""
-    manager = pluggy.PluginManager("ddlcore")  # one for each plugin: what is wrong with it stays its own
+    """Offer all providers of ``plugin`` to the registry. If one of its hooks is wrong, raise and offer none."""
+    manager = pluggy.PluginManager("ddlcore")  # one for each plugin, so that a broken plugin does not affect the others
     manager.add_hookspecs(Hooks)
-    manager.register(plugin)  # refuses a hook with arguments that its specification lacks
+    manager.register(plugin)  # raises for a hook with arguments that its specification lacks
     try:
-        manager.check_pending()  # refuses a hook that no specification has
+        manager.check_pending()  # raises for a hook without a specification
     except pluggy.PluginValidationError as error:
         names = [caller.name for caller in manager.get_hookcallers(plugin) or () if caller.name not in _HOOKS]
         raise PluginError(_unknown(names[0]) if names else str(error)) from error
@@ -123,8 +128,8 @@ def _introduce(plugin: object, origin: Distribution, registry: Registry) -> None
     for hook, kind in _HOOKS.items():
         caller = getattr(manager.hook, hook)
         answers = caller()
-        if len(answers) < len(caller.get_hookimpls()):  # pluggy leaves None out
-            raise PluginError(f"{hook} gave nothing; it must return a list of {kind.__name__}")
+        if len(answers) < len(caller.get_hookimpls()):  # pluggy omits results that are None
+            raise PluginError(f"{hook} returned None; it must return a list of {kind.__name__}")
         for answer in answers:
             offered += [_checked(provider, hook, kind) for provider in answer]
     for provider in offered:
@@ -140,12 +145,12 @@ def _unknown(hook: str) -> str:
 
 def _checked(provider: object, hook: str, kind: type[Provider]) -> Provider:
     if type(provider) is not kind:
-        raise PluginError(f"{hook} gave {provider!r:.80}, which is no {kind.__name__}")
+        raise PluginError(f"{hook} returned {provider!r:.80}, which is no {kind.__name__}")
     return provider
 
 
 def _chosen(installed: Iterable[_Found], settings: Settings, registry: Registry) -> list[_Found]:
-    """The entry points that the allow and the deny list leave; a name in them that nobody has is a problem."""
+    """Return the entry points that pass the allow and the deny list; report names in these lists that are unknown."""
     only = {_plain(name) for name in settings.names("plugins")}
     off = {_plain(name) for name in settings.names("plugins_off")}
     chosen = []
@@ -167,14 +172,14 @@ def _chosen(installed: Iterable[_Found], settings: Settings, registry: Registry)
 
 
 def _plain(name: str) -> str:
-    """A distribution's name as package indexes compare it: ddl_mine is ddl-mine."""
+    """Return a distribution's name in the normal form of package indexes: ddl_mine is ddl-mine."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _origin(entry: EntryPoint) -> Distribution:
     if entry.dist is None:
         return Distribution("unknown", "0")
-    metadata = entry.dist.metadata  # parsed anew each time it is asked for, its name and version included
+    metadata = entry.dist.metadata  # parsed again at each access, also for name and version
     return Distribution(metadata["Name"], metadata["Version"])
 
 

@@ -1,6 +1,6 @@
-"""What is on offer: the providers at each extension point, by name, and their classes when one is first used.
+"""Hold the providers of each extension point by name, and import their classes when these are first used.
 
-It knows nothing of hooks or entry points; loader.py fills it.
+This module knows nothing about hooks or entry points; loader.py fills the registry.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger("ddl")
 
 
 class Distribution(NamedTuple):
-    """Where a provider comes from, in the words of ``pip list``."""
+    """The distribution that a provider comes from, with the name and version of ``pip list``."""
 
     name: str
     version: str
@@ -66,21 +66,21 @@ class Distribution(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A plugin, or one provider of it, that is not in use."""
+    """A plugin, or one of its providers, that is not used."""
 
     origin: Distribution
-    name: str  # the provider's, or where the whole plugin is refused its entry point's
-    kind: str  # in words; empty: the whole plugin
+    name: str  # name of the provider, or of the entry point if the whole plugin is refused
+    kind: str  # kind of provider; empty: the whole plugin
     reason: str  # what is wrong and what to do
-    off: bool = False  # the user's own lists leave it out: no problem
+    off: bool = False  # left out by the user's own lists: not a problem
 
 
 class Registry:
     """The providers at each extension point, by name.
 
-    Filled once at start-up and only read afterwards, by any thread. ``problems`` holds one line for
-    each plugin or provider that was refused, naming its distribution; ``refusals`` the same as facts, and
-    what the allow and the deny list leave out.
+    It is filled once at start-up, and afterwards any thread may read it. ``problems`` has one line for each plugin or
+    provider that was refused, with the name of its distribution. ``refusals`` holds the same as data, and also what the
+    allow and deny lists leave out.
     """
 
     def __init__(self) -> None:
@@ -104,40 +104,40 @@ class Registry:
     # --- by name
 
     def transport(self, name: str) -> TransportProvider:
-        """The transport that is called ``name``.
+        """Return the transport called ``name``.
 
-        Raises PluginError with the line that installs it, where one is known, else with the names there are.
+        Raises PluginError with the command that installs it, if that is known, otherwise with the names that exist.
         """
         return self._named("transport", self.transports, name)
 
     def adapter(self, name: str) -> AdapterProvider:
-        """The adapter that is called ``name``. Raises PluginError as ``transport`` does; so do the following."""
+        """Return the adapter called ``name``. This and the next methods raise PluginError as ``transport`` does."""
         return self._named("adapter", self.adapters, name)
 
     def fusion_policy(self, name: str) -> FusionProvider:
-        """The fusion policy that is called ``name``."""
+        """Return the fusion policy called ``name``."""
         return self._named("fusion policy", self.fusion_policies, name)
 
     def compressor(self, name: str) -> CompressorProvider:
-        """The compressor that is called ``name``."""
+        """Return the compressor called ``name``."""
         return self._named("compressor", self.compressors, name)
 
     def tuner(self, name: str) -> TunerProvider:
-        """The tuner that is called ``name``."""
+        """Return the tuner called ``name``."""
         return self._named("tuner", self.tuners, name)
 
     def launcher(self, name: str) -> LauncherProvider:
-        """The way of starting agents that is called ``name``."""
+        """Return the launcher called ``name``, which starts agents."""
         return self._named("launcher", self.launchers, name)
 
     def bench_peer(self, name: str) -> BenchPeerProvider:
-        """The library to measure against that is called ``name``."""
+        """Return the library called ``name`` that ddl is measured against."""
         return self._named("bench peer", self.bench_peers, name)
 
     def kernels_for(self, kind: str) -> KernelsProvider:
-        """What serves devices of that kind: of those that can be used here the first in priority.
+        """Return the provider of kernels for devices of ``kind`` that has the highest priority of those usable here.
 
-        Raises PluginError, with what keeps each of them from being used, or the line that installs one.
+        Raises PluginError, which says why each of them cannot be used, or the command that installs one.
         """
         offered = [one for one in self.kernels.values() if one.device == kind]
         objections = []
@@ -151,7 +151,10 @@ class Registry:
         raise PluginError(f"memory of {kind} cannot be used ({known}); or pass a copy in host memory")
 
     def communicators_of(self, comm: object) -> CommunicatorsProvider | None:
-        """The one whose library ``comm`` is of; None where that is nobody's. Imports nothing."""
+        """Return the provider for the library of the communicator ``comm``; None if no plugin knows it.
+
+        Imports nothing.
+        """
         modules = {one.__module__.partition(".")[0] for one in type(comm).__mro__}
         return next((p for p in self.communicators.values() if p.module in modules), None)
 
@@ -163,28 +166,28 @@ class Registry:
         raise PluginError(f"no {kind} is called '{name}'; {what_next}{self.left_out(name)}")
 
     def left_out(self, name: str) -> str:
-        """What has kept something of that name from being used, for the end of a message; empty where nothing has."""
+        """Return, for the end of a message, why a provider called ``name`` is not used; "" if none was refused."""
         off = [f"{one.origin} is off: {one.reason}" for one in self.refusals if one.off and one.name == name]
         return "".join(f"; {line}" for line in [*(one for one in self.problems if f"'{name}'" in one), *off])
 
     # --- one provider
 
     def distribution(self, provider: Provider) -> Distribution:
-        """Name and version of the distribution that offers ``provider``, which this registry holds."""
+        """Return name and version of the distribution that offers ``provider``, which must be in this registry."""
         return self._origins[provider]
 
     def offers(self) -> list[tuple[str, Provider]]:
-        """Every provider with its kind, in words; kind by kind."""
+        """Return every provider with the name of its kind, sorted by kind."""
         return [(row.word, provider) for row in _KINDS.values() for provider in getattr(self, row.table).values()]
 
     def distributions(self) -> set[str]:
-        """The names of all distributions that offer anything, in their own spelling."""
+        """Return the names of all distributions that offer anything, in their own spelling."""
         return {origin.name for origin in self._origins.values()}
 
     def missing(self, provider: Provider) -> str:
-        """What keeps ``provider`` from being used here, with the line that helps; empty where nothing does.
+        """Return why ``provider`` cannot be used here, with the command that helps; "" if it can be used.
 
-        Imports nothing but the module of the provider's probe: modules are looked for, not loaded.
+        Imports nothing but the module of the provider's probe: required modules are looked for, not imported.
         """
         if provider.platforms and sys.platform not in provider.platforms:
             return f"works on {' and '.join(provider.platforms)} only; this is {sys.platform}"
@@ -199,11 +202,14 @@ class Registry:
             return ""
         try:
             return str(_function(provider.probe)())
-        except Exception as error:  # whatever a foreign module raises
+        except Exception as error:  # a plugin's probe may raise anything
             return f"{provider.probe} failed ({type(error).__name__}: {error}); {self._repair(provider)}"
 
     def library(self, provider: Provider) -> Library | None:
-        """The foreign library behind ``provider`` as this process loads it; None where there is none, or it does not load."""
+        """Return the external library behind ``provider``, as this process loads it.
+
+        Returns None if there is none, or if it cannot be loaded.
+        """
         if not provider.library or self.missing(provider):
             return None
         try:
@@ -238,10 +244,10 @@ class Registry:
     @overload
     def load(self, provider: CommandProvider) -> click.Command: ...
     def load(self, provider: Provider) -> object:
-        """Imports what ``provider`` names and returns it: a class of its contract, or a click command.
+        """Import and return the target of ``provider``: a class of its contract, or a click command.
 
-        Raises PluginError, naming the distribution and what to do, where a module it needs is missing,
-        its own module does not import, or the thing it names is not what the contract asks for.
+        Raises PluginError, with the distribution and what to do, if a required module is missing, if its own module
+        cannot be imported, or if its target is not of the type that the contract requires.
         """
         who = f"{_KINDS[type(provider)].word} '{provider.name}' of {self.distribution(provider)}"
         missing = self.missing(provider)
@@ -249,12 +255,12 @@ class Registry:
             raise PluginError(f"{who} cannot be used: {missing}")
         module, _, attribute = provider.target.partition(":")
         try:
-            # A check looks at what may be broken: its package, which may import just that, is left alone.
+            # A check examines what may be broken, and its package may import just that: import it without the package.
             imported = run_alone if isinstance(provider, CheckProvider) else importlib.import_module
             found: object = imported(module)
             for part in attribute.split("."):
                 found = getattr(found, part)
-        except Exception as error:  # whatever a foreign module raises while it is imported
+        except Exception as error:  # a plugin's module may raise anything while it is imported
             what = f"{provider.target} cannot be loaded ({type(error).__name__}: {error})"
             raise PluginError(f"{who}: {what}; {self._repair(provider)}") from error
         contract = _KINDS[type(provider)].contract
@@ -265,12 +271,13 @@ class Registry:
     def _repair(self, provider: Provider) -> str:
         return provider.install or f"pip install --force-reinstall {self.distribution(provider).name}"
 
-    # --- filling, by the loader alone
+    # --- filling; only the loader calls these
 
     def offer(self, provider: Provider, origin: Distribution) -> None:
-        """Takes ``provider`` in, or notes why not: another contract version, a name or setting that is taken, a malformed target.
+        """Add ``provider``, or note why it is refused.
 
-        The first to offer a name keeps it.
+        Reasons are another contract version, a malformed target, or a name or setting that exists already: the first
+        provider that offers a name keeps it.
         """
         kind = _KINDS[type(provider)]
         table: dict[str, Provider] = getattr(self, kind.table)
@@ -302,13 +309,13 @@ class Registry:
         self.refusals.append(Refusal(origin, provider.name, kind.word, wrong))
 
     def refuse(self, origin: Distribution, entry: str, reason: str) -> None:
-        """Notes that the plugin of entry point ``entry`` offers nothing."""
+        """Note that the plugin of entry point ``entry`` is not used."""
         self.problems.append(f"plugin '{entry}' of {origin} is not used: {reason}")
         self.refusals.append(Refusal(origin, entry, "", reason))
 
 
 def _function(target: str) -> Callable[[], object]:
-    """What ``module:function`` names, from the module without its package's ``__init__``."""
+    """Return the function ``module:function``, importing its module without the ``__init__`` of the package."""
     module, _, name = target.partition(":")
     found: Callable[[], object] = getattr(run_alone(module), name)
     return found
@@ -317,7 +324,7 @@ def _function(target: str) -> Callable[[], object]:
 class _Kind(NamedTuple):
     word: str  # for messages
     table: str  # attribute of the registry
-    contract: type | None = None  # base of what the target names; a fusion policy is any class with its method
+    contract: type | None = None  # base class of the target; a fusion policy is any class with its method
 
 
 _KINDS: Mapping[type[Provider], _Kind] = {

@@ -1,4 +1,4 @@
-"""The settings of a job with the rows that its plugins bring."""
+"""Return the settings of a job, including those that its plugins define."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def settings_of(
     file: Mapping[str, object] | None = None,
     registry: Registry | None = None,
 ) -> tuple[Settings, Registry]:
-    """The settings and the plugins that hold here. Plugins bring rows of their own, so they are loaded in between.
+    """Return the settings and the plugins of this process.
 
-    ``registry``: of the plugins, where they have been loaded already.
+    The settings that say which plugins to load are read first, then all settings, since plugins define settings of
+    their own. ``registry``: the plugins, if they have been loaded already.
     """
     if registry is None:
         registry = load_plugins(load_settings(environ, _known(file, SETTINGS), _known(flags, SETTINGS)))

@@ -1,1 +1,1 @@
-"""One rank's work and the coordinator's decisions; knows no framework, no plugin and no environment."""
+"""Does one rank's work and makes the coordinator's decisions; knows no framework, no plugin and no environment."""

@@ -1,4 +1,4 @@
-"""Brings together what a rank needs for tensors on devices: which kernels and transports, from what is installed."""
+"""Brings together what a rank needs for tensors on devices: which of the installed kernels and transports it uses."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ __all__ = ["Accelerators", "Shelf"]
 
 
 class Shelf(Offers, Protocol):
-    """What is installed; plug's registry is one."""
+    """The installed kernels and transports; plug's registry is one."""
 
     def kernels_for(self, kind: str) -> KernelsProvider:
-        """What serves a kind of device. Raises PluginError, saying what keeps each offer from that."""
+        """Return what serves a kind of device. Raises PluginError, which says why each offer cannot."""
 
     def load(self, provider: Any) -> Any:
-        """The class that a provider names."""
+        """Return the class that a provider names."""
 
 
 class Accelerators:
-    """Of one rank's job. ``solo`` makes the transport of a set of one; ``over`` says whether the job is."""
+    """The devices of one rank's job.
+
+    ``solo`` makes the transport of a set of one rank; ``over`` returns whether the job is over.
+    """
 
     def __init__(
         self,
@@ -61,10 +64,11 @@ class Accelerators:
         self.executor = DeviceExecutor(self._routes, compressor)
 
     def label(self, device: Device, sparse: bool = False, stage_on_host: bool = False) -> str:
-        """What a Spec calls ``device``, which is opened the first time; ranks that use several name them in one order.
+        """Return the name of ``device`` in a Spec, and open the device the first time. Any thread may call this.
 
-        ``sparse``: of a sparse gradient; ``stage_on_host``: asked to be staged on the host. Any thread. Raises PluginError
-        where nothing serves that kind of device, DeviceError where it cannot be opened.
+        Ranks that use several devices must name them in the same order. ``sparse``: for a sparse gradient.
+        ``stage_on_host``: the user asked for staging on the host. Raises PluginError if nothing serves that kind of
+        device, and DeviceError if it cannot be opened.
         """
         if device.kind == CPU.kind:
             return CPU.kind
@@ -73,9 +77,9 @@ class Accelerators:
         )
 
     def tidy(self) -> bool:
-        """Lets go of memory that devices have done with; whether more is to go. Engine only.
+        """Release memory that devices no longer use, and return whether more is left. Engine's thread only.
 
-        Raises where a transport has failed by itself meanwhile.
+        Raises if a transport has failed by itself since the last call.
         """
         self._routes.check()
         return self.devices.tidy()
@@ -86,7 +90,7 @@ class Accelerators:
         return runtime
 
     def _own(self, kind: str, number: int) -> Device:
-        """Of the devices of a kind, the one that this rank would use by itself, and those behind it."""
+        """Return the device of a kind that this rank would choose by itself; ``number``: how many devices after it."""
         count = self._shelf.load(self._shelf.kernels_for(kind)).count()
         first = self._local_rank if count > self._local_rank else 0
         return Device(kind, (first + number) % max(count, 1))

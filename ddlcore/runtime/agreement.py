@@ -1,7 +1,7 @@
-"""Compares what ranks tell of their parameters, step by step, and words a difference; knows no tensor, only digests.
+"""Compares what ranks report about their parameters, step by step, and describes a difference; sees only digests.
 
-Sans-I/O, like the coordinator beside which it lives: nobody waits for a comparison. Ranks tell their digests and train
-on; what was told of one step is compared once every member that can still tell has told.
+No I/O, like the coordinator, to which it belongs. No rank waits for a comparison: ranks report their digests and
+continue to train. A step is compared once every member that can still report it has reported it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ddlcore.messages import Differ, Digests, Explain, FromCoordinator, Notice, 
 __all__ = ["Agreement", "differing", "distance", "grouped", "wording"]
 
 Outgoing = list[tuple[int, FromCoordinator]]
-KEPT = 64  # steps of one optimizer that wait for a rank; a rank so far behind is left out
-EXPLAIN_S = 8.0  # for ranks to send what they have of the tensor that differs
+KEPT = 64  # steps of one optimizer that wait for a rank; if there are more, the oldest is dropped
+EXPLAIN_S = 8.0  # how long ranks may take to send their values of the tensor that differs
 FORGOTTEN = (
     "call broadcast_parameters(model.state_dict(), root_rank=0) after init() and before the first step, and step with "
     "ddl.DistributedOptimizer(optimizer). Where the ranks are to differ: verify_first_step=0 (--no-verify-first-step)"
@@ -38,28 +38,31 @@ FORMATS = {
 
 @dataclass
 class _Optimizer:
-    """What was told of one optimizer's parameters."""
+    """What was reported about one optimizer's parameters."""
 
-    told: dict[int, dict[int, Digests]] = field(default_factory=dict)  # by step, by rank
-    agreed: int = -1  # the last step at which all were equal
+    told: dict[int, dict[int, Digests]] = field(default_factory=dict)  # by step, then by rank
+    agreed: int = -1  # the last step at which all ranks had equal parameters
     descriptions: dict[bytes, tuple[str, ...]] = field(default_factory=dict)
     warned: bool = False
 
 
 @dataclass
 class _Explaining:
-    """A difference that was found, while ranks are asked for the values."""
+    """A difference that was found, while ranks are asked for their values."""
 
     differ: Differ
     advice: str
-    count: int  # of tensors that differ
+    count: int  # the number of tensors that differ
     asked: tuple[int, ...]
     samples: dict[int, Sample] = field(default_factory=dict)
     since_s: float | None = None
 
 
 class Agreement:
-    """Of one world. Ranks are the world's own. ``sets``, ``joined``: its process sets, and who has called join."""
+    """The comparisons of one world; ranks are the world's own. ``sets``: its process sets.
+
+    ``joined``: who has called join.
+    """
 
     def __init__(
         self, size: int, sets: Mapping[int, tuple[int, ...]], joined: Callable[[], Collection[int]] = tuple
@@ -71,10 +74,10 @@ class Agreement:
         self._gone: set[int] = set()
         self._settling: set[int] = set()
         self._explaining: _Explaining | None = None
-        self.differ: Differ | None = None  # once the job is over for it
+        self.differ: Differ | None = None  # the difference because of which the job ended
 
     def hear(self, rank: int, message: Digests) -> Outgoing:
-        """``rank`` tells its digests. Raises DdlInternalError for what makes no sense."""
+        """Take the digests that ``rank`` reports. Raises DdlInternalError if they are invalid."""
         if self.differ is not None or self._explaining is not None:
             return []
         one = self._optimizers.setdefault((message.set_id, message.label), _Optimizer())
@@ -89,25 +92,28 @@ class Agreement:
         return self._compare()
 
     def settle(self, rank: int) -> Outgoing:
-        """``rank`` wants to leave, and to know first whether what it told was compared."""
+        """Note that ``rank`` wants to leave, and first wants to know that everything it reported has been compared."""
         self._settling.add(rank)
         return self._compare()
 
     def gone(self, rank: int) -> Outgoing:
-        """``rank`` has left or died: nobody waits for what it might have told."""
+        """Note that ``rank`` has left or died: no comparison waits for it any more."""
         self._gone.add(rank)
         self._settling.discard(rank)
         return self._compare() + (self._explained() if self._explaining is not None else [])
 
     def sampled(self, rank: int, message: Sample) -> Outgoing:
-        """``rank`` answers Explain."""
+        """Take the answer of ``rank`` to Explain."""
         if self._explaining is None:
             return []
         self._explaining.samples[rank] = message
         return self._explained()
 
     def look(self, now_s: float) -> Outgoing:
-        """Asked about once a second: ends a wait for values, and counts those who have joined since."""
+        """End a wait for values that takes too long, and consider ranks that have joined since.
+
+        Called about once a second.
+        """
         waiting = self._explaining
         if waiting is None:
             return self._compare()
@@ -128,9 +134,9 @@ class Agreement:
         return outgoing + self._settle()
 
     def _settle(self) -> Outgoing:
-        """Answers those who wait to leave and of whom nothing is left to compare."""
+        """Answer the ranks that wait to leave and whose reports have all been compared."""
         if self.differ is not None or self._explaining is not None:
-            return []  # these are told that they differ
+            return []  # these ranks will be told about the difference
         pending = {rank for one in self._optimizers.values() for told in one.told.values() for rank in told}
         settled = sorted(self._settling - pending)
         self._settling &= pending
@@ -163,11 +169,11 @@ class Agreement:
         return [(rank, Explain(*place, names[rank].index(tensor))) for rank in self._explaining.asked]
 
     def _listener(self) -> int:
-        """The lowest rank that is still there: its log gets warnings."""
+        """Return the lowest rank that is still there; its log gets the warnings."""
         return min(set(range(self._size)) - self._gone, default=0)
 
     def _explained(self, late: bool = False) -> Outgoing:
-        """Ends the job on every rank, once the values are there or will not come."""
+        """End the job on every rank, once the values have come or will not come."""
         waiting = self._explaining
         if waiting is None or not (late or all(r in waiting.samples or r in self._gone for r in waiting.asked)):
             return []
@@ -188,7 +194,7 @@ class Agreement:
 
 
 def grouped(values: Mapping[int, object]) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks that have the same value, the largest group first, then the one with the lowest rank."""
+    """Return the ranks grouped by equal value: the largest group first, among equal ones that with the lowest rank."""
     groups: dict[object, list[int]] = {}
     for rank in sorted(values):
         groups.setdefault(values[rank], []).append(rank)
@@ -198,10 +204,10 @@ def grouped(values: Mapping[int, object]) -> tuple[tuple[int, ...], ...]:
 def differing(
     names: Mapping[int, tuple[str, ...]], digests: Mapping[int, bytes]
 ) -> tuple[int, tuple[tuple[int, ...], ...], int]:
-    """Return the index of the first tensor that differs, the ranks by what they have of it, and how many differ.
+    """Return the index of the first tensor that differs, the ranks grouped by their values of it, and how many differ.
 
-    Tensors are paired by their names; the index is in the order of the lowest rank, -1 where the ranks do not have the
-    same tensors. No groups: nothing differs.
+    Tensors are paired by name. The index is in the order of the lowest rank, or -1 if the ranks do not have the same
+    tensors. If nothing differs, there are no groups.
     """
     if len({tuple(sorted(own)) for own in names.values()}) > 1:
         return -1, grouped({rank: tuple(sorted(own)) for rank, own in names.items()}), 0
@@ -214,7 +220,10 @@ def differing(
 
 
 def distance(one: Sample, other: Sample) -> float | None:
-    """Return the largest absolute difference of the elements, NaN where one of two is none; None where it is not known."""
+    """Return the largest absolute difference of the elements; None if it is unknown.
+
+    The result is NaN if an element is NaN in only one of the two samples.
+    """
     mine, theirs = _numbers(one), _numbers(other)
     if not mine or not theirs or len(mine) != len(theirs):
         return None
@@ -242,7 +251,10 @@ def _numbers(sample: Sample) -> Sequence[float]:
 
 
 def wording(differ: Differ, count: int, advice: str = "") -> str:
-    """Return the whole message about a difference; ``differ.text`` says of what. ``count``: tensors that differ."""
+    """Return the whole message about a difference.
+
+    ``differ.text`` says whose parameters they are. ``count``: the number of tensors that differ.
+    """
     what, _, table = differ.text.partition("\n")
     head = f"the ranks' parameters differ ({what})"
     lines = [f"{head}: they do not have the same tensors", table] if table else [head]
@@ -267,7 +279,7 @@ def wording(differ: Differ, count: int, advice: str = "") -> str:
 
 
 def _table(names: Mapping[int, tuple[str, ...]]) -> str:
-    """Who has which tensors: how many, and the first that not all have at that place."""
+    """Return which ranks have which tensors: how many, and the tensor at the first place where ranks differ."""
     most = max(map(len, names.values()))
     padded = {rank: (*own, *["nothing"] * (most - len(own))) for rank, own in names.items()}
     at = next(i for i in range(most) if len({own[i] for own in padded.values()}) > 1)

@@ -1,4 +1,7 @@
-"""Notices that a rank is in one thing for long, which only the rank itself can see, and says when it is no more. Pure."""
+"""Notices that a rank has been in one operation for long, which only the rank can see, and reports when that ends.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,24 @@ LEAST_S = 0.05
 
 
 class Alarm:
-    """A rank's. The alarm comes a little before the first limit, so that the coordinator can ask the others in time."""
+    """The alarm of one rank.
+
+    It comes a little before the first limit, so that the coordinator can ask the other ranks in time.
+    """
 
     def __init__(self, patience: Patience) -> None:
         least_s = min((limit_s for limit_s in (patience.warning_s, patience.shutdown_s) if limit_s > 0), default=0.0)
-        self.interval_s = min(IDLE_S, max(LEAST_S, least_s / 8)) if least_s else IDLE_S  # how often to look
+        self.interval_s = min(IDLE_S, max(LEAST_S, least_s / 8)) if least_s else IDLE_S  # how often to check
         self._after_s = max(least_s - patience.answer_s, least_s / 2)
         self._looks = least_s > 0
-        self._look_s = 0.0  # when to look again: the control thread comes by more often
+        self._look_s = 0.0  # when to check again: the control thread calls more often than needed
         self._time = WatchedTime()
-        self._at: tuple[int, int] | tuple[int, str] | None = None  # which never come again
+        self._at: tuple[int, int] | tuple[int, str] | None = None  # the rank's place; no place comes twice
         self._since_s = 0.0
         self._given: ReplayStatus | Busy | None = None
 
     def look(self, doing: Callable[[], ReplayStatus | Busy | None], now_s: float) -> list[ReplayStatus | Busy]:
-        """The alarm, once; and that it is over, once, where one was given."""
+        """Return the alarm, once, if one is due; and, once, that it is over if an alarm was given before."""
         if not self._looks or now_s < self._look_s:
             return []
         self._look_s = now_s + self.interval_s / 2
@@ -51,7 +57,7 @@ class Alarm:
         return said
 
     def since(self, replay_status: ReplayStatus | None) -> ReplayStatus | None:
-        """``replay_status`` with how long it has lasted."""
+        """Return ``replay_status`` with the time that it has lasted."""
         if replay_status is None or _place(replay_status) != self._at:
             return replay_status
         return msgspec.structs.replace(replay_status, waits_s=self._time.seconds - self._since_s)

@@ -1,4 +1,4 @@
-"""Reads what ``--backend`` says; which transports there are, and who can serve whom, it does not know."""
+"""Parses the value of ``--backend``; it does not know which transports exist and which ranks they can serve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMS = "auto, NAME, LOCAL+CROSS, or one of them followed by KIND=… such as a
 
 @dataclass(frozen=True)
 class Choice:
-    """``auto``, the name of one transport, or those of a local and a cross-host one."""
+    """Contains ``auto``, the name of one transport, or the names of a local and a cross-host one."""
 
     names: tuple[str, ...]
 
@@ -27,16 +27,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Backend:
-    """What is to serve each kind of operation."""
+    """The transports to use for each kind of operation."""
 
     default: Choice
-    kinds: Mapping[Kind, Choice] = field(default_factory=dict)  # what differs from it
+    kinds: Mapping[Kind, Choice] = field(default_factory=dict)  # the kinds that use another transport than the default
 
 
 def parse_backend(text: str) -> Backend:
-    """Takes ``auto``, ``NAME``, ``LOCAL+CROSS``, and any of these with exceptions behind it: ``auto,allgather=NAME``.
+    """Parse ``auto``, ``NAME``, ``LOCAL+CROSS``, or one of these followed by exceptions: ``auto,allgather=NAME``.
 
-    Raises ValueError in one line for what makes no sense.
+    Raises ValueError, with a message of one line, if the text is invalid.
     """
     first, *rest = (part.strip() for part in text.split(","))
     if "=" in first:

@@ -1,4 +1,4 @@
-"""Memory that buckets are packed into: one growing buffer for each use, never given back during a job."""
+"""Holds the memory into which buckets are packed: one growing buffer for each use, never released during a job."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["FusionBuffers"]
 
 
 class FusionBuffers:
-    """Belongs to one communicator and to the engine thread alone."""
+    """The buffers of one communicator; only the engine's thread uses them."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._memory: dict[str, Memory] = {}
 
     def get(self, use: str, count: int, dtype: DType) -> Buffer:
-        """Memory for ``count`` elements. What it held for the same ``use`` before is gone."""
+        """Return memory for ``count`` elements. This overwrites what was stored for the same ``use`` before."""
         nbytes = count * dtype.itemsize
         memory = self._memory.get(use)
         if memory is None or memory.nbytes < nbytes:

@@ -1,4 +1,4 @@
-"""Decides whether all ranks ask for the same thing under one name, and says in a table where they do not."""
+"""Decides whether all ranks ask for the same operation under one name, and shows in a table where they differ."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _COLUMNS: tuple[tuple[str, Callable[[Spec], str]], ...] = (
 
 
 def flaw(ask: Ask, spec: Spec, members: Sequence[int], size: int) -> str:
-    """Why an ask makes no sense on any rank of a world of ``size``, or ""; a rank of ours sends no such thing."""
+    """Return why an ask is invalid for any rank of a world of ``size``, or "".
+
+    A correct ddl never sends such an ask.
+    """
     kind, ranks = spec.kind, spec.ranks or ()
     if kind in (Kind.JOIN, Kind.ADD_SET, Kind.REMOVE_SET) and ask.set_id != 0:
         return "it is asked of the global process set only"
@@ -53,7 +56,10 @@ def flaw(ask: Ask, spec: Spec, members: Sequence[int], size: int) -> str:
 
 
 def called(kind: Kind, name: str) -> str:
-    """How a message calls one operation: ``allreduce 'x'``; the wire's name has the kind in it already."""
+    """Return how a message names one operation, such as ``allreduce 'x'``.
+
+    The name on the wire already contains the kind.
+    """
     verb = kind.name.lower()
     plain = name.removeprefix(f"{verb}.")
     return (
@@ -62,13 +68,13 @@ def called(kind: Kind, name: str) -> str:
 
 
 def describe(names: Sequence[str], set_id: int) -> str:
-    """How a message calls one or several tensors of a process set."""
+    """Return how a message names one or several tensors of a process set."""
     shown = ", ".join(repr(name) for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     return shown if set_id == 0 else f"{shown} in process set {set_id}"
 
 
 def span(ranks: Sequence[int]) -> str:
-    """0,1,2,5 as "0-2,5"."""
+    """Return 0,1,2,5 as "0-2,5"."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:
@@ -79,7 +85,7 @@ def span(ranks: Sequence[int]) -> str:
 
 
 def mismatch_table(name: str, set_id: int, asked: Mapping[int, Spec]) -> str:
-    """What each rank asked, in the columns in which they differ; ranks that ask alike share a row."""
+    """Return a table of what each rank asked, in the columns that differ. Ranks that asked the same share a row."""
     kinds = {spec.kind for spec in asked.values()}
     rows: dict[tuple[str, ...], list[int]] = {}
     texts = {rank: tuple(text(spec) for _, text in _COLUMNS) for rank, spec in asked.items()}

@@ -1,4 +1,4 @@
-"""What a framework runs beside a job: for calls that it carries out in the background, and nobody waits for in ddl."""
+"""Holds what a framework runs beside a job: calls that it carries out in the background, while no thread waits."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ __all__ = ["Companion", "Companions"]
 
 
 class Companion:
-    """One for each job and class. ``job`` is the core's Job."""
+    """A framework's background worker; there is one for each job and class. ``job`` is the core's Job."""
 
     def __init__(self, job: Any) -> None:
         self.job = job
 
     def settle(self) -> None:
-        """The user's program ends well: returns when all that it has asked for is over, for better or worse."""
+        """Return when everything that the user's program has asked for is over, with or without errors.
+
+        Called at a normal end.
+        """
 
     def close(self) -> None:
-        """The job is over: ends the companion's threads. May be called again."""
+        """End the companion's threads, because the job is over. May be called again."""
 
 
 C = TypeVar("C", bound=Companion)
 
 
 class Companions:
-    """Those of one job. Any thread."""
+    """The companions of one job. Any thread may use them."""
 
     def __init__(self, job: Any) -> None:
         self._job = job
@@ -34,23 +37,23 @@ class Companions:
         self._made: dict[type[Companion], Companion] = {}
 
     def get(self, kind: type[C]) -> C:
-        """The job's companion of that class, made when it is asked for first."""
+        """Return the job's companion of that class. The first call makes it."""
         made = self._made.get(kind)
         if made is None:
             self._lock.refuse("an operation")
             with self._lock:
                 made = self._made.get(kind)
-                if made is None:  # of two threads that ask at once, one makes it
+                if made is None:  # if two threads ask at the same time, only one makes it
                     made = self._made[kind] = kind(self._job)
         assert isinstance(made, kind)
         return made
 
     def settle(self) -> None:
-        """Settles all."""
+        """Settle all companions."""
         for one in list(self._made.values()):
             one.settle()
 
     def close(self) -> None:
-        """Closes all."""
+        """Close all companions."""
         for one in list(self._made.values()):
             one.close()

@@ -1,6 +1,6 @@
 """The control thread: carries requests to the coordinator and its answers to the engine.
 
-It never runs a collective and never waits for one, so that it answers whatever the engine is stuck in.
+It never runs a collective and never waits for one, so it can answer the coordinator whatever the engine is waiting for.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ log = logging.getLogger("ddl")
 
 
 class Channel(Protocol):
-    """What the control thread needs of a line to the coordinator; see ddlcore.control.channel."""
+    """The part of a connection to the coordinator that the control thread needs; see ddlcore.control.channel."""
 
     def send(self, message: ToCoordinator) -> None: ...
 
@@ -80,7 +80,7 @@ class Channel(Protocol):
 
 
 class ControlThread:
-    """Owns the channel from ``start`` to ``stop``. ``broken`` is told of ranks that are lost, once."""
+    """The thread that owns the channel from ``start`` to ``stop``. ``broken`` is called once when ranks are lost."""
 
     def __init__(
         self,
@@ -96,10 +96,13 @@ class ControlThread:
         name: str,
         dump: Callable[[str, str], object] = lambda reason, text: None,
     ) -> None:
-        """``dump(reason, text)`` is called where somebody may want to know later what this rank did."""
+        """Create the thread.
+
+        ``dump(reason, text)`` is called when somebody may want to know later what this rank did.
+        """
         self._dump = dump
-        self.user_thread = threading.get_ident()  # the one whose stack is told
-        self.dump_wanted = False  # a signal's handler has set it, which may take no lock
+        self.user_thread = threading.get_ident()  # the thread whose stack is reported
+        self.dump_wanted = False  # set by a signal handler, which must not take a lock
         self._sets = sets
         self._meter = meter
         self._rank = rank
@@ -111,17 +114,17 @@ class ControlThread:
         self._outbox: deque[ToCoordinator] = deque()
         self._stopping = False
         self._alarm = Alarm(patience)
-        self._engaged: deque[Busy] = deque()  # what the engine has been given beside buckets, in order
+        self._engaged: deque[Busy] = deque()  # other work than buckets that the engine was given, in order
         self._patience_s = self._alarm.interval_s
         self.session = ""
         self.adjust: Callable[[dict[str, str | int | float | bool]], None] = lambda values: (
             None
-        )  # on the engine's thread
+        )  # called on the engine's thread
         self.explain: Callable[[Explain], Sample] = lambda message: Sample()
         self.refusal = ""
-        self.welcomed = threading.Event()  # Welcome, Refused or the end of the job
-        self.settled = threading.Event()  # Settled or the end of the job
-        self.parted = threading.Event()  # Farewell or the end of the job
+        self.welcomed = threading.Event()  # set by Welcome, Refused or the end of the job
+        self.settled = threading.Event()  # set by Settled or the end of the job
+        self.parted = threading.Event()  # set by Farewell or the end of the job
         engine.say = self.say
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
@@ -129,14 +132,15 @@ class ControlThread:
         self._thread.start()
 
     def say(self, message: ToCoordinator) -> None:
-        """Sends ``message`` as soon as may be; from any thread."""
+        """Send ``message`` as soon as possible; from any thread."""
         self._outbox.append(message)
         self._channel.wake()
 
     def engage(self, what: str, todo: Callable[[], None], has_deadline: bool = False) -> None:
-        """Has the engine do ``todo``, in which it may have to wait for other ranks. Any thread.
+        """Have the engine call ``todo``, which may have to wait for other ranks. Any thread may call this.
 
-        Noted as soon as it stands in the queue: what the engine is in before that may wait for the same ranks.
+        It is noted as soon as it is in the engine's queue, because the engine's work before it may wait for the same
+        ranks.
         """
         self._engaged.append(Busy(what, -1, 0, (), has_deadline=has_deadline))
 
@@ -149,7 +153,7 @@ class ControlThread:
         self._engine.post(do)
 
     def stop(self, timeout_s: float) -> None:
-        """Sends what is left, then closes the channel."""
+        """Send the remaining messages, then close the channel."""
         self._stopping = True
         self._channel.wake()
         self._thread.join(timeout_s)
@@ -158,6 +162,8 @@ class ControlThread:
         self._engine.threads.add(get_ident())
         try:
             while True:
+                # Read before the outbox is emptied: a message that was put there before ``stop`` set the flag is then
+                # still sent. If the flag were read afterwards, a last message such as Done could be lost.
                 stopping = self._stopping
                 while self._outbox:
                     self._send(self._outbox.popleft())
@@ -166,6 +172,8 @@ class ControlThread:
                 if self.dump_wanted:
                     self.dump_wanted = False
                     self._dump("signal", "somebody asked by a signal")
+                # Everything below runs at least once a second, even without a message. So this also finishes calls that
+                # a signal handler interrupted, if no other thread takes the tensor queue's lock in the meantime.
                 stuck = self._tensor_queue.stuck()
                 if stuck is not None:
                     self._engine.leave(stuck, slow=True)
@@ -181,7 +189,7 @@ class ControlThread:
                     self._send(pause)
                 for message in self._channel.receive(self._patience_s):
                     self._receive(message)
-        except Exception as error:  # the coordinator is out of reach, or one of us is wrong: nothing can go on
+        except Exception as error:  # the coordinator is unreachable or there is a bug: nothing can continue
             self._end(error)
         finally:
             self._channel.close()
@@ -251,7 +259,8 @@ class ControlThread:
             if frozen is not None:
                 self._send(frozen)
         elif isinstance(message, Drain):
-            # What was decided leaves the tensor queue first: draining asks anew for all that is still in it.
+            # What was decided must leave the tensor queue first (``_todo`` takes it), because ``Engine.drain`` asks
+            # again for everything that is still in it: the same tensor would be requested twice.
             self._tensor_queue.flight.note("drain", epoch=message.epoch, highest=message.highest, lowest=message.lowest)
             for item in message.items:
                 self._note(item)
@@ -294,12 +303,12 @@ class ControlThread:
             self._engine.post(todo)
 
     def _note(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> None:
-        hooks = self._engine.trace_hooks  # read once: the user's thread may end it at any moment
+        hooks = self._engine.trace_hooks  # read once: a user thread may end the timeline at any moment
         if hooks is not None and isinstance(item, Bucket):
             hooks.decided(item)
 
     def _todo(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> Todo | None:
-        """What the engine is to do about it, in its turn."""
+        """Return what the engine must do about ``item`` when its turn comes; None if nothing."""
         if isinstance(item, Bucket):
             return item, self._tensor_queue.take(item.set_id, item.names)
         if isinstance(item, Resume):
@@ -315,12 +324,15 @@ class ControlThread:
         return None
 
     def _doing(self) -> ReplayStatus | Busy | None:
-        """What this rank is in and others may hold up: a bucket that was decided, a drain, a bucket of its schedule."""
+        """Return what this rank is in and other ranks may hold up; None if nothing.
+
+        That is a negotiated bucket, a drain or other work of the engine, or a bucket of its schedule.
+        """
         bucket = self._engine.bucket
         if bucket is not None:
             what = f"{bucket.kind.name.lower()} {describe(bucket.names, bucket.set_id)}"
             return Busy(what, bucket.index, bucket.set_id, bucket.names)
-        with contextlib.suppress(IndexError):  # the engine has just come to its end
+        with contextlib.suppress(IndexError):  # the engine has just ended it
             return self._engaged[0]
         replay_status = self._tensor_queue.replay_status()
         if replay_status is None or not (
@@ -330,7 +342,7 @@ class ControlThread:
         return replay_status
 
     def _said(self) -> str:
-        """What this rank has under way, in words."""
+        """Describe in words what this rank is doing."""
         doing = self._doing()
         if isinstance(doing, Busy):
             return f"its engine is in {doing.what}"
@@ -340,7 +352,7 @@ class ControlThread:
         pending = self._tensor_queue.pending()
         if pending:
             return f"it waits for {describe(pending, 0)}"
-        return "it has asked for nothing that is not done; its own code is elsewhere"
+        return "all its operations are complete; it is running its own code"
 
     def _fail(self, failure: Failure) -> None:
         self._tensor_queue.flight.note("failure", set_id=failure.set_id, names=failure.names, error=failure.error)

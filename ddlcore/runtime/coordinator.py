@@ -1,8 +1,8 @@
-"""Decides what runs next: messages of one world's ranks in, buckets in one total order out.
+"""Decides what runs next: takes the messages of one world's ranks, and gives out buckets in one total order.
 
-A sans-I/O state machine: no socket, thread or clock of its own. It knows specs, never tensors.
-Every rank sees the buckets of all its process sets in the same order, so that no two ranks can ever
-run two collectives in opposite orders.
+A state machine without I/O: it has no socket, no thread and no clock of its own. It knows specs, never tensors. Every
+rank sees the buckets of all its process sets in the same order, so two ranks can never run two collectives in opposite
+orders.
 """
 
 from __future__ import annotations
@@ -68,29 +68,30 @@ class Coordinator:
         driver: SearchDriver | None = None,
         compression: str = "none",
     ) -> None:
-        """``compression``: what float32 allreduces travel as that leave it to the setting, see ``Spec.compressor_by``.
+        """Create the coordinator of a world in which no rank has said anything yet.
 
-        ``driver`` looks for better settings meanwhile.
+        ``compression``: how float32 allreduces travel that leave this to the setting, see ``Spec.compressor_by``.
+        ``driver`` searches for better settings while the world runs.
         """
         self.size = size
         self.sets: dict[int, tuple[int, ...]] = {0: tuple(range(size))}
-        self.epoch = 0  # grows with each change between discovery and replay
+        self.epoch = 0  # grows with each change from negotiation to replay or back
         self.params: dict[str, float] = {"fusion_bytes": fusion_bytes}
         self._policy = policy
         self.table = RequestTable()
-        self._left: dict[int, str] = {}  # ranks that said Bye, with their reason
-        self._present = dict.fromkeys(range(size))  # the others, in order
+        self._left: dict[int, str] = {}  # ranks that have left, with their reason
+        self._present = dict.fromkeys(range(size))  # the ranks that have not left, in order
         self._next_index = 0
         self._next_set = 1
-        # what lays out a whole period
+        # The parameters for laying out a whole period.
         whole = {**self.params, "first_bucket_bytes": float(first_bucket_bytes), "overlap": float(overlap)}
         self.replay_controller = ReplayController(policy, whole, self.table.spec, replay)
         self.replay_controller.compression = compression
         sizes: dict[str, Value] = {"fusion_bytes": fusion_bytes, "first_bucket_bytes": first_bucket_bytes}
         self.tuning = Tuning(driver, {**sizes, "overlap": "on" if overlap else "off", "compression": compression})
-        self._byes: list[tuple[int, Bye]] = []  # said during replay; they count when it has been left
-        self._diverged = False  # a rank cannot go on with the schedule
-        self._slow = False  # a rank suspects so
+        self._byes: list[tuple[int, Bye]] = []  # Byes said during replay; they take effect when replay has been left
+        self._diverged = False  # a rank cannot continue with the schedule
+        self._slow = False  # a rank only suspects that it cannot continue
         self._statuses = ReplayStatuses()
         self._busies = Busies()
         self._freezes = Freezes()
@@ -98,14 +99,14 @@ class Coordinator:
     # --- messages in, messages out
 
     def handle(self, rank: int, message: Request | Bye | Leave | Frozen | ReplayStatus | Busy | Paused) -> Outgoing:
-        """What all ranks are to be told because ``rank`` said ``message``."""
+        """Take ``message`` from ``rank``, and return the messages to send, each with the rank that it goes to."""
         if isinstance(message, Bye):
             return self._bye(rank, message)
         if isinstance(message, Busy):
             self._busies.hear(rank, message)
             return []
         if message.epoch != self.epoch or rank in self._left:
-            return []  # the rank resends what is pending when it enters the present epoch
+            return []  # the rank sends everything pending again when it enters the present epoch
         if isinstance(message, ReplayStatus):
             asked = self._statuses.hear(rank, message, self.sets.get(message.set_id, ()))
             return [(other, Where(self.epoch)) for other in asked if other not in self._left]
@@ -115,7 +116,8 @@ class Coordinator:
             return self._drain() if self.replay_controller.frozen(rank, message, self._present) else []
         if isinstance(message, Leave):
             self._freezes.leave(rank, message, self.epoch)
-            # Who says so while another freeze is under way will say it again, if it still has to.
+            # A rank that says so while another freeze is under way will say it again after that, if it still has to
+            # leave.
             if self.replay_controller.replaying is not None and not self.replay_controller.freezing:
                 self._diverged = self._diverged or not message.slow
                 self._slow = message.slow
@@ -140,7 +142,10 @@ class Coordinator:
         return self._answers(items, rank, message.serial)
 
     def lost(self, rank: int, reason: str) -> Outgoing:
-        """The process of ``rank`` ended with promises unkept: everybody is told, nothing more runs with it."""
+        """Note that the process of ``rank`` died, and return the messages that tell all other ranks.
+
+        No operation that needs this rank can run any more.
+        """
         self._left[rank] = reason
         self._present.pop(rank, None)
         self.tuning.stop()
@@ -150,11 +155,14 @@ class Coordinator:
     # --- what is waited for
 
     def parted(self, rank: int) -> bool:
-        """Whether ``rank`` has left by itself, and has been told that nothing more comes."""
+        """Return whether ``rank`` has left by itself, and has been told that no more messages will come."""
         return rank in self._left
 
     def awaited(self) -> list[Awaited]:
-        """All that does not go on before some ranks have answered. Called now and then, by who watches over it."""
+        """Return everything that cannot continue before some ranks have answered.
+
+        The stall check calls this now and then.
+        """
         waits: list[Awaited] = []
         freezing = self.replay_controller.freezing
         if freezing:
@@ -165,7 +173,7 @@ class Coordinator:
         else:
             waits += self._statuses.awaited(self.epoch, self._present)
         for pending in self.table.all():
-            if self.table.lacking(pending):  # what all have ready is held up by a freeze, or by the rest of its group
+            if self.table.lacking(pending):  # a tensor that all have ready is held up by a freeze or by its group
                 waits.append(_awaited(pending, self.table))
         paused = () if freezing else self.tuning.awaited()
         if paused:
@@ -197,13 +205,13 @@ class Coordinator:
     def _admit(
         self, rank: int, ask: Ask, ready: list[PendingRequest], items: list[tuple[Iterable[int], Item]]
     ) -> PendingRequest | None:
-        """Where ``ask`` is to be counted; None where it is refused, or is a join."""
+        """Return the pending request in which ``ask`` must be counted; None if the ask is refused or is a join."""
         members = self.sets.get(ask.set_id)
         if members is None or rank not in members:
             text = f"{describe([ask.name], ask.set_id)}: rank {rank} is not in such a process set (any more)"
             items.append(((rank,), Failure(ask.set_id, (ask.name,), "mismatch", text)))
             return None
-        gone = [left for left in self._left if left in members]  # the first to leave is the cause
+        gone = [left for left in self._left if left in members]  # in order of leaving: the first is the cause
         if gone:
             items.append(((rank,), self._gone(ask.set_id, (ask.name,), gone)))
             return None
@@ -236,9 +244,9 @@ class Coordinator:
     # --- deciding
 
     def _decide(self, ready: Sequence[PendingRequest]) -> list[tuple[Iterable[int], Item]]:
-        """Checks what has become ready, and lays it out in buckets in the order in which it did."""
+        """Check what has become ready, and lay it out in buckets in the order in which it became ready."""
         items: list[tuple[Iterable[int], Item]] = []
-        ready = list(dict.fromkeys(ready))  # a join may find again what has just become ready
+        ready = list(dict.fromkeys(ready))  # a join may find requests again that have just become ready
         for pending in ready:
             text = self.table.objection(pending) if self.table.holds(pending) else ""
             if text:
@@ -248,7 +256,7 @@ class Coordinator:
         taken: set[PendingRequest] = set()
         for pending in ready:
             if not self.table.holds(pending) or pending in taken:
-                continue  # failed, or found with its group, a moment ago
+                continue  # it has just failed, or was taken together with its group
             known = None if self.table.joined else self.replay_controller.waiting_for(self.table.key(pending))
             if known is not None:
                 items += self._decided(runnable)
@@ -259,24 +267,27 @@ class Coordinator:
         return items + self._decided(runnable)
 
     def _decided(self, runnable: Sequence[PendingRequest]) -> list[tuple[Iterable[int], Item]]:
-        """Lays out what may run, and goes over to replay where that completes a period that is proven."""
+        """Lay out in buckets what may run, and change to replay if that completes a proven period."""
         items: list[tuple[Iterable[int], Item]] = []
         rest = list(runnable)
         while rest:
             buckets = self._arrange(rest)
             count, known = self._observe(rest, buckets)
             for bucket in buckets if count == len(rest) else self._arrange(rest[:count]):
-                if self.table.holds(bucket[0]):  # a set that was removed a moment ago has taken it with it
+                if self.table.holds(bucket[0]):  # else its process set was removed by an earlier bucket
                     items += self._start(bucket)
             if known is not None:
-                return items + self._resume(known)  # the rest is of the next period: it is offered to the schedule
+                return items + self._resume(known)  # ranks offer the rest, of the next period, to the schedule
             rest = rest[count:]
         return items
 
     def _observe(
         self, runnable: Sequence[PendingRequest], buckets: Sequence[Sequence[PendingRequest]]
     ) -> tuple[int, KnownSchedule | None]:
-        """How many of ``runnable`` come before the end of a period that is proven by it, and its schedule."""
+        """Return how many of ``runnable`` come before the end of a period, and the schedule of that period.
+
+        If they prove no period, returns all of them and None.
+        """
         if self.table.joined:
             self.replay_controller.touched(self.table.key(pending) for pending in runnable)
             return len(runnable), None
@@ -296,12 +307,12 @@ class Coordinator:
     def _fail(
         self, pending: PendingRequest, error: str, text: str, gone: tuple[int, ...] = ()
     ) -> list[tuple[Iterable[int], Item]]:
-        """Ends ``pending``, and the rest of the grouped call it belongs to, on those who asked."""
+        """End ``pending``, and the rest of the grouped call to which it belongs, on the ranks that asked."""
         doomed = self.table.doom(pending)
         return [(one.ranks(), Failure(one.set_id, (one.name,), error, text, gone)) for one in doomed]
 
     def _orphans(self, removal: PendingRequest) -> list[tuple[Iterable[int], Item]]:
-        """What waited in a process set that has just been removed fails on those who asked."""
+        """Fail, on the ranks that asked, what was waiting in a process set that has just been removed."""
         spec = self.table.spec_of(removal)
         if spec.kind is not Kind.REMOVE_SET or spec.ranks is None:
             return []
@@ -313,7 +324,10 @@ class Coordinator:
         return items
 
     def _resume(self, known: KnownSchedule) -> list[tuple[Iterable[int], Item]]:
-        """Everybody replays ``known`` from now on; what is pending is offered to it, or asked for anew."""
+        """Make all ranks replay ``known`` from now on.
+
+        They offer what is pending to the schedule, or ask for it again.
+        """
         self._clear()
         items: list[tuple[Iterable[int], Item]] = []
         periods = 0
@@ -333,7 +347,10 @@ class Coordinator:
         return [*items, (self._present, self.replay_controller.resume(known, self.epoch, periods))]
 
     def _next_trial(self, rank: int, message: Paused) -> Outgoing:
-        """All have come to the end of a trial, which is a period's: the next begins there, maybe in other buckets."""
+        """Begin the next trial when all ranks have come to the end of the last one, maybe with other buckets.
+
+        A trial ends at the end of a period, so all ranks stand at the same place.
+        """
         known = self.replay_controller.replaying
         if known is None or self.replay_controller.freezing or not self.tuning.paused(rank, message):
             return []
@@ -341,7 +358,7 @@ class Coordinator:
         return self._answers(self._resume(known), None, 0)
 
     def _clear(self) -> None:
-        """A new epoch: the ranks resend what is pending."""
+        """Begin a new epoch, and forget all requests: the ranks send again what is pending."""
         self.epoch += 1
         self.table.clear()
 
@@ -350,7 +367,10 @@ class Coordinator:
     def _beside_replay(
         self, ready: Sequence[PendingRequest], items: list[tuple[Iterable[int], Item]], rank: int, serial: int
     ) -> Outgoing:
-        """Ragged slots are filled; a tensor outside the schedule that all members have ready is inserted by one freeze."""
+        """Handle requests that come while a schedule is replayed.
+
+        Ragged slots are filled. A tensor outside the schedule that all members have ready is inserted by one freeze.
+        """
         insert = bool(self.table.joined)
         for pending in dict.fromkeys(ready):
             text = self.table.objection(pending)
@@ -374,10 +394,17 @@ class Coordinator:
         return [(rank, freeze) for rank in self._present]
 
     def _drain(self) -> Outgoing:
-        """Every rank has stopped launching: the decision, then what made them stop."""
+        """Return the messages of a drain, now that every rank has stopped launching.
+
+        They hold the decision about the launched buckets, and then the items for which the ranks had to stop.
+        """
+        # Drain must come before everything that is decided here, in the same message: a rank first enters the buckets
+        # that its peers have launched, and only then the new ones. If a new bucket overtook them, two ranks would enter
+        # two collectives in opposite orders and block each other.
         drain = self.replay_controller.drain(self.epoch, self.sets)
         diverged, slow, self._diverged, self._slow = self._diverged, self._slow, False, False
-        # After a divergence all is asked for anew: what belongs together may have been torn apart.
+        # After a divergence the ranks ask for everything again: tensors that belong together may be separated, because
+        # some were in slots and others in requests.
         anew = diverged or slow
         complete = [] if anew else self.table.complete()
         known = self.replay_controller.left(diverged, [self.table.key(pending) for pending in complete], slow)
@@ -388,18 +415,21 @@ class Coordinator:
             items += self._resume(known)
         elif self.replay_controller.replaying is None:
             self.table.clear()
-            self.table.none_joined()  # they say so again, with all that is pending
+            self.table.none_joined()  # they join again, together with everything that is pending
         outgoing: Outgoing = []
         for ranks, told in _shared(items, self._present):
             one = Drain(drain.epoch, drain.highest, drain.lowest, told)
-            outgoing += [(rank, one) for rank in ranks if rank not in self._left]  # who was lost is told nothing
+            outgoing += [(rank, one) for rank in ranks if rank not in self._left]  # a lost rank gets no message
         byes, self._byes = self._byes, []
         for rank, bye in byes:
             outgoing += self._bye(rank, bye)
         return outgoing
 
     def _arrange(self, runnable: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
-        """Buckets in order of their first tensor; what the fusion policy may share comes from the policy."""
+        """Return buckets in the order of their first tensors.
+
+        The fusion policy decides which tensors share a bucket.
+        """
         fusable = [i for i, p in enumerate(runnable) if self.table.spec_of(p).kind is Kind.ALLREDUCE]
         buckets = [[i] for i in sorted(set(range(len(runnable))).difference(fusable))]
         if fusable:
@@ -421,7 +451,8 @@ class Coordinator:
             return members, Bucket(self._take_index(), 0, spec.kind, (bucket[0].name,), result=spec.ranks[0])
         short = any(pending.asked != pending.members for pending in bucket)
         ragged = spec.kind.is_ragged
-        # As in a schedule: the coordinator resolves the setting, which a search may change, for all ranks.
+        # The coordinator resolves the setting for all ranks, as it does in a schedule: a search may change the setting,
+        # and ranks that resolved it themselves could see the change at different buckets.
         by_setting = any(self.table.spec_of(pending).compressor == BY_SETTING for pending in bucket)
         return members, Bucket(
             self._take_index(),
@@ -459,7 +490,7 @@ class Coordinator:
             if rank in self.sets[pending.set_id]:
                 failure = self._gone(pending.set_id, (pending.name,), [rank])
                 items += self._fail(pending, "lost", failure.text, (rank,))
-        for other, ask in self.table.joined.items():  # they wait for a join that cannot be; the leaver is told nothing
+        for other, ask in self.table.joined.items():  # they wait for a join that can never complete
             items.append(((other,), self._gone(0, (ask.name,), [rank])))
         self.table.none_joined()
         return [*self._answers(items, None, 0), (rank, Farewell())]
@@ -470,7 +501,10 @@ class Coordinator:
     # --- small things
 
     def _answers(self, items: Sequence[tuple[Iterable[int], Item]], asker: int | None, serial: int) -> Outgoing:
-        """One message for each rank that is concerned; the asker gets one in any case: it acknowledges."""
+        """Return one message for each rank that is concerned.
+
+        The rank that asked always gets one, as an acknowledgement.
+        """
         outgoing: Outgoing = []
         for ranks, told in _shared(items, () if asker is None else (asker,)):
             answer = Answer(self.epoch, 0, told)
@@ -487,7 +521,7 @@ class Coordinator:
 
 
 def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited:
-    """Of a tensor that some members lack."""
+    """Return the wait for a tensor that some members have not asked for."""
 
     def details() -> Details:
         missing = tuple(table.missing(pending))
@@ -497,7 +531,7 @@ def _awaited(pending: PendingRequest, table: RequestTable) -> Awaited:
 
 
 def _params(layout: Mapping[str, Value]) -> dict[str, float]:
-    """What the fusion policy is given for a whole period."""
+    """Return the parameters with which the fusion policy lays out a whole period."""
     numbers = {name: float(value) for name, value in layout.items() if not isinstance(value, str)}
     return {**numbers, "overlap": float(layout["overlap"] == "on")}
 
@@ -505,8 +539,11 @@ def _params(layout: Mapping[str, Value]) -> dict[str, float]:
 def _shared(
     items: Iterable[tuple[Iterable[int], Item]], always: Iterable[int]
 ) -> list[tuple[list[int], tuple[Item, ...]]]:
-    """What is told to whom, in order, each once with all ranks that are told the same. ``always`` are told something."""
-    runs = [list(run) for _, run in groupby(items, key=lambda pair: id(pair[0]))]  # often one, to all ranks
+    """Return which ranks are sent which items, in order. Ranks that get the same items are listed together.
+
+    The ranks in ``always`` get a message even if there is no item for them.
+    """
+    runs = [list(run) for _, run in groupby(items, key=lambda pair: id(pair[0]))]  # often just one run, for all ranks
     heard: dict[int, tuple[int, ...]] = dict.fromkeys(always, ())
     for number, run in enumerate(runs):
         for rank in run[0][0]:

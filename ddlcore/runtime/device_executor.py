@@ -1,4 +1,4 @@
-"""Runs buckets of tensors that lie on devices: on their queue where a transport serves it, else staged on the host."""
+"""Runs buckets of tensors on devices: on the device's queue if a transport serves it, else staged on the host."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ Entries = Sequence[Entry | None]
 
 
 class DeviceExecutor:
-    """Belongs to the engine thread. ``compressor(name, kernels)`` makes a compressor over a device's kernels.
+    """Runs the device buckets of one rank; only the engine's thread uses it.
 
-    What is returned is complete when the device has come to the events of the outcomes: no handle waits for that.
+    ``compressor(name, kernels)`` makes a compressor that uses a device's kernels. Results are complete when the device
+    has reached the events of the outcomes; no handle waits for that.
     """
 
     def __init__(self, routes: DeviceRoutes, compressor: Callable[[str, Kernels], Compressor]) -> None:
         self._routes = routes
         self._compressor = compressor
-        self._told: set[tuple[int, str]] = set()  # process set, compressor: that it is staged on the host
+        self._told: set[tuple[int, str]] = set()  # (process set, compressor) that were logged as staged on the host
 
     def serve(self, host: HostRuns) -> None:
-        """``host`` runs what is staged on the host."""
+        """Set the object that runs what is staged on the host."""
         self._staging = Staging(host)
 
     def execute(self, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> list[Outcome | None]:
-        """A bucket that was negotiated: every rank brings real data, or has joined, so that it cannot be void."""
+        """Run a negotiated bucket. It cannot be void, because every rank brings real data or has joined."""
         route = self._routes.route(bucket.set_id, specs[0].device)
         if not self._on_queue(route, bucket.kind, specs[0]):
             return self._staging.execute(route, bucket, entries, specs)
@@ -52,7 +53,7 @@ class DeviceExecutor:
         return one.run(entries)
 
     def arranged(self, planned: Planned, specs: Sequence[Spec]) -> Run:
-        """How a bucket of a schedule is run."""
+        """Return how a bucket of a schedule is run."""
         route = self._routes.route(planned.set_id, specs[0].device)
         if not self._on_queue(route, planned.kind, specs[0]):
             return self._staging.arranged(route, planned, specs)
@@ -75,7 +76,10 @@ class DeviceExecutor:
         return run(route, self._queued(route, kind, specs, launch.bucket, again=False), launch, use)
 
     def _confirmed(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Deliver:
-        """All ranks tell each other's hosts that they bring real data, before the device is told to exchange it."""
+        """Run a bucket after the ranks' hosts have told each other that all bring real data.
+
+        Only then the device exchanges it.
+        """
         assert route.confirm is not None
         entries = launch.entries if use != "dummy" else None
         if entries is None:
@@ -91,32 +95,37 @@ class DeviceExecutor:
         return partial(same, outcomes)
 
     def _apart(self, route: OnDevice, one: Queued, launch: Launch[Entry], use: str) -> Later:
-        """The device exchanges what may be dummy data, into transport memory.
+        """Have the device exchange data in transport memory before it is known whether any of it is dummy data.
 
-        That none of it was dummy the hosts tell each other behind the last bucket that somebody may wait for; before
-        that, and where they cannot, the device's event does.
+        After the last bucket for which a user may wait, the hosts tell each other that no rank used dummy data. Before
+        that bucket, and if the hosts cannot do this, the device's event decides.
         """
         entries: Entries = launch.entries if launch.entries is not None else [None] * len(one.specs)
         if launch.entries is not None:
             one.pack(entries)
         later = one.run_apart(entries)
         one.forget()
+        # Asking all hosts after every bucket would make each bucket wait for the slowest rank. Tensors depend on each
+        # other only across segments, so the hosts ask after the last bucket of a segment (``commit``); a thread that
+        # waits for an earlier bucket uses that bucket's event instead. The answer also covers the earlier buckets of
+        # the process set, since every rank launches them in the same order. A rank with dummy data must ask as well,
+        # because ``commit`` is itself a collective of all members.
         if launch.planned.commit and route.commit is not None and route.commit(use != "dummy"):
             return replace(later, told=True)
         return later
 
     def _on_queue(self, route: OnDevice, kind: Kind, spec: Spec) -> bool:
-        """Whether the device's own transport serves it; its capabilities are the same on all ranks."""
+        """Return whether the device's own transport serves the bucket. Its capabilities are the same on all ranks."""
         if route.transport is None:
             return False
         if kind not in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
             return True
         compressor = self._stream_compressor(route.stream, spec.compressor)
-        if not compressor.summable:  # shards are decoded and added on the host, where such a compressor runs
+        if not compressor.summable:  # such a compressor runs on the host, where shards are decoded and added
             self._tell(route, spec.compressor)
             return False
         if is_exact(spec, len(route.host.ranks)) and compressor.wire_dtype(spec.dtype) is spec.dtype:
-            return False  # integers are added exactly by the kernels of the host
+            return False  # the kernels of the host add integers exactly
         capabilities = route.transport.capabilities_for(kind)
         wire = compressor.wire_dtype(spec.dtype)
         return wire in capabilities.dtypes and reduction(spec, 1)[0] in capabilities.ops

@@ -1,6 +1,6 @@
-"""Decides how a process set's tensors on one kind of device are reduced: on their device's queue, or by the host.
+"""Decides how a process set's tensors on one kind of device are reduced: on the device's queue, or by the host.
 
-Every rank brings the facts that it alone knows (which device, which transports can be used); one decides for all.
+Every rank contributes the facts that only it knows (its device, the transports it can use). One rank decides for all.
 """
 
 from __future__ import annotations
@@ -28,25 +28,28 @@ from ddlcore.types import Buffer, DType, Kind, Member, ReduceOp
 __all__ = ["SOLO", "Choice", "Commit", "Confirm", "DeviceOpener", "DeviceRoutes", "Fact", "OnDevice", "choose"]
 
 log = logging.getLogger("ddl")
-SOLO = "solo"  # the queue of a set of one rank is its transport
-STAGED_ON_HOST = "cpu"  # as the user asks for it
+SOLO = "solo"  # a process set of one rank, which needs no transport but the queue
+STAGED_ON_HOST = "cpu"  # what the user writes to ask for staging on the host
 WAIT_SLICE_S = 1.0
 LEAVE_SLICE_S = 0.1
-TELL_S = 5.0  # of a wait for what a device still does when the job ends
-ABORTED_S = 5.0  # for a queue to end, of which collectives have been broken off
+TELL_S = 5.0  # after so long a wait for a device at the end of the job, a warning is logged
+ABORTED_S = 5.0  # for a queue to end whose collectives were aborted
 
 T = TypeVar("T")
 
 
 class Fact(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank says: the identity of its device, and what keeps each transport from being used there."""
+    """What one rank reports: the identity of its device, and for each transport why it cannot be used there."""
 
     identity: str
     missing: dict[str, str]
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """What holds for all. ``name`` empty: staged on the host; ``error``: nothing will do."""
+    """The decision for all ranks. An empty ``name``: staged on the host.
+
+    ``error``: what was asked for cannot be used.
+    """
 
     name: str
     reason: str
@@ -55,21 +58,24 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, eq=False)
 class OnDevice:
-    """How one process set's buckets on one of a rank's devices are run. ``transport`` None: staged on the host."""
+    """How one process set's buckets on one of a rank's devices are run.
+
+    If ``transport`` is None, they are staged on the host.
+    """
 
     stream: DeviceStream
-    host: Communicator  # of the same set, for what goes by the host, and for ``confirm``
-    name: str  # of the transport, or by way of which one of the host's
+    host: Communicator  # of the same process set, for staging on the host and for ``confirm``
+    name: str  # of the transport that is used, on the device or on the host
     reason: str
     transport: Transport | None = None
-    pool: Pool | None = None  # of memory that the transport likes to send from
-    confirm: Confirm | None = None  # None: buckets are queued before it is known that all bring real data
-    commit: Commit | None = None  # where there is no confirm. None: only the device tells that all have taken part
+    pool: Pool | None = None  # memory that the transport prefers to send from
+    confirm: Confirm | None = None  # None: buckets are queued before it is known whether all ranks bring real data
+    commit: Commit | None = None  # used without ``confirm``. None: only the device can tell that all ranks took part
     prepared: dict[Plan, Prepared] = field(default_factory=dict)
 
 
 class Confirm:
-    """All ranks of a set learn, on their hosts, whether each of them came with real data; nothing else happens."""
+    """A collective by which all ranks of a process set learn on the host whether each of them came with real data."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._alone = len(communicator.ranks) == 1
@@ -79,11 +85,11 @@ class Confirm:
 
     @staticmethod
     def is_possible(communicator: Communicator) -> bool:
-        """Whether the set's transport between hosts' memories can be entered all or nothing."""
+        """Return whether the set's transport between hosts can run a collective all or nothing."""
         return len(communicator.ranks) == 1 or communicator.transport.capabilities_for(Kind.ALLREDUCE).atomic
 
     def __call__(self, real: bool) -> bool:
-        """True on every rank, or on none. Blocks until all have come, or the job is aborted."""
+        """Return True on every rank or on none. Blocks until all ranks have come or the job is aborted."""
         if self._alone:
             return real
         place = [self._byte.address] if real else []
@@ -91,9 +97,9 @@ class Confirm:
 
 
 class Commit:
-    """All ranks of a set tell each other's hosts what they have launched: an allreduce of one byte between hosts' memories.
+    """A collective by which the hosts of a process set tell each other what was launched: an allreduce of one byte.
 
-    It is called behind the same buckets on all members. Nobody has the least of all ranks' bytes before all have come.
+    All members call it after the same bucket. It is a minimum, which no rank can know before all ranks have come.
     """
 
     def __init__(self, communicator: Communicator, meter: Meter) -> None:
@@ -105,17 +111,17 @@ class Commit:
 
     @staticmethod
     def is_possible(communicator: Communicator) -> bool:
-        """Whether the set's transport between hosts' memories finds the least of some bytes."""
+        """Return whether the set's transport between hosts can compute the minimum of bytes."""
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
         return DType.U8 in capabilities.dtypes and ReduceOp.Min in capabilities.ops
 
     def __call__(self, real: bool) -> bool:
-        """Whether every rank came with ``real``. Blocks until all have come, or the job is aborted."""
+        """Return whether every rank came with ``real`` True. Blocks until all ranks have come or the job is aborted."""
         begun_ns = now_ns()
         self._view[0] = real
         work = self._transport.allreduce(self._byte, self._byte, ReduceOp.Min)
         while not work.wait(WAIT_SLICE_S):
-            pass  # a slow peer is not a dead one; abort() ends this wait
+            pass  # no deadline: a peer may just be slow, and abort() ends this wait
         self._meter.commits += 1
         self._meter.commit_ns += now_ns() - begun_ns
         return bool(self._view[0])
@@ -129,9 +135,9 @@ def choose(
     facts: Sequence[Fact],
     launcher: str = "",
 ) -> Choice:
-    """The best of ``providers`` that all members can use, or why none is. ``wanted``: auto, cpu, or a name.
+    """Return the best of ``providers`` that all members can use, or why none can be used.
 
-    ``facts``: of each member, in order.
+    ``wanted``: auto, cpu, or a transport's name. ``facts``: those of each member, in order.
     """
     if wanted == STAGED_ON_HOST:
         return Choice("", "asked for")
@@ -173,18 +179,19 @@ def _objection(provider: TransportProvider, members: Sequence[Member], facts: Se
 
 @dataclass(frozen=True)
 class DeviceOpener:
-    """All that opening a transport for devices takes beside the opener of the host's; job.py fills it in."""
+    """What is needed to open a transport for devices in addition to the host's opener; job.py provides it."""
 
-    providers: Callable[[], Iterable[TransportProvider]]  # all transports that are installed
+    providers: Callable[[], Iterable[TransportProvider]]  # all installed transports
     missing: Callable[[TransportProvider], str]
-    build: Callable[[str], Transport]  # by name; SOLO too
+    build: Callable[[str], Transport]  # by name, which may be SOLO
     wanted: Callable[[str], str]  # by kind of device: auto, cpu, or a transport's name
     launcher: str = ""
 
     def choose(self, opener: Opener, host: Communicator, label: str, stream: DeviceStream) -> Choice:
-        """One choice for all members, who call this at the same place of the one order of buckets.
+        """Return one choice for all members, who all call this at the same point in the total order of buckets.
 
-        Raises DeadlineExceeded, PeerLost; Unserved where what was asked for will not do: the job goes on.
+        Raises DeadlineExceeded or PeerLost if a member does not answer, and Unserved if what was asked for cannot be
+        used; after Unserved the job continues.
         """
         kind = stream.device.kind
         if label.endswith(ON_HOST):
@@ -207,7 +214,7 @@ class DeviceOpener:
 def _agree(
     store: Store, rank: int, size: int, fact: Fact, decide: Callable[[Sequence[Fact]], Choice], timeout_s: float
 ) -> Choice:
-    """What rank 0 decides from all facts."""
+    """Return what rank 0 decides from the facts of all ranks."""
     if rank != 0:
         store.set(f"fact{rank}", msgspec.msgpack.encode(fact))
         return _decoded(Choice, store.get("choice", timeout_s))
@@ -223,7 +230,10 @@ def _decoded(kind: type[T], data: bytes) -> T:
 
 
 class DeviceRoutes:
-    """The routes of one rank's process sets on its devices. The engine opens and closes; any thread may abort."""
+    """The routes of one rank's process sets on its devices.
+
+    The engine opens and closes them; any thread may abort them.
+    """
 
     def __init__(
         self, opener: Opener, device_opener: DeviceOpener, sets: ProcessSets, devices: Devices, meter: Meter
@@ -235,11 +245,14 @@ class DeviceRoutes:
         self._devices = devices
         self._lock = threading.Lock()
         self._open: dict[tuple[int, str], OnDevice] = {}
-        self._transports: list[Transport] = []  # that abort() is to reach, the one that is being opened among them
+        self._transports: list[Transport] = []  # those that abort() must reach, also while they are being opened
         self._aborted = False
 
     def route(self, set_id: int, label: str) -> OnDevice:
-        """How the set's buckets on that device are run; the first time, all members open it. Engine only."""
+        """Return how the set's buckets on that device are run. The first call opens it on all members.
+
+        Engine's thread only.
+        """
         found = self._open.get((set_id, label))
         if found is None:
             found = self._make(set_id, label)
@@ -257,6 +270,8 @@ class DeviceRoutes:
             log.info("process set %d of %d ranks, %s: %s (%s)", set_id, len(host.ranks), what, way, choice.reason)
         if not choice.name:
             return OnDevice(stream, host, host.route.name, choice.reason)
+        # The transport is registered for ``abort`` before it is opened: opening is itself collective, and if a peer
+        # dies meanwhile, only ``abort`` can end the wait.
         transport = self._begin(self._device_opener.build(choice.name))
         name = f"process set {set_id} on {describe_device(label)}"
         context = self._opener.context(host.ranks, self._opener.part(f"set{set_id}.{label}"), name)
@@ -284,12 +299,15 @@ class DeviceRoutes:
         transport.close()
 
     def remove(self, set_id: int) -> None:
-        """The set is about to be closed. Engine only."""
+        """Close the routes of a process set that is about to be closed. Engine's thread only."""
         for key in [key for key in self._open if key[0] == set_id]:
             self._shut(key)
 
     def shut(self) -> list[tuple[int, str]]:
-        """Every communicator is about to be opened anew: lets go of what is bound to them. What is to be opened again."""
+        """Close all routes because every communicator will be opened anew.
+
+        Returns the routes that must be opened again.
+        """
         keys = list(self._open)
         for key in keys:
             self._shut(key)
@@ -300,32 +318,35 @@ class DeviceRoutes:
             route = self._open.pop(key)
         if route.transport is not None:
             try:
-                route.stream.wait(route.stream.mark(()))  # it may still be at work
+                route.stream.wait(route.stream.mark(()))  # the transport may still be working
             finally:
                 self._end(route.transport)
 
     def reopen(self, opener: Opener, routes: Sequence[tuple[int, str]]) -> None:
-        """Decides and opens anew what ``shut`` has closed: at once, for all ranks are here now. Engine only."""
+        """Decide and open again what ``shut`` closed. Engine's thread only.
+
+        This happens immediately, and not at the first bucket, because all ranks are here now.
+        """
         self._opener = opener
         for set_id, label in routes:
             self.route(set_id, label)
 
     def abort(self) -> None:
-        """Makes whatever collective is under way raise, on the host or on a queue; from any thread."""
+        """Make every collective in flight raise, on the host or on a queue; from any thread."""
         with self._lock:
             self._aborted = True
             transports = list(self._transports)
         abort_all(transports)
 
     def check(self) -> None:
-        """Raises where what was queued has been broken off: who waits for it would go on with garbage. Engine only."""
+        """Raise an error if queued work was aborted, because its results would be garbage. Engine's thread only."""
         if not self._aborted:
             for route in self._open.values():
                 if route.transport is not None:
                     route.transport.check_queued()
 
     def close(self, patience_s: float) -> None:
-        """Lets what is queued end, for so long in all if need be, and closes everything. Engine only."""
+        """Let queued work end within ``patience_s`` seconds in total, and close everything. Engine's thread only."""
         with self._lock:
             routes = list(self._open.values())
             self._open.clear()
@@ -335,12 +356,12 @@ class DeviceRoutes:
                 ended = self._has_ended(stream, deadline_s)
                 if not ended and not self._aborted:
                     log.warning(
-                        "%s has not ended what was queued within %g s: something that the script has put there waits for "
-                        "ever; it is left behind",
+                        "%s has not ended what was queued within %g s: something that the script has put there never "
+                        "ends; the device is left as it is",
                         stream.device,
                         patience_s,
                     )
-            except DdlInternalError as error:  # the device has failed; what there was to say has been said
+            except DdlInternalError as error:  # the device has failed, which was already reported
                 log.debug("%s", error)
         for route in routes:
             if route.transport is not None:
@@ -349,7 +370,7 @@ class DeviceRoutes:
         self._devices.close(min(left_s, ABORTED_S) if self._aborted else left_s)
 
     def _has_ended(self, stream: DeviceStream, deadline_s: float) -> bool:
-        """Whether what is queued there ends in time; not waited for once the job is over."""
+        """Return whether the queued work ends before the deadline. Does not wait if the job is over."""
         event, begun_s, told = stream.mark(()), time.monotonic(), False
         while not event.wait(0.0 if self._aborted else max(min(deadline_s - time.monotonic(), LEAVE_SLICE_S), 0.0)):
             now_s = time.monotonic()
@@ -361,13 +382,16 @@ class DeviceRoutes:
         return True
 
     def transports(self, set_id: int) -> frozenset[str]:
-        """The names of those that the set has open for devices. Any thread."""
+        """Return the names of the transports that the process set has open for devices. Any thread may call this."""
         with self._lock:
             found = list(self._open.items())
         return frozenset(one.name for (of, _), one in found if of == set_id and one.transport is not None)
 
     def routes(self) -> dict[int, str]:
-        """By set: how its tensors on devices are reduced, and why so. Any thread; it takes no lock."""
+        """Return for each process set how its tensors on devices are reduced, and why.
+
+        Any thread; this takes no lock.
+        """
         found = sorted(self._open.copy().items())
         told: dict[int, str] = {}
         for (set_id, label), one in found:

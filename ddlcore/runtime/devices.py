@@ -1,4 +1,7 @@
-"""The devices of one rank's job: opened when a tensor first lies on one, each with the one queue the engine uses."""
+"""Holds the devices of one rank's job.
+
+Each is opened when it first holds a tensor, and has one queue for the engine.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +23,32 @@ from ddlcore.types import CPU, Buffer, Device
 __all__ = ["ON_HOST", "DeviceStream", "Devices", "Pool", "describe_device", "kind_of", "label_of_stream"]
 
 WAIT_SLICE_S = 0.1
-MOST = 64  # devices of a kind that a process may see
-ON_HOST = "@host"  # behind a label: reduced staged in host memory, because somebody asked for that
+MOST = 64  # the most devices of one kind that a process may see
+ON_HOST = "@host"  # suffix of a label: the user asked that this be staged on the host
 
 
 def kind_of(label: str) -> str:
-    """The kind of device that a Spec's ``device`` names."""
+    """Return the kind of device that a Spec's ``device`` names."""
     return label_of_stream(label).partition("+")[0]
 
 
 def label_of_stream(label: str) -> str:
-    """Which of a rank's devices a Spec's ``device`` names: its kind, and ``+1`` for the second one."""
+    """Return which of a rank's devices a Spec's ``device`` names: its kind, and ``+1`` for the second one."""
     return label.removesuffix(ON_HOST)
 
 
 def describe_device(label: str) -> str:
-    """A Spec's ``device`` in words."""
+    """Return a Spec's ``device`` in words."""
     kind, _, number = label_of_stream(label).partition("+")
     nth = f", device {int(number) + 1} of the rank" if number else ""
     return f"{kind}{nth}{', by way of the host' if label.endswith(ON_HOST) else ''}"
 
 
 class DeviceStream:
-    """One device as the engine uses it. Its queue and all else here belong to the engine's thread.
+    """One device as the engine uses it. Its queue and everything else here are used by the engine's thread only.
 
-    ``over`` says whether the job is: no wait for the device outlives it. ``used`` is told that memory is kept.
+    ``over`` returns whether the job is over, since no wait for the device may outlast the job. ``used`` is called when
+    memory is kept.
     """
 
     def __init__(
@@ -63,10 +67,13 @@ class DeviceStream:
         self._kept: deque[tuple[Event, Sequence[object]]] = deque()
 
     def after(self, buffers: Sequence[Buffer]) -> None:
-        """What is queued from now on comes after the values of ``buffers``: of each stream, after its last event."""
+        """Make everything that is queued from now on wait for the values of ``buffers``.
+
+        Of each stream, only the last event is waited for.
+        """
         orders = [buffer.order for buffer in buffers]
         streams = [buffer.stream for buffer in buffers]
-        if buffers and 0 not in orders and streams.count(streams[0]) == len(streams):  # as hundreds of gradients do
+        if buffers and 0 not in orders and streams.count(streams[0]) == len(streams):  # the usual case: one stream
             self.queue.wait_for(buffers[orders.index(max(orders))].event)
             return
         newest: dict[int, tuple[int, int]] = {}
@@ -79,29 +86,32 @@ class DeviceStream:
             self.queue.wait_for(event)
 
     def mark(self, kept: Sequence[object]) -> Event:
-        """An event behind all that is queued; ``kept``, which that uses, lives until it is done."""
+        """Record and return an event after everything queued.
+
+        ``kept``, which that work uses, stays alive until then.
+        """
         event = self.queue.record()
         self.keep(event, kept)
         return event
 
     def keep(self, event: Event, kept: Sequence[object]) -> None:
-        """``kept`` lives until ``event`` is done."""
+        """Keep ``kept`` alive until ``event`` is done."""
         self._kept.append((event, kept))
         self._used()
         self.tidy()
 
     def tidy(self) -> bool:
-        """Lets go of what may go by now; whether something is left."""
+        """Release what events no longer hold, and return whether something is left."""
         waiting = self._kept
         try:
             while waiting and waiting[0][0].done():
                 waiting.popleft()
-        except DeviceError:  # whoever waits for the event is told; nothing behind it will ever be used
+        except DeviceError:  # a waiter gets the error, and no memory after the event is used again
             waiting.clear()
         return bool(waiting)
 
     def wait(self, event: Event) -> None:
-        """Blocks until ``event`` is done. Raises DeviceError where the device failed, Closed when the job is over."""
+        """Block until ``event`` is done. Raises DeviceError if the device failed, and Closed when the job is over."""
         begun_ns = now_ns()
         while not event.wait(WAIT_SLICE_S):
             if self._over():
@@ -109,16 +119,19 @@ class DeviceStream:
         self._meter.device_ns += now_ns() - begun_ns
 
     def close(self, timeout_s: float) -> None:
-        """The job is over: waits at most so long for what is queued. What that still uses then is never let go."""
+        """Wait at most ``timeout_s`` for queued work, and close the device.
+
+        Memory that is still in use then is never released.
+        """
         self.queue.close(timeout_s)
-        if self.tidy():  # the device may come to it yet, and write what its owner's framework would have given away
+        if self.tidy():  # the device may still write there, and its owner could reuse that memory
             _left_behind.append(self._kept)
         self.pool.clear()
         self.pinned.clear()
         self.runtime.close()
 
 
-_left_behind: list[object] = []  # what a device may still use after its job: nobody else may get the memory
+_left_behind: list[object] = []  # memory that a device may still use after its job, so nobody may reuse it
 
 
 @dataclass(slots=True)
@@ -131,9 +144,10 @@ class _Piece:
 
 
 class Pool:
-    """Memory for a bucket, taken from what the buckets before it have given back. Of one stream; engine's thread only.
+    """Memory for a bucket, taken from what earlier buckets have returned. For one stream; engine's thread only.
 
-    What is used on the stream's queue alone may be given back as soon as its last use is queued, without an event.
+    Memory that is used only on the stream's queue may be returned as soon as its last use is queued, without an event,
+    because the next use is queued after it.
     """
 
     def __init__(self, stream: DeviceStream, allocate: Callable[[int], Memory]) -> None:
@@ -142,29 +156,35 @@ class Pool:
         self._free: list[_Piece] = []
 
     def take(self, nbytes: int) -> Memory:
-        """At least so many bytes; what they held is gone."""
+        """Return memory of at least ``nbytes`` bytes, with undefined contents."""
         free = [piece for piece in self._free if piece.is_free()]
         fitting = [piece for piece in free if piece.memory.nbytes >= nbytes]
         if fitting:
             found = min(fitting, key=lambda piece: piece.memory.nbytes)
             self._free.remove(found)
             return found.memory
-        if free:  # one that is too small makes place: as many are held as were in use at once
+        if free:  # replace a piece that is too small, so that no more pieces are held than were in use at once
             self._free.remove(free[0])
             self._stream.mark((free[0].memory,))
         return self._allocate(max(nbytes, 4096))
 
     def give(self, memory: Memory, free_behind: Event | None = None) -> None:
-        """It may be taken again; where the host writes it, only once ``free_behind`` is done."""
+        """Return memory to the pool.
+
+        If the host writes to it, it may be taken again only after ``free_behind`` is done.
+        """
         self._free.append(_Piece(memory, free_behind))
 
     def clear(self) -> None:
-        """Lets all go."""
+        """Release all memory."""
         self._free.clear()
 
 
 class Devices:
-    """``make(device)`` opens a device's runtime, or raises an error that says what to do. Any thread may ask for labels."""
+    """The open devices of one rank. ``make(device)`` opens a device's runtime, or raises an error that says what to do.
+
+    Any thread may ask for labels.
+    """
 
     def __init__(
         self,
@@ -173,21 +193,24 @@ class Devices:
         over: Callable[[], bool],
         meter: Meter,
     ) -> None:
-        """``own(kind, n)``: the n-th device of the kind that this rank would use, had it asked for none."""
+        """Create the table of devices.
+
+        ``own(kind, n)`` returns the n-th device of a kind that this rank would choose by itself.
+        """
         self._make = make
         self._own = own
         self._over = over
         self._meter = meter
-        self.used: Callable[[], None] = lambda: None  # told that memory is kept, for ``tidy`` to let go
+        self.used: Callable[[], None] = lambda: None  # called when memory is kept that ``tidy`` must release
         self._lock = Lock()
         self._labels: dict[Device, str] = {CPU: CPU.kind}
         self._streams: dict[str, DeviceStream] = {}
 
     def label(self, device: Device, stage_on_host: bool = False) -> str:
-        """What all ranks call this device: its kind, and the how-manieth of this rank it is. Opens it the first time.
+        """Return what all ranks call this device: its kind, and a number if it is not this rank's first.
 
-        So ranks whose devices have other numbers agree, and no bucket mixes two devices. A rank that uses several
-        names them in the same order as the others do. Raises what ``make`` raises.
+        Opens it if needed. Ranks whose devices have other numbers thus agree, and no bucket mixes two devices. A rank
+        that uses several devices must name them in the same order as the other ranks. Raises what ``make`` raises.
         """
         label = self._labels.get(device)
         if label is None:
@@ -204,7 +227,10 @@ class Devices:
         return label
 
     def stream(self, label: str) -> DeviceStream:
-        """The device of that label; this rank's own, where it has joined before it ever used one. Engine only."""
+        """Return the device of that label. Engine's thread only.
+
+        If this rank has joined before it ever used such a device, opens its own.
+        """
         name = label_of_stream(label)
         while name not in self._streams:
             kind = kind_of(name)
@@ -220,17 +246,17 @@ class Devices:
         self.used()
 
     def tidy(self) -> bool:
-        """Lets go of memory that devices have done with; whether more is to go. Engine only."""
-        left = [stream.tidy() for stream in self.streams]  # each of them
+        """Release memory that devices no longer use, and return whether more is left. Engine's thread only."""
+        left = [stream.tidy() for stream in self.streams]  # a list, so that ``tidy`` is called for each of them
         return any(left)
 
     @property
     def streams(self) -> list[DeviceStream]:
-        """All that are open, as they are now: a user's thread may open one at any moment."""
+        """Return all open devices as they are now: a user thread may open another one at any moment."""
         return list(self._streams.values())
 
     def close(self, timeout_s: float) -> None:
-        """Waits at most so long for all of them. Engine only, after its last bucket."""
+        """Wait at most ``timeout_s`` for all devices, and close them. Engine's thread only, after its last bucket."""
         with self._lock:
             streams, self._streams = list(self._streams.values()), {}
             self._make = _refuse

@@ -1,7 +1,7 @@
-"""Under which name a compressor meets a tensor, and who tells it whether a bucket was valid.
+"""Decides under which name a compressor sees a tensor, and tells the compressor whether a bucket was valid.
 
-Names are a process set's own, so that two sets' tensors of one name never share state. What has no name of its own
-comes once under the one it has: it is encoded under the empty name, and no state of it is kept.
+The names include the process set, so that tensors of the same name in two sets never share state. A tensor without a
+name never comes again under the same name, so it is encoded under the empty name and no state is kept for it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["encode", "encode_once", "settle", "state_name"]
 
 
 def state_name(set_id: int, name: str) -> str:
-    """The name that state is kept under; empty: none is kept."""
+    """Return the name under which state is kept; empty if none is kept."""
     if name.startswith("noname."):
         return ""
     return name if set_id == 0 else f"set{set_id}:{name}"
 
 
 def encode(compressor: Compressor, entry: Entry, source: Buffer, target: Buffer, scale: float) -> None:
-    """``settle`` tells what became of it."""
+    """Encode an entry's values. Call ``settle`` later to say whether the bucket was valid."""
     name = entry.name if compressor.casts else state_name(entry.set_id, entry.name)
     if name:
         compressor.encode(name, source, target, scale)
@@ -32,13 +32,13 @@ def encode(compressor: Compressor, entry: Entry, source: Buffer, target: Buffer,
 
 
 def encode_once(compressor: Compressor, source: Buffer, target: Buffer, scale: float) -> None:
-    """For what leaves no state."""
+    """Encode values for which no state is kept."""
     compressor.encode("", source, target, scale)
     compressor.commit("", False)
 
 
 def settle(compressor: Compressor, entries: Iterable[Entry | None], valid: bool) -> None:
-    """Whether a bucket is valid."""
+    """Tell the compressor whether a bucket was valid."""
     if compressor.casts:
         return
     for entry in entries:

@@ -30,23 +30,24 @@ from ddlcore.types import Kind
 __all__ = ["Engine", "Todo"]
 
 log = logging.getLogger("ddl")
-CLOSE_S = 60.0  # for what a device has under way when the job ends: those of the peers may need it
-CLOSED_S = 10.0  # for the communicators, behind that
-FAILURE_WAIT_S = 2.0  # how long a failed transport waits to hear that a peer died: the better explanation
+CLOSE_S = 60.0  # for work that runs on a device when the job ends: peers may need it
+CLOSED_S = 10.0  # for closing the communicators after that
+FAILURE_WAIT_S = 2.0  # how long to wait for the news that a peer died, which explains a transport error better
 
 
 Todo = tuple[Bucket, list[Entry | None]] | Callable[[], None]
 
 
 def _LAND() -> None:
-    """Stands for Engine._land among what there is to do."""
+    """Mark, as an item of the engine's queue, that ``Engine._land`` must be called."""
 
 
 class Engine:
-    """Owns the communicators and the executor. ``broken`` is told when the data path fails by itself.
+    """The thread that owns a rank's communicators and executor.
 
-    What was decided (``post``) comes first, in order; then the schedule that is replayed gives what is
-    ready. ``say`` reaches the coordinator.
+    ``broken`` is called when the data path fails by itself. The engine first runs what was decided (``post``), in
+    order, and then the buckets that are ready in the schedule that is replayed. ``say`` sends a message to the
+    coordinator.
     """
 
     def __init__(
@@ -68,31 +69,31 @@ class Engine:
         self._completion = completion
         self._failure = failure
         self._broken = broken
-        # Where a waiting user thread was when a signal handler called it away, see ``TensorQueue.running``:
-        self._landing: Launch[Entry] | None = None  # complete and valid, and to be handed over
-        self._rest: Iterator[Entry] = iter(())  # of its entries, those to come
-        self._mixed = False  # some of them are of handles
-        self.threads: set[int] = set()  # of ddl's own: none may wait for a bucket
+        # How far a waiting user thread had come when a signal handler interrupted it, see ``TensorQueue.running``:
+        self._landing: Launch[Entry] | None = None  # complete and valid, but not delivered yet
+        self._rest: Iterator[Entry] = iter(())  # its entries that are still to be delivered
+        self._mixed = False  # some of its entries belong to handles
+        self.threads: set[int] = set()  # ids of ddl's own threads, none of which may wait for a bucket
         self._stopped = False
-        self._closing = False  # nothing is left but what devices do
-        self.bucket: Bucket | None = None  # the decided bucket that runs, for whoever watches over it
+        self._closing = False  # the engine has ended, and only devices still work
+        self.bucket: Bucket | None = None  # the negotiated bucket that runs now, for the stall check
         tensor_queue.leave = self.leave
         completion.progress = self.progress
         completion.wake = self._wake_for_device
         self.say: Callable[[Leave | Frozen], None] = lambda message: None
-        self.trace_hooks: TraceHooks | None = None  # while a timeline is written
+        self.trace_hooks: TraceHooks | None = None  # set while a timeline is recorded
         self._queue: deque[Todo] = deque()
         self._held: list[tuple[Launch[Entry], Deliver]] = []
         self.in_flight = DevicesInFlight(completion, meter)
-        self._since_ns = 0  # when the last bucket ended, or the last wait for one
-        self._me = -2  # the engine's thread
+        self._since_ns = 0  # when the last bucket, or the last wait for a bucket, ended
+        self._me = -2  # the id of the engine's thread
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def show(self, ranges: Ranges) -> None:
-        """Has every bucket run within a range by its name. Before ``start``."""
+        """Run every bucket within a profiler range that bears its name. Call this before ``start``."""
         execute, replay, enter = self._execute, self._run_replayed, self._run_bucket_here
 
         def execute_shown(bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
@@ -110,28 +111,36 @@ class Engine:
         self._execute, self._run_replayed, self._run_bucket_here = execute_shown, replay_shown, enter_shown
 
     def post(self, item: Todo) -> None:
-        """Adds a bucket, or a call to be made on this thread, behind what is there."""
+        """Append a bucket, or a function to call on the engine's thread, to the engine's queue.
+
+        Any thread may call this.
+        """
         with self._tensor_queue.lock:
             self._queue.append(item)
             self._tensor_queue.work.notify()
 
     def inside(self) -> bool:
-        """Whether the calling thread is one of ddl's own, or in the middle of something of ddl's.
+        """Return whether the calling thread is one of ddl's own threads, or is inside a call of ddl.
 
-        Of a user's thread, True only where a signal handler or a finalizer asks: it must not wait here for anything.
+        For a user thread this is True only if a signal handler or a finalizer asks. Such a caller must not wait here
+        for anything.
         """
         return get_ident() in self.threads or self.amid()
 
     def amid(self) -> bool:
-        """The same, but for what one of ddl's own calls at a moment that is fit for it, such as ``Handle.then``'s call."""
+        """Return the same as ``inside``, but False on ddl's own threads when they hold no lock.
+
+        There, ddl calls user code only where such calls are safe, for example the function given to ``Handle.then``.
+        """
         me = get_ident()
         held = self._tensor_queue.lock.held() or self._completion.lock.held()
         return held or (self._tensor_queue.running == me and me not in self.threads)
 
     def stop(self, timeout_s: float) -> bool:
-        """Ends after what is queued, and closes the communicators. False if that took too long.
+        """End the engine after everything queued has run, and close the communicators.
 
-        ``timeout_s`` is for what hosts do; devices that have more to do are given more time, as long as the job stands.
+        Return False if that took too long. ``timeout_s`` limits the work of the host. Devices that still have work get
+        more time, as long as the job has not failed.
         """
         with self._tensor_queue.lock:
             self._stopped = True
@@ -149,7 +158,7 @@ class Engine:
         self._since_ns = now_ns()
         todo: Todo | Launch[Entry] | None
         while True:
-            todo = None  # what was done last, and its tensors, must not live until there is more to do
+            todo = None  # the last item must not keep its tensors alive while the engine waits
             todo = self._next()
             if todo is None:
                 break
@@ -169,19 +178,23 @@ class Engine:
                 self.bucket = None
             ended_ns = now_ns()
             meter.busy_ns += ended_ns - self._since_ns
-            if (hooks := self.trace_hooks) is not None:  # read once: another thread may end it at any moment
+            if (hooks := self.trace_hooks) is not None:  # read once: another thread may end the timeline at any moment
                 hooks.bucket(*_ran(todo), self._since_ns, ended_ns)
             self._since_ns = ended_ns
         self._closing = True
         self._sets.close(CLOSE_S)
 
     def _next(self) -> Todo | Launch[Entry] | None:
-        """Waits for what comes next; asks to leave when the schedule has been waited for too long."""
+        """Wait for the next item to run. Ask to leave replay if the schedule cannot continue."""
         slept = False
         with self._tensor_queue.work:
             if self._tensor_queue.running == self._me:
                 self._tensor_queue.running = 0
             while True:
+                # Only one thread may run buckets at a time, and ``running`` says which. Both this thread and a waiting
+                # user thread take an item and set ``running`` under the same lock. If the item were taken first and
+                # ``running`` set later, the other thread could launch the next bucket before this one, and two ranks
+                # would enter their collectives in different orders.
                 if self._tensor_queue.running == GONE:
                     self._take_over()
                 if not self._tensor_queue.running:
@@ -199,7 +212,10 @@ class Engine:
                 self._meter.idle_ns += self._since_ns - idle_ns
 
     def leave(self, epoch: int, slow: bool = False) -> None:
-        """Asks to leave replay; from any thread. ``slow``: it may be that a rank just takes its time."""
+        """Ask the coordinator to leave replay; from any thread.
+
+        ``slow``: some rank may only be slow, so the schedule may still fit.
+        """
         self._meter.divergences += 1
         self._tensor_queue.flight.note("leave", epoch=epoch, slow=slow)
         self.say(Leave(epoch, "a bucket waits for tensors that do not come", slow))
@@ -239,13 +255,17 @@ class Engine:
     # --- buckets of a schedule
 
     def _replay(self, launch: Launch[Entry]) -> None:
-        """Runs a bucket with this rank's data."""
+        """Run a bucket with this rank's data."""
         deliver = self._take_part(launch, partial(self._run_replayed, launch, "fusion"))
         if deliver is not None:
             self._settle(launch, deliver)
 
     def _settle(self, launch: Launch[Entry], deliver: Deliver | Later) -> None:
-        """A bucket is complete: it is handed over at once while nothing is frozen, else after Drain."""
+        """Deliver a complete bucket immediately if nothing is frozen, else keep it until Drain has decided on it."""
+        # A device completes a bucket before the host knows whether all members took part with real data, so the result
+        # may not be delivered yet. ``told`` is that knowledge: every member's host has said that it launched this
+        # bucket. Since each rank launches in the schedule's order, everything that the same process set launched
+        # earlier is valid too.
         if isinstance(deliver, Later):
             self.in_flight.add(launch, deliver)
             if deliver.told:
@@ -261,30 +281,30 @@ class Engine:
         else:
             self._hand_over(launch, deliver)
 
-    # --- what a device has under way
+    # --- buckets in flight on a device
 
     def _wake_for_device(self) -> None:
-        """Somebody waits for what is on a device; any thread."""
+        """Wake the engine because a thread waits for something on a device. Any thread may call this."""
         if self.in_flight:
             with self._tensor_queue.lock:
                 self._tensor_queue.work.notify()
 
     def _land(self) -> None:
-        """Hands over what a device has done, where that alone tells that it is valid."""
+        """Deliver what a device has completed, if its completion alone proves that the bucket is valid."""
         try:
             for launch, deliver in self.in_flight.landed():
                 self._settle(launch, deliver)
-        except BaseException as error:  # a device of somebody's own may raise anything, and this thread must live
+        except BaseException as error:  # a device plugin may raise anything, and this thread must survive
             self._explain(error)
         if self._failure.given:
             self.abandon()
 
     def start_and_wait(self, entry: PersistentRequest, address: int, owner: object) -> None:
-        """``TensorQueue.start_request`` and ``entry.wait()`` in one, for a user's thread that does nothing in between.
+        """Do ``TensorQueue.start_request`` and ``entry.wait()`` in one call, for a thread that does nothing in between.
 
-        Where the entry is a bucket by itself and it is its turn, three things happen: one section of the
-        lock to launch it, one call of the transport, one section to end it. After a pause every line counts
-        ten times: the caches are cold. Raises as they do.
+        If the entry is a bucket by itself and its turn has come, only three things happen: one locked section launches
+        it, one call of the transport runs it, and one locked section completes it. This matters because after a pause
+        the caches are cold, and then every line costs about ten times as much. Raises what the two calls raise.
         """
         me = get_ident()
         tensor_queue = self._tensor_queue
@@ -317,17 +337,17 @@ class Engine:
                 self._let_go()
         except BaseException:
             if tensor_queue.running == me:
-                tensor_queue.running = GONE  # before all else: who is interrupted here, too, has said so
+                tensor_queue.running = GONE  # first: a second interrupt then finds the mark set
             self._called_away()
             raise
         entry.wait()
 
     def progress(self, operation: Waited) -> None:
-        """For a user's thread that is about to wait: it runs what is ready itself, where the engine is idle.
+        """Run ready buckets on the user thread that is about to wait for ``operation``, while the engine is idle.
 
-        That spares two changes of thread. Only buckets that can be entered in tries: a signal's handler may
-        call this thread away (Ctrl-C) between any two instructions, and then the engine goes on from there.
-        Raises ReentrantCall for a thread that would wait for itself.
+        This saves two thread switches. Only buckets that the transport can enter in several tries are run here: a
+        signal handler (Ctrl-C) may interrupt this thread between any two instructions, and then the engine continues
+        from there. Raises ReentrantCall for a thread that would wait for itself.
         """
         if not operation.pending:
             return
@@ -352,18 +372,22 @@ class Engine:
                         tensor_queue.catch_up()
                 begun_ns = now_ns()
                 deliver = self._run_bucket_here(launch, operation)
-                # None: what this thread waited for is over. Another than ``done``: it is void.
+                # None: what this thread waited for is over. Any other value than ``done`` means that the bucket is
+                # void.
                 if deliver is not launch.position.run.done or not self._land_here(launch, begun_ns):
                     break
             self._let_go()
         except BaseException:
             if tensor_queue.running == me:
-                tensor_queue.running = GONE  # before all else: who is interrupted here, too, has said so
+                tensor_queue.running = GONE  # first: a second interrupt then finds the mark set
             self._called_away()
             raise
 
     def _enter(self, launch: Launch[Entry], operation: Waited) -> Deliver | None:
-        """Enters a bucket on a thread that waits for ``operation``. None: that is over, and maybe so is the bucket."""
+        """Enter a bucket on a thread that waits for ``operation``.
+
+        Returns None if ``operation`` is over; the bucket itself may then be over or not.
+        """
         try:
             deliver: Deliver | None = launch.position.run.resume(launch, operation)
         except DdlInternalError as error:
@@ -374,9 +398,9 @@ class Engine:
         return deliver
 
     def _land_here(self, launch: Launch[Entry], begun_ns: int) -> bool:
-        """Hands over what a waiting user thread has run in place.
+        """Deliver a bucket that a waiting user thread has run in place.
 
-        False where Drain must decide first: the engine's.
+        Returns False if Drain must decide first; then the engine delivers it.
         """
         assert launch.entries is not None
         rest = iter(launch.entries)
@@ -388,10 +412,10 @@ class Engine:
             meter.replayed += 1
             meter.nbytes[position.planned.kind] += position.nbytes
             meter.busy_ns += took_ns
-            meter.idle_ns -= took_ns  # the engine's thread takes it for idle
+            meter.idle_ns -= took_ns  # the engine's thread has counted this time as idle
             self._rest = rest
             self._mixed = False
-            self._landing = launch  # no call since ``frozen``
+            self._landing = launch  # since ``frozen`` was read nothing was called, so nothing could interrupt
             self._tensor_queue.own = None
         self._finish_landing()
         if (hooks := self.trace_hooks) is not None:
@@ -399,13 +423,17 @@ class Engine:
         return True
 
     def _finish_landing(self) -> None:
-        """Hands over what is left of it, whoever began: each entry in one run of stores, or in a call without effect twice."""
+        """Deliver the remaining entries of ``_landing``, no matter which thread began to deliver them.
+
+        Each entry is delivered either by one sequence of plain stores or by a call that has no effect when it is
+        repeated. So this may be interrupted at any point and run again.
+        """
         launch = self._landing
         assert launch is not None and launch.entries is not None
         self._tensor_queue.delivered(launch)
         with self._completion.lock:
             for entry in self._rest:
-                if entry.__class__ is PersistentRequest:  # type() would be a call, behind which a handler may raise
+                if entry.__class__ is PersistentRequest:  # type() is a call, after which a handler may raise
                     entry.index = -1
                     entry.source.owner = None
                     entry.state = IDLE
@@ -419,7 +447,10 @@ class Engine:
         self._completion.announce()
 
     def _let_go(self) -> None:
-        """A thread that may have helped goes on to wait. The engine enters what it has launched and not entered."""
+        """End the help of a thread that now goes on to wait.
+
+        The engine enters what the thread has launched and not entered.
+        """
         with self._tensor_queue.lock:
             if self._tensor_queue.running == get_ident():
                 self._take_over()
@@ -427,19 +458,22 @@ class Engine:
                 self._tensor_queue.work.notify()
 
     def _take_over(self) -> None:
-        """What a thread that helped has begun, and is not at the end of, becomes the engine's. Lock held."""
+        """Pass on to the engine what a helping thread has begun and not finished. The caller holds the lock."""
         todo: Callable[[], None] | None = None
         if self._landing is not None:
             todo = self._finish_landing
         elif self._tensor_queue.own is not None:
             todo = partial(self._go_on, self._tensor_queue.own)
-        self._tensor_queue.own = None  # no call from here on but the last
+        self._tensor_queue.own = None  # only the last line from here on is a call
         self._tensor_queue.running = 0
         if todo is not None:
             self._queue.appendleft(todo)
 
     def _called_away(self) -> None:
-        """An exception ends what a thread did here. Interrupted itself: the control thread looks once a second."""
+        """Wake the engine because an exception ended what a thread did here.
+
+        If this call is itself interrupted, the control thread notices within a second.
+        """
         with self._tensor_queue.lock:
             self._tensor_queue.work.notify()
 
@@ -449,7 +483,10 @@ class Engine:
             self._settle(launch, deliver)
 
     def _take_part(self, launch: Launch[Entry], run: Callable[[], Deliver | Later]) -> Deliver | Later | None:
-        """Runs a bucket. What it raises is explained, and ends the bucket and mostly the job."""
+        """Run a bucket with ``run``.
+
+        If that raises, explain the error; it ends the bucket and in most cases the job.
+        """
         if self._failure.given:
             self._failed(launch, None)
             return None
@@ -486,10 +523,17 @@ class Engine:
             self.fail(launch.entries, error)
 
     def drain(self, message: Drain) -> None:
-        """On the engine's thread: takes part in what others have launched, then judges what is held."""
+        """Take part in the buckets that other ranks have launched, then judge the held ones.
+
+        Called on the engine's thread.
+        """
         if self._failure.given:
-            return  # ``abandon`` sees to what is held
+            return  # ``abandon`` ends the held buckets
         begun_ns = now_ns()
+        # First this rank enters, with dummy memory, everything that any rank has launched (``highest``), because the
+        # peers are already waiting in those collectives. Only then it judges its own buckets: those up to ``lowest``
+        # were launched with real data by every member and are valid; the others took dummy memory in, so their entries
+        # become pending again.
         highest, lowest = dict(message.highest), dict(message.lowest)
         for launch in self._tensor_queue.drain(highest):
             self._take_part(launch, partial(self._run_replayed, launch, "dummy"))
@@ -513,7 +557,10 @@ class Engine:
                 hooks.discover(message.epoch + 1)
 
     def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> None:
-        """On the engine's thread: what was decided before has run; from here on the schedule gives what is ready."""
+        """Begin to replay a schedule.
+
+        Called on the engine's thread, after everything that was decided earlier has run.
+        """
         if (hooks := self.trace_hooks) is not None:
             buckets = self._tensor_queue.planned(message.schedule)
             hooks.replay(message.epoch, message.schedule, buckets, message.start)
@@ -522,7 +569,10 @@ class Engine:
             self.say(frozen)
 
     def abandon(self) -> None:
-        """On the engine's thread: the job is over, nobody will decide on what is held."""
+        """Fail all held buckets, because the job is over and no Drain will decide on them.
+
+        Called on the engine's thread.
+        """
         held, self._held = self._held + self.in_flight.all(), []
         for launch, _ in held:
             self._failed(launch, None)
@@ -530,7 +580,11 @@ class Engine:
     # --- ends
 
     def _explain(self, error: BaseException) -> None:
-        """A transport that fails has most likely lost a peer: the control network knows which."""
+        """Report an error of the data path as the reason why the job ends.
+
+        A transport that fails has most likely lost a peer. The control network knows which one, so its news is awaited
+        first.
+        """
         if isinstance(error, DdlInternalError) and self._failure.wait(FAILURE_WAIT_S):
             return
         if not isinstance(error, DdlInternalError):
@@ -543,8 +597,11 @@ class Engine:
     def _deliver(self, entries: Sequence[Entry | None], outcomes: Sequence[Outcome | None], index: int) -> None:
         after: list[Callable[[], None]] = []
         with self._completion.lock:
+            # All entries change before ``announce`` wakes the waiters: a waiter that is woken first would see its
+            # operation still pending, and would sleep again until its time slice ends. The functions in ``after`` run
+            # last and without the lock, because they belong to callers and may call ddl.
             for entry, outcome in zip(entries, outcomes):
-                if type(entry) is PersistentRequest:  # as its ``complete`` would, hundreds of times a step
+                if type(entry) is PersistentRequest:  # inlined ``complete``: this runs hundreds of times per step
                     entry.index = index
                     entry.source.owner = None
                     entry.state = IDLE
@@ -558,7 +615,7 @@ class Engine:
             then()
 
     def fail(self, entries: Sequence[Entry | None], error: BaseException | None, index: int = -1) -> None:
-        """Ends the entries' handles with ``error``, or with the failure of the job."""
+        """End the entries' handles with ``error``, or with the failure of the job if ``error`` is None."""
         after: list[Callable[[], None]] = []
         with self._completion.lock:
             for entry in entries:
@@ -574,12 +631,12 @@ class Engine:
 
 
 def _ran(todo: Launch[Entry] | tuple[Bucket, Sequence[Entry | None]]) -> tuple[Bucket | Planned, int]:
-    """What trace hooks are told of it, and its place; -1 for one outside schedules."""
+    """Return what the trace hooks are told about ``todo``: the bucket and its place, which is -1 outside schedules."""
     if isinstance(todo, Launch):
         return todo.bucket or todo.position.planned, todo.place
     return todo[0], -1
 
 
 def _brought(entries: Sequence[Entry | None]) -> int:
-    """Bytes of this rank's own tensors."""
+    """Return the number of bytes of this rank's own tensors."""
     return sum(entry.spec.nbytes(entry.rows) for entry in entries if entry is not None)

@@ -1,6 +1,7 @@
-"""Runs one bucket: memory of the entries in, transport calls, memory of the results out.
+"""Runs one bucket: brings the entries' memory into transport memory, calls the transport, and writes the results.
 
-Averaging, scaling, casting and fusion happen here; what the transport does itself, its capabilities say.
+Averaging, scaling, casting and fusion happen here, except for what the transport's capabilities say that it does
+itself.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ Deliver = Callable[[], list[Outcome | None]]
 
 @dataclass(frozen=True)
 class Later:
-    """A bucket that is queued on a device and may turn out void. ``deliver`` is called once it is known to be valid.
+    """A bucket that is queued on a device and may turn out void.
 
-    It is valid if it was done, which ``event`` tells, before this rank froze; or if it was ``told``: every member's
-    host has said that it launched this bucket, and so all of the set before it, with real data.
+    ``deliver`` is called when the bucket is known to be valid. There are two ways to know that. Either ``event`` shows
+    that the device completed the bucket before this rank froze. Or ``told`` is True: every member's host has said that
+    it launched this bucket with real data, and so everything before it in the same process set.
     """
 
     event: Event
@@ -62,7 +64,7 @@ class Later:
 
 
 class Staged:
-    """Hands the results of a bucket over; ``void`` undoes what was staged for it, where it turns out not to count."""
+    """A function that delivers the results of a bucket. ``void`` undoes what was staged if the bucket is void."""
 
     def __init__(self, deliver: Deliver, void: Callable[[], None]) -> None:
         self._deliver = deliver
@@ -80,16 +82,16 @@ PREPARED_LIMIT = 4096
 
 
 class Unserved(TransportError):
-    """The transport cannot do this, on any rank alike: the operation fails, the job goes on."""
+    """The transport cannot do this operation, on any rank alike: the operation fails and the job continues."""
 
 
 def reducescatter_rows(rows: int, size: int) -> list[int]:
-    """How many of ``rows`` each rank gets: the first ``rows % size`` ranks get one more."""
+    """Return how many of ``rows`` each rank gets: the first ``rows % size`` ranks get one row more."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
 class OnDevices(Protocol):
-    """What runs buckets of tensors that lie on devices; see runtime/device_executor.py."""
+    """An object that runs buckets of tensors on devices; see runtime/device_executor.py."""
 
     def execute(
         self, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
@@ -99,7 +101,10 @@ class OnDevices(Protocol):
 
 
 class Executor:
-    """Belongs to the engine thread. ``compressor(name)`` gives the job's compressor of that name."""
+    """Runs the buckets of one rank; only the engine's thread uses it.
+
+    ``compressor(name)`` returns the job's compressor.
+    """
 
     def __init__(
         self,
@@ -125,7 +130,10 @@ class Executor:
         }
 
     def execute(self, bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
-        """Takes part in ``bucket``; None among ``entries`` is what this rank, having joined, did not ask for."""
+        """Take part in a negotiated bucket.
+
+        An entry is None if this rank has joined and did not ask for that tensor.
+        """
         if bucket.kind is Kind.JOIN:
             return [Outcome(result=bucket.result)]
         if bucket.kind is Kind.ADD_SET:
@@ -149,17 +157,17 @@ class Executor:
     def execute_on_host(
         self, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
-        """``execute`` for tensors in host memory."""
+        """Take part in a negotiated bucket whose tensors are in host memory, see ``execute``."""
         for entry in entries:
             if entry is not None and entry.source is not None and entry.source.wait is not None:
                 entry.source.wait()
         return self._run[bucket.kind](self._sets.communicator(bucket.set_id), bucket, entries, specs)
 
     def replay(self, launch: Launch[Entry], use: str) -> Deliver | Later:
-        """Takes part in a bucket of a schedule, and changes nothing but transport memory.
+        """Take part in a bucket of a schedule, and change nothing but transport memory.
 
-        What is returned hands the results over, once the bucket is known to be valid. ``use`` names the
-        buffer that holds them till then.
+        Returns a function that delivers the results; call it once the bucket is known to be valid. ``use`` names the
+        buffer that holds the results until then.
         """
         run: Run | None = launch.position.run
         if run is None:
@@ -169,7 +177,10 @@ class Executor:
         return run(launch, use)
 
     def _arranged(self, planned: Planned) -> Run:
-        """How a bucket of a schedule is run: all that can be known before its tensors come is found out here, once."""
+        """Return how a bucket of a schedule is run.
+
+        Everything that can be known before its tensors come is computed here, once.
+        """
         specs = [decode_spec(spec) for spec in planned.specs]
         if planned.compressor:
             specs = [msgspec.structs.replace(spec, compressor=planned.compressor) for spec in specs]
@@ -179,7 +190,7 @@ class Executor:
         return self.arranged_on_host(planned, specs)
 
     def arranged_on_host(self, planned: Planned, specs: Sequence[Spec]) -> HostRun:
-        """The same for tensors in host memory."""
+        """Return how a bucket of a schedule is run whose tensors are in host memory."""
         communicator = self._sets.communicator(planned.set_id)
         if planned.ragged:
             return partial(self._run_ragged_slot, communicator, specs)
@@ -203,7 +214,7 @@ class Executor:
     def _run_packed(
         self, communicator: Communicator, specs: Sequence[Spec], launch: Launch[Entry], use: str
     ) -> Deliver:
-        """A bucket whose results stand in transport memory until it is known to be valid."""
+        """Run a bucket whose results stay in transport memory until it is known to be valid."""
         planned = launch.planned
         entries: Sequence[Entry | None] = launch.entries if launch.entries is not None else [None] * len(specs)
         for entry in entries:
@@ -212,20 +223,24 @@ class Executor:
         if planned.kind is Kind.ALLREDUCE:
             deliver = self._replay_allreduce(communicator, planned.names, entries, specs, use)
             if any(prod(spec.shape) for spec in specs):
-                return deliver  # nobody has a sum before everybody has come
+                return deliver  # no rank has the sum before all ranks have entered
         elif planned.kind is Kind.BROADCAST:
             deliver = self._replay_broadcast(communicator, entries[0], specs[0], use)
         else:
             index = Bucket(-1, planned.set_id, planned.kind, planned.names)
             scattered = self._run[planned.kind](communicator, index, entries, specs)
             deliver = partial(same, scattered)
-        # A root may be done before anybody has come, and so may who receives nothing. What is handed
-        # over must not turn out void on the others: it is complete when all have taken part.
+        # A broadcast may return on its root before any other rank has entered, and any collective may on a rank that
+        # receives nothing. A bucket that has returned may be delivered, so it must not turn out void on other ranks
+        # afterwards. The barrier makes sure that it returns only after all members have entered.
         _finish(communicator.transport.barrier())
         return deliver
 
     def _atomic(self, communicator: Communicator, specs: Sequence[Spec]) -> Prepared | None:
-        """An allreduce in place, where the transport writes nothing unless all came with real data; None where it cannot."""
+        """Return a prepared in-place allreduce that writes nothing unless all ranks came with real data.
+
+        Returns None if the transport cannot do that for these tensors.
+        """
         spec = specs[0]
         op, postscale = reduction(spec, len(communicator.ranks))
         counts = tuple(prod(one.shape) for one in specs)
@@ -276,7 +291,7 @@ class Executor:
         specs: Sequence[Spec],
         use: str,
     ) -> Staged:
-        """An allreduce whose encoded values cannot be added."""
+        """Run an allreduce whose encoded values cannot be added."""
         op, postscale = reduction(specs[0], len(communicator.ranks))
         name = specs[0].compressor
         if op is not ReduceOp.Sum:
@@ -307,7 +322,7 @@ class Executor:
         return deliver
 
     def reopened(self) -> None:
-        """Every communicator is another one: what was prepared for the old is gone."""
+        """Drop everything that was prepared for the old communicators, because all communicators were opened anew."""
         self._prepared.clear()
 
     def _forget(self, set_id: int) -> None:
@@ -317,7 +332,7 @@ class Executor:
     # --- allreduce
 
     def _traveling(self, spec: Spec, size: int) -> Compressor:
-        """What encodes the values of the ``size`` ranks and decodes their sum."""
+        """Return the compressor that encodes the values of the ``size`` ranks and decodes their sum."""
         compressor = self._compressor(spec.compressor)
         if is_exact(spec, size) and compressor.wire_dtype(spec.dtype) is spec.dtype:
             return Exact(self._kernels, spec, size)
@@ -337,7 +352,8 @@ class Executor:
         capabilities = communicator.transport.capabilities_for(Kind.ALLREDUCE)
         unscaled = spec.prescale == 1.0 and postscale == 1.0
         plain = wire is spec.dtype and not isinstance(compressor, Exact)
-        # A rank that has joined brings the identity, which a prescale would spoil: packed, it is put in after scaling.
+        # A rank that has joined contributes the identity element, which a prescale inside the transport would change.
+        # So such a bucket is packed, and the identity is written after the scaling.
         if capabilities.vectored and plain and (unscaled or (capabilities.scales and not bucket.specs)):
             plan = Plan(tuple(source.count for source, _ in pairs), wire, op, spec.prescale, postscale)
             prepared = self._prepare(communicator, plan)
@@ -348,7 +364,10 @@ class Executor:
         return [None] * len(entries)
 
     def _pair(self, entry: Entry | None, spec: Spec, op: ReduceOp) -> tuple[Buffer, Buffer]:
-        """Source and target of one tensor; for a rank that has joined, memory that changes nothing."""
+        """Return the source and target of one tensor.
+
+        For a rank that has joined, both are memory that does not change the result.
+        """
         if entry is not None:
             assert entry.source is not None and entry.target is not None
             return entry.source, entry.target
@@ -360,7 +379,7 @@ class Executor:
         key = (communicator.set_id, plan)
         prepared = self._prepared.get(key)
         if prepared is None:
-            if len(self._prepared) >= PREPARED_LIMIT:  # shapes that never come back must not fill the memory
+            if len(self._prepared) >= PREPARED_LIMIT:  # shapes that are never used again must not fill the memory
                 self._prepared.clear()
             prepared = self._prepared[key] = communicator.transport.prepare(plan)
         return prepared
@@ -392,7 +411,7 @@ class Executor:
         op: ReduceOp,
         use: str,
     ) -> list[Buffer]:
-        """Encodes the sources into one buffer and reduces that in place; the parts of it, one for each tensor."""
+        """Encode the sources into one buffer, reduce it in place, and return its parts, one for each tensor."""
         begun_ns = now_ns()
         wire = compressor.wire_dtype(pairs[0][0].dtype)
         words = compressor.words if isinstance(compressor, Exact) else 1
@@ -494,7 +513,10 @@ class Executor:
 def _scaling(
     compressor: Compressor, capabilities: Capabilities | None, spec: Spec, size: int, joined: bool = False
 ) -> Scaling:
-    """As ``scaling``; an exact sum is scaled and divided where it is decoded, in one rounding."""
+    """Return the scaling as ``scaling`` does.
+
+    An exact sum is scaled and divided when it is decoded, with a single rounding.
+    """
     if isinstance(compressor, Exact):
         return Scaling(spec.prescale, spec.postscale)
     return scaling(capabilities, spec, compressor.wire_dtype(spec.dtype), size, joined)
@@ -522,7 +544,7 @@ def _outcome(bucket: Bucket, i: int, target: Buffer) -> Outcome:
 
 
 def _parts(fused: Buffer, counts: Sequence[int]) -> list[Buffer]:
-    """``fused`` cut one behind the other."""
+    """Return consecutive parts of ``fused`` with the given numbers of elements."""
     parts, address = [], fused.address
     for count in counts:
         parts.append(Buffer(address, count, fused.dtype, (count,), owner=fused.owner))
@@ -536,14 +558,14 @@ def _run_barrier(communicator: Communicator, launch: Launch[Entry], use: str) ->
 
 
 class AtomicAllreduce:
-    """The way of a gradient's bucket in the steady state: all or nothing, in place."""
+    """How a bucket of gradients is run in the steady state: all or nothing, and in place."""
 
     __slots__ = ("_prepared", "done", "resumable")
 
     def __init__(self, prepared: Prepared, tensors: int, resumable: bool) -> None:
         self._prepared = prepared
         self.done: Deliver = partial(same, [None] * tensors)
-        self.resumable = resumable  # by a user's thread, which Ctrl-C may call away
+        self.resumable = resumable  # whether a user thread may run it, which Ctrl-C may interrupt
 
     def __call__(self, launch: Launch[Entry], use: str) -> Deliver:
         if launch.entries is None:
@@ -553,14 +575,17 @@ class AtomicAllreduce:
         return self.done if self._prepared.run_atomic(sources, targets, True) else void
 
     def resume(self, launch: Launch[Entry], operation: Waited | None = None) -> Deliver | None:
-        """The same, in tries; may be called again for the same launch, by another thread too.
+        """Run the bucket in several tries. May be called again for the same launch, also by another thread.
 
-        None: ``operation``, for which it was worth doing, is over, and the bucket is still to be entered.
+        Returns None if ``operation``, which the calling thread waits for, is over before the bucket could be entered.
         """
         assert launch.entries is not None
         sources, targets = _addresses(launch.entries)
+        # A user thread may run this, and Ctrl-C may interrupt it at any moment. The launch number is the ticket: the
+        # transport recognizes a repeated try for the same number. So the engine can continue with this launch, without
+        # entering the bucket twice and without leaving the peers waiting in it.
         entered = None
-        while entered is None:  # between two tries Ctrl-C may strike
+        while entered is None:  # Ctrl-C may interrupt the thread between two tries
             entered = self._prepared.try_run_atomic(sources, targets, launch.number)
             if entered is None and operation is not None and not operation.pending:
                 return None
@@ -568,7 +593,7 @@ class AtomicAllreduce:
 
 
 def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Of an allreduce's entries, each of which has a source and a target; waits until they may be read."""
+    """Wait until an allreduce's sources may be read, and return the addresses of its sources and of its targets."""
     for entry in entries:
         if entry.source.wait is not None:
             entry.source.wait()
@@ -576,15 +601,15 @@ def _addresses(entries: Sequence[Any]) -> tuple[list[int], list[int]]:
 
 
 def void() -> list[Outcome | None]:
-    """What a bucket delivers that was entered all or nothing, and is void: it is never called."""
+    """Raise an error: the deliver function of a void all-or-nothing bucket, which must never be called."""
     raise DdlInternalError("a void bucket was about to be handed over; please report this")
 
 
 def same(outcomes: list[Outcome | None]) -> list[Outcome | None]:
-    """What a bucket delivers that has left nothing to do."""
+    """Return ``outcomes``: the deliver function of a bucket that left nothing to do."""
     return outcomes
 
 
 def _finish(work: Work) -> None:
     while not work.wait(WAIT_SLICE_S):
-        pass  # a slow peer is not a dead one; abort() ends this wait
+        pass  # no deadline: a peer may just be slow, and abort() ends this wait

@@ -1,6 +1,6 @@
-"""Handles of tensors on devices: complete when their work is queued, while their values stand behind an event.
+"""Defines handles of tensors on devices: complete when their work is queued; an event tells when the values are.
 
-The host never waits for that event: the stream that is current where ``wait`` returns does.
+The host never waits for that event. Instead, ``wait`` makes the thread's current stream wait for it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from ddlcore.types import Buffer
 __all__ = ["FencedHandle", "FencedPersistentRequest"]
 
 After = Callable[[int, Sequence[Any]], None]  # Adapter.after
-FAILURE_WAIT_S = 2.0  # how long a failed device waits to hear that a peer died: the better explanation
+FAILURE_WAIT_S = 2.0  # how long to wait for the news that a peer died, which explains a device error better
 
 
 def _follow(completion: Completion, event: Event, after: After, tensors: Sequence[Any]) -> None:
-    """The caller's stream goes on behind ``event``. Raises why that will never come, where this is known."""
+    """Make the caller's stream wait for ``event``. Raises why the event will never come, if that is known."""
     failure = completion.failure
     try:
         done = event.done()
         if failure is None or done or not failure.given:
             after(event.handle, tensors)
         if failure is not None and not done and failure.given:
-            # Given while ``after`` blocked, as it does for some adapters: an abort lets an event come, with garbage.
+            # For some adapters ``after`` blocks, and the job may fail in that time. An aborted transport lets its
+            # events complete with garbage, so the failure must be checked again here.
             raise failure.error()
     except DdlInternalError:
         if failure is not None and failure.wait(FAILURE_WAIT_S):
@@ -41,11 +42,11 @@ def _is_over(event: Event) -> bool:
     try:
         return event.done()
     except DdlInternalError:
-        return True  # ``wait`` raises it
+        return True  # ``wait`` raises the error
 
 
 class FencedHandle(Handle):
-    """As Handle. ``tensors`` are what the operation reads and writes."""
+    """A Handle for tensors on devices. ``tensors`` are those that the operation reads and writes."""
 
     __slots__ = ("_after", "_events", "_tensors")
 
@@ -63,7 +64,7 @@ class FencedHandle(Handle):
         self._events: list[Event] = []
 
     def poll(self) -> bool:
-        """Whether ``wait`` would return at once, and the device has done everything, too."""
+        """Return whether ``wait`` would return immediately and the device has also completed everything."""
         self._completion.polled(self._left > 0)
         if self._left > 0 or not all(map(_is_over, self._events)):
             return False
@@ -71,7 +72,10 @@ class FencedHandle(Handle):
         return True
 
     def wait(self) -> Any:
-        """As Handle.wait: what the calling thread does with the result comes after it, on its current stream."""
+        """Wait as Handle.wait does.
+
+        What the calling thread does with the result comes after it on its current stream.
+        """
         if self._left > 0:
             self._completion.wait_for_device(self)
         if self._error is None:
@@ -80,14 +84,14 @@ class FencedHandle(Handle):
         return super().wait()
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
-        """See Handle.complete."""
+        """Complete one entry and keep its event, see Handle.complete."""
         if outcome is not None and outcome.event is not None and outcome.event not in self._events:
             self._events.append(outcome.event)
         super().complete(number, outcome, index)
 
 
 class FencedPersistentRequest(PersistentRequest):
-    """As PersistentRequest, for a tensor on a device: ``source.event`` and its kin are set before each start."""
+    """A PersistentRequest for a tensor on a device. ``source.event`` and related fields are set before each start."""
 
     __slots__ = ("_after", "event")
 
@@ -104,10 +108,10 @@ class FencedPersistentRequest(PersistentRequest):
     ) -> None:
         super().__init__(completion, set_id, name, spec, spec_bytes, source, target)
         self._after = after
-        self.event: Event | None = None  # behind the last result
+        self.event: Event | None = None  # the event after which the last result is complete
 
     def poll(self) -> bool:
-        """Whether ``wait`` would return at once, and the device has done everything, too."""
+        """Return whether ``wait`` would return immediately and the device has also completed everything."""
         self.completion.polled(self.state != IDLE)
         if self.state != IDLE or not (self.event is None or _is_over(self.event)):
             return False
@@ -115,9 +119,10 @@ class FencedPersistentRequest(PersistentRequest):
         return True
 
     def arrive(self) -> Event | None:
-        """As ``wait``, but for the stream: the caller sees to it that what it does comes after the event returned.
+        """Wait as ``wait`` does, but without the stream: the caller must order its work after the returned event.
 
-        Of many, one event is often behind all; None where the operation needed none. Raises as ``wait``.
+        Many requests often share one last event, so the caller can wait for that alone. Returns None if the operation
+        needed no event. Raises what ``wait`` raises.
         """
         if self.state != IDLE:
             self.completion.wait_for_device(self)
@@ -125,12 +130,15 @@ class FencedPersistentRequest(PersistentRequest):
         return self.event
 
     def wait(self) -> None:
-        """As PersistentRequest.wait: what the calling thread does comes after the result, on its current stream."""
+        """Wait as PersistentRequest.wait does.
+
+        What the calling thread does next comes after the result on its current stream.
+        """
         event = self.arrive()
         if event is not None:
             _follow(self.completion, event, self._after, ())
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
-        """See PersistentRequest.complete."""
+        """Complete the operation and keep its event, see PersistentRequest.complete."""
         self.event = outcome.event if outcome is not None else None
         super().complete(number, outcome, index)

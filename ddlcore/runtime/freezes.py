@@ -1,4 +1,4 @@
-"""Remembers who asked to leave replay and what waited there, to put a freeze that does not end into words. Pure."""
+"""Remembers who asked to leave replay and what waited there, to describe a freeze that does not end. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ __all__ = ["Freezes"]
 
 
 class Freezes:
-    """Of the present epoch: what ranks said when they asked to leave."""
+    """What ranks reported in the present epoch when they asked to leave replay."""
 
     def __init__(self) -> None:
         self._epoch = -1
         self._left: dict[int, ReplayStatus] = {}
 
     def leave(self, rank: int, message: Leave, epoch: int) -> None:
-        """``rank`` asks to leave."""
+        """Note that ``rank`` asks to leave."""
         if epoch != self._epoch:
             self._epoch, self._left = epoch, {}
         if message.replay_status is not None and message.replay_status.epoch == epoch:
             self._left.setdefault(rank, message.replay_status)
 
     def waited_s(self, epoch: int) -> float:
-        """How long a tensor had waited before anybody asked to leave."""
+        """Return how long a tensor had waited before any rank asked to leave."""
         return max((one.waits_s for one in self._of(epoch).values()), default=0.0)
 
     def tensors(
@@ -35,9 +35,10 @@ class Freezes:
         frozen: Mapping[int, Mapping[int, int]],
         sets: Mapping[int, Sequence[int]],
     ) -> list[Late]:
-        """What waits in the schedule of these ``buckets``. ``frozen``: by rank, for each process set the last place launched.
+        """Return the tensors that wait in the schedule of these ``buckets``.
 
-        A rank that has not answered counts as missing: it has not come as far as anybody knows.
+        ``frozen``: by rank, the last place launched in each process set. A rank that has not answered counts as
+        missing, because nobody knows how far it has come.
         """
         found: dict[tuple[int, str], Late] = {}
         for set_id, members in sets.items():

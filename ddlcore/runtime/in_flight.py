@@ -1,7 +1,7 @@
-"""What a device has under way that the host has yet to see to: buckets that may be void, and memory in use.
+"""Keeps what is in flight on devices and still needs the host: buckets that may turn out void, and memory in use.
 
-Buckets are here until the hosts have told each other that all have launched them with real data. Where a thread of
-the user's waits for one before that, or the hosts cannot, the device tells, when it is done.
+A bucket stays here until the hosts have told each other that all of them launched it with real data. If a user thread
+waits for the bucket earlier, or if the hosts cannot tell each other, the completion on the device decides.
 """
 
 from __future__ import annotations
@@ -17,45 +17,47 @@ from ddlcore.runtime.schedule import Launch
 
 __all__ = ["DevicesInFlight"]
 
-LOOK_S = 0.001  # between two looks while nobody waits
-SLICE_S = 0.0005  # of a wait: a bucket that becomes ready meanwhile is launched first
+LOOK_S = 0.001  # the pause between two checks while no thread waits
+SLICE_S = 0.0005  # the length of one wait, after which a bucket that has become ready is launched first
 
 
 class DevicesInFlight:
-    """Of one engine. ``tidy`` lets go of memory that devices have done with, and says whether there is more.
+    """The buckets of one engine that are in flight on devices.
 
-    It raises where what is under way was broken off: an event behind that tells nothing.
+    ``tidy`` frees memory that devices no longer use, and returns whether more is left to free. It raises if the work on
+    a device was aborted, because an event after aborted work proves nothing.
     """
 
     def __init__(self, completion: Completion, meter: Meter) -> None:
         self.tidy: Callable[[], bool] = lambda: False
         self._completion = completion
         self._meter = meter
-        self._buckets: deque[tuple[Launch[Entry], Later]] = deque()  # in the order of their queue
+        self._buckets: deque[tuple[Launch[Entry], Later]] = deque()  # in the order in which they were queued
         self._untidy = False
 
     def add(self, launch: Launch[Entry], later: Later) -> None:
-        """It is queued, and may turn out void."""
+        """Add a bucket that is queued on a device and may turn out void."""
         self._buckets.append((launch, later))
 
     def used(self) -> None:
-        """A device has been given something to do, whose memory is to be let go of some day."""
+        """Note that a device got work whose memory must be freed later."""
         self._untidy = True
 
     def look_s(self) -> float | None:
-        """How long the engine may sleep before it is to look here; None: as long as it likes."""
+        """Return for how many seconds the engine may sleep before it must check here again; None for any time."""
         return LOOK_S if self._buckets or self._untidy else None
 
     def is_due(self, slept: bool, stopped: bool) -> bool:
-        """Whether ``landed`` is to be called now: somebody waits for it, or there is something to see to."""
+        """Return whether ``landed`` must be called now: a thread waits for a bucket, or there is something to do."""
         if not self._buckets:
             return slept and self._untidy
         return slept or stopped or self._completion.wanted or _is_done(self._buckets[0][1])
 
     def landed(self) -> list[tuple[Launch[Entry], Deliver]]:
-        """What is done by now, in order; if somebody waits for that, after a moment's wait for the last of it.
+        """Remove the buckets that devices have completed, and return them in order.
 
-        Raises DeviceError where a device has failed, and nothing was done before that; what ``tidy`` raises.
+        If a thread waits for a bucket, first waits a moment for the last one. Raises DeviceError if a device has failed
+        and no bucket was completed before that, and what ``tidy`` raises.
         """
         done: list[tuple[Launch[Entry], Deliver]] = []
         if self._buckets and self._completion.wanted and not _is_done(self._buckets[0][1]):
@@ -69,11 +71,11 @@ class DevicesInFlight:
                 done.append((launch, later.deliver))
         except Exception:
             if not done:
-                raise  # else next time: what is done must not be lost
+                raise  # else the next call raises it: completed buckets must not be lost
         return done
 
     def through(self, launch: Launch[Entry]) -> list[tuple[Launch[Entry], Deliver]]:
-        """What its set has launched up to ``launch``, in order: done or not, it is no longer here."""
+        """Remove and return, in order, the buckets of ``launch``'s process set up to ``launch``, completed or not."""
         valid: list[tuple[Launch[Entry], Deliver]] = []
         others: deque[tuple[Launch[Entry], Later]] = deque()
         for one, later in self._buckets:
@@ -85,7 +87,7 @@ class DevicesInFlight:
         return valid
 
     def all(self) -> list[tuple[Launch[Entry], Deliver]]:
-        """Everything, done or not; it is no longer here."""
+        """Remove and return all buckets, completed or not."""
         buckets, self._buckets = self._buckets, deque()
         return [(launch, later.deliver) for launch, later in buckets]
 
@@ -94,7 +96,7 @@ class DevicesInFlight:
 
 
 def _is_done(later: Later) -> bool:
-    """Whether the device has come to it, or failed before."""
+    """Return whether the device has reached the bucket's event, or has failed before it."""
     try:
         return later.event.done()
     except Exception:  # ``landed`` raises it

@@ -1,4 +1,4 @@
-"""Decides which reductions of integers are computed exactly, and how their values travel meanwhile."""
+"""Decides which reductions of integers are computed exactly, and how their values are sent."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Exact", "is_exact"]
 
 
 def is_exact(spec: Spec, size: int) -> bool:
-    """Whether the ranks' values are to be added without overflow: averages, and sums with a factor, of integers.
+    """Return whether the ranks' values must be added without overflow: averages and scaled sums of integers.
 
-    The mean of int64 is an int64 whatever their sum is. A plain sum wraps around, as in every framework, and a
-    world of one has nothing to add.
+    The mean of int64 values is an int64, however large their sum is. A plain sum wraps around, as in every framework,
+    and a world of one rank has nothing to add.
     """
     if not spec.dtype.is_integer:
         return False
@@ -24,17 +24,18 @@ def is_exact(spec: Spec, size: int) -> bool:
 
 
 class Exact(Compressor):
-    """Integers travel as int64, those of 64 bits as two: any transport that adds int64 then adds them exactly.
+    """A compressor that sends an integer as int64, and a 64-bit integer as two int64.
 
-    The sum is divided once, after all levels of a transport have added, and truncated toward zero.
+    Any transport that adds int64 then adds them exactly. The sum is divided only once, after all levels of a transport
+    have added, and the result is truncated toward zero.
     """
 
     name = "exact"
-    casts = True  # no state: nothing is ever committed
+    casts = True  # it has no state, so nothing is ever committed
 
     def __init__(self, kernels: Kernels, spec: Spec, size: int) -> None:
         super().__init__(kernels)
-        self.words = 2 if spec.dtype is DType.I64 else 1  # of the wire type, for each element
+        self.words = 2 if spec.dtype is DType.I64 else 1  # elements of the wire type for each element
         self._divisor = size if spec.op is ReduceOp.Average else 1
 
     def wire_dtype(self, dtype: DType) -> DType:

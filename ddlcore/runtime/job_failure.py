@@ -1,4 +1,4 @@
-"""Why a job is over: given once, and worded anew for each operation that it ends."""
+"""Keeps why a job is over: the reason is given once, and an error is made from it for each operation that it ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["JobFailure"]
 
 
 class JobFailure:
-    """Why the job is over, once it is. The first reason stands."""
+    """The reason why the job is over. Only the first reason counts."""
 
     def __init__(self) -> None:
         self._given = threading.Event()
@@ -19,7 +19,7 @@ class JobFailure:
         self._lock = Lock()
 
     def give(self, make: Callable[[str], BaseException]) -> bool:
-        """``make(during)`` builds the error for one operation. True if this is the first reason."""
+        """Set the reason, and return True if it is the first. ``make(during)`` makes the error for one operation."""
         with self._lock:
             if self._make is not None:
                 return False

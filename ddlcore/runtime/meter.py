@@ -1,4 +1,4 @@
-"""What one rank counts and times while it runs; knows names and numbers, and never waits."""
+"""Counts and times what one rank does while it runs; knows only names and numbers, and never waits."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ _FORMER_KEYS = {f"batches_{how}": f"buckets_{how}" for how in ("negotiated", "re
 
 
 class Stats(TypedDict):
-    """What ``ddl.stats()`` returns: this rank since its ``init``.
+    """What ``ddl.stats()`` returns: what this rank has counted since its ``init``.
 
-    ``control_messages``: sent to the coordinator and received from it; a steady step adds none.
-    ``commit_messages``: by which this rank told the others that it had launched what is queued on its
-    devices; 0 where all of a bucket's data is in host memory, or on one host, where shared memory tells.
-    ``pulse_messages``: that told the launcher how this rank or its parameters are, where it wants to know; beside the
-    control messages.
-    ``stall_messages``: about what waits too long, beside the control messages, on their own timer.
-    ``steps``: periods of a schedule that were launched; none is known, and counted, before a schedule is found.
-    ``buckets_negotiated``: decided by the coordinator, and run. ``buckets_replayed``: of a schedule,
-    handed over; ragged slots, which are negotiated at their place, are among them. ``buckets_void``:
-    launched in vain, and run again later. ``divergences``: how often this rank asked to leave replay.
-    ``bytes``: by operation, of this rank's tensors in buckets that were handed over, as the user gave
-    them: whatever a compressor makes of them, how often the transport moves them, and what the others
-    send. Of a broadcast the tensor counts on every member. ``encoded_bytes``: what compressors whose values
-    cannot be added have made of those of them that they encode.
-    ``seconds``: by stage. Of the engine's time ``idle`` is what it waits for tensors and for the
-    coordinator; ``pack`` and ``unpack`` are copies into and out of transport memory; ``transport`` is
-    the rest of what buckets take: bytes on their way, and peers that come later. ``device`` is what
-    the host waits for a device's queue: for tensors on their way down, and for buckets whose validity
-    nothing else tells. ``commit`` is what commit messages
-    take, peers that come later included. ``user`` is what the user's threads stand in ``wait``, all added up.
-    ``routes``: by process set that this rank is a member of, the transport that serves it, and why.
+    - ``control_messages``: messages to and from the coordinator. A step in the steady state adds none.
+    - ``commit_messages``: messages by which this rank told the other hosts that it had launched what is queued on its
+      devices. 0 if all data is in host memory, or on one host, where shared memory tells this.
+    - ``pulse_messages``: messages that told the launcher about this rank or its parameters, if the launcher asked for
+      them. They do not count as control messages.
+    - ``stall_messages``: messages about waits that last too long, sent on a timer of their own. They do not count as
+      control messages.
+    - ``steps``: launched periods of a schedule. Before a schedule is found, nothing is counted.
+    - ``buckets_negotiated``: buckets that the coordinator decided and this rank ran.
+    - ``buckets_replayed``: delivered buckets of a schedule, with its ragged slots, which are negotiated at their place.
+    - ``buckets_void``: buckets that were launched in vain and ran again later.
+    - ``divergences``: how often this rank asked to leave replay.
+    - ``bytes``: by operation, the bytes of this rank's tensors in delivered buckets, as the user gave them. This does
+      not depend on compression, on how often the transport moves them, or on what the other ranks send. The tensor of a
+      broadcast counts on every member.
+    - ``encoded_bytes``: the bytes after encoding of those tensors whose compressor makes values that cannot be added.
+    - ``seconds``: by stage. ``idle`` is the time for which the engine waits for tensors and for the coordinator.
+      ``pack`` and ``unpack`` are copies into and out of transport memory. ``device`` is the time for which the host
+      waits for a device's queue: for tensors that are copied to the host, and for buckets that only the device can show
+      to be valid. ``commit`` is the time of commit messages, with the wait for later peers. ``transport`` is the rest
+      of the time of buckets: bytes on their way, and the wait for later peers. ``user`` is the time for which user
+      threads are in ``wait``, summed over threads.
+    - ``routes``: for each process set of which this rank is a member, the transport that serves it, and why.
     """
 
     control_messages: int
@@ -60,7 +62,7 @@ class Stats(TypedDict):
 
 
 class Meter:
-    """Plain slots, each with one writer; a reader may see the last bucket half counted. See ``Stats``."""
+    """The counters of one rank, each with one writer. A reader may see the last bucket half counted. See ``Stats``."""
 
     __slots__ = (
         "alone_ns",
@@ -83,17 +85,17 @@ class Meter:
     )
 
     def __init__(self) -> None:
-        self.control = 0  # the control thread's
-        self.stalls = 0  # the control thread's
-        self.pulses = 0  # the control thread's
-        self.divergences = 0  # whoever waits counts; it happens once an epoch
-        self.commits = 0  # from here on the engine's
+        self.control = 0  # written by the control thread
+        self.stalls = 0  # written by the control thread
+        self.pulses = 0  # written by the control thread
+        self.divergences = 0  # written by a waiting thread, once per epoch
+        self.commits = 0  # this and all below: written by the engine's thread
         self.negotiated = 0
         self.replayed = 0
         self.void = 0
         self.idle_ns = 0
         self.busy_ns = 0
-        self.alone_ns = 0  # of calls that ran their bucket themselves, with the engine's right to count
+        self.alone_ns = 0  # written by user threads that run their bucket in the engine's place
         self.pack_ns = 0
         self.unpack_ns = 0
         self.device_ns = 0
@@ -102,7 +104,7 @@ class Meter:
         self.encoded = 0
 
     def stats(self, user_s: float, routes: Mapping[int, str], steps: int = 0) -> Stats:
-        """All of it, in words; ``user_s``, ``routes`` and ``steps`` are kept elsewhere."""
+        """Return all counters as ``Stats``; ``user_s``, ``routes`` and ``steps`` are counted elsewhere."""
         transport_ns = self.busy_ns - self.pack_ns - self.unpack_ns - self.device_ns - self.commit_ns
         counted = Stats(
             control_messages=self.control,
@@ -131,7 +133,7 @@ class Meter:
 
 
 class _WithFormerKeys(dict[str, Any]):
-    """Statistics that can be read by the keys of earlier versions too, with a warning."""
+    """Statistics that can also be read by the keys of earlier versions, with a warning."""
 
     def __missing__(self, key: str) -> Any:
         if key not in _FORMER_KEYS:

@@ -1,8 +1,8 @@
-"""Puts one bucket on its device's queue: from the events behind its tensors to the event behind its results.
+"""Puts one bucket on its device's queue: it starts after the events of its tensors and ends with an event of its own.
 
-Three steps, all of which only queue: ``pack`` reads the user's tensors and writes transport memory; ``run``
-calls the transport and writes the user's tensors, and is called only where all ranks bring real data;
-``run_apart`` calls the transport on transport memory alone, and returns what writes the user's tensors.
+There are three steps, all of which only queue work. ``pack`` reads the user's tensors and writes transport memory.
+``run`` calls the transport and writes the user's tensors; it is called only if all ranks bring real data. ``run_apart``
+calls the transport on transport memory alone, and returns a function that writes the user's tensors.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ HALVES = (DType.F16, DType.BF16)
 
 
 class _Tensors:
-    """A bucket's own tensors, looked up once: there may be hundreds."""
+    """A bucket's own tensors, looked up once because there may be hundreds."""
 
     __slots__ = ("all", "sources", "targets", "whole")
 
     def __init__(self, entries: Entries) -> None:
         sources, targets = [], []
-        with suppress(AttributeError):  # dearer to ask each than to be told
+        with suppress(AttributeError):  # checking each entry first would cost more than this exception
             sources = [entry.source for entry in cast("Sequence[Entry]", entries)]
             targets = [entry.target for entry in cast("Sequence[Entry]", entries)]
-        self.whole = len(targets) == len(entries)  # none is missing
+        self.whole = len(targets) == len(entries)  # no entry is None
         if not self.whole:
             present = [entry for entry in entries if entry is not None]
             sources, targets = [entry.source for entry in present], [entry.target for entry in present]
-        self.sources = cast("list[Buffer]", sources)  # each has one
-        self.targets = cast("list[Buffer]", [] if None in targets[:1] else targets)  # of a kind all have one, or none
+        self.sources = cast("list[Buffer]", sources)  # each entry has a source
+        self.targets = cast("list[Buffer]", [] if None in targets[:1] else targets)  # all have a target or none
         in_place = len(self.targets) == len(self.sources) and all(map(is_, self.sources, self.targets))
         self.all = self.sources if in_place else self.sources + self.targets
 
@@ -57,7 +57,10 @@ class _Tensors:
 
 
 class Queued(ABC):
-    """One bucket, or one of a schedule that comes again and again; ``specs`` are those of its tensors."""
+    """How one bucket is put on its queue; used once, or again and again for a bucket of a schedule.
+
+    ``specs`` are those of its tensors.
+    """
 
     def __init__(self, route: OnDevice, specs: Sequence[Spec]) -> None:
         assert route.transport is not None and route.pool is not None
@@ -69,33 +72,42 @@ class Queued(ABC):
         self._tensors = _Tensors(())
 
     def pack(self, entries: Entries) -> None:
-        """Waits for the user's tensors, and reads them if they are to be copied; all may be pending again after that."""
+        """Wait for the user's tensors on the queue, and copy them if needed.
+
+        Afterwards the entries may still become pending again.
+        """
         self._tensors = tensors = _Tensors(entries)
         self.stream.after(tensors.all)
 
     def forget(self) -> None:
-        """Lets go of the tensors that ``pack`` was given, for what comes again."""
+        """Release the tensors that ``pack`` was given, because this object is kept for the next period."""
         self._tensors = _Tensors(())
 
     def void(self, entries: Entries) -> None:
-        """What ``pack`` has begun is not gone on with."""
+        """Undo what ``pack`` has begun, because the bucket is void."""
 
     @abstractmethod
     def run(self, entries: Entries) -> Outcomes:
-        """All ranks bring real data, or stand in for a rank that has joined: None among ``entries``."""
+        """Run the bucket.
+
+        All ranks bring real data, except that a None in ``entries`` stands for a rank that has joined.
+        """
 
     def run_apart(self, entries: Entries) -> Later:
-        """The same into transport memory; ``entries`` are None where this rank takes part with dummy data."""
-        outcomes = self.run(entries)  # whose results are memory of their own anyway
+        """Run the bucket in transport memory. ``entries`` are None if this rank takes part with dummy data."""
+        outcomes = self.run(entries)  # ``run`` writes to fresh memory here, so nothing of the user's changes
         events = [outcome.event for outcome in outcomes if outcome is not None and outcome.event is not None]
         return Later(events[-1], lambda: outcomes)
 
     def _done(self, *kept: object) -> Outcome:
-        """The event behind what was queued; till then all that it uses lives."""
+        """Return an outcome with an event after everything queued.
+
+        All memory that this uses is kept alive until then.
+        """
         return Outcome(event=self.stream.mark((self._tensors.owners(), kept)))
 
     def _fresh(self, count: int, dtype: DType) -> Buffer:
-        """Memory that becomes a tensor."""
+        """Allocate memory that becomes a tensor of the user."""
         memory = self.stream.runtime.allocate(max(count * dtype.itemsize, 1))
         return Buffer(memory.address, count, dtype, (count,), device=self.stream.device, owner=memory)
 
@@ -111,7 +123,10 @@ class Queued(ABC):
 
 
 class _Allreduce(Queued):
-    """``joined``: some rank brings what changes nothing, which a scale within the transport would spoil."""
+    """An allreduce.
+
+    ``joined``: some rank brings the identity element, which scaling inside the transport would change.
+    """
 
     def __init__(
         self, route: OnDevice, specs: Sequence[Spec], compressor: Compressor, again: bool, joined: bool
@@ -134,7 +149,7 @@ class _Allreduce(Queued):
         elif spec.op is ReduceOp.Average:
             if self.wire.is_float and ReduceOp.Average in capabilities.ops:
                 self.op, self.post = ReduceOp.Average, spec.postscale
-            elif self.wire in HALVES:  # their sum must not overflow on the way
+            elif self.wire in HALVES:  # divide first, so that the sum cannot overflow
                 self.pre, self.post = self.pre / len(route.host.ranks), spec.postscale
         self._single = len(specs) == 1 and same_type and self.pre == 1.0
         self._packed = self._prepared is None and not self._single
@@ -170,7 +185,7 @@ class _Allreduce(Queued):
         self._fused = None
         if self._packed:
             settle(self.compressor, entries, False)
-        self._done()  # they are read, though in vain
+        self._done()  # the tensors are still being read
 
     def run(self, entries: Entries) -> Outcomes:
         if self._packed:
@@ -232,7 +247,7 @@ class _Allreduce(Queued):
         self._give(fused)
 
     def _absent(self, entries: Entries) -> list[Buffer | None]:
-        """For what this rank, having joined, did not ask for: memory that changes nothing."""
+        """Return memory with the identity element for the tensors for which this rank, having joined, did not ask."""
         absent = [None if e is not None else self._taken(count, self.wire) for e, count in zip(entries, self.counts)]
         for part in absent:
             if part is not None:
@@ -286,7 +301,7 @@ class _Broadcast(Queued):
 
 
 class _Ragged(Queued):
-    """Allgather and alltoall, whose sizes ``bucket`` tells."""
+    """An allgather or alltoall, whose sizes ``bucket`` contains."""
 
     def __init__(self, route: OnDevice, specs: Sequence[Spec], bucket: Bucket) -> None:
         super().__init__(route, specs)
@@ -359,7 +374,11 @@ def queued(
     bucket: Bucket | None,
     again: bool,
 ) -> Queued:
-    """How a bucket is put on its queue. ``bucket``: what was negotiated; ``again``: it is one of a schedule."""
+    """Return how a bucket is put on its queue.
+
+    ``bucket``: the negotiated bucket, if there is one. ``again``: the result is used again in each period of a
+    schedule.
+    """
     if kind is Kind.ALLREDUCE:
         return _Allreduce(route, specs, compressor, again, joined=bucket is not None and bool(bucket.specs))
     if kind is Kind.BROADCAST:
@@ -373,7 +392,7 @@ def queued(
 def _prepare(route: OnDevice, transport: Transport, plan: Plan) -> Prepared:
     prepared = route.prepared.get(plan)
     if prepared is None:
-        if len(route.prepared) >= PREPARED_LIMIT:  # shapes that never come back must not fill the memory
+        if len(route.prepared) >= PREPARED_LIMIT:  # shapes that are never used again must not fill the memory
             route.prepared.clear()
         prepared = route.prepared[plan] = transport.prepare(plan)
     return prepared

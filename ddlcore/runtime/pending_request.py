@@ -1,4 +1,4 @@
-"""Holds who has asked for a tensor that not all ranks have ready; knows nothing of what is done about it."""
+"""Records which ranks have asked for a tensor that not all ranks have ready; does not know what is done about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["PendingRequest", "bits_of", "ranks_of"]
 
 
 class PendingRequest:
-    """One name that some ranks have ready and some have not."""
+    """One tensor name that some ranks have ready and others have not."""
 
     __slots__ = (
         "asked",
@@ -29,11 +29,11 @@ class PendingRequest:
         self.name = first.name
         self.first = first
         self.spec = first.spec
-        self.members = members  # ranks as bits: hundreds of ranks times hundreds of tensors are seen in each step
-        self.asked = 0  # the members that have it ready, as bits
-        self.own: dict[int, Ask] = {}  # of the ranks that asked for something else than the first, or with sizes
+        self.members = members  # ranks as bits, for speed: each step brings hundreds of tensors times hundreds of ranks
+        self.asked = 0  # the members that have the tensor ready, as bits
+        self.own: dict[int, Ask] = {}  # of ranks whose ask differs from the first one, or has sizes
         self.uniform = True  # all asks carry the same spec bytes
-        self.stamp = -1  # the newest of all asks
+        self.stamp = -1  # the highest stamp of all asks
 
     def add(self, rank: int, bit: int, ask: Ask) -> None:
         self.asked |= bit
@@ -44,20 +44,20 @@ class PendingRequest:
             self.uniform = self.uniform and ask.spec == self.spec
 
     def ask_of(self, rank: int) -> Ask:
-        """What ``rank`` asked, which has."""
+        """Return what ``rank`` asked. The rank must have asked."""
         return self.own.get(rank, self.first)
 
     def ranks(self) -> list[int]:
-        """Those that have asked."""
+        """Return the ranks that have asked."""
         return ranks_of(self.asked)
 
     def is_grouped(self, spec_of: Callable[[bytes], Spec]) -> bool:
-        """Whether any rank asked for it in a grouped call."""
+        """Return whether any rank asked for the tensor in a grouped call."""
         return any(spec_of(ask.spec).group for ask in (self.first, *self.own.values()))
 
 
 def bits_of(ranks: Iterable[int]) -> int:
-    """Ranks as the bits of a number."""
+    """Return a number whose bits are the given ranks."""
     bits = 0
     for rank in ranks:
         bits |= 1 << rank
@@ -65,5 +65,5 @@ def bits_of(ranks: Iterable[int]) -> int:
 
 
 def ranks_of(bits: int) -> list[int]:
-    """The other way, in rising order."""
+    """Return the ranks whose bits are set, in rising order. The inverse of ``bits_of``."""
     return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]

@@ -1,7 +1,7 @@
-"""Finds the period of a training loop: the multiset of tensors that comes again, in whatever order.
+"""Finds the period of a training loop: the multiset of tensors that is requested again and again, in any order.
 
-Pure: it is told what was decided, in the order in which it became ready on the slowest rank, and
-answers with the period when it has seen enough of it.
+Pure: it is told what was decided, in the order in which it became ready on the slowest rank, and returns the period
+when it has seen enough repetitions.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import NamedTuple
 
 __all__ = ["Occurrence", "PeriodDetector", "TensorKey", "segments"]
 
-HISTORY = 8192  # occurrences remembered for loops without names
-LONGEST = 32768  # occurrences: a longer period is not looked for, so that loops of ever new names fill no memory
+HISTORY = 8192  # the number of occurrences that are remembered for loops without names
+LONGEST = 32768  # occurrences in the longest period; a limit, since loops with ever new names must not fill the memory
 LEAST_CLEAN = 2
 MOST_CLEAN = 64
-HELD_LONG = 8  # a schedule that held for so many times the periods of its proof has paid for it
-WIDTH = 4  # bytes of the number that stands for a call without a name
-LIKE_THE_LAST = 64  # how many earlier calls like the last may have ended the period before, in a loop without names
+HELD_LONG = 8  # a schedule that held for so many times its proof's periods was worth the proof
+WIDTH = 4  # bytes of the number that represents a call without a name
+LIKE_THE_LAST = 64  # in a loop without names: at how many earlier calls like the last one a period may have ended
 MOST_CANDIDATES = 16
 
 
 class TensorKey(NamedTuple):
-    """What makes two occurrences the same: an anonymous call has no name, and is known by its spec.
+    """What identifies a tensor from step to step. An anonymous call has no name and is known by its spec.
 
-    A tuple, not a dataclass: it is hashed and compared thousands of times a step, which a tuple does in C.
+    This is a tuple, not a dataclass: it is hashed and compared thousands of times per step, which a tuple does in C.
     """
 
     set_id: int
-    name: str  # "" of an anonymous call
+    name: str  # "" for an anonymous call
     spec: bytes
 
 
@@ -39,12 +39,15 @@ class Occurrence:
     """One tensor that was decided."""
 
     key: TensorKey
-    bucket: int  # index of the bucket it ran in
-    stamp: int  # the last bucket that the user's code on any member had seen end before it asked
+    bucket: int  # the index of the bucket in which it ran
+    stamp: int  # the last bucket whose end the user's code on any member had seen before asking
 
 
 def segments(period: Sequence[Occurrence]) -> list[list[Occurrence]]:
-    """``period`` cut before each tensor that some rank asked for after it had seen one of the same segment end."""
+    """Cut ``period`` into segments of tensors that do not depend on each other.
+
+    A new segment begins at each tensor for which some rank asked after it had seen a tensor of the same segment end.
+    """
     cut: list[list[Occurrence]] = []
     first = -1  # the earliest bucket of the present segment
     for one in period:
@@ -58,42 +61,41 @@ def segments(period: Sequence[Occurrence]) -> list[list[Occurrence]]:
 
 @dataclass
 class _Candidate:
-    """A window's contents that may be the period."""
+    """The contents of a window, which may be the period."""
 
     content: Counter[TensorKey]
-    length: int  # of the window
-    clean: int = 0  # windows of just these contents, none that contradicts them in between
+    length: int  # the number of occurrences in the window
+    clean: int = 0  # windows with exactly these contents, without a contradicting one in between
 
 
 class PeriodDetector:
-    """Watches discovery. ``needed`` clean windows, then one more to its end, make a schedule.
+    """Watches what is decided in negotiation. ``needed`` clean windows and one more complete window prove a period.
 
-    A window is closed by a named tensor that occurs a second time. What comes in between, and has
-    nothing in common with a candidate (an evaluation), neither proves nor refutes it; nor does a
-    window that holds all of it and something else (a metric every few steps). Where nothing has a
-    name, the shortest repetition of the exact sequence counts.
+    A named tensor that occurs a second time closes a window. A window that has nothing in common with a candidate (an
+    evaluation) neither proves nor refutes it; nor does a window that contains all of it and more (a metric every few
+    steps). If nothing has a name, the shortest repetition of the exact sequence counts.
     """
 
     def __init__(self, needed: int = LEAST_CLEAN) -> None:
         self.needed = needed
         self._window: list[Occurrence] = []
         self._names: set[TensorKey] = set()
-        self._cuts: list[int] = []  # where in the window a segment begins
-        self._segment = -1  # first bucket of the present segment
+        self._cuts: list[int] = []  # the indexes in the window at which segments begin
+        self._segment = -1  # the first bucket of the present segment
         self._partial = True  # the window may have begun in the middle of a period
-        self._candidates: list[_Candidate] = []  # the one that was seen last stands last
-        self._history = bytearray()  # of calls without names, WIDTH bytes each
+        self._candidates: list[_Candidate] = []  # the one that was seen last is at the end
+        self._history = bytearray()  # the calls without names, WIDTH bytes for each
         self._numbers: dict[TensorKey, bytes] = {}
-        self._ends: dict[TensorKey, deque[int]] = {}  # where in the history the latest of each kind end
+        self._ends: dict[TensorKey, deque[int]] = {}  # for each key, where in the history its latest calls end
 
     def pause(self) -> None:
-        """A schedule is replayed from now on: what it does is not seen, and proof of other periods stands."""
+        """Drop the present window, because a schedule is replayed from now on. Proof of other periods is kept."""
         self._begin([])
         self._partial = True
         self._forget_sequence()
 
     def reset(self) -> None:
-        """Something broke the rhythm: what was seen counts no more."""
+        """Drop all proof, because something broke the repetition."""
         self.pause()
         self._candidates = []
 
@@ -104,21 +106,24 @@ class PeriodDetector:
             self._ends = {}
 
     def divergence(self, held: int) -> None:
-        """A schedule was left because it did not fit, after ``held`` periods.
+        """Ask for more proof next time, because a schedule was left that did not fit, after ``held`` periods.
 
-        More proof is asked for next time; the least, if this one had held for long.
+        If the schedule had held for long, the least proof is enough again.
         """
         long = held >= HELD_LONG * self.needed
         self.needed = LEAST_CLEAN if long else min(2 * self.needed, MOST_CLEAN)
         self.reset()
 
     def observe(self, occurrence: Occurrence) -> list[Occurrence] | None:
-        """The period, if with this occurrence one has just ended that is proven; the next begins after it."""
+        """Take one occurrence.
+
+        Return the period if a proven one has just ended with it; the next period begins after it.
+        """
         key = occurrence.key
         if key.name and key in self._names:
             self._close()
         elif len(self._window) >= LONGEST:
-            self.pause()  # nothing came again in all that: it is no candidate
+            self.pause()  # nothing was repeated in all that, so it is no candidate
         self._append(occurrence)
         if key.name:
             self._forget_sequence()
@@ -127,7 +132,8 @@ class PeriodDetector:
         if not self._is_proven():
             return None
         if self._cuts and self._cuts[0] > 0:
-            # It begins amid tensors that are under way together, and a bucket cannot begin there.
+            # The window begins among tensors that are in flight together, which may share a bucket. A period must not
+            # separate them, so it can only begin at a segment.
             self._begin(self._window[self._cuts[0] :])
             return None
         found = self._window
@@ -135,7 +141,7 @@ class PeriodDetector:
         return found
 
     def _begin(self, window: list[Occurrence]) -> None:
-        """A new window, which holds ``window``: the end of the present one."""
+        """Begin a new window with the occurrences in ``window``, which are the end of the present one."""
         dropped = len(self._window) - len(window)
         self._cuts = [cut - dropped for cut in self._cuts if cut >= dropped] if window else []
         self._window = window
@@ -151,7 +157,7 @@ class PeriodDetector:
             self._names.add(occurrence.key)
 
     def _is_proven(self) -> bool:
-        """Whether the window is a period to its end."""
+        """Return whether the window is exactly one proven period."""
         proven = [
             candidate
             for candidate in self._candidates
@@ -173,9 +179,9 @@ class PeriodDetector:
         self._begin([])
 
     def _nameless(self, key: TensorKey) -> list[Occurrence] | None:
-        """The shortest tail that stands ``needed`` + 1 times at the end of the sequence.
+        """Return the shortest tail that stands ``needed`` + 1 times in succession at the end; None if there is none.
 
-        The period before ended with a call like the last: only the latest of those are looked at.
+        The previous period ended with a call like the last one, so only the latest of those calls are checked.
         """
         self._history += self._numbers.setdefault(key, len(self._numbers).to_bytes(WIDTH, "little"))
         end = len(self._history)
@@ -187,13 +193,16 @@ class PeriodDetector:
             self._begin([])
             self._forget_sequence()
             return found
-        if end > HISTORY * WIDTH:  # what is longer than that is not looked for
+        if end > HISTORY * WIDTH:  # longer periods are not searched for
             self._begin([])
             self._forget_sequence()
         return None
 
     def _repeats(self, nbytes: int) -> bool:
-        """Whether the last ``nbytes`` stand ``needed`` + 1 times at the end: that is like itself, moved by one."""
+        """Return whether the last ``nbytes`` occur ``needed`` + 1 times in succession at the end of the history.
+
+        That is so if this part of the history equals itself shifted by ``nbytes``.
+        """
         begin = len(self._history) - (self.needed + 1) * nbytes
         if begin < 0:
             return False

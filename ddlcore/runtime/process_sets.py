@@ -1,4 +1,4 @@
-"""The process sets of one rank's job, and the communicator that each of them opens."""
+"""Holds the process sets of one rank's job, and opens a communicator for each of them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Communicator:
     """An open transport for one process set, seen from one rank."""
 
     set_id: int
-    ranks: tuple[int, ...]  # world ranks of the members
-    rank: int  # of this process among them
+    ranks: tuple[int, ...]  # the members' ranks in the world
+    rank: int  # this process's index among them
     transport: Transport
     buffers: FusionBuffers
     route: Route
@@ -35,10 +35,10 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Opener:
-    """All that opening a communicator takes; job.py fills it in."""
+    """What is needed to open a communicator; job.py provides it."""
 
     rank: int
-    members: tuple[Member, ...]  # of the world
+    members: tuple[Member, ...]  # the members of the world
     store: Store
     kernels: Kernels
     settings: Mapping[str, str | int | float | bool]
@@ -46,10 +46,13 @@ class Opener:
     route: Callable[[Sequence[Member]], Route]
     build: Callable[[Route], Transport]
     address: str = ""  # see Context.address
-    generation: int = 0  # how often communicators have been opened anew: the store remembers what was said before
+    generation: int = 0  # how often communicators were opened anew: each time needs fresh keys in the store
 
     def open(self, set_id: int, ranks: tuple[int, ...], begin: Callable[[Transport], None]) -> Communicator:
-        """``begin`` sees the transport before it meets anybody, so that it can be aborted meanwhile."""
+        """Open the communicator of a process set.
+
+        ``begin`` gets the transport before it connects, so that it can be aborted.
+        """
         members = tuple(self.members[r] for r in ranks)
         route = self.route(members)
         transport = self.build(route)
@@ -65,11 +68,11 @@ class Opener:
         return Communicator(set_id, ranks, context.rank, transport, FusionBuffers(transport), route)
 
     def part(self, name: str) -> str:
-        """What the part of the store is called that ``name`` has in this generation."""
+        """Return the name of the part of the store that belongs to ``name`` in this generation."""
         return f"{name}.{self.generation}" if self.generation else name
 
     def context(self, ranks: tuple[int, ...], part: str, name: str) -> Context:
-        """What a communicator of ``ranks`` gets, with a part of the store for itself."""
+        """Return the context of a communicator of ``ranks``, with its own part of the store."""
         return Context(
             ranks.index(self.rank),
             tuple(self.members[r] for r in ranks),
@@ -83,7 +86,7 @@ class Opener:
 
 
 class Beside(Protocol):
-    """What the same sets have open beside these communicators; see runtime/device_routes.py."""
+    """What the same process sets have open in addition to these communicators; see runtime/device_routes.py."""
 
     def remove(self, set_id: int) -> None: ...
 
@@ -101,13 +104,13 @@ class Beside(Protocol):
 
 
 def abort_all(transports: Sequence[Transport]) -> None:
-    """At once: one that takes its second to abort holds no other up."""
+    """Abort all transports in parallel, because one that takes a second to abort must not delay the others."""
     beside = []
     for transport in transports[1:]:
         thread = threading.Thread(target=transport.abort, name="ddl-abort", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the interpreter ends and starts no more
+        except RuntimeError:  # the interpreter is ending and starts no more threads
             transport.abort()
         else:
             beside.append(thread)
@@ -118,7 +121,10 @@ def abort_all(transports: Sequence[Transport]) -> None:
 
 
 class ProcessSets:
-    """Which sets exist. The engine opens and closes; any thread may ask for members, or abort."""
+    """The process sets that exist.
+
+    The engine's thread opens and closes them; any thread may ask for members, or abort.
+    """
 
     def __init__(self, opener: Opener) -> None:
         self.beside: Beside | None = None
@@ -130,7 +136,7 @@ class ProcessSets:
         self._aborted = False
 
     def add(self, set_id: int, ranks: tuple[int, ...]) -> None:
-        """Registers the set, and opens its communicator where this rank is a member. Engine only."""
+        """Register the process set, and open its communicator if this rank is a member. Engine's thread only."""
         if self._opener.rank in ranks:
             communicator = self._opener.open(set_id, ranks, self._begin)
             with self._lock:
@@ -146,7 +152,7 @@ class ProcessSets:
             transport.abort()
 
     def remove(self, set_id: int) -> None:
-        """Closes and forgets the set. Engine only."""
+        """Close and forget the process set. Engine's thread only."""
         self._members.pop(set_id, None)
         if self.beside is not None:
             self.beside.remove(set_id)
@@ -156,7 +162,7 @@ class ProcessSets:
             communicator.transport.close()
 
     def reopen(self, opener: Opener) -> None:
-        """Closes every communicator and opens it anew, in the order of their sets on every rank. Engine only."""
+        """Close every communicator and open it anew, in the same order on every rank. Engine's thread only."""
         self._opener = opener
         shut = self.beside.shut() if self.beside is not None else ()
         for set_id in sorted(self._open):
@@ -177,14 +183,17 @@ class ProcessSets:
         return {set_id: list(ranks) for set_id, ranks in sorted(self._members.items())}
 
     def routes(self) -> dict[int, str]:
-        """By set that this rank is a member of: its transport, and why that one. Any thread; it takes no lock."""
-        found = sorted(self._open.copy().items())  # a copy is made in one go, whatever the engine does meanwhile
+        """Return, for each set of which this rank is a member, its transport and the reason for it.
+
+        Any thread; takes no lock.
+        """
+        found = sorted(self._open.copy().items())  # one call of C: the engine cannot change the dict during it
         own = {set_id: f"{one.route.name} ({one.route.reason})" for set_id, one in found}
         told = self.beside.routes() if self.beside is not None else {}
         return {set_id: "; ".join(filter(None, (text, told.get(set_id)))) for set_id, text in own.items()}
 
     def transports(self, set_id: int) -> frozenset[str]:
-        """The names of those that an open set uses, also on the devices that a bucket of it has been on. Any thread."""
+        """Return the names of the transports that an open set uses, also on devices. Any thread may call this."""
         own = frozenset(provider.name for provider in self.communicator(set_id).route.providers())
         return own | self.beside.transports(set_id) if self.beside is not None else own
 
@@ -195,11 +204,11 @@ class ProcessSets:
         return communicator
 
     def context(self, part: str) -> Context:
-        """What a communicator of the whole world gets. Any thread."""
+        """Return the context of a communicator of the whole world. Any thread may call this."""
         return self._opener.context(tuple(range(len(self._opener.members))), part, part)
 
     def abort(self) -> None:
-        """Makes whatever collective is under way raise; from any thread."""
+        """Make every collective in flight raise; from any thread."""
         with self._lock:
             self._aborted = True
             transports = [communicator.transport for communicator in self._open.values()]
@@ -210,7 +219,10 @@ class ProcessSets:
             self.beside.abort()
 
     def close(self, patience_s: float = 0.0) -> None:
-        """Closes every communicator, after at most ``patience_s`` for what a device has under way. Engine only."""
+        """Close every communicator, after at most ``patience_s`` for work in flight on devices.
+
+        Engine's thread only.
+        """
         if self.beside is not None:
             self.beside.close(patience_s)
         with self._lock:

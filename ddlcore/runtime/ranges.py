@@ -1,4 +1,4 @@
-"""Lets buckets appear by name in a framework's own profiler, for as long as somebody wants that."""
+"""Shows buckets by name in a framework's own profiler, while the user wants that."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ Ranges = Callable[[str], AbstractContextManager[object]]
 
 
 def in_use(adapters: Iterable[tuple[str, Callable[[], Adapter]]]) -> list[Adapter]:
-    """Those whose module, which each is named with, this process has imported."""
+    """Return those adapters whose module this process has imported. Each is given with the name of its module."""
     return [build() for module, build in adapters if module in sys.modules]
 
 
 def ranges_of(adapters: Sequence[Adapter]) -> Ranges:
-    """A range in every profiler that may run: a framework that cannot tell whether its own does must not hide another's."""
+    """Return a function that opens a range in every profiler that may be running.
+
+    A framework that cannot tell whether its own profiler runs must not hide another framework's profiler.
+    """
 
     def ranges(name: str) -> AbstractContextManager[object]:
         found = [one for adapter in adapters if (one := adapter.range(name)) is not None]
@@ -41,6 +44,6 @@ def _all(ranges: Sequence[AbstractContextManager[object]]) -> Iterator[None]:
 
 
 def title(what: Bucket | Planned) -> str:
-    """What a bucket is called there: "ddl ALLREDUCE gradient.0.weight +7"."""
+    """Return the name of a bucket in a profiler, such as "ddl ALLREDUCE gradient.0.weight +7"."""
     kind, names = Kind(what.kind).name, what.names
     return f"ddl {kind} {names[0] if names else ''}{f' +{len(names) - 1}' if len(names) > 1 else ''}".rstrip()

@@ -1,6 +1,6 @@
-"""Tells a call of a signal handler or a finalizer, in the middle of ddl's own work on the same thread, from any other.
+"""Detects a call by a signal handler or a finalizer that interrupted ddl's own work on the same thread.
 
-Such a call must neither wait for what its own thread holds nor see a state that is half changed.
+Such a call must not wait for what its own thread holds, and must not see state that is only half changed.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ __all__ = ["Lock", "reentrant"]
 
 
 class Lock(RLock):  # type: ignore[misc]  # CPython's own; it may be derived from, whatever its stub says
-    """A lock that knows whether the calling thread holds it already. Every public way in asks ``held`` first.
+    """A lock that knows whether the calling thread already holds it. Every public function first checks ``held``.
 
-    It is reentrant so that a way in which only reads, or which nobody thought of, finds a moment's half-changed state
-    and never a deadlock. Enter it by ``with lock``, never by a function in Python around that: a signal handler that
+    It is reentrant so that a function that only reads, or one that does not check, may find a half-changed state but
+    never a deadlock. Enter it only by ``with lock``, never by a Python function around that: a signal handler that
     raises between the two would leave it locked.
     """
 
     __slots__ = ()
 
-    held: ClassVar[Callable[[Lock], bool]] = RLock._is_owned  # type: ignore[attr-defined]  # what threading.Condition uses
+    # threading.Condition uses the same method.
+    held: ClassVar[Callable[[Lock], bool]] = RLock._is_owned  # type: ignore[attr-defined]
 
     def refuse(self, what: str) -> None:
-        """Raises ReentrantCall where the calling thread holds this lock."""
+        """Raise ReentrantCall if the calling thread holds this lock."""
         if self.held():
             raise reentrant(what)
 
 
 def reentrant(what: str) -> ReentrantCall:
-    """The error of a call that cannot be made here."""
+    """Return the error for a call that cannot be made here."""
     return ReentrantCall(
         f"{what} was called by a signal handler or a finalizer (__del__, a weakref's callback) while its thread was "
         "inside ddl; note it in a variable there, and make the call when ddl's own call has returned"

@@ -1,7 +1,7 @@
-"""The coordinator's half of replay: which schedules are known, which one runs, and how it is left.
+"""The coordinator's half of replay: decides which schedules are known, which one runs, and how it is left.
 
-Pure, and part of the coordinator's state machine: discovery tells it what was decided, ranks tell it
-that they want to leave and how far they are; it answers with what to say to whom.
+Pure, and part of the coordinator's state machine. The coordinator reports what it decided in negotiation, which ranks
+want to leave, and how far they are; this answers with the messages to send.
 """
 
 from __future__ import annotations
@@ -16,36 +16,39 @@ from ddlcore.runtime.schedule import MOST_KNOWN, arrange
 
 __all__ = ["KnownSchedule", "ReplayController", "tensor_key"]
 
-MOST_SUSPICIONS = 2  # in a row, a second or more each, without a bucket in between
-CONSECUTIVE = 2  # a tensor that is inserted in so many periods in a row belongs to the period
+MOST_SUSPICIONS = 2  # consecutive ones, each after a second or more, with no bucket in between
+CONSECUTIVE = 2  # a tensor that is inserted in so many consecutive periods belongs to the period
 
 
 def tensor_key(set_id: int, name: str, spec: bytes) -> TensorKey:
-    """What the tensor is known by from step to step."""
+    """Return the key that identifies a tensor from step to step."""
     return TensorKey(set_id, "" if name.startswith("noname.") else name, spec)
 
 
 @dataclass(eq=False)
 class KnownSchedule:
-    """A schedule that was arranged."""
+    """A schedule that was arranged, with the state in which it was left."""
 
     arranged: Arranged
     keys: frozenset[TensorKey]
-    after: dict[int, int] = field(default_factory=dict)  # by set: the last place that is valid
-    told: bool = False  # to all ranks
-    found: tuple[Occurrence, ...] = ()  # what it was laid out from
-    whole: bool = True  # no tensor of it was decided in discovery since: it can go on where it was left
-    suspicions: int = 0  # how often in a row it was left since nothing moved
-    inserted: dict[TensorKey, tuple[int, int]] = field(default_factory=dict)  # last period, how many in a row
-    begun: int = 0  # the period in which it was learned, or learned again
-    until: int = -1  # where all ranks stop by themselves
+    after: dict[int, int] = field(default_factory=dict)  # by process set: the last valid place
+    told: bool = False  # whether it was sent to all ranks
+    found: tuple[Occurrence, ...] = ()  # the period from which it was laid out
+    whole: bool = True  # no tensor of it was negotiated since it was left, so it can continue there
+    suspicions: int = 0  # how often in succession it was left because nothing moved
+    inserted: dict[TensorKey, tuple[int, int]] = field(default_factory=dict)  # last period, number in succession
+    begun: int = 0  # the period in which it was found, or found again
+    until: int = -1  # the place at which all ranks stop by themselves; -1 for none
 
     @property
     def size(self) -> int:
         return len(self.arranged.buckets)
 
     def align(self) -> bool:
-        """Whether it would go on at the begin of a period, in all its process sets, and nowhere in the middle."""
+        """Return whether the schedule would continue at the beginning of a period in all its process sets.
+
+        If so, ``after`` is set to that place for all of them.
+        """
         last = {planned.set_id: i for i, planned in enumerate(self.arranged.buckets)}
         begin = self.fresh_start()
         if begin and any(self.after.get(set_id, -1) < begin - self.size + i for set_id, i in last.items()):
@@ -54,12 +57,12 @@ class KnownSchedule:
         return True
 
     def ended(self) -> None:
-        """All ranks have run it to ``until``, and stand there."""
+        """Note that all ranks have run the schedule up to ``until`` and have stopped there."""
         self.after = dict.fromkeys({planned.set_id for planned in self.arranged.buckets}, self.until - 1)
 
     @property
     def ragged_slots(self) -> frozenset[TensorKey]:
-        """The tensors that are negotiated each time."""
+        """Return the tensors that are negotiated each time."""
         return frozenset(
             TensorKey(planned.set_id, name, spec)
             for planned in self.arranged.buckets
@@ -69,16 +72,16 @@ class KnownSchedule:
 
     @property
     def period(self) -> int:
-        """The last of which something is valid, -1 before the first."""
+        """Return the last period in which a bucket is valid; -1 before the first."""
         return max(self.after.values(), default=-1) // self.size
 
     def fresh_start(self) -> int:
-        """The first place of a period that nobody has touched."""
+        """Return the first place of the first period in which no bucket is valid."""
         return (self.period + 1) * self.size
 
 
 class ReplayController:
-    """Between discovery and replay. ``enabled`` False stays in discovery for ever."""
+    """Decides when ranks change from negotiation to replay and back. If ``enabled`` is False, they never replay."""
 
     def __init__(
         self, policy: FusionPolicy, params: Mapping[str, float], spec_of: Callable[[bytes], Spec], enabled: bool
@@ -91,9 +94,9 @@ class ReplayController:
         self._params = params
         self._spec_of = spec_of
         self._detector = PeriodDetector()
-        self._known: list[KnownSchedule] = []  # the last to be resumed or arranged at the end
-        self._arranged = 0  # how many schedules there were
-        self._frozen: dict[int, dict[int, int]] | None = None  # by rank: how far it is; None: no freeze under way
+        self._known: list[KnownSchedule] = []  # in the order in which they were last resumed or arranged
+        self._arranged = 0  # how many schedules have been arranged
+        self._frozen: dict[int, dict[int, int]] | None = None  # by rank: its places; None: no freeze under way
         self._resumed_after: dict[int, int] = {}
 
     # --- discovery
@@ -101,11 +104,11 @@ class ReplayController:
     def decided(
         self, tensors: Sequence[tuple[TensorKey, int, int]], may_end: Callable[[int], bool]
     ) -> tuple[int, KnownSchedule | None]:
-        """What is about to be decided in discovery, in ready order: (tensor, its bucket, its newest stamp).
+        """Take what is about to be decided in negotiation, in ready order: (tensor, its bucket, its newest stamp).
 
-        Returns how many of them come before the end of a period that is proven by them, and the schedule
-        to start there; all of them and None where there is none. ``may_end(i)``: whether one may end
-        between a tensor and the next.
+        Returns how many of these tensors come before the end of a period that they prove, and the schedule to start
+        there; or all of them and None if there is no such period. ``may_end(i)``: whether a period may end between
+        tensor ``i`` and the next one.
         """
         for i, (key, bucket, stamp) in enumerate(tensors):
             self.touched([key])
@@ -117,21 +120,21 @@ class ReplayController:
         return len(tensors), None
 
     def touched(self, keys: Iterable[TensorKey]) -> None:
-        """Tensors were decided outside replay: the schedules that hold them cannot go on where they were left."""
+        """Note that tensors were negotiated: schedules that contain them cannot continue where they were left."""
         for key in keys:
             for known in self._known:
                 known.whole = known.whole and key not in known.keys
 
     def disturbed(self) -> None:
-        """Something happened that no schedule may span: a failure, a join, a change of the sets."""
+        """Forget what was observed, because no schedule may span a failure, a join or a change of the process sets."""
         self._detector.reset()
 
     def removed(self, set_id: int) -> None:
-        """A process set is gone, and every schedule with it that needs it."""
+        """Forget every schedule that needs a process set which has been removed."""
         self._forget({set_id})
 
     def parted(self, rank: int, sets: Mapping[int, Sequence[int]]) -> None:
-        """A rank has left, and every schedule with it that needs it."""
+        """Forget every schedule that needs a rank which has left."""
         self._forget({set_id for set_id, members in sets.items() if rank in members})
 
     def _forget(self, set_ids: set[int]) -> None:
@@ -142,7 +145,7 @@ class ReplayController:
         self._known = [k for k in self._known if all(p.set_id not in set_ids for p in k.arranged.buckets)]
 
     def waiting_for(self, key: TensorKey) -> KnownSchedule | None:
-        """A known schedule that can go on with this tensor, which is ready everywhere."""
+        """Return a known schedule that can continue with this tensor, which all members have ready."""
         for known in self._known:
             if known is not self.replaying and known.whole and key in known.keys:
                 return known
@@ -171,11 +174,14 @@ class ReplayController:
     # --- replay
 
     def lay_out_anew(self, known: KnownSchedule, params: Mapping[str, float]) -> None:
-        """``known``, at the begin of a period, in other buckets: it keeps its number and the count of its periods."""
+        """Lay out ``known``, at the beginning of a period, in other buckets.
+
+        It keeps its number and the count of its periods.
+        """
         self._params = params
         number = known.arranged.schedule
         arranged = arrange(number, known.found, self._spec_of, self._policy, params, self.compression)
-        assert arranged is not None  # it was laid out before
+        assert arranged is not None  # it could be laid out before, so it can be now
         begun = known.fresh_start() // known.size
         if arranged.digest == known.arranged.digest:
             return
@@ -184,7 +190,10 @@ class ReplayController:
         known.after = dict.fromkeys(sets, begun * known.size - 1)
 
     def resume(self, known: KnownSchedule, epoch: int, periods: int = 0) -> Resume:
-        """``known`` is replayed from now on; with ``periods``, that many, the present one included where it has begun."""
+        """Return the Resume with which all ranks replay ``known`` from now on.
+
+        ``periods``: how many periods to replay, which includes the present one if that has begun; 0 for no limit.
+        """
         self.replaying = known
         self._known = [*(other for other in self._known if other is not known), known]
         self._resumed_after = dict(known.after)
@@ -195,7 +204,7 @@ class ReplayController:
         return Resume(epoch, known.arranged.schedule, start, tuple(sorted(known.after.items())), known.until)
 
     def is_ragged_slot(self, key: TensorKey) -> bool:
-        """Whether the schedule that runs leaves this tensor to negotiation, at its place."""
+        """Return whether the running schedule leaves this tensor to negotiation, at its place."""
         return self.replaying is not None and key in self.replaying.ragged_slots
 
     # --- leaving
@@ -206,24 +215,30 @@ class ReplayController:
 
     @property
     def answered(self) -> Mapping[int, Mapping[int, int]]:
-        """By rank, the last place launched in each process set; of those that have answered Freeze."""
+        """Return, for each rank that has answered Freeze, the last place it launched in each process set."""
         return self._frozen or {}
 
     def freeze(self) -> None:
-        """Freeze has been sent; see ``frozen``."""
+        """Note that Freeze has been sent; see ``frozen``."""
         self._frozen = {}
 
     def frozen(self, rank: int, message: Frozen, awaited: Collection[int]) -> bool:
-        """``rank`` has stopped launching. True when all of ``awaited`` have."""
+        """Note that ``rank`` has stopped launching. Return whether all of ``awaited`` have."""
         if self._frozen is None:
             return False
         self._frozen.setdefault(rank, dict(message.launched))
         return len(self._frozen) >= len(awaited) and all(one in self._frozen for one in awaited)
 
     def drain(self, epoch: int, sets: Mapping[int, Sequence[int]]) -> Drain:
-        """All are frozen: what is run to its end, and what of it is valid. The schedule is left behind."""
+        """Return which launched buckets the ranks must run to their end, and which of these are valid.
+
+        All ranks must be frozen. The schedule is left after that.
+        """
         assert self._frozen is not None
         assert self.replaying is not None
+        # A bucket is valid only if every member launched it with real data. Each rank launches in the schedule's order,
+        # so this holds exactly up to the smallest of the members' last places. Up to the largest of them some member
+        # already waits in the collective, so all others must still enter it.
         used = {planned.set_id for planned in self.replaying.arranged.buckets}
         places = {
             set_id: [self._frozen[rank].get(set_id, -1) for rank in sets[set_id] if rank in self._frozen]
@@ -235,11 +250,11 @@ class ReplayController:
         return Drain(epoch, highest, tuple(sorted(self.replaying.after.items())))
 
     def left(self, diverged: bool, inserted: Sequence[TensorKey], slow: bool = False) -> KnownSchedule | None:
-        """After Drain: the schedule to go on with at once, or None for discovery.
+        """Return, after Drain, the schedule with which to continue immediately, or None for negotiation.
 
-        ``slow``: a rank has not heard of the others for long. If they just took their time (a checkpoint), the
-        first tensor that all have resumes the schedule where it was. Where it comes no further than that for
-        some times, it does not fit.
+        ``slow``: a rank has heard nothing from the others for long. If these were only slow (a checkpoint), the first
+        tensor that all ranks have ready resumes the schedule where it was. If that happens several times without any
+        progress, the schedule does not fit.
         """
         known, self.replaying = self.replaying, None
         assert known is not None
@@ -254,7 +269,7 @@ class ReplayController:
             return None
         habitual = [self._insert(known, key, known.period) >= CONSECUTIVE for key in inserted]
         if any(habitual):
-            known.whole = False  # the period has grown: learn it anew
+            known.whole = False  # the period has grown, so it must be found anew
             known.inserted.clear()
             self._detector.reset()
         return known if progress and known.whole else None
@@ -262,17 +277,17 @@ class ReplayController:
     def _insert(self, known: KnownSchedule, key: TensorKey, period: int) -> int:
         last, run = known.inserted.get(key, (-2, 0))
         known.inserted = {other: seen for other, seen in known.inserted.items() if period - seen[0] <= 1}
-        if period > last:  # else it repeats by itself: another loop has begun
+        if period > last:  # else the tensor repeats within one period: another loop has begun
             run = run + 1 if period == last + 1 else 1
         known.inserted[key] = (period, run)
         return run
 
 
 def _turn(buckets: Sequence[Planned], period: Sequence[Occurrence]) -> int | None:
-    """At which of ``buckets`` a period begins that has the same tensors; None if it does not fit between two of them.
+    """Return at which of ``buckets`` a period with the same tensors begins; None if it begins at none of them.
 
-    It fits where, from there on, the buckets follow the period's segments, each within one of them:
-    the order within a segment may be another one each time.
+    It can begin there if, from there on, the buckets follow the period's segments and each bucket lies within one
+    segment. The order within a segment may differ each time.
     """
     rounds: dict[TensorKey, list[int]] = {}
     for number, segment in enumerate(segments(period)):

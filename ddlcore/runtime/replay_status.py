@@ -1,8 +1,8 @@
-"""Puts a stall that only ranks can see into words: who waits in which bucket, who has not come to it, what is missing there.
+"""Describes a stall that only ranks can see: who waits in which bucket, who has not reached it, what is missing there.
 
-Pure, and part of the coordinator's state machine. In replay the coordinator does not know what is ready, and of what
-it has decided it does not know how far the ranks are. So a rank that stands at one bucket for long says so, and the
-other members are asked where they are.
+Pure, and part of the coordinator's state machine. In replay the coordinator does not know which tensors are ready, and
+for decided buckets it does not know how far the ranks are. So a rank that has been at one bucket for long reports that,
+and the other members are asked where they are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALL_ENTERED = "every rank has entered it: the transport or the network holds it 
 
 
 class ReplayStatuses:
-    """What the ranks have said since the last alarm."""
+    """What the ranks have reported since the last alarm."""
 
     def __init__(self) -> None:
         self._alarm: ReplayStatus | None = None
@@ -28,7 +28,10 @@ class ReplayStatuses:
         self._awaited: set[int] = set()
 
     def hear(self, rank: int, replay_status: ReplayStatus, members: Iterable[int]) -> list[int]:
-        """``rank`` stands there. ``members``: of the bucket's process set. The ranks that are to be asked where they are."""
+        """Take the replay status of ``rank``, and return the ranks that must be asked where they are.
+
+        ``members``: the members of the bucket's process set.
+        """
         known = self._alarm
         if replay_status.moved:
             if known is not None and (known.epoch, known.place) == (replay_status.epoch, replay_status.place):
@@ -48,9 +51,12 @@ class ReplayStatuses:
         return ask
 
     def awaited(self, epoch: int, present: Collection[int]) -> list[Awaited]:
-        """The bucket of the last alarm, unless the ranks have gone on. ``epoch`` is the present one."""
+        """Return the wait for the bucket of the last alarm, unless the ranks have moved on.
+
+        ``epoch`` is the present one.
+        """
         alarm = self._alarm
-        if alarm is None or alarm.epoch != epoch:  # replay was left meanwhile: what waits is elsewhere
+        if alarm is None or alarm.epoch != epoch:  # replay was left meanwhile, so this bucket is not waited for
             return []
         where = f"in replay (epoch {alarm.epoch}, place {alarm.place})"
         asked = f"where it is in replay (Where of epoch {alarm.epoch})"
@@ -65,7 +71,7 @@ class ReplayStatuses:
         return Details(tuple(sorted(absent)), tuple(self._late(alarm, there)), tuple(self._other_places(alarm, there)))
 
     def _late(self, alarm: ReplayStatus, there: Collection[int]) -> list[Late]:
-        """The tensors of the bucket that some rank lacks; all of them where none does."""
+        """Return the tensors of the bucket that some rank lacks, or all its tensors if no rank lacks any."""
         found = []
         everyone = sorted(self._told.keys() | self._awaited)
         for name in alarm.names:
@@ -79,7 +85,10 @@ class ReplayStatuses:
         return one is not None and one.place == alarm.place and name not in one.missing
 
     def _other_places(self, alarm: ReplayStatus, there: Collection[int]) -> list[str]:
-        """What a table has no column for, ranks of whom the same is to be said together."""
+        """Return lines for ranks at other buckets, for which the table has no column.
+
+        Ranks with the same line share it.
+        """
         said: dict[str, list[int]] = {}
         for rank, one in sorted(self._told.items()):
             if rank not in there and one.place != alarm.place:
@@ -91,13 +100,16 @@ class ReplayStatuses:
 
 
 class Busies:
-    """What the ranks' engines have been in for long, of all that was decided and runs outside a schedule."""
+    """What the ranks' engines have been in for long, of everything that was decided and runs outside a schedule."""
 
     def __init__(self) -> None:
-        self._said: dict[tuple[int, str], dict[int, Busy]] = {}  # by index and words; then by rank
+        self._said: dict[tuple[int, str], dict[int, Busy]] = {}  # by index and text, then by rank
 
     def hear(self, rank: int, busy: Busy) -> None:
-        """``rank`` has been in it for long, or has come out of it: others may still be in it, as in a broadcast."""
+        """Note that ``rank`` has been in ``busy`` for long, or has left it.
+
+        Other ranks may still be in it then, as in a broadcast.
+        """
         key = (busy.index, busy.what)
         said = self._said.get(key, {})
         if not busy.over:
@@ -108,7 +120,10 @@ class Busies:
                 del self._said[key]
 
     def awaited(self, sets: Mapping[int, Sequence[int]], present: Collection[int]) -> list[Awaited]:
-        """Each of them, and who has not said that it is there. Of what is no more nobody is left to say so."""
+        """Return one wait for each of them, with the ranks that have not reported it.
+
+        Drops those of which no present rank has reported that it is still in it.
+        """
         self._said = {
             key: said
             for key, said in self._said.items()
@@ -140,12 +155,12 @@ class Busies:
 
 
 def _has_come(one: ReplayStatus, alarm: ReplayStatus) -> bool:
-    """It has entered the bucket, or gone on: the root of a broadcast need not wait for the others."""
+    """Return whether a rank has entered the bucket or gone past it, as a broadcast's root may without waiting."""
     return one.place > alarm.place or (one.launched and one.place == alarm.place)
 
 
 def _place(one: ReplayStatus) -> str:
-    """Where a rank is that stands at another bucket."""
+    """Describe where a rank is that is at another bucket."""
     if one.launched:
         return f"in {_called(one.names, one.set_id)} (place {one.place})"
     return f"at place {one.place}, without {_called(one.missing, one.set_id)}"

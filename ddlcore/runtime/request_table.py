@@ -1,4 +1,4 @@
-"""What some ranks of a world have asked for and others lack, and who has joined; it decides nothing."""
+"""Records what some ranks of a world have asked for and others have not, and who has joined; decides nothing."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ddlcore.types import Kind
 
 __all__ = ["RequestTable"]
 
-MOST_SPECS = 16384  # that are kept decoded
+MOST_SPECS = 16384  # how many decoded specs are kept
 
 
 class RequestTable:
-    """Pending tensors by process set and name, in the order in which the first rank asked for each."""
+    """The pending tensors by process set and name, in the order in which the first rank asked for each."""
 
     def __init__(self) -> None:
-        self.joined: dict[int, Ask] = {}  # in the order of joining
-        self._joined_bits = 0  # the same ranks
+        self.joined: dict[int, Ask] = {}  # by rank, in the order of joining
+        self._joined_bits = 0  # the same ranks as bits
         self._pending: dict[tuple[int, str], PendingRequest] = {}
-        self._members: dict[int, int] = {}  # by process set: its members as bits, once they were needed
+        self._members: dict[int, int] = {}  # by process set: its members as bits, filled when needed
         self._specs: dict[bytes, Spec] = {}
-        self.find = self._pending.get  # by (set_id, name); hundreds of ranks ask for hundreds of tensors in each step
+        self.find = self._pending.get  # by (set_id, name); bound once, for speed: thousands of asks per step
 
     def all(self) -> list[PendingRequest]:
-        """All of them."""
+        """Return all pending requests."""
         return list(self._pending.values())
 
     def open(self, ask: Ask, members: Sequence[int]) -> PendingRequest:
-        """Where ``ask`` is to be counted: what has its name, or a new one."""
+        """Return the pending request in which ``ask`` must be counted: the one of its name, or a new one."""
         pending = self._pending.get((ask.set_id, ask.name))
         if pending is None:
             bits = self._members.get(ask.set_id) or self._members.setdefault(ask.set_id, bits_of(members))
@@ -42,19 +42,19 @@ class RequestTable:
         return pending
 
     def holds(self, pending: PendingRequest) -> bool:
-        """Whether it is still pending."""
+        """Return whether ``pending`` is still in the table."""
         return self._pending.get((pending.set_id, pending.name)) is pending
 
     def take(self, pending: PendingRequest) -> None:
-        """It is pending no more."""
+        """Remove ``pending`` from the table."""
         del self._pending[pending.set_id, pending.name]
 
     def clear(self) -> None:
-        """Nothing is pending: the ranks resend what is."""
+        """Remove all pending requests; the ranks send theirs again."""
         self._pending.clear()
 
     def removed(self, set_id: int) -> list[PendingRequest]:
-        """A process set is gone; takes out what waited in it."""
+        """Remove and return what was waiting in a process set that has been removed."""
         self._members.pop(set_id, None)
         orphans = [pending for pending in self._pending.values() if pending.set_id == set_id]
         for pending in orphans:
@@ -64,60 +64,60 @@ class RequestTable:
     # --- who has asked
 
     def join(self, rank: int, ask: Ask) -> list[PendingRequest]:
-        """``rank`` is ready for whatever comes; what is complete now."""
+        """Note that ``rank`` takes part in everything from now on, and return what is complete now."""
         self.joined.setdefault(rank, ask)
         self._joined_bits |= 1 << rank
         return self.complete()
 
     def none_joined(self) -> None:
-        """They have come back, or will say so again."""
+        """Forget who has joined: these ranks have returned from join, or will ask for it again."""
         self.joined.clear()
         self._joined_bits = 0
 
     def lacking(self, pending: PendingRequest) -> int:
-        """The members that neither have it ready nor have joined, as bits."""
+        """Return, as bits, the members that neither have the tensor ready nor have joined."""
         return pending.members & ~pending.asked & ~self._joined_bits
 
     def missing(self, pending: PendingRequest) -> list[int]:
-        """The same, as ranks."""
+        """Return, as ranks, the members that neither have the tensor ready nor have joined."""
         return ranks_of(self.lacking(pending))
 
     def complete(self) -> list[PendingRequest]:
-        """What no rank lacks."""
+        """Return the requests that no rank lacks."""
         return [pending for pending in self._pending.values() if not self.lacking(pending)]
 
     def rows(self, pending: PendingRequest, members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """The first dimensions that each member said, (members); zeros for those who have joined."""
+        """Return the first dimensions that each member reported, in the order of members; zeros if it has joined."""
         nothing = (0,) * len(pending.first.rows)
         asked = set(pending.ranks())
         return tuple(pending.ask_of(m).rows if m in asked else nothing for m in members)
 
     def digests(self, pending: PendingRequest, members: Sequence[int]) -> tuple[bytes, ...]:
-        """What each member said that its object is like, (members)."""
+        """Return the digest of its object that each member reported, in the order of members."""
         asked = set(pending.ranks())
         return tuple(pending.ask_of(m).digest if m in asked else b"" for m in members)
 
     # --- what was asked for
 
     def spec(self, data: bytes) -> Spec:
-        """Decoded once. Raises msgspec.DecodeError."""
+        """Return the decoded spec; each is decoded only once. Raises msgspec.DecodeError."""
         spec = self._specs.get(data)
         if spec is None:
-            if len(self._specs) > MOST_SPECS:  # shapes that never come back must not fill the memory
+            if len(self._specs) > MOST_SPECS:  # shapes that are never used again must not fill the memory
                 self._specs.clear()
             spec = self._specs[data] = decode_spec(data)
         return spec
 
     def spec_of(self, pending: PendingRequest) -> Spec:
-        """What the first rank asked for."""
+        """Return the spec for which the first rank asked."""
         return self.spec(pending.spec)
 
     def key(self, pending: PendingRequest) -> TensorKey:
-        """What it is called in a schedule."""
+        """Return the key of the tensor in a schedule."""
         return tensor_key(pending.set_id, pending.name, pending.spec)
 
     def describe(self, pending: PendingRequest, compression: str) -> Ready:
-        """What the fusion policy needs to know of it; ``compression`` is the job's setting."""
+        """Return what the fusion policy needs to know about the tensor. ``compression`` is the job's setting."""
         spec = self.spec_of(pending)
         compressor = spec.compressor_by(compression)
         key = (pending.set_id, spec.dtype, spec.op, spec.prescale, spec.postscale, spec.device, compressor)
@@ -125,25 +125,28 @@ class RequestTable:
         return Ready(pending.name, key, prod(spec.shape) * spec.dtype.itemsize, group=group)
 
     def objection(self, pending: PendingRequest) -> str:
-        """Why it cannot run, or ""."""
+        """Return why the operation cannot run, or ""."""
         if not pending.uniform:
             specs = {rank: self.spec(pending.ask_of(rank).spec) for rank in pending.ranks()}
             return mismatch_table(pending.name, pending.set_id, specs)
         spec = self.spec_of(pending)
         if spec.kind is Kind.BROADCAST and spec.root in self.joined and not pending.asked >> spec.root & 1:
-            return f"broadcast {describe([pending.name], pending.set_id)}: its root, rank {spec.root}, has joined; choose another root"
+            return (
+                f"broadcast {describe([pending.name], pending.set_id)}: its root, rank {spec.root}, has joined; "
+                "choose another root"
+            )
         return ""
 
     # --- grouped calls
 
     def are_mates(self, one: PendingRequest, other: PendingRequest) -> bool:
-        """Whether both belong to one grouped call."""
+        """Return whether both belong to the same grouped call."""
         return _same_call(one, other) and all(self.spec_of(pending).group for pending in (one, other))
 
     def complete_group(self, pending: PendingRequest) -> list[PendingRequest]:
-        """The tensors that may run now that ``pending`` is complete: a grouped one waits for its whole group.
+        """Return the tensors that may run now that ``pending`` is complete: a grouped tensor waits for its whole group.
 
-        A rank asks for all that is left of a grouped call in one request, so no counting is needed.
+        A rank asks for all remaining tensors of a grouped call in one request, so no counting is needed.
         """
         if not self.spec_of(pending).group:
             return [pending]
@@ -151,14 +154,17 @@ class RequestTable:
         return [] if any(self.lacking(mate) for mate in mates) else mates
 
     def is_torn(self, pending: PendingRequest) -> bool:
-        """Whether parts of its grouped call stand in slots of a schedule: they are decided together, in discovery."""
+        """Return whether parts of its grouped call are in slots of a schedule, while others are pending here.
+
+        Such a call must be decided as a whole, in negotiation.
+        """
         if not pending.is_grouped(self.spec):
             return False
         mates = sum(_same_call(other, pending) for other in self._pending.values())
         return mates < max(self.spec(pending.ask_of(rank).spec).group for rank in pending.ranks())
 
     def doom(self, pending: PendingRequest) -> list[PendingRequest]:
-        """Takes out ``pending``, and the rest of the grouped call it belongs to: they fail together."""
+        """Remove and return ``pending`` and the rest of the grouped call to which it belongs: they fail together."""
         doomed = [pending]
         if pending.is_grouped(self.spec):
             doomed += [
@@ -173,7 +179,7 @@ class RequestTable:
 
 
 def _call(name: str) -> str:
-    """The grouped call that a tensor called ``<call>[<i>]`` belongs to."""
+    """Return the name of the grouped call to which a tensor called ``<call>[<i>]`` belongs."""
     return name.rpartition("[")[0]
 
 

@@ -18,47 +18,50 @@ HOST = "cpu"
 
 
 class Offers(Protocol):
-    """The transports that are installed; plug's registry is one."""
+    """The installed transports; plug's registry is one such object."""
 
     @property
     def transports(self) -> Mapping[str, TransportProvider]:
-        """By name."""
+        """Return all transports by name."""
 
     def transport(self, name: str) -> TransportProvider:
-        """The one of that name. Raises PluginError, with the line that installs it where one is known."""
+        """Return the transport of that name. Raises PluginError, with the command that installs it if one is known."""
 
     def missing(self, provider: TransportProvider) -> str:
-        """What keeps it from being used here; empty where nothing does."""
+        """Return why the transport cannot be used here; empty if it can."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """The transport that is taken, and why."""
+    """The chosen transport, and why it was chosen."""
 
     provider: TransportProvider
     reason: str
-    parts: tuple[Route, ...] = ()  # of a composed one: within the hosts, across them
-    kinds: Mapping[Kind, Route] = field(default_factory=dict)  # what serves some kinds in its place
+    parts: tuple[Route, ...] = ()  # for a composed transport: those within the hosts and across hosts
+    kinds: Mapping[Kind, Route] = field(default_factory=dict)  # the routes of those kinds that another transport serves
 
     @property
     def name(self) -> str:
-        """As ``--backend`` would say it."""
+        """Return the name as ``--backend`` would write it."""
         own = "+".join(part.name for part in self.parts) or self.provider.name
         return ",".join([own, *(f"{kind.name.lower()}={route.name}" for kind, route in self.kinds.items())])
 
     def serving(self, kind: Kind) -> Route:
-        """What serves operations of that kind."""
+        """Return the route that serves operations of that kind."""
         return self.kinds.get(kind, self)
 
     def providers(self) -> Iterator[TransportProvider]:
-        """Of every transport that is part of it, at any depth."""
+        """Yield the provider of every transport that is part of the route, at any depth."""
         yield self.provider
         for route in (*self.parts, *self.kinds.values()):
             yield from route.providers()
 
     @property
     def launcher(self) -> str:
-        """The launcher that its ranks must be started by; empty: any. Raises ValueError where that is two."""
+        """Return the launcher that must start its ranks; empty for any.
+
+        Raises ValueError if two launchers are required.
+        """
         names = sorted({provider.launcher for provider in self.providers() if provider.launcher})
         if len(names) > 1:
             raise ValueError(
@@ -68,17 +71,17 @@ class Route:
 
 
 def choose_route(backend: str, members: Sequence[Member], offers: Offers, launcher: str = "") -> Route:
-    """The transport for ``members``. ``backend`` is as ``parse_backend`` takes it.
+    """Return the transport for ``members``. For ``backend`` see ``parse_backend``.
 
-    ``launcher``: what started the ranks; ``auto`` passes over transports that want another one.
-    Raises ValueError, PluginError or TransportError, each in one line, where that makes no sense, names
-    what is not installed, or cannot serve them.
+    ``launcher``: what started the ranks; ``auto`` skips transports that need another launcher. Raises, with a message
+    of one line, ValueError if the backend is invalid, PluginError if it names what is not installed, and TransportError
+    if it cannot serve these ranks.
     """
     wanted = parse_backend(backend)
     for choice in (wanted.default, *wanted.kinds.values()):
         for name in choice.names:
             if name != AUTO:
-                offers.transport(name)  # a wrong name is told before all else
+                offers.transport(name)  # raises for an unknown name before anything else
     for kind, choice in wanted.kinds.items():
         for name in choice.names:
             if name != AUTO and HOST not in offers.transport(name).devices:
@@ -96,7 +99,7 @@ def choose_route(backend: str, members: Sequence[Member], offers: Offers, launch
 class _Chooser:
     def __init__(self, members: Sequence[Member], offers: Offers, launcher: str) -> None:
         self._size = len(members)
-        self._ranks = Counter(member.host for member in members)  # on each host
+        self._ranks = Counter(member.host for member in members)  # the number of ranks on each host
         self._offers = offers
         self._launcher = launcher
 
@@ -109,7 +112,7 @@ class _Chooser:
     def _flat(self, provider: TransportProvider) -> Route:
         if provider.composes:
             raise TransportError(f"transport {provider.name} is made of two others; name these, as LOCAL+CROSS")
-        if HOST not in provider.devices:  # it was asked for what lies on devices; host memory has to go somewhere, too
+        if HOST not in provider.devices:  # it was named for tensors on devices; host memory needs a transport as well
             route = self._auto()
             return Route(route.provider, f"{route.reason}, for host memory", route.parts)
         self._require(provider)
@@ -197,7 +200,7 @@ class _Chooser:
 
 
 def asked_for_devices(backend: str, kind: str, offers: Offers) -> str:
-    """The transport that ``backend`` names for tensors on devices of that kind; auto where it names none."""
+    """Return the transport that ``backend`` names for tensors on devices of that kind; auto if it names none."""
     names = parse_backend(backend).default.names
     named = [offers.transport(name) for name in names if name != AUTO]
     return next((one.name for one in named if HOST not in one.devices and kind in one.devices), AUTO)

@@ -1,9 +1,9 @@
-"""Decides where a reduction on the host is scaled: on the way in, by the transport, on the way out.
+"""Decides where a reduction on the host is scaled: before the transport, by the transport, or after it.
 
-float16 ends at 65504. Where the transport scales, it does so in float32, before it rounds. Where it does not, an average
-in float16 is divided on the way in, as on queues of devices: who adds first and divides then makes an infinity of two
-gradients of 40000. Dividing first costs the last bits of what is near float16's least value.
-bfloat16 has float32's range, and integers would be truncated, so these are added first.
+The largest float16 is 65504. If the transport scales, it does so in float32, before it rounds. If it does not, an
+average in float16 is divided before the transport, as on the queues of devices: adding two gradients of 40000 first and
+dividing later would give infinity. Dividing first costs the last bits of values near the smallest float16. bfloat16 has
+the range of float32, and integers would be truncated, so these are added first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ __all__ = ["Scaling", "reduction", "scaling"]
 
 @dataclass(frozen=True)
 class Scaling:
-    """``inside``: by what the transport scales before and after; None: not at all."""
+    """The factors of a reduction.
+
+    ``inside``: those that the transport applies before and after; None if it applies none.
+    """
 
     encode: float
     decode: float
@@ -27,16 +30,17 @@ class Scaling:
 
 
 def reduction(spec: Spec, size: int) -> tuple[ReduceOp, float]:
-    """The op that the transport does, and the scale on the way out."""
+    """Return the operation that the transport does, and the factor after it."""
     if spec.op is ReduceOp.Average:
         return ReduceOp.Sum, spec.postscale / size
     return spec.op, spec.postscale
 
 
 def scaling(capabilities: Capabilities | None, spec: Spec, wire: DType, size: int, joined: bool = False) -> Scaling:
-    """Of what travels as ``wire``. ``capabilities``: of a transport that is given a Plan, None: it is given none.
+    """Return the factors for values that are sent as ``wire``.
 
-    ``joined``: one of ``size`` ranks brings the identity, which a scale before would spoil.
+    ``capabilities``: those of a transport that gets a Plan; None if it gets none. ``joined``: one of the ``size``
+    ranks brings the identity element, which a factor before the reduction would change.
     """
     _, after = reduction(spec, size)
     if capabilities is not None and capabilities.vectored and capabilities.scales:

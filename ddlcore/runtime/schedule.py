@@ -1,6 +1,6 @@
-"""A period laid out as a schedule, and one rank's way through it: what may be launched, and what was.
+"""Lays out a period as a schedule, and tracks one rank's way through it: what may be launched and what has been.
 
-Pure: no thread, no lock, no clock. The caller holds its lock; see docs/design for why leaving is safe.
+Pure: no thread, no lock, no clock. The caller holds its own lock. docs/design explains why leaving a schedule is safe.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ddlcore.types import CPU, Kind
 
 __all__ = ["MOST_KNOWN", "Launch", "Offer", "Position", "Replay", "Schedule", "arrange"]
 
-# Schedules that the coordinator, and so every rank, remembers: the last so many to be resumed. A rank forgets none
-# that the coordinator may still resume without telling it anew, since both see the same row of Resumes.
+# How many schedules the coordinator, and so every rank, remembers: those that were resumed last. A rank forgets no
+# schedule that the coordinator may still resume without sending it again, since both see the same sequence of Resumes.
 MOST_KNOWN = 16
 
 UNDIVIDED_BYTES = float(256 << 20)
@@ -43,12 +43,12 @@ def arrange(
     params: Mapping[str, float],
     compression: str = "none",
 ) -> Arranged | None:
-    """The schedule of ``period``, which is in ready order; None for a period that cannot be replayed.
+    """Return the schedule of ``period``, which is in ready order; None if the period cannot be replayed.
 
-    ``compression``: the compressor of what leaves that to the setting, see ``Spec.compressor_by``.
+    ``compression``: the compressor for tensors that leave the choice to the setting, see ``Spec.compressor_by``.
 
-    Tensors that depend on each other never share a bucket: y comes after x, in another bucket, where
-    some rank had seen x end before it asked for y.
+    Tensors that depend on each other never share a bucket: if some rank had seen x end before it asked for y, then y
+    comes after x, in another bucket.
     """
     if any(spec_of(one.key.spec).kind in _NEVER for one in period):
         return None
@@ -68,7 +68,11 @@ def _lay_out(
     params: Mapping[str, float],
     compression: str,
 ) -> list[Planned]:
-    """Buckets of tensors that do not depend on each other, by their first tensor's place in ready order."""
+    """Return the buckets of tensors that do not depend on each other.
+
+    The buckets are in the order of their last tensors in ready order, because a bucket cannot start before its last
+    tensor is ready.
+    """
     specs = [spec_of(one.key.spec) for one in segment]
     fusable = [i for i, spec in enumerate(specs) if spec.kind is Kind.ALLREDUCE]
     groups = [[i] for i, spec in enumerate(specs) if spec.kind is not Kind.ALLREDUCE]
@@ -91,9 +95,11 @@ def _lay_out(
 
 
 def _committed(buckets: list[Planned], spec_of: Callable[[bytes], Spec]) -> list[Planned]:
-    """The buckets of one segment. The last of each set on devices is marked: what the user does next may depend on it.
+    """Mark, in the buckets of one segment, the last bucket of each process set on devices, and return the buckets.
 
-    What somebody has had staged on the host is not on them: no message follows it, and those before it would have none.
+    What the user does next may depend on that bucket, so the hosts tell each other after it that all have launched. A
+    tensor that is staged on the host does not count as on a device: no such message follows its bucket, so the device
+    buckets before it would get none.
     """
     places = [spec_of(one.specs[0]).device for one in buckets]
     on_devices = [place != CPU.kind and not place.endswith(ON_HOST) for place in places]
@@ -110,7 +116,10 @@ def _compressed(planned: Planned, spec_of: Callable[[bytes], Spec], compression:
 
 
 def _undivided(params: Mapping[str, float]) -> dict[str, float]:
-    """Of a period whose communication would take the computation's cores: nothing is gained by small buckets."""
+    """Return the parameters for large buckets.
+
+    They are for a period whose communication would take cores from the computation, so that small buckets gain nothing.
+    """
     fusion_bytes = params["fusion_bytes"]
     return {**params, "fusion_bytes": fusion_bytes and max(fusion_bytes, UNDIVIDED_BYTES), "first_bucket_bytes": 0.0}
 
@@ -123,7 +132,7 @@ def _ready(one: Occurrence, spec: Spec, compression: str) -> Ready:
 
 
 class Schedule:
-    """What a rank needs of an Arranged message, computed once."""
+    """What a rank needs to know of an Arranged message, computed once."""
 
     def __init__(self, arranged: Arranged, sets: Mapping[int, Sequence[int]], rank: int) -> None:
         self.number = arranged.schedule
@@ -141,15 +150,15 @@ class Schedule:
 
 
 class Offer(Enum):
-    """What a schedule says of an entry."""
+    """What a schedule did with an entry that was offered to it."""
 
-    TAKEN = 0  # it stands in its slot, or waits behind one that does
-    ALIEN = 1  # no place for it: the coordinator is asked
-    CONFLICT = 2  # its name has a place, for another spec: the schedule cannot go on
+    TAKEN = 0  # the entry is in its slot, or waits for the slot to be free
+    ALIEN = 1  # the schedule has no slot for it: the coordinator must be asked
+    CONFLICT = 2  # its name has a slot for another spec: the schedule cannot continue
 
 
 class Position(Generic[T]):
-    """One bucket of a schedule on this rank: what stands in its slots, and what was found out about it once."""
+    """One bucket of a schedule on this rank: the entries in its slots, and how it is run."""
 
     __slots__ = (
         "entries",
@@ -168,26 +177,26 @@ class Position(Generic[T]):
         self.index = index
         self.planned = planned
         self.mine = mine
-        self.run: Any = None  # the executor's: how to run it
+        self.run: Any = None  # set by the executor: how to run the bucket
         self.nbytes = 0  # known with ``run``
-        self.usual_s: float | None = None  # how long its first entry waits for the launch; None: not known yet
+        self.usual_s: float | None = None  # how long its first entry usually waits for the launch; None: not known yet
         self.set_id = planned.set_id
         self.missing = self.missing_when_empty = len(planned.names)
-        self.entries: list[T | None] = [None] * self.missing  # of what is launched: the launch's
+        self.entries: list[T | None] = [None] * self.missing  # the slots; a Launch keeps those it launched
 
 
-@dataclass(slots=True, eq=False)  # one a bucket: a frozen one takes three times as long to make
+@dataclass(slots=True, eq=False)  # made for each bucket: a frozen dataclass would take three times as long
 class Launch(Generic[T]):
-    """A bucket at its place; never changed. ``entries`` is None where this rank takes part with dummy memory.
+    """A bucket at its place, never changed. ``entries`` is None if this rank takes part with dummy memory.
 
-    A ragged slot is drained with the real entries: its sizes were agreed upon, and all of it is void anyway.
+    A ragged slot is drained with its real entries: its sizes were negotiated, and the bucket is void in any case.
     """
 
     place: int
     position: Position[T]
     entries: Sequence[T] | None
-    bucket: Bucket | None = None  # of a ragged slot: what was negotiated for it
-    number: int = -1  # the how-manieth launch of this rank, whatever the schedule
+    bucket: Bucket | None = None  # for a ragged slot: the bucket that was negotiated
+    number: int = -1  # counts the launches of this rank, over all schedules
 
     @property
     def planned(self) -> Planned:
@@ -195,45 +204,52 @@ class Launch(Generic[T]):
 
 
 class Replay(Generic[T]):
-    """One rank's way through a schedule, from a Resume to the Drain that ends it. ``T`` is an entry."""
+    """One rank's way through a schedule, from a Resume to the Drain that ends it. ``T`` is the type of an entry."""
 
     def __init__(self, schedule: Schedule, start: int, after: Mapping[int, int], until: int = -1) -> None:
-        """``until``: see Resume; with it, ``turned`` becomes True whenever a period ends."""
+        """Begin at place ``start``, and skip what has run up to ``after``, by process set.
+
+        ``until``: the place at which all ranks stop, see Resume. If it is given, ``turned`` becomes True whenever a
+        period ends.
+        """
         self.schedule = schedule
         self.frozen = False
-        self.current: Position[T]  # of the next bucket
-        self.turned = False  # a period has ended; who reads it sets it back
-        self.paused = False  # nothing is launched any more: what comes next is at ``until`` or beyond
+        self.current: Position[T]  # the position of the next bucket
+        self.turned = False  # a period has ended; the reader sets it back to False
+        self.paused = False  # nothing more is launched, because the next place is at ``until`` or after it
         self._until = until if until >= 0 else _FOR_EVER
         self.turn_at = _FOR_EVER
         self.launched: dict[int, int] = {planned.set_id: after.get(planned.set_id, -1) for planned in schedule.buckets}
         self.positions: list[Position[T]] = [
             Position(i, planned, mine) for i, (planned, mine) in enumerate(zip(schedule.buckets, schedule.mine))
         ]
-        self.filled = 0  # entries that stand in slots
+        self.filled = 0  # the number of entries in slots
         self._after = dict(after)
         self._idle = not any(schedule.mine)
-        self.next = self._start = start  # the next place
+        self.next = self._start = start  # the place of the next bucket
         self._ragged_slots: dict[int, deque[tuple[Bucket, tuple[T, ...]]]] = {}
-        self._queues: dict[tuple[int, bytes], deque[T]] = {}  # anonymous calls that wait for a slot
-        self._turn: dict[tuple[int, bytes], int] = {}  # anonymous calls: how many were offered
+        self._queues: dict[tuple[int, bytes], deque[T]] = {}  # anonymous entries that wait for a slot
+        self._turn: dict[tuple[int, bytes], int] = {}  # how many anonymous entries got a slot
         self.next, self.current, self.paused = self._from(start)
         self.turned = False
         if until >= 0:
             self.turn_at = self._period_end(self.next)
-        for key, places in schedule.anonymous.items():  # calls of the period that had run before ``start``
+        for key, places in schedule.anonymous.items():  # count the calls of this period that had run before ``start``
             done = sum(1 for position, _ in places if self._is_behind(position))
             self._turn[key] = done
 
     def slot(self, set_id: int, name: str, spec: bytes) -> tuple[Position[T], int] | None:
-        """Where the named tensor stands in every period: its bucket and slot. None if the schedule has none for it."""
+        """Return the bucket and the slot that the named tensor has in every period.
+
+        None if the schedule has no slot for it.
+        """
         found = self.schedule.named.get((set_id, name))
         if found is None or found[2] != spec or self.schedule.buckets[found[0]].ragged:
             return None
         return self.positions[found[0]], found[1]
 
     def offer(self, set_id: int, name: str, anonymous: bool, spec: bytes, entry: T) -> Offer:
-        """Takes an entry into its slot, if the schedule has one for it."""
+        """Put an entry into its slot, if the schedule has a slot for it, and return what was done."""
         if anonymous:
             places = self.schedule.anonymous.get((set_id, spec))
             if not places or self.schedule.buckets[places[0][0]].ragged:
@@ -252,7 +268,10 @@ class Replay(Generic[T]):
         return Offer.TAKEN
 
     def _refill(self, set_id: int, spec: bytes) -> None:
-        """Anonymous calls take the slots of their spec in turn; what is beyond a period waits for the next."""
+        """Give the slots of one spec to the waiting anonymous entries in turn.
+
+        Entries beyond a period wait for the next period.
+        """
         queue = self._queues.get((set_id, spec))
         places = self.schedule.anonymous[set_id, spec]
         while queue:
@@ -260,7 +279,8 @@ class Replay(Generic[T]):
             position = self.positions[index]
             if position.entries[i] is not None:
                 return
-            # No call but the last one, see TensorQueue: in its slot and out of the queue, or neither.
+            # Only the last of these lines is a call, see TensorQueue: an entry is in its slot and no longer in the
+            # queue, or neither. If the queue came first, an interrupt could lose an entry that no other place holds.
             position.entries[i] = queue[0]
             position.missing -= 1
             self.filled += 1
@@ -268,30 +288,33 @@ class Replay(Generic[T]):
             queue.popleft()
 
     def refill(self) -> None:
-        """Anonymous calls that wait take the slots that a launch has left."""
+        """Give the slots that a launch has freed to the waiting anonymous entries."""
         for key, queue in self._queues.items():
             if queue:
                 self._refill(*key)
 
     @property
     def queued(self) -> bool:
-        """Whether a launch may leave slots for anonymous calls that wait, see ``refill``."""
+        """Return whether a launch may free slots for waiting anonymous entries, see ``refill``."""
         return bool(self._queues) and any(self._queues.values())
 
     def holds(self, entry: T) -> bool:
-        """Whether it was taken, and not launched."""
+        """Return whether the schedule has taken the entry and not launched it yet."""
         return any(entry is one for position in self.positions for one in position.entries) or any(
             entry is one for queue in self._queues.values() for one in queue
         )
 
     def put(self, position: Position[T], i: int, entry: T) -> None:
-        """Into a slot that is free. This is all that a persistent request costs here."""
+        """Put an entry into a free slot. A persistent request needs nothing more than this here."""
         position.entries[i] = entry
         position.missing -= 1
         self.filled += 1
 
     def fill(self, bucket: Bucket, entries: Sequence[T], anonymous: bool, spec: bytes) -> bool:
-        """A ragged slot has been negotiated. False if ``bucket`` belongs to no ragged slot of this schedule."""
+        """Fill a ragged slot with its negotiated bucket.
+
+        Return False if ``bucket`` belongs to no ragged slot of this schedule.
+        """
         if anonymous:
             places = [position for position, _ in self.schedule.anonymous.get((bucket.set_id, spec), ())]
         else:
@@ -300,7 +323,8 @@ class Replay(Generic[T]):
         ragged_slots = [position for position in places if self.schedule.buckets[position].ragged]
         if not ragged_slots:
             return False
-        # The first that has the fewest waiting: negotiation may run a period ahead of launching.
+        # Take the first slot with the fewest waiting buckets: negotiation may be a period ahead of launching, so the
+        # slot that is next in order may already hold the bucket of the present period.
         size = len(self.positions)
         ahead = sorted(
             ragged_slots, key=lambda place: (len(self._ragged_slots.get(place, ())), (place - self.next) % size)
@@ -310,32 +334,35 @@ class Replay(Generic[T]):
 
     @property
     def place(self) -> int:
-        """Of the next bucket."""
+        """Return the place of the next bucket."""
         return self.next
 
     @property
     def periods(self) -> int:
-        """How many have come to their end since the Resume."""
+        """Return how many periods have ended since the Resume."""
         size = len(self.positions)
         return self.next // size - self._start // size
 
     @property
     def filled_ragged_slots(self) -> bool:
-        """Whether a filled ragged slot stands unlaunched."""
+        """Return whether a filled ragged slot has not been launched yet."""
         return bool(self._ragged_slots) and any(self._ragged_slots.values())
 
     def waits(self) -> bool:
-        """Whether an entry stands in a slot, or a filled ragged slot, unlaunched."""
+        """Return whether an entry in a slot, or a filled ragged slot, has not been launched yet."""
         return self.filled > 0 or any(self._ragged_slots.values())
 
     def ready(self) -> bool:
-        """Whether ``launch`` has something to give."""
+        """Return whether the next bucket can be launched."""
         if self.frozen:
             return False
         return self.current.missing == 0 or bool(self._ragged_slots and self._ragged_slots.get(self.current.index))
 
     def launch(self, number: int = -1) -> Launch[T]:
-        """The next bucket in order; only if ``ready``. It counts as launched from here on."""
+        """Launch the next bucket in order and return it; call this only if ``ready``.
+
+        The bucket counts as launched from now on.
+        """
         launch, fresh, self.next, self.current, self.paused, turn_at = self.step(number)
         position = launch.position
         if fresh:
@@ -354,11 +381,12 @@ class Replay(Generic[T]):
     def step(
         self, number: int, alone: T | None = None
     ) -> tuple[Launch[T], list[T | None], int, Position[T], bool, int]:
-        """What ``launch`` would do, before anything has changed; ``TensorQueue`` does it, among other things of one moment.
+        """Return what ``launch`` would change, and change nothing.
 
-        The launch; its position's slots behind it, none where they stay as they are; the next place, its position, and
-        whether it is a pause; where the next period ends if one has ended, else -1. ``alone``: the one entry of a bucket
-        whose only slot is still empty.
+        ``TensorQueue`` makes these changes together with others. Returns a tuple: the launch; the new, empty slots of
+        its position, or an empty list if these do not change; the next place and its position; whether that is a pause;
+        and where the next period ends if one has ended, else -1. ``alone``: the only entry of a bucket whose only slot
+        is still empty.
         """
         position = self.current
         place = self.next
@@ -370,7 +398,7 @@ class Replay(Generic[T]):
         elif position.planned.ragged:
             bucket, entries = self._ragged_slots[position.index][0]
         else:
-            entries = cast("list[T]", position.entries)  # all are there
+            entries = cast("list[T]", position.entries)  # all slots are filled
             fresh = [None] * len(entries)
         launch = Launch(place, position, entries, bucket, number)
         following, current, paused = self._from(place + 1)
@@ -378,18 +406,20 @@ class Replay(Generic[T]):
         return launch, fresh, following, current, paused, turn_at
 
     def take_ragged_slot(self, position: Position[T]) -> None:
-        """What was negotiated for it is launched."""
+        """Remove the negotiated bucket of a ragged slot, because it has been launched."""
         self._ragged_slots[position.index].popleft()
 
     def freeze(self) -> tuple[tuple[int, int], ...]:
-        """No launch after this; for each process set the last place that was launched."""
+        """Stop launching, and return the last place that was launched for each process set."""
         self.frozen = True
         return tuple(sorted(self.launched.items()))
 
     def drain(self, highest: Mapping[int, int]) -> list[Launch[T]]:
-        """What this rank must still take part in, with dummy memory, in order."""
+        """Return, in order, the launches in which this rank must still take part with dummy memory."""
         dummies: list[Launch[T]] = []
         until = max(highest.values(), default=-1)
+        # A peer that has launched one of these buckets waits in its collective, and cannot leave it before every member
+        # has entered. So this rank enters each of them, in the same order, even if it has no data for it.
         while self.next <= until:
             position = self.current
             if position.mine and self.next <= highest[position.planned.set_id]:
@@ -400,7 +430,7 @@ class Replay(Generic[T]):
         return dummies
 
     def _is_behind(self, index: int) -> bool:
-        """Whether this position of the present period has run already."""
+        """Return whether this position of the present period has already run."""
         place = self.next - self.next % len(self.positions) + index
         return place < self.next or place <= self._after.get(self.positions[index].planned.set_id, -1)
 
@@ -408,16 +438,19 @@ class Replay(Generic[T]):
         return (place // len(self.positions) + 1) * len(self.positions)
 
     def _from(self, place: int) -> tuple[int, Position[T], bool]:
-        """The first bucket from ``place`` on that is this rank's own and has not run; whether that is a pause instead."""
+        """Return the first place from ``place`` on whose bucket is this rank's own and has not run, and its position.
+
+        The third value tells whether the replay pauses there instead.
+        """
         size = len(self.positions)
         while True:
             if place >= self._until:
-                nothing: Position[T] = Position(-1, _NOTHING, False)  # never ready, so that no launch has to ask
+                nothing: Position[T] = Position(-1, _NOTHING, False)  # never ready, which spares a check for a pause
                 nothing.missing = 1
                 return place, nothing, True
             current = self.positions[place % size]
             if current.mine and place > self._after.get(current.set_id, -1):
                 return place, current, False
             if self._idle:
-                return place, current, False  # nothing in it is this rank's own
+                return place, current, False  # no bucket of the schedule is this rank's own
             place += 1

@@ -1,7 +1,7 @@
-"""Decides which ranks form a world: gathers the ranks that enter ``init`` and hands each world to its coordinator.
+"""Decides which ranks form a world: gathers the ranks that enter ``init``, and gives each world a coordinator.
 
-Sans-I/O, like the coordinator. One launch may see many worlds: ``init`` and ``shutdown`` may be
-repeated, and ``init(comm=[ranks])`` makes worlds of some of the ranks.
+No I/O, like the coordinator. One launch may contain many worlds: ``init`` and ``shutdown`` may be repeated, and
+``init(comm=[ranks])`` makes a world of some of the ranks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ddlcore.runtime.tuning import SearchDriver
 __all__ = ["Sessions"]
 
 Outgoing = list[tuple[int, FromCoordinator]]
-WorldKey = tuple[tuple[int, ...], int]  # the ranks, and the how-manieth world of just these
+WorldKey = tuple[tuple[int, ...], int]  # the ranks, and a count of the worlds of exactly these ranks
 
 
 @dataclass
@@ -55,17 +55,17 @@ class _World:
     key: WorldKey
     coordinator: Coordinator
     patience: Patience
-    active: set[int]  # launched ranks that have not said Done
-    leaving: set[int] = field(default_factory=set)  # those of them that have said Bye
+    active: set[int]  # the launched ranks that have not sent Done
+    leaving: set[int] = field(default_factory=set)  # those of them that have sent Bye
 
     def __post_init__(self) -> None:
         ranks = range(len(self.key[0]))
         self.agreement = Agreement(len(self.key[0]), self.coordinator.sets, lambda: self.coordinator.table.joined)
-        self.inward = {launched: rank for rank, launched in enumerate(self.key[0])}  # from launched to own rank
+        self.inward = {launched: rank for rank, launched in enumerate(self.key[0])}  # launched rank: rank in this world
         self.watch = StallWatch(self._awaited, ranks, self.patience, ranks)
 
     def _awaited(self) -> list[Awaited]:
-        """What its coordinator waits for, and whoever has not left it: nobody may wait for them but the launcher."""
+        """Return what the coordinator waits for, and the ranks that have not left, for which the launcher waits."""
         waits = self.coordinator.awaited()
         own = {rank: self.inward[rank] for rank in sorted(self.active)}
         leaving = tuple(one for rank, one in own.items() if rank in self.leaving and self.coordinator.parted(one))
@@ -83,7 +83,10 @@ class _World:
         return waits
 
     def agree(self, launched: int, message: Digests | Sample | Settle | None) -> Outgoing:
-        """What follows from what a rank tells of its parameters; None: it tells no more."""
+        """Return the messages that follow from a report of a rank about its parameters.
+
+        None: it will report no more.
+        """
         rank, agreement = self.inward[launched], self.agreement
         if isinstance(message, Digests):
             return self.outward(agreement.hear(rank, message))
@@ -94,7 +97,7 @@ class _World:
         return self.outward(agreement.gone(rank))
 
     def outward(self, outgoing: Outgoing) -> Outgoing:
-        """From the world's own rank numbers to those of the launch."""
+        """Return messages with the launch's rank numbers in place of the world's."""
         return [(self.key[0][rank], message) for rank, message in outgoing]
 
 
@@ -111,7 +114,10 @@ class Sessions:
         compression: str = "none",
         refuses: str = "",
     ) -> None:
-        """``driver`` looks for better settings, in one world at a time. ``refuses``: why no world can begin."""
+        """Create the sessions of a launch in which no world exists yet.
+
+        ``driver`` searches for better settings, in one world at a time. ``refuses``: why no world can begin.
+        """
         self.size = size
         self._refuses = refuses
         self._driver = driver
@@ -131,11 +137,11 @@ class Sessions:
         self._dead: dict[int, str] = {}
 
     def handle(self, rank: int, message: ToCoordinator) -> Outgoing:
-        """What the ranks are to be told because ``rank`` (as launched) said ``message``."""
+        """Take ``message`` from ``rank`` (its launched number), and return the messages to send."""
         if isinstance(message, Hello):
             return self._hello(rank, message)
         if isinstance(message, (Pulse, Profile)):
-            return []  # who wants to know has listened before
+            return []  # those who need these messages got them before
         world = self._worlds.get(rank)
         if world is None:
             if isinstance(message, Settle):
@@ -162,7 +168,10 @@ class Sessions:
         return world.outward(world.coordinator.handle(world.inward[rank], message))
 
     def rank_ended(self, rank: int, reason: str) -> Outgoing:
-        """The process of ``rank`` is gone. A fault unless it had said Done, or nobody will ask for it."""
+        """Note that the process of ``rank`` has ended, and return the messages to send.
+
+        This is a fault, unless the rank had sent Done or no rank will ask for it.
+        """
         self._ended[rank] = reason
         outgoing: Outgoing = []
         for key in [key for key in self._gathering if rank in key[0]]:
@@ -179,11 +188,11 @@ class Sessions:
         return outgoing
 
     def lost(self) -> dict[int, str]:
-        """The ranks that were lost so far, with the reason of each."""
+        """Return the ranks that were lost so far, with the reason for each."""
         return dict(self._lost)
 
     def overdue(self, now_s: float) -> list[str]:
-        """Reports, each once, of what has waited too long. ``now_s`` is of any steady clock."""
+        """Return reports, each once, of what has waited too long. ``now_s`` may come from any steady clock."""
         now_s = self._time.at(now_s)
         reports = []
         for world in {id(world): world for world in self._worlds.values()}.values():
@@ -195,7 +204,7 @@ class Sessions:
         return reports + self._overdue_in_init(now_s)
 
     def _overdue_in_init(self, now_s: float) -> list[str]:
-        """The same of worlds that cannot begin, since some of their ranks have not come."""
+        """Return reports about worlds that cannot begin because some of their ranks have not come."""
         known, self._init_watches = self._init_watches, {}
         reports = []
         for key, present in list(self._gathering.items()):
@@ -221,11 +230,14 @@ class Sessions:
         return StallWatch(lambda: [wait], key[0], self._patience, ())
 
     def dead(self) -> dict[int, str]:
-        """The ranks that did not answer when a stall ended the job, and what is known of each: nothing but a kill ends them."""
+        """Return the ranks that did not answer when a stall ended the job, with what is known of each.
+
+        Only a kill ends them.
+        """
         return dict(self._dead)
 
     def due(self) -> Outgoing:
-        """What ranks are to be told because of the time that ``overdue`` was given last."""
+        """Return the messages that became due at the last call of ``overdue``."""
         due, self._due = self._due, []
         return due
 
@@ -244,8 +256,8 @@ class Sessions:
     def _objection(self, rank: int, hello: Hello) -> str:
         if hello.protocol != PROTOCOL:
             return (
-                f"rank {rank} runs ddlcore {hello.version} (protocol {hello.protocol}), the launcher protocol {PROTOCOL}; "
-                "install the same version of ddlcore for both"
+                f"rank {rank} runs ddlcore {hello.version} (protocol {hello.protocol}), "
+                f"the launcher protocol {PROTOCOL}; install the same version of ddlcore for both"
             )
         if hello.rank != rank or rank not in hello.ranks or not 0 <= min(hello.ranks) <= max(hello.ranks) < self.size:
             return f"rank {rank} cannot be part of a world of ranks {list(hello.ranks)} among {self.size}"
@@ -256,7 +268,7 @@ class Sessions:
     def _begin_or_refuse(self, key: WorldKey) -> Outgoing:
         present = self._gathering[key]
         if len(present) == len(key[0]):
-            if self._refuses:  # now that all are there: each of them is told, and none waits for another
+            if self._refuses:  # only when all have come, so that each one is told and none waits for another
                 return [(rank, Refused(self._refuses)) for rank in self._gathering.pop(key)]
             return self._begin(key)
         cycle = self._cycle(key) if len(self._gathering) > 1 else set()
@@ -264,11 +276,14 @@ class Sessions:
             return []
         asked = {rank: other[0] for other in cycle for rank in self._gathering.pop(other)}
         table = "\n".join(f"  rank {rank} asked for ranks {list(ranks)}" for rank, ranks in sorted(asked.items()))
-        text = f"init: the ranks wait for each other in different worlds\n{table}\n  what next: pass the same comm on every rank"
+        text = (
+            f"init: the ranks wait for each other in different worlds\n{table}\n"
+            "  what next: pass the same comm on every rank"
+        )
         return [(rank, Refused(text)) for rank in asked]
 
     def _cycle(self, start: WorldKey) -> set[WorldKey]:
-        """The worlds that wait for each other, ``start`` among them; empty if patience is all it takes."""
+        """Return the worlds, with ``start``, that wait for each other; empty if they only need more time."""
 
         def awaited(key: WorldKey) -> set[WorldKey]:
             missing = set(key[0]) - set(self._gathering[key])
@@ -287,7 +302,7 @@ class Sessions:
         return {other for other in reach(start) if start in reach(other)} | {start} if start in reach(start) else set()
 
     def _give_up(self, rank: int) -> Outgoing:
-        """The rank has waited long enough for the others; it is told who they are."""
+        """Return the messages for a rank that no longer waits for the others: they say which ranks are missing."""
         for key, present in self._gathering.items():
             if present.pop(rank, None) is not None:
                 missing = [other for other in key[0] if other not in present and other != rank]

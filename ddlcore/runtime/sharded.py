@@ -1,9 +1,9 @@
-"""An allreduce of values that cannot be added as they travel: each rank adds one shard of every tensor of a bucket.
+"""Runs an allreduce of encoded values that cannot be added: each rank decodes and adds one shard of every tensor.
 
-Each tensor is cut into as many pieces as there are ranks. Every rank encodes its pieces and sends each to the rank that
-adds it (alltoallv); that one decodes them, adds them in float32 in the order of ranks, encodes the sum, and all gather
-the sums (allgatherv). Nothing but transport memory changes before ``Summed`` is called; the compressor's state is
-committed with the decision.
+Each tensor is cut into as many pieces as there are ranks. Every rank encodes its pieces and sends each one to the rank
+that adds it (alltoallv). That rank decodes them, adds them in float32 in the order of ranks, and encodes the sum; all
+ranks then gather the sums (allgatherv). Only transport memory changes before ``Summed`` is called. The compressor's
+state is committed when the bucket is known to be valid or void.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ __all__ = ["Sharder", "Summed"]
 
 @dataclass(frozen=True)
 class _Piece:
-    """A rank's part of one tensor, in elements."""
+    """One rank's part of a tensor, in elements."""
 
     begin: int
     count: int
-    encoded: int  # elements of the wire type that it becomes
+    encoded: int  # the number of elements of the wire type after encoding
 
 
 class Sharder:
-    """Belongs to the engine thread."""
+    """Runs such allreduces; only the engine's thread uses it."""
 
     def __init__(self, kernels: Kernels, meter: Meter, finish: Callable[[Work], None]) -> None:
         self._kernels, self._meter, self._finish = kernels, meter, finish
-        self._open: set[tuple[int, str]] = set()  # compressor, name: encoded, and not decided yet
+        self._open: set[tuple[int, str]] = set()  # (compressor, name) that were encoded and are not decided yet
 
     def allreduce(
         self,
@@ -52,15 +52,15 @@ class Sharder:
         use: str,
         postscale: float,
     ) -> Summed:
-        """Takes part; what is returned, called, writes the sums into the entries' targets.
+        """Take part in the allreduce, and return an object whose call writes the sums into the entries' targets.
 
-        An entry that is None brings zeros. ``use`` names the buffer that holds the sums till then.
+        An entry that is None contributes zeros. ``use`` names the buffer that holds the sums until then.
         """
         size, me, dtype = len(communicator.ranks), communicator.rank, specs[0].dtype
         wire = compressor.wire_dtype(dtype)
         names = [state_name(communicator.set_id, name) for name in names]
         pieces = [_pieces(count, size, dtype, compressor) for count in counts]
-        shards = [sum(tensor[rank].encoded for tensor in pieces) for rank in range(size)]  # elements of each
+        shards = [sum(tensor[rank].encoded for tensor in pieces) for rank in range(size)]  # elements per shard
         summed = Summed(self, compressor, names, entries, pieces, postscale, self._meter)
         begun_ns = now_ns()
         sent = communicator.buffers.get("shards", sum(shards), wire)
@@ -89,7 +89,7 @@ class Sharder:
             encode_once(summed.compressor, nothing, part, 1.0)
 
     def _add(self, summed: Summed, came: Sequence[Buffer], mine: Buffer, me: int, dtype: DType) -> None:
-        """The shards of this rank, one from every rank, into the encoded sums."""
+        """Decode the pieces that came for this rank, one from every rank, and write their encoded sums to ``mine``."""
         sums = DType.F64 if dtype is DType.F64 else DType.F32
         at = 0
         for name, tensor in zip(summed.names, summed.pieces):
@@ -109,14 +109,14 @@ class Sharder:
             encode_once(summed.compressor, source, target, scale)
             return
         key = (id(summed.compressor), name)
-        if key in self._open:  # its bucket was void, and nobody said so: this rank had no data in it
+        if key in self._open:  # its bucket was void, but nobody called ``void``, as this rank had no data in it
             summed.compressor.commit(name, False)
         self._open.add(key)
         summed.encoded.append(name)
         summed.compressor.encode(name, source, target, scale)
 
     def settle(self, compressor: Compressor, names: Sequence[str], valid: bool) -> None:
-        """Whether what was encoded is valid, under these names."""
+        """Tell the compressor whether what was encoded under these names is valid."""
         for name in names:
             if (id(compressor), name) in self._open:
                 self._open.discard((id(compressor), name))
@@ -124,7 +124,7 @@ class Sharder:
 
 
 class Summed:
-    """A bucket whose sums stand encoded in transport memory."""
+    """A bucket whose encoded sums are in transport memory."""
 
     def __init__(
         self,
@@ -137,12 +137,12 @@ class Summed:
         meter: Meter,
     ) -> None:
         self.compressor, self.names, self.entries, self.pieces = compressor, names, entries, pieces
-        self.encoded: list[str] = []  # names that wait for the decision
+        self.encoded: list[str] = []  # names that wait for the decision whether the bucket is valid
         self.parts: list[Buffer] = []  # the encoded sums, by rank and tensor, without the empty ones
         self._sharder, self._postscale, self._meter = sharder, postscale, meter
 
     def __call__(self) -> list[None]:
-        """The bucket is valid: decodes the sums into the targets."""
+        """Decode the sums into the targets, because the bucket is valid."""
         begun_ns = now_ns()
         parts = iter(self.parts)
         for rank in range(len(self.pieces[0])):
@@ -160,7 +160,7 @@ class Summed:
         return [None] * len(self.entries)
 
     def void(self) -> None:
-        """The bucket does not count: it comes again, and finds the compressor's state as it was."""
+        """Restore the compressor's state, because the bucket is void and its entries will be encoded again."""
         self._sharder.settle(self.compressor, self.encoded, False)
 
 
@@ -176,7 +176,7 @@ def _pieces(count: int, size: int, dtype: DType, compressor: Compressor) -> list
 
 
 def _walk(pieces: Sequence[Sequence[_Piece]], whole: Buffer, ranks: Sequence[int]) -> Iterator[tuple[int, int, Buffer]]:
-    """(rank, tensor, its encoded piece) of everything in ``whole`` that is not empty, one behind the other."""
+    """Yield (rank, tensor, its encoded piece) for every non-empty piece in ``whole``, in the order of memory."""
     order = [(rank, i, tensor[rank]) for rank in ranks for i, tensor in enumerate(pieces) if tensor[rank].count]
     begins = accumulate((piece.encoded for _, _, piece in order), initial=0)
     for (rank, i, piece), begin in zip(order, begins):

@@ -1,6 +1,6 @@
-"""Stages a bucket of tensors of a device on the host: down to pinned memory, through the host's transport, up again.
+"""Stages a bucket of device tensors on the host: copies to pinned memory, runs the host's transport, and copies back.
 
-The host waits for the way down alone; the way up is queued.
+The host waits only for the copy to pinned memory; the copy back is queued.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Outcomes = list[Outcome | None]
 
 
 class HostRuns(Protocol):
-    """What runs buckets of tensors in host memory; see runtime/executor.py."""
+    """An object that runs buckets of tensors in host memory; see runtime/executor.py."""
 
     def execute_on_host(self, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> Outcomes: ...
 
@@ -36,7 +36,7 @@ class HostRuns(Protocol):
 
 @dataclass
 class _Below:
-    """A bucket as it stands in host memory."""
+    """A bucket's tensors in host memory."""
 
     entries: list[Entry | None]
     pinned: Memory
@@ -44,18 +44,18 @@ class _Below:
 
 
 class Staging:
-    """``host`` moves what has come down."""
+    """Stages device buckets on the host, where ``host`` runs them."""
 
     def __init__(self, host: HostRuns) -> None:
         self._host = host
 
     def execute(self, route: OnDevice, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> Outcomes:
-        """A bucket that was negotiated."""
+        """Run a negotiated bucket."""
         below = self._down(route, bucket.kind, entries)
         return self._up(route, bucket.kind, entries, below, self._host.execute_on_host(bucket, below.entries, specs))
 
     def arranged(self, route: OnDevice, planned: Planned, specs: Sequence[Spec]) -> HostRun:
-        """How a bucket of a schedule is run: as one in host memory, with a way down before and a way up behind it."""
+        """Return how a bucket of a schedule is run: as a bucket in host memory, with a copy before and after it."""
         inner = self._host.arranged_on_host(planned, specs)
 
         def run(launch: Launch[Entry], use: str) -> Deliver:
@@ -77,7 +77,7 @@ class Staging:
         return run
 
     def _down(self, route: OnDevice, kind: Kind, entries: Entries) -> _Below:
-        """Copies what the others need of this rank's tensors to pinned memory, and waits until it is there."""
+        """Copy what other ranks need of this rank's tensors to pinned memory, and wait for the copy."""
         stream = route.stream
         present = [entry for entry in entries if entry is not None]
         buffers = [_source(entry) for entry in present]
@@ -106,7 +106,7 @@ class Staging:
                 stream.queue.copy(buffer.address, pinned.address + at, buffer.nbytes)
 
     def _up(self, route: OnDevice, kind: Kind, entries: Entries, below: _Below, outcomes: Outcomes) -> Outcomes:
-        """Queues the results' way to where the user wants them."""
+        """Queue the copy of the results to where the user wants them."""
         stream = route.stream
         if kind not in (Kind.ALLREDUCE, Kind.BROADCAST):
             stream.pinned.give(below.pinned)
@@ -133,7 +133,7 @@ class Staging:
         stream.pool.give(together)
 
     def _lifted(self, stream: DeviceStream, outcome: Outcome) -> Outcome:
-        """A result that the host's transport has left in memory of its own, on the device."""
+        """Copy a result that the host's transport has left in its own memory to the device, and return it."""
         memory = outcome.memory
         assert memory is not None
         nbytes = memory.nbytes
@@ -165,7 +165,7 @@ def _offsets(buffers: Sequence[Buffer]) -> list[int]:
 
 
 def _mirror(entry: Entry, pinned: Memory, address: int) -> Entry:
-    """The same operation on host memory, in place."""
+    """Return the same operation on host memory, in place."""
     source = _source(entry)
     copy = Buffer(address, source.count, source.dtype, source.shape, source.strides, owner=pinned)
     target = copy if entry.target is not None else None

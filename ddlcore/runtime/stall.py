@@ -1,6 +1,6 @@
-"""Watches what a world waits for: says so after a while, asks the missing ranks for a sign of life, ends the job at last.
+"""Watches what a world waits for: reports long waits, asks missing ranks for signs of life, and at last ends the job.
 
-Sans-I/O, like the coordinator beside which it stands: what is awaited comes from ``awaited.py``, the time from who asks.
+No I/O, like the coordinator: what is awaited comes from ``awaited.py``, and the time from the caller.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ddlcore.runtime.stall_table import on_ranks, stall_table
 __all__ = ["Patience", "StallWatch"]
 
 Outgoing = list[tuple[int, FromCoordinator]]
-ANSWER_S = 2.0  # a control thread answers at once; a process that was stopped does not
+ANSWER_S = 2.0  # a control thread answers immediately; a stopped process does not
 LEAST_ANSWER_S = 0.5
 _WARNING, _SHUTDOWN = 0, 1
 
 
 @dataclass(frozen=True)
 class Patience:
-    """After how long a stall is reported, and ends the job (0: never); whether the report has the missing ranks' stacks."""
+    """After how long a stall is reported and ends the job (0: never), and whether missing ranks' stacks are shown."""
 
     warning_s: float = 60.0
     shutdown_s: float = 0.0
@@ -31,13 +31,13 @@ class Patience:
 
     @property
     def answer_s(self) -> float:
-        """How long a rank may take for a sign of life before it counts as silent."""
+        """Return how long a rank may take for a sign of life before it counts as silent."""
         least_s = min((limit_s for limit_s in (self.warning_s, self.shutdown_s) if limit_s > 0), default=0.0)
         return min(ANSWER_S, max(LEAST_ANSWER_S, least_s / 2))
 
 
 class StallWatch:
-    """Over ``waits``, of the ``ranks`` that are told of the end. ``now_s`` is of any steady clock."""
+    """Watches ``waits``. ``ranks`` are told if the job ends. ``now_s`` may come from any steady clock."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class StallWatch:
         patience: Patience,
         present: Iterable[int] = (),
     ) -> None:
-        """``present``: the ranks that have just been heard."""
+        """Create the watch. ``present``: the ranks that have just been heard."""
         self.dead: dict[int, str] = {}  # ranks that did not answer when the job ended, with what is known of each
         self._waits = waits
         self._ranks = ranks
@@ -54,24 +54,24 @@ class StallWatch:
         self._since_s: dict[Hashable, float] = {}
         self._reported: set[Hashable] = set()
         self._asked_for: set[tuple[Hashable, int]] = set()  # the waits for which ranks were probed, once for each limit
-        self._spoke = set(present)  # since the last look
+        self._spoke = set(present)  # the ranks heard since the last look
         self._heard_s: dict[int, float] = {}
-        self._probed_s: dict[int, float] = {}  # when it was asked for a sign of life that has not come
-        self._states: dict[int, str] = {}  # what a rank has said of itself
-        self._told_silent: dict[int, float] = {}  # in a report; since when
-        self._shown_s: dict[int, float] = {}  # when it was asked for its stack
+        self._probed_s: dict[int, float] = {}  # when the rank was asked for a sign of life that has not come
+        self._states: dict[int, str] = {}  # what the rank has said about itself
+        self._told_silent: dict[int, float] = {}  # the ranks that a report called silent, and since when they were
+        self._shown_s: dict[int, float] = {}  # when the rank was asked for its stack
         self._stacks: dict[int, str] = {}
-        self._sought_s = float("-inf")  # when ranks for which nobody waits were last asked for a sign of life
-        self.over = False  # the job is to end
+        self._sought_s = float("-inf")  # when the ranks of waits with ``only_silent`` were last asked
+        self.over = False  # whether the job must end
 
     # --- what ranks say
 
     def spoke(self, rank: int) -> None:
-        """Anything came from ``rank``: it is alive."""
+        """Note that a message came from ``rank``, so it is alive."""
         self._spoke.add(rank)
 
     def hear(self, rank: int, message: Stack | Alive) -> None:
-        """``rank`` says what it is doing."""
+        """Take the answer of ``rank`` about what it is doing."""
         if isinstance(message, Alive):
             self._states[rank] = message.text
         elif rank in self._shown_s:
@@ -80,7 +80,7 @@ class StallWatch:
     # --- what follows
 
     def look(self, now_s: float) -> tuple[list[str], Outgoing]:
-        """What is to be reported, each thing once, and what ranks are to be told."""
+        """Return the reports, each once, and the messages to send."""
         texts = self._heard(now_s)
         if self.over or max(self._patience.warning_s, self._patience.shutdown_s) <= 0:
             return texts, []
@@ -110,7 +110,10 @@ class StallWatch:
         return texts + self._told(now_s), outgoing
 
     def _seek(self, wait: Awaited, now_s: float, late: dict[str, list[tuple[Awaited, Details, float]]]) -> Outgoing:
-        """Of a wait that is none as long as the ranks answer, and are asked all the time: it counts from the last answer."""
+        """Check a wait that is a stall only if ranks do not answer; it counts from their last answers.
+
+        Its ranks are asked for signs of life all the time.
+        """
         warning_s, shutdown_s = self._patience.warning_s, self._patience.shutdown_s
         details = wait.details()
         outgoing: Outgoing = []
@@ -132,14 +135,17 @@ class StallWatch:
         return outgoing
 
     def _remember(self, waits: Sequence[Awaited], now_s: float) -> None:
-        """Note since when each of ``waits`` lasts, and forget the others: if one of these comes back, it counts anew."""
+        """Note since when each of ``waits`` has lasted, and forget all others.
+
+        A forgotten wait that returns counts from zero.
+        """
         known = self._since_s
         self._since_s = {wait.key: min(known.get(wait.key, now_s), now_s - wait.waited_s) for wait in waits}
         self._reported &= self._since_s.keys()
         self._asked_for = {one for one in self._asked_for if one[0] in self._since_s}
 
     def _due(self, key: Hashable, waits_s: float) -> list[int]:
-        """The limits of which the wait is so near that the ranks' signs of life must be asked for now."""
+        """Return the limits that are so near that the ranks must be asked for a sign of life now."""
         limits_s = (self._patience.warning_s, self._patience.shutdown_s)
         near_s = waits_s + self._patience.answer_s
         return [
@@ -158,7 +164,7 @@ class StallWatch:
             outgoing.append((rank, Probe()))
 
     def _is_known(self, ranks: Sequence[int], now_s: float) -> bool:
-        """Of each whether it answers."""
+        """Return whether it is known of each rank whether it answers."""
         answer_s = self._patience.answer_s
         return all(now_s - self._probed_s[rank] >= answer_s for rank in ranks if rank in self._probed_s)
 
@@ -167,7 +173,10 @@ class StallWatch:
         return [rank for rank in ranks if rank in self._probed_s and now_s - self._probed_s[rank] >= answer_s]
 
     def _heard(self, now_s: float) -> list[str]:
-        """Notes who has spoken since the last look; says so of who was reported as silent."""
+        """Note the ranks that have spoken since the last look.
+
+        Return a report about those that had been reported as silent.
+        """
         spoke, self._spoke = self._spoke, set()
         again: list[int] = []
         longest_s = 0.0
@@ -207,7 +216,7 @@ class StallWatch:
         return "\n".join(lines)
 
     def _lines(self, missing: Sequence[int], wait: Awaited, now_s: float) -> list[str]:
-        """Of each rank that is waited for whether it answers, and what it said."""
+        """Return lines that say of each missing rank whether it answers, and what it said."""
         silent = self._silent(missing, now_s)
         lines = [self._silence(silent, wait, now_s)] if silent else []
         said: dict[str, list[int]] = {}
@@ -219,7 +228,7 @@ class StallWatch:
         ]
 
     def _silence(self, silent: Sequence[int], wait: Awaited, now_s: float) -> str:
-        """What is known of ranks that do not answer."""
+        """Return what is known about ranks that do not answer."""
         one = len(silent) == 1
         whom, they, was = ("it", "it", "was") if one else ("them", "they", "were")
         heard_s = [self._heard_s[rank] for rank in silent if rank in self._heard_s]
@@ -242,7 +251,10 @@ class StallWatch:
         return [(rank, Stalled(text)) for rank in self._ranks]
 
     def _told(self, now_s: float) -> list[str]:
-        """The stacks that have come, ranks that stand at the same place together, and who will not say."""
+        """Return the stacks that have come, and the ranks that did not send one.
+
+        Ranks with the same stack share a report.
+        """
         found: dict[str, list[int]] = {}
         silent = []
         for rank, asked_s in sorted(self._shown_s.items()):
@@ -256,7 +268,7 @@ class StallWatch:
         texts = [f"{on_ranks(at)} {'is' if len(at) == 1 else 'are'} here:\n{text}" for text, at in found.items()]
         if silent:
             texts.append(
-                f"no word from {on_ranks(silent)} of where in the code: stopped, or in a call that holds the interpreter"
+                f"no stack came from {on_ranks(silent)}: stopped, or a call in native code holds the interpreter lock"
             )
         return texts
 
@@ -267,7 +279,7 @@ class StallWatch:
 
 
 def _summary(details: Details) -> str:
-    """The tensors of a wait in half a line, for an error."""
+    """Describe the tensors of a wait in half a line, for an error message."""
     first = details.tensors[0]
     alike = [one.name or "(a call without a name)" for one in details.tensors if one.missing == first.missing]
     lacking = f"but not on {on_ranks(first.missing)}" if first.missing else "and under way"

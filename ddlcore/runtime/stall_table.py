@@ -1,4 +1,7 @@
-"""Lays a stall out as a table: which tensor is ready on which ranks, which are missing, how long it has waited. Pure."""
+"""Lays out a stall as a table: which tensor is ready on which ranks, which ranks are missing, how long it has waited.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from ddlcore.runtime.checks import span
 
 __all__ = ["Late", "on_ranks", "spans", "stall_table"]
 
-SHOWN = 8  # tensors that wait for the same ranks; of the others only the number is told
-_MOST_SPANS = 12  # of a list of ranks; every other rank of a thousand is no list that anybody reads
+SHOWN = 8  # tensors shown that wait for the same ranks; the others are only counted
+_MOST_SPANS = 12  # spans shown of a list of ranks: nobody reads every other rank of a thousand
 _HEADINGS = ("tensor", "ready on", "missing ranks", "waits s")
 
 
 @dataclass(frozen=True)
 class Late:
-    """A tensor that some members of its process set have asked for, and ``missing`` have not."""
+    """A tensor that some members of its process set have asked for and the ranks in ``missing`` have not."""
 
     name: str
     set_id: int
@@ -26,7 +29,7 @@ class Late:
 
 
 def spans(ranks: Iterable[int]) -> str:
-    """0, 1, 2, 5 as "0-2,5"; of very many pieces the first, and how many ranks there are."""
+    """Return 0, 1, 2, 5 as "0-2,5". A very long list is cut, and ends with the number of ranks."""
     known = sorted(ranks)
     pieces = span(known).split(",")
     if len(pieces) <= _MOST_SPANS:
@@ -35,12 +38,12 @@ def spans(ranks: Iterable[int]) -> str:
 
 
 def on_ranks(ranks: Sequence[int]) -> str:
-    """ "rank 3", or "ranks 0-2,5"."""
+    """Return "rank 3" or "ranks 0-2,5"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
 
 
 def stall_table(late: Sequence[Late]) -> str:
-    """Aligned lines, those of one kind together; without an end of line."""
+    """Return aligned lines, without a final end of line. Tensors that wait for the same ranks are together."""
     groups: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[Late]] = {}
     for one in late:
         groups.setdefault((one.set_id, one.ready, one.missing), []).append(one)

@@ -1,4 +1,4 @@
-"""The one boundary between the user's threads and ddl's: what was asked for and has not come back."""
+"""The one boundary between the user's threads and ddl's threads: holds what was submitted and has not completed."""
 
 from __future__ import annotations
 
@@ -19,79 +19,84 @@ from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
 
 __all__ = ["GONE", "TensorQueue"]
 
-LEAVE_AFTER_S = 0.005  # or so many times what the bucket usually waits, whichever is more
+LEAVE_AFTER_S = 0.005  # or USUAL_TIMES times the bucket's usual wait, whichever is longer
 USUAL_TIMES = 4.0
-FIRST_USUAL_S = 0.05  # before anything is known of a schedule's usual wait
-STUCK_AFTER_S = 1.0  # the same while nobody waits here: this rank, or a peer, is most likely just slow
+FIRST_USUAL_S = 0.05  # used while the schedule's usual wait is not yet known
+STUCK_AFTER_S = 1.0  # replaces LEAVE_AFTER_S while no thread waits here: this rank or a peer is probably slow
 WATCH_S = 0.1
-GONE = -1  # in place of the thread that runs a bucket: a signal handler has called it away
+GONE = -1  # value of ``running``: a signal handler interrupted the thread that ran a bucket
 
 
 class TensorQueue:
-    """Entries by (process set, name), and the schedule they fill while one is replayed.
+    """The submitted entries by (process set, name), and during replay the schedule whose slots they fill.
 
-    Any thread may submit; the control thread takes requests out; the engine launches. One lock
-    covers all: freezing and launching exclude each other.
+    Any thread may submit entries. The control thread takes requests out and sends them to the coordinator. The engine
+    launches buckets. One lock protects everything, so a freeze and a launch exclude each other.
 
-    A signal handler may raise in the middle of any call that a user's thread makes here. CPython runs handlers where a
-    function begins, behind a call, and where a loop turns; nowhere else. So each call first does all that calls
-    something, then changes the state by a run of plain stores, to which at most one call of C may belong, as the last;
-    and what is still to be done behind that, it notes first: ``behind``. Whoever takes the lock next, on whatever
-    thread, does that (``catch_up``), and the control thread looks once a second.
+    A signal handler may raise an exception in the middle of any call that a user thread makes here. CPython runs signal
+    handlers only at the beginning of a function, after a call, and where a loop jumps back. Each method therefore has
+    three parts. First it does everything that calls a function. Then it changes the state by a sequence of plain
+    stores, which at most one call of a C function may end. If work is still to be done after that, the method sets
+    ``behind`` before the work begins. The next thread that takes the lock finishes this work (``catch_up``), and the
+    control thread checks once a second.
     """
 
     def __init__(self, completion: Completion, wake: Callable[[], None], flight: Flight | None = None) -> None:
         self.lock = Lock()
-        # What the engine waits for. Others take the lock itself, see Lock.
+        # The engine waits on this condition. All others take the lock itself: a condition is entered by Python code,
+        # and a signal handler that raises there would leave it locked (see Lock).
         self.work = threading.Condition(self.lock)
-        self.behind = False  # a call was interrupted, or has left something to ``catch_up``
-        self._placing: Sequence[Entry] = ()  # submitted, and not all of them in their slots, or with those unsent
+        self.behind = False  # a call was interrupted or left work for ``catch_up``
+        self._placing: Sequence[Entry] = ()  # submitted; some may still lack their slot or their place in ``_unsent``
         self._completion = completion
         completion.check_stall = self.check_stall
         self._wake = wake
         self._in_flight: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
-        self._persistent: dict[tuple[int, str], PersistentRequest] = {}  # those that have been started by ``again``
+        self._persistent: dict[tuple[int, str], PersistentRequest] = {}  # those that were started
         self.flight = flight if flight is not None else Flight(0)
         self._recent, self._recent_mask = self.flight.launches, self.flight.mask
         self._launched = 0
-        self._launches: list[Launch[Entry]] = []  # launched, and neither delivered nor put back
+        self._launches: list[Launch[Entry]] = []  # launched, but neither delivered nor put back yet
         self._unsent: list[Entry] = []
-        self._unanswered = False  # one request is unanswered at a time; what comes later joins the next
+        self._unanswered = False  # at most one request is unanswered; entries that come later go into the next
         self._serial = 0
         self._epoch = 0
-        self._moving = False  # between Freeze and the next epoch nothing is asked
-        self._freeze_at = -1  # an epoch that is to be frozen as soon as it is entered
+        self._moving = False  # between Freeze and the next epoch: no request is sent then
+        self._freeze_at = -1  # an epoch that must be frozen as soon as it is entered
         self._anonymous: dict[int, int] = {}
-        self._generation = 0  # how many times all ranks have joined
+        self._generation = 0  # how often all ranks have joined
         self._refusal: Callable[[], BaseException] | None = None
         self._closed = False
         self._schedules: dict[int, Arranged] = {}
-        self._usual_s: dict[int, list[float | None]] = {}  # by schedule and position: how long it fills
-        self._usual: list[float | None] = []  # of the schedule that is replayed
-        self._turns_ns: list[int] = []  # when periods ended, while these are timed
-        self._to_pause = False  # it is still to be worked out what is to be said:
-        self._pause: Paused | None = None  # still to be said
+        self._usual_s: dict[int, list[float | None]] = {}  # by schedule and position: the usual time to fill
+        self._usual: list[float | None] = []  # the entry of ``_usual_s`` for the schedule that is replayed
+        self._turns_ns: list[int] = []  # times at which periods ended, while a search times them
+        self._to_pause = False  # a Paused message must still be built:
+        self._pause: Paused | None = None  # built, but not sent yet
         self._replay: Replay[Entry] | None = None
-        self._open: Replay[Entry] | None = None  # the same, while its slots may be filled
-        self._steps = 0  # of replays that are over
-        self._conflict = False  # an entry has the name of a slot, and another spec
-        self._waits_since_s: float | None = None  # the oldest entry that stands in a slot unlaunched
-        self.leave: Callable[[int], None] = lambda epoch: None  # asks the coordinator to leave this epoch
-        # Which thread, the engine's or a waiting user thread, is in the middle of something; 0: none. The latter may be
-        # called away by a signal handler, at any moment. It leaves GONE here, which needs no call, and in ``own`` what
-        # it was in; the engine's thread, which no signal calls away, goes on from there.
+        self._open: Replay[Entry] | None = None  # ``_replay`` while its slots may be filled, else None
+        self._steps = 0  # periods launched by replays that have ended
+        self._conflict = False  # an entry has the name of a slot but another spec
+        self._waits_since_s: float | None = None  # since when the oldest unlaunched entry has been in its slot
+        self.leave: Callable[[int], None] = lambda epoch: None  # asks the coordinator to end the replay of this epoch
+        # The thread that is running a bucket: the engine's thread or a waiting user thread; 0 if there is none. A
+        # signal handler may interrupt a user thread at any moment. That thread then leaves GONE here, a plain store
+        # that needs no call, and the bucket that it was running stays in ``own``. The engine's thread, which no signal
+        # interrupts, continues from there.
         self.running = 0
-        self.own: Launch[Entry] | None = None  # launched by a waiting user thread, and not complete
+        self.own: Launch[Entry] | None = None  # a bucket that a waiting user thread has launched and not completed
 
     # --- the user's threads
 
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
-        """Takes all of them, or none: ValueError for a name in flight; the job's error once it is over.
+        """Submit all entries or none.
 
-        So it does where a signal handler raises meanwhile; ``Handle.submitted`` tells which. Names that are only
-        ANONYMOUS get their number here.
-        ReentrantCall, where this thread is in the middle of another call. ``waits``: the caller's next step is to wait,
-        so it will run what is ready itself or wake the engine.
+        Raises InvalidArgument (a ValueError) if a name is already in flight, the job's error after the job has ended,
+        and ReentrantCall if the calling thread is inside another call of ddl. If a signal handler raises during the
+        call, that exception passes through; ``Handle.submitted`` tells whether the entries were submitted.
+
+        An entry whose name is only ANONYMOUS gets its number here. ``waits``: the caller will wait next, so it either
+        runs a ready bucket itself or wakes the engine; this call need not wake the engine.
         """
         self.lock.refuse("an operation")
         try:
@@ -104,7 +109,9 @@ class TensorQueue:
                 for entry in entries:
                     self._require_free(entry)
                 handle, set_id = entries[0].handle, entries[0].set_id
-                # Submitted, or not: nothing is called before ``behind``.
+                # From here to the store of ``behind`` nothing calls a function, so a signal handler cannot raise in
+                # between. Either all of these stores happen or none: a caller that is interrupted can trust
+                # ``Handle.submitted``.
                 if ordinal >= 0:
                     self._anonymous[set_id] = ordinal
                 handle.submitted = True
@@ -119,7 +126,10 @@ class TensorQueue:
             raise
 
     def _name(self, entries: Sequence[Entry]) -> int:
-        """Numbers a call without a name. How many of its process set have been numbered then; -1 where it has a name."""
+        """Give a number to an unnamed call, and return how many calls of its process set have a number then.
+
+        Returns -1 if the call has a name.
+        """
         first = entries[0]
         if not first.name.startswith(ANONYMOUS) or first.name[len(ANONYMOUS) :][:1] not in ("", "["):
             return -1
@@ -129,7 +139,7 @@ class TensorQueue:
         return ordinal + 1
 
     def name(self, entries: Sequence[Entry]) -> None:
-        """Numbers a call without a name now, for a caller who submits it later."""
+        """Give an unnamed call its number now, for a caller that submits it later."""
         self.lock.refuse("an operation")
         with self.lock:
             ordinal = self._name(entries)
@@ -137,16 +147,18 @@ class TensorQueue:
                 self._anonymous[entries[0].set_id] = ordinal
 
     def start_request(self, entry: PersistentRequest, address: int, owner: object, waits: bool = False) -> None:
-        """Starts a persistent request on the tensor at ``address``, which ``owner`` keeps alive. The rest as ``submit``.
+        """Start a persistent request on the tensor at ``address``, which ``owner`` keeps alive.
 
-        This runs once a tensor and step. In replay it does no more than fill the slot.
+        For ``waits`` and the exceptions see ``submit``. This runs once per tensor and step; in replay it only fills the
+        slot.
         """
         self.start_all(((entry, address, owner),), waits)
 
     def start_all(self, started: Sequence[tuple[PersistentRequest, int, object]], waits: bool = True) -> None:
-        """``again`` for each (entry, address, owner). Where one is refused, those before it have been started.
+        """Start several persistent requests, each given as (entry, address, owner); see ``start_request``.
 
-        Where a signal handler raises, ``PersistentRequest.starts`` tells which have been.
+        If one is refused, this raises its error, and the requests before it have been started. If a signal handler
+        raises, ``PersistentRequest.starts`` tells which requests have been started.
         """
         if self.lock.held():
             raise reentrant("an operation")
@@ -163,11 +175,12 @@ class TensorQueue:
                         try:
                             self._start_anew(entry, address, owner, waits)
                         except Exception as error:
-                            refusal = error  # those before it still want to be asked for
+                            refusal = error  # the requests before it must still be sent
                             break
-                        replay = self._open  # which that may have closed
+                        replay = self._open  # ``_start_anew`` may have closed the replay
                         continue
-                    # Started, or not: nothing is called before ``starts``.
+                    # From here to the increment of ``starts`` nothing calls a function, so a signal handler cannot
+                    # raise in between. A request is started completely or not at all, and ``starts`` tells which.
                     entry.stamp = observed
                     entry.state = PENDING
                     entry.error = None
@@ -193,7 +206,7 @@ class TensorQueue:
             raise refusal
 
     def _start_anew(self, entry: PersistentRequest, address: int, owner: object, waits: bool) -> None:
-        """Starts one that has no slot in what is replayed now."""
+        """Start a persistent request that has no slot in the schedule that is replayed now."""
         if self._refusal is not None:
             raise self._refusal()
         self._require_free(entry)
@@ -210,7 +223,7 @@ class TensorQueue:
         self._place_all(waits)
 
     def _place_all(self, waits: bool) -> None:
-        """Where what was submitted belongs. Interrupted, ``catch_up`` goes on with it."""
+        """Put each submitted entry where it belongs. If this is interrupted, ``catch_up`` continues with the rest."""
         observed = self._completion.observed
         for entry in self._placing:
             if not isinstance(entry, PersistentRequest):
@@ -221,10 +234,15 @@ class TensorQueue:
         self.behind = False
 
     def catch_up(self) -> None:
-        """Does what interrupted calls have left undone, and the anonymous calls that a launch makes room for. Lock held."""
+        """Finish what interrupted calls left undone, and give slots that a launch has freed to waiting anonymous calls.
+
+        The caller holds the lock.
+        """
         replay = self._replay
         for entry in self._placing:
             placed = any(entry is one for one in self._unsent) or (replay is not None and replay.holds(entry))
+            # An interrupted ``_place_all`` does not tell how far it came. An entry is therefore looked for, and placed
+            # only if it is found nowhere: placing it twice would ask the coordinator for the same tensor twice.
             if not placed:
                 if not isinstance(entry, PersistentRequest):
                     self._in_flight[entry.set_id, entry.name] = entry
@@ -242,17 +260,18 @@ class TensorQueue:
         self.behind = False
 
     def _interrupted(self) -> None:
-        """A call ends with an error: the control thread looks after what it may have left."""
-        self.behind = True  # before all else: who is interrupted here, too, has said so
-        if self._refusal is None:  # else this may be a forked child, which has no control thread
+        """Note that a call ended with an error, and wake the control thread to finish what the call left undone."""
+        self.behind = True  # first: if this line's thread is interrupted again, the mark is already set
+        if self._refusal is None:  # otherwise this may be a forked child, which has no control thread
             self._wake()
 
     def launch_alone(
         self, entry: PersistentRequest, address: int, owner: object, now_ns: int = 0, runner: int = 0
     ) -> Launch[Entry] | None:
-        """``again`` and ``launch`` in one, for an entry that is the next bucket all by itself. The caller holds the lock.
+        """Start ``entry`` and launch its bucket in one step, if the entry is by itself the next bucket.
 
-        None, and nothing has changed, where it is not, or where that bucket cannot be run by the caller.
+        The caller holds the lock. Returns None and changes nothing if the entry is not the next bucket by itself, or if
+        the caller cannot run that bucket.
         """
         replay, position = self._open, entry.position
         if (
@@ -266,12 +285,14 @@ class TensorQueue:
             return None
         observed = self._completion.observed
         since_s = self._waits_since_s
-        if since_s is not None:  # others stand behind it: their time begins anew, as with any launch
+        if since_s is not None:  # other entries wait behind it; their waiting time begins anew, as with any launch
             since_s = time.monotonic() if replay.waits() else None
         number = self._launched + 1
         launch: Launch[Entry]
         launch, _, following, current, paused, turn_at = replay.step(number, entry)
-        # Launched, or not: nothing is called from here on.
+        # Nothing from here on calls a function, so a signal handler cannot raise in between: the bucket is launched
+        # completely or not at all. ``own`` and ``running`` belong to the same sequence of stores. If they came later,
+        # an interrupt in between would leave a launched bucket that no thread runs, and all peers would wait for it.
         entry.stamp = observed
         entry.state = PENDING
         entry.error = None
@@ -296,13 +317,19 @@ class TensorQueue:
         return launch
 
     def land_alone(self, launch: Launch[Entry], entry: PersistentRequest, meter: Meter, took_ns: int) -> bool:
-        """As ``delivered`` for what ``launch_alone`` gave, and counts it; False, where Drain must decide first. Lock held."""
+        """Complete what ``launch_alone`` returned, and count it in ``meter``. The caller holds the lock.
+
+        Does what ``delivered`` does. Returns False and changes nothing if Drain must decide first whether the bucket is
+        valid.
+        """
         if self._moving:
             return False
         position = launch.position
         kind = position.planned.kind
         launches = [one for one in self._launches if one is not launch]
-        # Landed, or not: nothing is called from here on.
+        # Nothing from here on calls a function, so a signal handler cannot raise in between. The bucket leaves
+        # ``_launches`` in the same sequence in which the request becomes idle; otherwise an interrupt could leave it
+        # half delivered.
         self._launches = launches
         entry.index = -1
         entry.source.owner = None
@@ -312,12 +339,12 @@ class TensorQueue:
         meter.replayed += 1
         meter.nbytes[kind] += position.nbytes
         meter.busy_ns += took_ns
-        meter.idle_ns -= took_ns  # the engine's thread takes it for idle
+        meter.idle_ns -= took_ns  # the engine's thread has counted this time as idle
         meter.alone_ns += took_ns
         return True
 
     def retire(self, entries: Iterable[PersistentRequest]) -> None:
-        """Forgets those that are idle; they may be started again all the same."""
+        """Forget those persistent requests that are idle. They may be started again nevertheless."""
         self.lock.refuse("an operation")
         with self.lock:
             for entry in entries:
@@ -327,7 +354,7 @@ class TensorQueue:
                     del self._persistent[key]
 
     def forget(self, set_id: int) -> None:
-        """A process set is gone: its persistent requests will not come again."""
+        """Forget the idle persistent requests of a process set that has been removed."""
         with self.lock:
             self._persistent = {
                 key: one for key, one in self._persistent.items() if key[0] != set_id or one.state != IDLE
@@ -341,12 +368,12 @@ class TensorQueue:
                 f"{entry.name!r} is already in flight on this rank; wait for its handle first, "
                 "or give each call a name of its own"
             )
-        if other is not None and other is not entry:  # another tensor takes the name over
+        if other is not None and other is not entry:  # a request for another tensor takes over the name
             other.replay = other
             del self._persistent[key]
 
     def _place(self, entry: Entry, waits: bool = False) -> None:
-        """Into its slot of the schedule, or to the coordinator."""
+        """Put an entry into its slot of the schedule, or into what is sent to the coordinator."""
         replay = self._replay
         if replay is None or replay.frozen:
             self._unsent += [entry]
@@ -356,7 +383,7 @@ class TensorQueue:
         if offer is Offer.ALIEN:
             self._unsent += [entry]
             return
-        if offer is Offer.CONFLICT:  # the others may sit in a bucket that this rank will never fill
+        if offer is Offer.CONFLICT:  # other ranks may be in a bucket that this rank will never fill
             self._unsent += [entry]
             self._conflict = True
             self.work.notify()
@@ -369,39 +396,42 @@ class TensorQueue:
         ready = replay.ready()
         if ready and not waits:
             self.work.notify()
-        # A bucket that is ready is launched at once, unless the engine sits in another. That one's missing member may
-        # wait, outside ddl, for just this bucket, which other members have too: then it must not stand here unwatched.
+        # A ready bucket is launched immediately, unless the engine is in another bucket. The member that is missing in
+        # that other bucket may be waiting, outside ddl, for the result of this bucket, which other members have ready
+        # as well. So the waiting time must be measured for a ready bucket too, or nobody would notice this deadlock.
         if self._waits_since_s is None and (not ready or self._launches):
             self._waits_since_s = time.monotonic()
 
     def check_stall(self, since_s: float) -> float:
-        """For a user's thread that waits since ``since_s``: asks to leave if what it waits for cannot come in replay.
+        """Ask the coordinator to end the replay if what a user thread waits for cannot come in replay.
 
-        That is when a bucket holds some of its tensors for longer than usual and the engine has nothing to
-        do. Returns how many seconds it may take till the next call.
+        The thread has waited since ``since_s``. Ending the replay is assumed to be necessary if a bucket has held some
+        of its tensors for longer than usual while the engine has nothing to do. Returns after how many seconds at most
+        the caller should call again.
         """
         if self.lock.held():
-            return WATCH_S  # a finalizer polls in the middle of another call
+            return WATCH_S  # a finalizer polls while its thread is in another call
         with self.lock:
             if self.behind:
                 self.catch_up()
             replay = self._open
             if replay is None or self._waits_since_s is None or self._launches or replay.ready() or replay.paused:
-                return WATCH_S  # who has paused waits for its peers, which ``stuck`` gives more time
+                return WATCH_S  # a paused rank waits for its peers; ``stuck`` gives them more time
             usual_s = replay.current.usual_s
             patience_s = max(LEAVE_AFTER_S, USUAL_TIMES * (FIRST_USUAL_S if usual_s is None else usual_s))
             left_s = max(since_s, self._waits_since_s) + patience_s - time.monotonic()
             if left_s > 0:
                 return left_s
-            self.leave(self._epoch)  # first, lest Ctrl-C come in between
+            self.leave(self._epoch)  # first, so that Ctrl-C between the two lines cannot lose the message
             self.stopped_waiting()
             return WATCH_S
 
     def anonymous(self, set_id: int) -> str:
-        """The name of the next call without one: its ordinal in the process set, whatever its kind.
+        """Count one more unnamed call and return its name: its ordinal in the process set, whatever its kind.
 
-        One count over all kinds lets the coordinator see that two ranks ask for different things. The verbs leave it to
-        ``submit``, so that no call is counted that a signal handler keeps from being submitted.
+        A single count over all kinds lets the coordinator see that two ranks ask for different operations. The public
+        operations leave the numbering to ``submit``, so that a call is not counted if a signal handler prevents its
+        submission.
         """
         with self.lock:
             ordinal = self._anonymous.get(set_id, 0)
@@ -409,7 +439,10 @@ class TensorQueue:
             return f"{ANONYMOUS}{self._generation}.{ordinal}"
 
     def next_generation(self) -> None:
-        """All ranks have joined: some of them had made fewer calls, so the count begins anew on all."""
+        """Begin the numbering of unnamed calls anew, because all ranks have joined.
+
+        Some ranks had made fewer calls than others, so only a new count is the same on all ranks.
+        """
         with self.lock:
             self._generation += 1
             self._anonymous.clear()
@@ -417,7 +450,7 @@ class TensorQueue:
     # --- the control thread
 
     def take_request(self) -> Request | None:
-        """What is ready and unsent, if the last request has been answered."""
+        """Return a request for everything unsent, or None while the last request is unanswered or nothing is unsent."""
         with self.lock:
             if self.behind:
                 self.catch_up()
@@ -430,7 +463,7 @@ class TensorQueue:
             return Request(self._epoch, self._serial, asks)
 
     def take_pause(self) -> Paused | None:
-        """What is to be said, once, when this rank has come to where it is to stop."""
+        """Return the Paused message, once, after this rank has reached the place where it must stop; else None."""
         if self._pause is None:
             return None
         with self.lock:
@@ -438,13 +471,16 @@ class TensorQueue:
             return None if self._moving else pause
 
     def answered(self, serial: int) -> None:
-        """The request ``serial`` has its answer: the next may go out."""
+        """Note that request ``serial`` has been answered, so the next one may be sent."""
         with self.lock:
             if serial == self._serial:
                 self._unanswered = False
 
     def take(self, set_id: int, names: Iterable[str]) -> list[Entry | None]:
-        """The entries of a bucket, out of the tensor queue; None for what this rank has not asked for (it has joined)."""
+        """Remove the entries of a bucket from the tensor queue and return them.
+
+        An entry is None if this rank has not asked for that tensor, because it has joined.
+        """
         with self.lock:
             if self.behind:
                 self.catch_up()
@@ -466,16 +502,19 @@ class TensorQueue:
         return entry
 
     def learn(self, arranged: Arranged) -> None:
-        """A schedule that may be resumed from now on; laid out anew, it takes the place of the one of its number."""
+        """Keep a schedule that may be resumed from now on. A new layout replaces the schedule with the same number."""
         self._usual_s.pop(arranged.schedule, None)
         self._schedules[arranged.schedule] = arranged
 
     def planned(self, schedule: int) -> Sequence[Planned]:
-        """The buckets of a schedule that was learned."""
+        """Return the buckets of a schedule that ``learn`` has kept."""
         return self._schedules[schedule].buckets
 
     def fill(self, bucket: Bucket) -> bool:
-        """A bucket that may be a ragged slot of the schedule that runs; False if it is none."""
+        """Fill a ragged slot of the running schedule with a negotiated bucket.
+
+        Returns False if the running schedule has no such slot, or if no schedule runs.
+        """
         with self.lock:
             if self.behind:
                 self.catch_up()
@@ -484,7 +523,7 @@ class TensorQueue:
             found = [self._find(bucket.set_id, name) for name in bucket.names]
             entries = [entry for entry in found if entry is not None]
             if len(entries) < len(found):
-                return False  # this rank has joined: no schedule runs
+                return False  # this rank has joined, so no schedule runs
             anonymous = bucket.names[0].startswith(ANONYMOUS)
             if not self._replay.fill(bucket, entries, anonymous, entries[0].spec_bytes):
                 return False
@@ -494,63 +533,76 @@ class TensorQueue:
             return True
 
     def freeze(self, epoch: int) -> Frozen | None:
-        """Nothing is launched after this. None: the epoch is still to be entered, see ``resume``."""
+        """Stop all launches of ``epoch``, and return what was launched.
+
+        Returns None if this rank has not entered the epoch yet; ``resume`` returns the answer then.
+        """
         with self.lock:
             if self.behind:
                 self.catch_up()
+            # The control thread receives Freeze, but the engine enters an epoch only after the buckets that were
+            # decided before it. So Freeze may come too early. It is kept, and ``resume`` answers it: an answer for the
+            # old epoch would be dropped by the coordinator, which would then wait for this rank without end.
             if epoch != self._epoch:
                 self._freeze_at = epoch
                 return None
             return self._freeze()
 
     def _freeze(self) -> Frozen:
+        # Launches and this run under the same lock. So each launch either comes before the freeze, and Frozen reports
+        # it, or does not happen. Drain relies on that: a launch that Frozen does not report would wait in a collective
+        # that the other ranks never enter.
         self._moving = True
         self._open = None
         return Frozen(self._epoch, self._replay.freeze() if self._replay is not None else ())
 
     def steps(self) -> int:
-        """How many periods were launched, of whatever schedule. Any thread, at any moment: it takes no lock."""
+        """Return how many periods have been launched, of whatever schedule.
+
+        Any thread may call this at any moment; it takes no lock.
+        """
         steps, replay = self._steps, self._replay
         return steps + (replay.periods if replay is not None else 0)
 
     def _end_replay(self) -> None:
-        """Whatever was replayed is over: its steps are counted."""
+        """End the present replay, if there is one, and count its periods."""
         periods = self._replay.periods if self._replay is not None else 0
-        self._steps += periods  # no call between these two: ``steps`` takes no lock
+        self._steps += periods  # no call before the next line, because ``steps`` takes no lock
         self._replay = self._open = None
 
     def stuck(self) -> int | None:
-        """The epoch to leave, if an entry has stood in a slot for so long that somebody may be waiting for it.
+        """Return the epoch to leave if an entry has been in a slot for too long; else None.
 
-        That may be elsewhere than in ddl; or a peer, while this engine sits in a collective that comes before.
+        After that time somebody may be waiting for the entry: code outside ddl, or a peer, while this rank's engine is
+        in an earlier collective.
         """
         with self.lock:
             if self.behind:
                 self.catch_up()
-            if self.is_ready() or self.running == GONE:  # whoever was to launch it has been called away
+            if self.is_ready() or self.running == GONE:  # its thread was interrupted by a signal
                 self.work.notify()
             if self._open is None or self._waits_since_s is None:
                 return None
             usual_s = max((position.usual_s or 0.0 for position in self._open.positions), default=0.0)
-            if self._open.paused and len(self._turns_ns) > 1:  # peers take what is left of a period to come here
+            if self._open.paused and len(self._turns_ns) > 1:  # peers may need the rest of a period to come here
                 usual_s = max(usual_s, (self._turns_ns[-1] - self._turns_ns[-2]) * 1e-9)
             if time.monotonic() - self._waits_since_s < max(STUCK_AFTER_S, USUAL_TIMES * usual_s):
                 return None
             return self.stopped_waiting()
 
     def under_way(self) -> set[int]:
-        """Numbers of the launches that have not ended."""
+        """Return the numbers of the launches that have not ended."""
         with self.lock:
             return {launch.number for launch in self._launches}
 
     def pending(self) -> list[str]:
-        """Names of what was asked for and has not ended."""
+        """Return the names of the operations that have not ended."""
         with self.lock:
             busy = [entry for entry in self._persistent.values() if entry.state != IDLE]
             return [entry.name for entry in (*self._in_flight.values(), *busy)]
 
     def replay_status(self) -> ReplayStatus | None:
-        """Where this rank is in replay; None outside."""
+        """Return at which bucket of the schedule this rank is; None outside replay."""
         with self.lock:
             replay = self._open
             if replay is None or (replay.paused and not self._launches):
@@ -565,9 +617,9 @@ class TensorQueue:
     # --- the engine
 
     def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> Frozen | None:
-        """Replays a schedule from here on: what is pending goes into its slots.
+        """Begin to replay a schedule, and offer everything pending to its slots. Called on the engine's thread.
 
-        The answer to a Freeze that came before this was entered, if one did.
+        Returns the answer to a Freeze that arrived before this epoch began, or None if none did.
         """
         with self.lock:
             if self.behind:
@@ -575,7 +627,7 @@ class TensorQueue:
             arranged = self._schedules.pop(message.schedule)
             self._schedules[message.schedule] = arranged
             while len(self._schedules) > MOST_KNOWN:
-                unused = next(iter(self._schedules))  # the longest
+                unused = next(iter(self._schedules))  # the one whose last Resume is longest ago
                 del self._schedules[unused]
                 self._usual_s.pop(unused, None)
             schedule = Schedule(arranged, sets, rank)
@@ -587,12 +639,12 @@ class TensorQueue:
             self._open = self._replay if self._refusal is None else None
             self._turns_ns = []
             self._enter(message.epoch)
-            if self._replay.paused:  # all its own had run before
+            if self._replay.paused:  # all buckets of this rank had run before
                 self._say_paused()
             return self._freeze() if self._freeze_at == message.epoch else None
 
     def discover(self, epoch: int) -> None:
-        """Back in discovery: all that is pending is asked for anew."""
+        """Return to negotiation: ask the coordinator anew for everything pending."""
         with self.lock:
             if self.behind:
                 self.catch_up()
@@ -600,7 +652,10 @@ class TensorQueue:
             self._enter(epoch)
 
     def _enter(self, epoch: int) -> None:
-        """Everything launched has been judged by now, so what is in flight is pending."""
+        """Enter ``epoch`` and place everything that is in flight as pending.
+
+        All earlier launches have been judged valid or void by now.
+        """
         self._epoch = epoch
         self._moving = False
         self._pause = None
@@ -617,18 +672,27 @@ class TensorQueue:
 
     @property
     def frozen(self) -> bool:
-        """Whether what completes now must wait until Drain has decided on it. Lock held."""
+        """Return whether a bucket that completes now must wait until Drain has decided on it.
+
+        The caller holds the lock.
+        """
         return self._moving
 
     def launch(self) -> Launch[Entry] | None:
-        """The next bucket of the schedule, if it is ready. The caller holds the lock."""
+        """Launch the next bucket of the schedule, if it is ready, and return it; else None.
+
+        The caller holds the lock.
+        """
         launch = self.advance()
         if self.behind:
             self.catch_up()
         return launch
 
     def advance(self, runner: int = 0) -> Launch[Entry] | None:
-        """As ``launch``, for a caller who does ``catch_up`` itself. ``runner``: the thread that is to run it, if not the engine's."""
+        """Launch the next bucket as ``launch`` does, for a caller that calls ``catch_up`` itself.
+
+        ``runner``: the thread that will run the bucket, if it is not the engine's.
+        """
         replay = self._replay
         if replay is None or not replay.ready():
             return None
@@ -641,7 +705,9 @@ class TensorQueue:
             usual_s = max(now_s - self._waits_since_s, (position.usual_s or 0.0) * 0.9)
         leaves_room = replay.queued or replay.filled_ragged_slots
         launch, fresh, following, current, paused, turn_at = replay.step(number)
-        # Launched, or not: nothing is called from here on, but for a ragged slot, which no user's thread launches.
+        # Nothing from here on calls a function, so a signal handler cannot raise in between: the bucket is launched
+        # completely or not at all. The exception is a ragged slot at the end, which only the engine's thread launches,
+        # and signal handlers do not run there.
         if fresh:
             replay.filled -= position.missing_when_empty
             position.entries = fresh
@@ -671,7 +737,7 @@ class TensorQueue:
         return launch
 
     def _turn(self, replay: Replay[Entry]) -> None:
-        """A period has ended on this rank, while periods are timed."""
+        """Note when a period has ended on this rank, while a search times the periods."""
         turns_ns = [*self._turns_ns, now_ns()]
         self._turns_ns = turns_ns
         self._to_pause = replay.paused
@@ -685,55 +751,67 @@ class TensorQueue:
         self._wake()
 
     def next_run(self) -> Any:
-        """How the bucket is run that is to be launched next, if it is ready: see Position.run. Lock held."""
+        """Return how the next bucket is run (see ``Position.run``) if it is ready; else None.
+
+        The caller holds the lock.
+        """
         replay = self._replay
         return replay.current.run if replay is not None and replay.ready() else None
 
     def is_ready(self) -> bool:
-        """Whether a bucket may be launched. Lock held."""
+        """Return whether a bucket may be launched now. The caller holds the lock."""
         if self.behind:
             self.catch_up()
         return self._replay is not None and self._replay.ready()
 
     @property
     def conflict(self) -> bool:
-        """Whether an entry has come that the schedule cannot go on with. Lock held."""
+        """Return whether an entry has come with which the schedule cannot continue. The caller holds the lock."""
         return self._conflict and self._open is not None
 
     def stopped_waiting(self) -> int:
-        """This rank has asked to leave: it does so once. The epoch. Lock held."""
+        """Note that this rank has asked to leave replay, so that it asks only once, and return the epoch.
+
+        The caller holds the lock.
+        """
         self._waits_since_s = None
         self._conflict = False
         return self._epoch
 
     def drain(self, highest: Mapping[int, int]) -> list[Launch[Entry]]:
-        """See Replay.drain."""
+        """Return the launches in which this rank must still take part, see ``Replay.drain``."""
         with self.lock:
             if self.behind:
                 self.catch_up()
             return self._replay.drain(highest) if self._replay is not None else []
 
     def put_back(self, launch: Launch[Entry]) -> bool:
-        """A void bucket's entries are pending again; False once the tensor queue is closed."""
+        """Make the entries of a void bucket pending again. Return False if the tensor queue is closed."""
         with self.lock:
             self._launches.remove(launch)
             return not self._closed
 
     def delivered(self, launch: Launch[Entry]) -> None:
-        """The bucket is over, for better or worse: its names may be used again. No effect on a ragged slot that was drained."""
+        """Note that a bucket has ended, with or without an error, so that its names may be used again.
+
+        No effect for a ragged slot that was drained.
+        """
         with self.lock:
             self._launches = [one for one in self._launches if one is not launch]
             in_flight = self._in_flight
             if in_flight:
                 for entry in launch.entries or ():
                     key = (entry.set_id, entry.name)
-                    if in_flight.get(key) is entry:  # else it was delivered before, by a thread that was interrupted
+                    if in_flight.get(key) is entry:  # else a thread that was interrupted had already delivered it
                         del in_flight[key]
 
     # --- the end
 
     def close(self, refusal: Callable[[], BaseException]) -> list[Entry]:
-        """No more is taken: ``submit`` raises what ``refusal`` makes. Returns what was pending."""
+        """Accept no more entries, and return those that were pending.
+
+        ``submit`` raises what ``refusal`` makes from now on.
+        """
         with self.lock:
             if self.behind:
                 self.catch_up()
@@ -751,21 +829,30 @@ class TensorQueue:
             return [entry for entry in in_flight if id(entry) not in launched]
 
     def refuse(self, refusal: Callable[[], BaseException]) -> None:
-        """As ``close``, but what is pending stays pending: it may still be part of a promised bucket."""
+        """Accept no more entries, but keep what is pending.
+
+        Unlike after ``close``, it may still be part of a promised bucket.
+        """
         with self.lock:
             if self._refusal is None:
                 self._refusal = refusal
             self._open = None
 
     def disown(self, refusal: Callable[[], BaseException]) -> None:
-        """In a forked child: nothing is taken here, and whoever held the lock does not exist."""
+        """Accept no entries in a forked child.
+
+        The locks are replaced, because the thread that held them does not exist here.
+        """
         self.lock = Lock()
         self.work = threading.Condition(self.lock)
         self._placing, self.behind = (), False
         self._refusal = refusal
-        self._replay = self._open = None  # what the parent has under way is the parent's
+        self._replay = self._open = None  # the operations of the parent belong to the parent
 
 
 def _ordinal(entry: Entry) -> int:
-    """Anonymous entries go into their slots in the order of their calls, whatever came back meanwhile."""
+    """Return the sort key that puts anonymous entries into their slots in the order of their calls.
+
+    The order in which they were submitted again does not matter.
+    """
     return int(entry.name.rpartition(".")[2].partition("[")[0]) if entry.name.startswith(ANONYMOUS) else -1

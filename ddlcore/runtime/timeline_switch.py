@@ -1,4 +1,4 @@
-"""Turns the timeline of one rank's job on and off: puts the trace hooks in, and brings the ranks' parts together."""
+"""Turns the timeline of one rank's job on and off: installs the trace hooks, and brings the ranks' parts together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger("ddl")
 
 
 class Calls(Protocol):
-    """A job's ways to its tensor queue, which are other functions while a timeline is recorded."""
+    """The functions by which a job calls its tensor queue. While a timeline is recorded they are replaced."""
 
     submit_entries: Callable[..., None]
     start_request: Callable[..., None]
@@ -42,12 +42,12 @@ class Calls(Protocol):
 
 
 def parts_beside(file: Path) -> Path:
-    """Where the ranks write, until it is merged into ``file``."""
+    """Return the directory to which the ranks write until their parts are merged into ``file``."""
     return file.with_name(file.name + ".ranks")
 
 
 class TimelineSwitch:
-    """One rank's. ``begin`` and ``end`` come from the user's threads; one timeline at a time."""
+    """The switch of one rank. User threads call ``begin`` and ``end``; there is one timeline at a time."""
 
     def __init__(
         self,
@@ -63,9 +63,10 @@ class TimelineSwitch:
         ranks: Sequence[int],
         facts: Mapping[str, object],
     ) -> None:
-        """``launched``, ``ranks``: where this process is in the launch, and who of it is in this world.
+        """Create the switch, with no timeline recorded.
 
-        ``facts``: what else a trace is to say of the job.
+        ``launched``: where this process is in the launch. ``ranks``: the launched ranks that are in this world.
+        ``facts``: what else a trace must say about the job.
         """
         self._calls = calls
         self._tensor_queue = tensor_queue
@@ -80,24 +81,25 @@ class TimelineSwitch:
         self._facts = dict(facts)
         self._lock = Lock()
         self._timeline: Timeline | None = None
-        self._file: Path | None = None  # None: the launcher merges
+        self._file: Path | None = None  # where this rank merges the parts; None: the launcher merges them
         self._made = 0
         self.unrecorded()
 
     @property
     def inside(self) -> bool:
-        """Whether the calling thread is in the middle of ``begin`` or ``end``."""
+        """Return whether the calling thread is inside ``begin`` or ``end``."""
         return self._lock.held()
 
     @property
     def on(self) -> bool:
-        """Whether a timeline is being recorded."""
+        """Return whether a timeline is recorded."""
         return self._timeline is not None
 
     def begin(self, file: Path, mark_cycles: bool, directory: Path | None, world: str) -> None:
-        """Records from now on. ``directory``: where the launcher awaits the parts, which it merges itself.
+        """Record a timeline from now on.
 
-        Raises ValueError in one line where a timeline is being recorded, or its file cannot be written.
+        ``directory``: where the launcher expects the parts, which it then merges itself. Raises ValueError, with a
+        message of one line, if a timeline is already recorded or its file cannot be written.
         """
         self._lock.refuse("start_timeline()")
         with self._lock:
@@ -123,7 +125,7 @@ class TimelineSwitch:
             self._hook(TraceHooks(ring, self._meter))
 
     def end(self, patience_s: float) -> None:
-        """Ends it, and on rank 0, unless the launcher does, merges what the others bring within ``patience_s``."""
+        """End the timeline. On rank 0, unless the launcher does it, merge the parts that come within ``patience_s``."""
         self._lock.refuse("stop_timeline()")
         with self._lock:
             timeline, self._timeline = self._timeline, None
@@ -144,7 +146,7 @@ class TimelineSwitch:
         self._calls.start_and_wait = hooks.starting(self._engine.start_and_wait)
 
     def unrecorded(self) -> None:
-        """The calls as they are without trace hooks: nothing stands in between."""
+        """Install the plain functions, without trace hooks, so that recording costs nothing while it is off."""
         self._engine.trace_hooks = self._completion.trace_hooks = None
         self._calls.submit_entries = self._tensor_queue.submit
         self._calls.start_request = self._tensor_queue.start_request
@@ -156,13 +158,13 @@ class TimelineSwitch:
     def _transport(self, set_id: int, kind: Kind) -> str:
         try:
             return self._sets.communicator(set_id).route.serving(kind).name
-        except DdlInternalError:  # removed meanwhile
+        except DdlInternalError:  # the process set was removed meanwhile
             return "ddl"
 
     def _look(self) -> tuple[int, int] | None:
         try:
             return compare(self._clock, perf_counter_ns, boot_id())
-        except (DdlInternalError, ValueError):  # the coordinator is gone; what was known before holds
+        except (DdlInternalError, ValueError):  # without the coordinator, the last comparison stays valid
             return None
 
     # --- without a launcher

@@ -1,7 +1,8 @@
-"""Where a search for better settings meets replay: in trials, each so many whole periods with the same settings.
+"""Connects a search for better settings to replay: runs trials, each of several whole periods with the same settings.
 
-Part of the coordinator's state machine: no thread, no clock. Ranks stop by themselves at a trial's end, which
-is a period's, and say how long its periods took; when all have, the next trial begins at the same bucket on all.
+Part of the coordinator's state machine, without a thread or a clock. Ranks stop by themselves at the end of a trial,
+which is the end of a period, and report how long its periods took. When all have done so, the next trial begins at the
+same bucket on all ranks.
 """
 
 from __future__ import annotations
@@ -15,70 +16,73 @@ from ddlcore.types import Kind, Value
 
 __all__ = ["SearchDriver", "Trial", "Tuning", "Value"]
 
-MOST_DISCARDED = 8  # trials in a row that were left in the middle: this loop does not hold still for being measured
+MOST_DISCARDED = 8  # so many discarded trials in succession show that this loop cannot be measured
 
 
 class Trial(Protocol):
-    """What is run next."""
+    """The trial that is run next."""
 
     @property
     def values(self) -> Mapping[str, Value]:
-        """The settings that hold, by name."""
+        """Return the settings of the trial, by name."""
 
     @property
     def periods(self) -> int:
-        """For so many periods; 0: for ever."""
+        """Return the number of periods; 0 for no end."""
 
 
 class SearchDriver(Protocol):
-    """The search, as the coordinator sees it. Every call returns at once; one thread at a time."""
+    """The search as the coordinator sees it. Every call returns immediately; only one thread calls at a time."""
 
     @property
     def given(self) -> Mapping[str, Value]:
-        """What ranks have without being told, by name."""
+        """Return the settings that ranks have without being told, by name."""
 
     @property
     def reopens(self) -> Collection[str]:
-        """The settings that only take effect when a communicator opens; what a schedule is laid out by are the others."""
+        """Return the settings that take effect only when a communicator opens.
+
+        All others determine how a schedule is laid out.
+        """
 
     def trial(self, nbytes: int) -> Trial:
-        """The next trial of a schedule whose period moves ``nbytes`` bytes."""
+        """Return the next trial of a schedule whose period moves ``nbytes`` bytes."""
 
     def trial_over(self, periods_ns: Sequence[Sequence[int]]) -> None:
-        """The last trial is over: how long its periods took, the first of them left out, by rank."""
+        """Take the result of the last trial: by rank, how long its periods took, without the first one."""
 
     def trial_discarded(self) -> None:
-        """The last trial was left in the middle: it says nothing."""
+        """Note that the last trial was left in the middle, so it says nothing."""
 
     def gave_up(self, why: str) -> None:
-        """The search is over: from now on a trial never ends."""
+        """Note that the search is over: from now on a trial never ends."""
 
 
 class Tuning:
-    """Of one world. The schedule that moves the most bytes is tuned; others are replayed as they are."""
+    """The tuning of one world. It tunes the schedule that moves the most bytes; others are replayed as they are."""
 
     def __init__(self, driver: SearchDriver | None, layout: Mapping[str, Value]) -> None:
-        """``layout``: what holds before anything is tuned."""
-        self.layout: dict[str, Value] = dict(layout)  # what schedules are laid out by, now
+        """Create the tuning. ``layout``: the settings before anything is tuned."""
+        self.layout: dict[str, Value] = dict(layout)  # the present settings for laying out schedules
         self._driver = driver
-        self._told: dict[str, Value] = {**(driver.given if driver is not None else {}), **layout}  # what all ranks have
+        self._told: dict[str, Value] = {**(driver.given if driver is not None else {}), **layout}  # as ranks know them
         self._tuned: KnownSchedule | None = None
         self._tuned_bytes = 0
-        self._paused: dict[int, Paused] | None = None  # by rank; None: no trial is under way
+        self._paused: dict[int, Paused] | None = None  # by rank; None: no trial is running
         self._awaited: frozenset[int] = frozenset()
-        self._measured = False  # whether the trial under way is one of the search driver's
+        self._measured = False  # whether the running trial comes from the search driver
         self._discarded = 0
 
     def tunes(self, known: KnownSchedule) -> bool:
-        """Whether ``known``, which is about to be replayed, is what is tuned."""
+        """Return whether ``known``, which will be replayed next, is the schedule that is tuned."""
         self._paused, self._measured = None, False
         return self._driver is not None and self._is_tuned(known)
 
     def begin(self, aligned: bool, awaited: frozenset[int]) -> tuple[int, list[Adjust]]:
-        """A trial of what is tuned: of how many periods (0: it never ends), and what all ranks must be told before.
+        """Begin a trial. Return its number of periods (0: it never ends), and what all ranks must be told before it.
 
-        ``aligned``: it begins at a period's begin, and is to be laid out anew by ``layout``; else a trial to the end
-        of the present period comes first. ``awaited``: who will say Paused.
+        ``aligned``: the trial begins at the beginning of a period, so the schedule can be laid out anew by ``layout``;
+        otherwise the present period is first run to its end. ``awaited``: the ranks that will send Paused.
         """
         assert self._driver is not None
         self._paused, self._awaited = {}, awaited
@@ -96,7 +100,10 @@ class Tuning:
         return trial.periods, [Adjust(tuple(sorted(changed.items())))] if changed else []
 
     def paused(self, rank: int, message: Paused) -> bool:
-        """``rank`` has come to the trial's end. True when all have: the next is to begin."""
+        """Note that ``rank`` has come to the trial's end.
+
+        Return whether all have, so that the next trial must begin.
+        """
         if self._paused is None:
             return False
         self._paused[rank] = message
@@ -110,11 +117,11 @@ class Tuning:
         return True
 
     def awaited(self) -> tuple[int, ...]:
-        """The ranks that have not come to the end of the trial under way, where others wait there."""
+        """Return the ranks that have not come to the end of the running trial, if other ranks wait there."""
         return tuple(sorted(self._awaited - self._paused.keys())) if self._paused else ()
 
     def left(self) -> None:
-        """Replay is left in the middle of whatever trial is under way."""
+        """Note that replay is left in the middle of the running trial, if there is one."""
         self._paused = None
         if not self._measured or self._driver is None:
             return
@@ -125,7 +132,7 @@ class Tuning:
             self._driver.gave_up("the training loop leaves its period too often to be measured")
 
     def stop(self) -> None:
-        """A rank is going: there is nothing more to be learned in this world, and nothing changes any more."""
+        """End the tuning, because a rank leaves: from now on nothing is measured, and no setting changes."""
         self.left()
         self._driver = None
 

@@ -1,6 +1,7 @@
 """The conformance kit: worlds of threads, and one suite of standard tests for each kind of plugin.
 
-A plugin's test is a subclass that says how to make what is tested, and pytest collects the rest:
+A plugin's test is a subclass of a suite. It says how to make the object that is tested, and pytest collects the
+standard tests:
 
     from ddlcore.testing import TransportSuite
 
@@ -8,10 +9,10 @@ A plugin's test is a subclass that says how to make what is tested, and pytest c
         def make(self, size):
             return [MyTransport() for _ in range(size)]
 
-``ProcessSuite`` does the same with a process for each rank, for transports whose ranks cannot share one.
-What the capabilities exclude is skipped with that reason; a standard test that is removed, or replaced
-without one, fails. Only the suites need pytest and hypothesis (``pip install "ddlcore[testing]"``), so each
-name is imported when it is used.
+``ProcessSuite`` does the same with one process for each rank, for transports whose ranks cannot share a process. A test
+that needs a capability which the transport does not have is skipped, and the reason names the capability. A standard
+test that a subclass removes, or overrides without a reason, fails. Only the suites need pytest and hypothesis
+(``pip install "ddlcore[testing]"``), so each name is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an adapter's author fills in, and the world of threads that a standard test runs in."""
+"""What the author of an adapter fills in, and the world of threads in which a standard test runs."""
 
 from __future__ import annotations
 
@@ -29,32 +29,38 @@ def _with_job(function: Callable[[int, int, Operations], None], operations: Oper
 
 
 class AdapterBase(StandardSuite):
-    """To write: ``adapter``, ``make``, ``to_numpy``. What the framework cannot do is said by the rest."""
+    """The base of the adapter suite: set ``adapter``, and write ``make`` and ``to_numpy``.
+
+    The other attributes and methods say what the framework cannot do, so that the tests that need it are skipped.
+    """
 
     adapter: ClassVar[Adapter]
-    dtypes: ClassVar[frozenset[DType]] = frozenset(DType)  # that the framework's tensors can have
-    adopts: ClassVar[bool] = True  # adopt() shares the memory; False: it copies
-    sizes: ClassVar[tuple[int, ...]] = (2, 3)  # of the worlds that the verbs are tried in
-    deadline_s: ClassVar[float] = 60.0  # of one test's collectives
+    dtypes: ClassVar[frozenset[DType]] = frozenset(DType)  # types that the framework's tensors can have
+    adopts: ClassVar[bool] = True  # True: adopt() shares the memory; False: it copies
+    sizes: ClassVar[tuple[int, ...]] = (2, 3)  # world sizes in which each verb is tested
+    deadline_s: ClassVar[float] = 60.0  # for the collectives of one test
 
     def make(self, array: oracle.Array) -> Tensor:
-        """A new row-major tensor with the array's shape, type and values; ml_dtypes' bfloat16 among the types."""
+        """Return a new row-major tensor with the array's shape, type and values.
+
+        The type may also be the bfloat16 of ml_dtypes.
+        """
         raise NotImplementedError(f"{type(self).__name__}.make(array) must return a tensor")
 
     def to_numpy(self, tensor: Tensor) -> oracle.Array:
-        """The tensor's present values, in an array of the same shape and type."""
+        """Return the current values of the tensor, in an array of the same shape and type."""
         raise NotImplementedError(f"{type(self).__name__}.to_numpy(tensor) must return an array")
 
     def permuted(self, tensor: Tensor) -> Tensor:
-        """The same memory with its two axes exchanged; None where the framework has no such tensors."""
+        """Return the same memory with its two axes exchanged, or None if the framework has no such tensors."""
         return tensor.T
 
     def sliced(self, tensor: Tensor) -> Tensor:
-        """Every second element, in the same memory; None where the framework has no such tensors."""
+        """Return every second element as a tensor of the same memory, or None if the framework has no such tensors."""
         return tensor[::2]
 
     def unsupported(self) -> Tensor:
-        """A tensor of a type that ddl does not carry."""
+        """Return a tensor of an element type that ddl does not support."""
         return self.make(np.zeros(3, np.complex64))
 
     # --- used by the standard tests
@@ -64,7 +70,7 @@ class AdapterBase(StandardSuite):
             pytest.skip(f"the framework's tensors are never {dtype.label}")
 
     def on_ranks(self, function: Callable[[int, int, Operations], None]) -> None:
-        """``function(rank, size, operations)`` on each thread of new worlds, one of every size."""
+        """Call ``function(rank, size, operations)`` on each thread of new worlds, one for each of ``sizes``."""
         operations = Operations(self.adapter)
         for size in self.sizes:
             run_world(size, partial(_with_job, function, operations), deadline_s=self.deadline_s)
@@ -73,6 +79,10 @@ class AdapterBase(StandardSuite):
         return oracle.values(dtype, int(np.prod(shape)), rank, seed=seed).reshape(shape)
 
     def same(self, tensor: Tensor, expected: oracle.Array, what: str, *, terms: int = 0) -> None:
-        """AssertionError where they differ; ``terms``: floats were added or scaled, in whatever order."""
+        """Raise AssertionError if the values differ from ``expected``.
+
+        ``terms``: how many floats were added or scaled, in any order; 0 means that every bit must agree. ``what`` names
+        the tensor in the message.
+        """
         fault = oracle.difference(self.to_numpy(tensor), expected, terms=terms, exact=terms == 0)
         assert not fault, f"{what}: {fault}"

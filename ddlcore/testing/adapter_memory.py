@@ -1,4 +1,4 @@
-"""An adapter shows tensors as the memory they have, and makes tensors of memory, without copies."""
+"""Tests that an adapter describes a tensor's own memory, and makes tensors from memory, without copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (7,), (2, 3, 4), (3, 0, 2
 
 
 def _seen(buffer: Buffer) -> oracle.Array:
-    """The memory that a buffer describes, as an array with the buffer's shape and strides."""
+    """Return the memory that a buffer describes, as an array with the buffer's shape and strides."""
     flat = np.frombuffer(view(buffer.address, buffer.nbytes), oracle.numpy_dtype(buffer.dtype))
     if buffer.strides is None:
         return flat.reshape(buffer.shape)
@@ -29,11 +29,11 @@ def _seen(buffer: Buffer) -> oracle.Array:
 
 
 class AdapterMemory(AdapterBase):
-    """Tensors as memory, and memory as tensors."""
+    """The tests of how an adapter turns tensors into buffers and memory into tensors."""
 
     @DTYPES
     def test_a_tensor_is_described(self, dtype: DType) -> None:
-        """Count, type, shape, row-major strides and, at the address, the values."""
+        """A buffer has the tensor's count, type, shape and row-major strides, and its address holds the values."""
         self.needs(dtype)
         for shape, elementwise in product(SHAPES, (True, False)):
             buffer = self.adapter.buffer(self.make(self.values(dtype, shape)), elementwise=elementwise)
@@ -45,7 +45,7 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_no_copy_is_made(self, dtype: DType) -> None:
-        """What is written into the buffer stands in the tensor; a second buffer has the same address."""
+        """What is written into the buffer appears in the tensor, and a second buffer has the same address."""
         self.needs(dtype)
         tensor = self.make(self.values(dtype, (6, 7)))
         buffer = self.adapter.buffer(tensor, elementwise=True)
@@ -56,7 +56,7 @@ class AdapterMemory(AdapterBase):
         assert self.adapter.buffer(tensor, elementwise=False).address == buffer.address, "the address changed"
 
     def test_a_tensor_like_the_last_tells_its_address(self) -> None:
-        """``address`` answers only for what ``buffer`` would describe alike; else None."""
+        """``address`` returns an address only if ``buffer`` would describe both tensors alike, and None otherwise."""
         dtypes = [dtype for dtype in DType if dtype in (DType.F32, DType.I64)]
         shapes = ((), (4,), (2, 2), (2, 3))
         tensors = [self.make(self.values(dtype, shape)) for dtype, shape in product(dtypes, shapes)]
@@ -69,12 +69,12 @@ class AdapterMemory(AdapterBase):
             assert self.adapter.address(other, like) == wanted, f"{buffer} asked for as {like}"
 
     def test_a_buffer_keeps_its_memory(self) -> None:
-        """The tensor may be forgotten: the buffer's owner holds the memory."""
+        """The buffer's owner keeps the memory alive after the tensor is gone."""
         buffers = [
             self.adapter.buffer(self.make(self.values(DType.F64, (999,), i)), elementwise=True) for i in range(5)
         ]
         gc.collect()
-        others = [self.make(np.full(999, -1.0)) for _ in range(10)]  # would take memory that had been given back
+        others = [self.make(np.full(999, -1.0)) for _ in range(10)]  # these would reuse memory that had been freed
         for i, buffer in enumerate(buffers):
             fault = oracle.difference(_seen(buffer), self.values(DType.F64, (999,), i))
             assert not fault, f"the memory of a tensor whose buffer is held: {fault}"
@@ -82,7 +82,7 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_permuted_tensors_are_dense(self, dtype: DType) -> None:
-        """Elementwise kinds take them as they lie, with their strides; the others refuse them."""
+        """Elementwise operations accept permuted tensors with their strides; other operations refuse them."""
         self.needs(dtype)
         tensor = self.permuted(self.make(self.values(dtype, (3, 4))))
         if tensor is None:
@@ -98,7 +98,7 @@ class AdapterMemory(AdapterBase):
 
     @pytest.mark.parametrize("elementwise", [True, False])
     def test_tensors_with_gaps_are_refused(self, elementwise: bool) -> None:
-        """ValueError that says what to do."""
+        """The ValueError tells the user to make the tensor contiguous."""
         tensor = self.sliced(self.make(self.values(DType.F32, (8,))))
         if tensor is None:
             pytest.skip("the framework's tensors have no gaps")
@@ -106,13 +106,13 @@ class AdapterMemory(AdapterBase):
             self.adapter.buffer(tensor, elementwise=elementwise)
 
     def test_foreign_types_are_refused(self) -> None:
-        """ValueError that names the type and those that ddl carries."""
+        """The ValueError names the tensor's type and the types that ddl supports."""
         with pytest.raises(ValueError, match=r"not supported.*float32"):
             self.adapter.buffer(self.unsupported(), elementwise=True)
 
     @DTYPES
     def test_allocate(self, dtype: DType) -> None:
-        """A new tensor of the same type: of the same shape and layout, or of another shape, row-major."""
+        """``allocate`` makes a tensor of the same type: in the same shape and layout, or row-major in a given shape."""
         self.needs(dtype)
         like = self.make(self.values(dtype, (3, 4)))
         for tensor in (like, self.permuted(like)):
@@ -129,7 +129,7 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_adopt(self, dtype: DType) -> None:
-        """Memory becomes a tensor; without a copy where the suite says so."""
+        """``adopt`` makes a tensor from memory, without a copy if the suite sets ``adopts``."""
         self.needs(dtype)
         like = self.make(self.values(dtype, (1,)))
         for shape in SHAPES:
@@ -143,7 +143,11 @@ class AdapterMemory(AdapterBase):
                 assert address == memory.address, f"adopt copied {dtype.label}{list(shape)}"
 
     def test_adopted_memory_lives_with_its_tensor(self) -> None:
-        """Not shorter, or others would write into it; not longer, or a training run would fill the machine."""
+        """Adopted memory is freed together with its tensor.
+
+        If it were freed earlier, others would write into the tensor; if later, a training run would fill the machine's
+        memory.
+        """
         memory = Memory(4 * 999)
         tensor = self.adapter.adopt(memory, (999,), DType.F32, self.make(self.values(DType.F32, (1,))))
         held = weakref.ref(memory)
@@ -157,7 +161,7 @@ class AdapterMemory(AdapterBase):
 
     @DTYPES
     def test_copy(self, dtype: DType) -> None:
-        """target[...] = source, in whatever layouts they have."""
+        """``copy`` does what ``target[...] = source`` does, whatever the layouts of the two tensors."""
         self.needs(dtype)
         values = self.values(dtype, (4, 4), seed=1)
         source, target = self.make(values), self.make(self.values(dtype, (4, 4), seed=2))

@@ -1,4 +1,4 @@
-"""Every verb over the adapter's tensors gives what the oracle gives, in worlds of threads."""
+"""Tests that every verb on the adapter's tensors gives the oracle's values, in worlds of threads."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def _reduced(arrays: list[oracle.Array], op: ReduceOp, prescale: float = 1.0, po
 
 
 class AdapterVerbs(AdapterBase):
-    """What ``Operations(adapter)`` returns."""
+    """The tests of what the verbs of ``Operations(adapter)`` return."""
 
     @DTYPES
     def test_allreduce(self, dtype: DType) -> None:
-        """Every op, on scalars, empty and other shapes, many in flight at once; the inputs stay as they were."""
+        """Every op works on scalars, empty tensors and other shapes, many in flight at once, and keeps its inputs."""
         self.needs(dtype)
         ops = [Sum, Min, Max, Product] + [Average] * (dtype is not DType.BOOL)
         cases = [(op, shape) for op in ops for shape in SHAPES]
@@ -46,7 +46,7 @@ class AdapterVerbs(AdapterBase):
         self.on_ranks(play)
 
     def test_allreduce_in_place(self) -> None:
-        """With ``output=tensor`` the result is the tensor itself; permuted layouts, too."""
+        """With ``output=tensor`` the tensor itself is returned and holds the result, also if it is permuted."""
 
         def play(rank: int, size: int, operations: Operations) -> None:
             tensor = self.make(self.values(DType.F32, (4, 5), rank))
@@ -63,7 +63,7 @@ class AdapterVerbs(AdapterBase):
 
     @pytest.mark.parametrize("dtype", [DType.I32, DType.BF16, DType.F32, DType.F64], ids=lambda dtype: dtype.label)
     def test_scales(self, dtype: DType) -> None:
-        """Scaled on the way in and on the way out."""
+        """``prescale_factor`` scales before the reduction and ``postscale_factor`` after it."""
         self.needs(dtype)
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -78,7 +78,7 @@ class AdapterVerbs(AdapterBase):
 
     @pytest.mark.parametrize("compression", ["fp16", "bf16"])
     def test_compressed_allreduce(self, compression: str) -> None:
-        """float32 that travels in 16 bits comes back as float32 and near."""
+        """float32 values that are sent in 16 bits come back as float32, with a small error."""
 
         def play(rank: int, size: int, operations: Operations) -> None:
             tensor = self.make(self.values(DType.F32, (100,), rank))
@@ -90,7 +90,7 @@ class AdapterVerbs(AdapterBase):
         self.on_ranks(play)
 
     def test_grouped_allreduce(self) -> None:
-        """Tensors of several types and shapes in one call: a list of results, in its order."""
+        """One call takes tensors of several types and shapes and returns the results in the same order."""
         kinds = [(dtype, shape) for dtype in (DType.F32, DType.I64, DType.F64) for shape in ((3,), (2, 2))]
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -104,7 +104,7 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_allgather(self, dtype: DType) -> None:
-        """Ranks differ in their first dimension; the first gives no row at all. Alone and grouped."""
+        """Ranks may differ in their first dimension, and rank 0 gives no rows; alone and grouped."""
         self.needs(dtype)
 
         def part(rank: int, seed: int = 0) -> oracle.Array:
@@ -121,7 +121,7 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_broadcast(self, dtype: DType) -> None:
-        """From every root, into a new tensor and in place."""
+        """Every rank can be the root, for a new tensor and in place."""
         self.needs(dtype)
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -140,7 +140,7 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_alltoall(self, dtype: DType) -> None:
-        """Uneven splits with zeros among them, and equal parts; the received splits are told."""
+        """Splits may be uneven or zero, or left out for equal parts; the received splits are returned."""
         self.needs(dtype)
 
         def play(rank: int, size: int, operations: Operations) -> None:
@@ -161,7 +161,7 @@ class AdapterVerbs(AdapterBase):
 
     @DTYPES
     def test_reducescatter(self, dtype: DType) -> None:
-        """Seven rows: the first ranks get one more. Alone and grouped."""
+        """Seven rows are divided so that the first ranks get one row more; alone and grouped."""
         self.needs(dtype)
 
         def part(rank: int, size: int, op: ReduceOp, seed: int = 0) -> oracle.Array:
@@ -184,7 +184,7 @@ class AdapterVerbs(AdapterBase):
         self.on_ranks(play)
 
     def test_objects(self) -> None:
-        """Any picklable object from one rank to all, and from all to all."""
+        """Any picklable object can be broadcast from one rank to all, and gathered from all ranks."""
 
         def play(rank: int, size: int, operations: Operations) -> None:
             thing = {"rank": rank, "tensor": [1.5] * rank}
@@ -196,7 +196,7 @@ class AdapterVerbs(AdapterBase):
         self.on_ranks(play)
 
     def test_bad_tensors_are_refused_at_the_call(self) -> None:
-        """A tensor with gaps and one of a foreign type raise ValueError, and the job goes on."""
+        """A tensor with gaps and a tensor of an unsupported type raise ValueError, and the job continues."""
 
         def play(rank: int, size: int, operations: Operations) -> None:
             gaps = self.sliced(self.make(self.values(DType.F32, (8,), rank)))

@@ -9,7 +9,7 @@ __all__ = ["AdapterSuite"]
 
 
 class AdapterSuite(AdapterMemory, AdapterVerbs):
-    """See AdapterBase for what is to be written, and what can be set.
+    """The adapter suite; see AdapterBase for what a subclass must write and what it may set.
 
     >>> class TestMine(AdapterSuite):
     ...     adapter = MyAdapter()

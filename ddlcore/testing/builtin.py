@@ -1,4 +1,4 @@
-"""The suites of the built-in parts that need a word more than the kit's own: how lossy, which tensors, what surroundings."""
+"""The suites of built-in plugins that need more than the kit's default: an error bound, tensors, or an environment."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ddlcore.testing.launchers import LauncherSuite
 
 __all__ = ["Bf16Suite", "Fp16Suite", "HierarchicalSuite", "NumpySuite", "SrunSuite", "SshSuite", "with_stand_in"]
 
-# A stand-in that connects to nothing: it runs what it is given, here.
+# A stand-in for ssh that connects to nothing: it skips the options and the host, and runs the command on this machine.
 _SSH = (
     '#!/bin/sh\nwhile case "$1" in -p|-i) shift 2;; -*) shift;; *) false;; esac; do :; done\nshift\nexec sh -c "$*"\n'
 )
-# As many tasks as srun is asked for, each of which gets all of the standard input.
+# A stand-in for srun: starts as many tasks as it is asked for, and gives each the whole standard input.
 _SRUN = """#!/bin/sh
 tasks=1
 for word; do case "$word" in --ntasks=*) tasks=${word#--ntasks=};; esac; done
@@ -37,7 +37,7 @@ wait
 
 
 class NumpySuite(AdapterSuite):
-    """numpy's arrays are the oracle's own."""
+    """The suite of the numpy adapter, whose tensors are the arrays that the oracle uses."""
 
     adapter = NumpyAdapter()
 
@@ -49,21 +49,24 @@ class NumpySuite(AdapterSuite):
 
 
 class Fp16Suite(CompressorSuite):
-    """Half a unit of float16's last place."""
+    """The suite of float16 compression, whose error is at most half a unit in the last place of float16."""
 
     compressor = Fp16Compression
     error = 2.0**-11
 
 
 class Bf16Suite(CompressorSuite):
-    """Half a unit of bfloat16's last place."""
+    """The suite of bfloat16 compression, whose error is at most half a unit in the last place of bfloat16."""
 
     compressor = Bf16Compression
     error = 2.0**-8
 
 
 class HierarchicalSuite(ComposedSuite):
-    """Threads within hosts and across them; one host has fewer ranks than another."""
+    """The suite of the hierarchical transport: threads within each host and threads across hosts.
+
+    In the layout of three ranks, one host has fewer ranks than the other.
+    """
 
     layouts: ClassVar[Mapping[int, Sequence[int]]] = {3: (0, 0, 1), 4: (0, 1, 0, 1)}
 
@@ -72,7 +75,7 @@ class HierarchicalSuite(ComposedSuite):
 
 
 class SshSuite(LauncherSuite):
-    """An ssh that stays here."""
+    """The suite of the ssh launcher, with a stand-in for ssh that runs commands on this machine."""
 
     runs_here = True
 
@@ -87,7 +90,7 @@ class SshSuite(LauncherSuite):
 
 
 class SrunSuite(LauncherSuite):
-    """A batch script's environment, with an srun that stays here."""
+    """The suite of the srun launcher, with a batch script's environment and a stand-in for srun."""
 
     runs_here = True
 
@@ -100,7 +103,7 @@ class SrunSuite(LauncherSuite):
 
 
 def with_stand_in(folder: Path, name: str, text: str) -> str:
-    """A PATH on which ``name`` is a script with ``text``."""
+    """Write ``text`` into an executable script called ``name``, and return a PATH that finds it first."""
     script = folder / "bin" / name
     script.parent.mkdir(exist_ok=True)
     script.write_text(text)

@@ -1,6 +1,6 @@
-"""A pytest plugin that does not collect the standard tests which a transport's capabilities rule out, in place of skipping them.
+"""A pytest plugin that deselects standard tests which a transport's capabilities rule out, so that none is skipped.
 
-``pytest -p ddlcore.testing.collecting``, for suites that say in ``offers`` what their transport can do.
+``pytest -p ddlcore.testing.collecting``, for suites whose ``offers`` says what their transport can do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["pytest_collection_modifyitems", "ruled_out"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """They count as deselected."""
+    """Deselect the tests that are ruled out, so that pytest counts them as deselected."""
     gone = [item for item in items if ruled_out(item)]
     if gone:
         config.hook.pytest_deselected(items=gone)
@@ -22,13 +22,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def ruled_out(item: pytest.Item) -> bool:
-    """Whether a standard test needs what its suite's ``offers`` have not; what a suite does not offer is tried, and skipped."""
+    """Return whether a standard test needs a capability that its suite's ``offers`` lacks.
+
+    A test of a suite that leaves ``offers`` at None is never ruled out: it runs, and skips itself if a capability is
+    missing.
+    """
     offers = getattr(getattr(item, "cls", None), "offers", None)
     return offers is not None and not all(getattr(offers, one) for one in _needed(item))
 
 
 def _needed(item: Any) -> Iterator[str]:
-    """The capabilities that ``only_where`` has noted on the test, and on what it is called with."""
+    """Yield the capabilities that ``only_where`` has noted on the test, and on the parameters it is called with."""
     called_with = item.callspec.params.values() if hasattr(item, "callspec") else ()
     for one in (item.function, *called_with):
         yield from getattr(one, "only_where", ())

@@ -1,4 +1,4 @@
-"""The transport suite for what is composed of a local and a cross-host transport, however ranks lie on hosts."""
+"""The transport suite for a transport composed of a local and a cross-host one, for any layout of ranks on hosts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,12 @@ __all__ = ["ComposedSuite"]
 
 
 class ComposedSuite(TransportSuite):
-    """Holds a transport that spans hosts to what composing asks of it. To write: ``cross`` and ``layouts``.
+    """Tests a transport that spans hosts as the cross-host part of a composed one; write ``cross`` and ``layouts``."""
 
-    All ranks are threads of the test's process, which only pretend to be on several hosts.
-
-    >>> class TestMineAcross(ComposedSuite):
-    ...     layouts = {3: (0, 0, 1), 4: (0, 1, 0, 1)}
-    ...     def cross(self):
-    ...         return MyTransport()
-    """
-
-    __test__ = False  # a subclass is a test
-    layouts: ClassVar[Mapping[int, Sequence[int]]] = {}  # by size of the world: the host of each rank
-    shares: ClassVar[int] = 0  # how many ranks of each host cross; 0: as many as each has
-    chunk_bytes = 64 << 10  # little, so that what is large has many rounds
+    __test__ = False  # only subclasses are tests
+    layouts: ClassVar[Mapping[int, Sequence[int]]] = {}  # world size -> the host of each rank
+    shares: ClassVar[int] = 0  # how many ranks of each host use the cross-host transport; 0: all that a host has
+    chunk_bytes = 64 << 10  # small, so that large tensors take many rounds
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -35,11 +27,11 @@ class ComposedSuite(TransportSuite):
         cls.sizes = tuple(cls.layouts)
 
     def cross(self) -> Transport:
-        """A new transport across hosts, for one rank; not yet opened."""
+        """Return a new transport across hosts, for one rank, not yet opened."""
         raise NotImplementedError(f"{type(self).__name__}.cross() must return the transport to test")
 
     def local(self) -> Transport:
-        """A new transport within a host, for one rank."""
+        """Return a new transport within a host, for one rank."""
         return ThreadsTransport()
 
     def make(self, size: int) -> Sequence[Transport]:

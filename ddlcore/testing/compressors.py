@@ -1,4 +1,4 @@
-"""The conformance suite of compressors: subclass it and name the class."""
+"""The conformance suite of compressors: subclass it and set ``compressor``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FLOATS = pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32, DTy
 
 
 class CompressorSuite(StandardSuite):
-    """To set: ``compressor``, and ``error`` where it is lossy."""
+    """The compressor suite: set ``compressor``, and also ``error`` if the compressor is lossy."""
 
     compressor: ClassVar[type[Compressor]]
-    error: ClassVar[float] = 0.0  # greatest of a narrowed value's decode(encode(x)) - x, relative to the largest x
+    error: ClassVar[float] = 0.0  # greatest decode(encode(x)) - x of a narrowed value, relative to the largest x
 
     def kernels(self) -> Kernels:
         from ddlcore.kernels.cpu import CpuKernels
@@ -37,7 +37,7 @@ class CompressorSuite(StandardSuite):
     # --- used by the standard tests
 
     def encoded(self, compressor: Compressor, source: Area, scale: float = 1.0, name: str = "t") -> Area:
-        """The source on the wire, its memory and its guards checked."""
+        """Return the encoded source, after checking that the source and the memory around the target are unchanged."""
         before = source.array.copy()
         wire = compressor.wire_dtype(source.buffer.dtype)
         count = compressor.encoded_count(source.buffer.dtype, source.buffer.count) if source.buffer.count else 0
@@ -57,7 +57,7 @@ class CompressorSuite(StandardSuite):
         return target
 
     def allowed(self, compressor: Compressor, values: oracle.Array, terms: int = 1) -> float:
-        """The greatest absolute error of values of one tensor."""
+        """Return the greatest absolute error that values of one tensor may have."""
         dtype = DType.of(values.dtype.name)
         if not values.size or not dtype.is_float:
             return 0.0
@@ -73,12 +73,12 @@ class CompressorSuite(StandardSuite):
     # --- the standard tests
 
     def test_it_has_a_name(self) -> None:
-        """The name by which verbs ask for it."""
+        """A compressor has the name by which verbs select it."""
         assert self.make().name, f"{type(self).compressor.__name__}.name is empty"
 
     @DTYPES
     def test_nothing_travels_wider(self, dtype: DType) -> None:
-        """The wire type is at most as wide as the tensor's; what is no float is left alone."""
+        """The wire type is at most as wide as the tensor's type, and types other than floats are not changed."""
         wire = self.make().wire_dtype(dtype)
         assert isinstance(wire, DType), f"wire_dtype gave {wire!r}"
         assert wire.itemsize <= dtype.itemsize, f"{dtype.label} travels as {wire.label}"
@@ -90,7 +90,7 @@ class CompressorSuite(StandardSuite):
 
     @DTYPES
     def test_there_and_back(self, dtype: DType) -> None:
-        """Every type and also odd counts; bit for bit where the type is left alone."""
+        """Every type and odd counts survive encode and decode, bit for bit where the wire type is the tensor's type."""
         for count in (0, 1, 7, 1001):
             compressor = self.make()
             source = Area(oracle.values(dtype, count, 0), offset=1)
@@ -102,7 +102,7 @@ class CompressorSuite(StandardSuite):
 
     @FLOATS
     def test_scales_apply(self, dtype: DType) -> None:
-        """``scale`` multiplies, in encode and in decode."""
+        """``scale`` multiplies the values, both in encode and in decode."""
         values = oracle.values(dtype, 1001, 0)
         compressor = self.make()
         halves = self.decoded(compressor, self.encoded(compressor, Area(values), scale=0.5), dtype, 1001)
@@ -113,7 +113,7 @@ class CompressorSuite(StandardSuite):
 
     @FLOATS
     def test_encoded_values_add_up(self, dtype: DType) -> None:
-        """Where it is summable: the sum of what three ranks encode decodes to about the sum of what they had."""
+        """The sum of what three ranks encode decodes to about the sum of their values, if ``summable`` is true."""
         compressors = [self.make() for _ in range(3)]
         if not compressors[0].summable:
             pytest.skip("not summable: shards are decoded before they are added")
@@ -129,7 +129,7 @@ class CompressorSuite(StandardSuite):
 
     @FLOATS
     def test_a_void_bucket_leaves_no_trace(self, dtype: DType) -> None:
-        """After commit(valid=False) the state is what it was: encoding again gives the same bytes."""
+        """``commit(valid=False)`` restores the state before the encode: encoding again gives the same bytes."""
         first, second = (Area(oracle.values(dtype, 500, 0, seed=seed)) for seed in (1, 2))
         compressor = self.make()
         self.encoded(compressor, first)
@@ -142,7 +142,7 @@ class CompressorSuite(StandardSuite):
 
     @FLOATS
     def test_names_do_not_meet(self, dtype: DType) -> None:
-        """What is kept for one tensor does not touch another's."""
+        """The state that is kept for one tensor does not affect another tensor."""
         first, second = (Area(oracle.values(dtype, 300, 0, seed=seed)) for seed in (1, 2))
         alone, both = self.make(), self.make()
         expected = self.encoded(alone, second, name="b").array

@@ -1,4 +1,4 @@
-"""The conformance suite of device runtimes: subclass it, name the class, and the device to try it on."""
+"""The conformance suite of device runtimes: subclass it, and set the class and the device to test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddlcore.types import Device, DType, ReduceOp
 
 __all__ = ["DeviceSuite"]
 
-COUNTS = (3, 1, 0, 17, 130)  # of a bucket's tensors: none of them ends where the next one would like to begin
+COUNTS = (3, 1, 0, 17, 130)  # elements of a bucket's tensors: no tensor ends where the next one would be aligned
 DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.label)
 NUMBERS = pytest.mark.parametrize(
     "dtype", [one for one in DType if one is not DType.BOOL], ids=lambda dtype: dtype.label
@@ -31,24 +31,27 @@ Cast = tuple[DType, DType]
 
 
 class DeviceSuite(StandardSuite):
-    """To set: ``runtime``. A test is skipped, with ``absent``'s reason, where there is no such device here."""
+    """The device suite: set ``runtime`` and ``device``.
+
+    A test is skipped if the device does not exist here; ``absent`` returns the reason.
+    """
 
     runtime: ClassVar[type[DeviceRuntime]]
     device: ClassVar[Device]
     casts: ClassVar[frozenset[Cast]] = frozenset(
         (wide, half) for wide in (DType.F32, DType.F64) for half in (DType.F16, DType.BF16)
     )
-    patience_s: ClassVar[float] = 60.0  # for what one test has queued
+    patience_s: ClassVar[float] = 60.0  # how long to wait for what one test has queued
 
     def absent(self) -> str:
-        """Why nothing can be tried here; empty where it can."""
+        """Return why nothing can be tested here, or "" if the device exists."""
         return "" if type(self).runtime.count() > self.device.index else f"there is no device {self.device} here"
 
     # --- used by the standard tests
 
     @contextmanager
     def queue(self) -> Iterator[Queue]:
-        """A new queue of a device that was opened for it."""
+        """Open the device and yield a new queue of it; close both at the end."""
         if self.absent():
             pytest.skip(self.absent())
         runtime = type(self).runtime()
@@ -61,11 +64,11 @@ class DeviceSuite(StandardSuite):
             runtime.close()
 
     def reach(self, queue: Queue) -> None:
-        """Everything that was queued has run."""
+        """Wait until everything that was queued has run."""
         assert queue.record().wait(self.patience_s), f"not done after {self.patience_s:g} s"
 
     def put(self, queue: Queue, array: oracle.Array, offset: int = 0) -> Memory:
-        """Device memory with the array's bytes, ``offset`` bytes from its beginning."""
+        """Return device memory that holds the array's bytes, beginning ``offset`` bytes after its start."""
         memory, pinned = queue.runtime.allocate(array.nbytes + offset + 16), queue.runtime.pinned(array.nbytes + 1)
         view(pinned.address, array.nbytes)[:] = array.tobytes()
         queue.copy(pinned.address, memory.address + offset, array.nbytes)
@@ -73,14 +76,17 @@ class DeviceSuite(StandardSuite):
         return memory
 
     def get(self, queue: Queue, address: int, dtype: DType, count: int) -> oracle.Array:
-        """The elements that stand at ``address`` when everything queued so far has run."""
+        """Return the elements at ``address`` after everything queued so far has run."""
         pinned = queue.runtime.pinned(count * dtype.itemsize + 1)
         queue.copy(address, pinned.address, count * dtype.itemsize)
         self.reach(queue)
         return np.frombuffer(bytes(view(pinned.address, count * dtype.itemsize)), oracle.numpy_dtype(dtype)).copy()
 
     def bucket(self, queue: Queue, dtype: DType, seed: int = 0) -> tuple[list[oracle.Array], list[Memory], list[int]]:
-        """Tensors of COUNTS elements, each at another alignment that its type allows; their addresses."""
+        """Return tensors of COUNTS elements, the memory that holds them, and their addresses.
+
+        Each tensor begins at a different alignment that its type allows.
+        """
         arrays = [oracle.values(dtype, count, i, seed=seed) for i, count in enumerate(COUNTS)]
         offsets = [i * dtype.itemsize % 16 for i in range(len(COUNTS))]
         held = [self.put(queue, array, offset) for array, offset in zip(arrays, offsets)]
@@ -89,7 +95,7 @@ class DeviceSuite(StandardSuite):
     # --- the device
 
     def test_what_there_is_is_counted(self) -> None:
-        """The device is one of them; the next one after the last cannot be opened, and the error says so in a line."""
+        """The device can be opened; the index after the last device raises DeviceError with a message of one line."""
         with self.queue() as queue:
             assert queue.runtime.device == self.device
             assert queue.runtime.identity
@@ -99,12 +105,12 @@ class DeviceSuite(StandardSuite):
         assert "\n" not in str(caught.value)
 
     def test_one_device_has_one_identity(self) -> None:
-        """Whoever opens it."""
+        """Every runtime that opens a device reports the same identity."""
         with self.queue() as one, self.queue() as other:
             assert one.runtime.identity == other.runtime.identity
 
     def test_memory_is_aligned(self) -> None:
-        """To 512 bytes, whatever its size; two never overlap."""
+        """Allocated memory is aligned to 512 bytes, whatever its size, and no two allocations overlap."""
         with self.queue() as queue:
             held = [queue.runtime.allocate(nbytes) for nbytes in (1, 100, 512, 4097)]
             assert all(memory.address % 512 == 0 for memory in held)
@@ -114,7 +120,7 @@ class DeviceSuite(StandardSuite):
     # --- queues and events
 
     def test_bytes_come_back(self) -> None:
-        """From pinned memory to the device, on it, and back; none is none."""
+        """Bytes are copied from pinned memory to the device, on it, and back; a copy of 0 bytes does nothing."""
         with self.queue() as queue:
             array = oracle.values(DType.U8, 100_001, 0)
             first = self.put(queue, array)
@@ -124,7 +130,11 @@ class DeviceSuite(StandardSuite):
             assert not oracle.difference(self.get(queue, second.address, DType.U8, array.size), array)
 
     def test_a_queue_runs_in_order(self) -> None:
-        """A hundred copies of one byte further each: the last stands where it would if they had not overlapped."""
+        """Copies run in the order of their calls.
+
+        Each of a hundred copies moves the bytes by one place, so the last position is right only if none of them
+        overlapped.
+        """
         with self.queue() as queue:
             array = oracle.values(DType.U8, 128, 0)
             held = [self.put(queue, array), queue.runtime.allocate(128)]
@@ -133,7 +143,7 @@ class DeviceSuite(StandardSuite):
             assert not oracle.difference(self.get(queue, held[0].address + 100, DType.U8, 28), array[:28])
 
     def test_events_are_done_in_order(self) -> None:
-        """When a later one is, an earlier one is; each has a handle."""
+        """When an event is done, all earlier events of its queue are done; each event has its own handle."""
         with self.queue() as queue:
             source, target = queue.runtime.allocate(1 << 20), queue.runtime.allocate(1 << 20)
             events: list[Event] = []
@@ -142,23 +152,23 @@ class DeviceSuite(StandardSuite):
                 events.append(queue.record())
             assert len({event.handle for event in events}) == 20 and all(event.handle for event in events)
             while not events[-1].wait(self.patience_s / 10_000):
-                done = [event.done() for event in reversed(events)]  # the first is asked last
+                done = [event.done() for event in reversed(events)]  # ask about the earliest event last
                 assert done == sorted(done)
             assert all(event.wait(0.0) for event in events)
 
     def test_queues_wait_for_one_another(self) -> None:
-        """Two queues pass a buffer to and fro; every copy sees the one before it, without a wait of the host."""
+        """Two queues pass data to and fro; every copy sees the copy before it, although the host never waits."""
         with self.queue() as one, self.queue() as other:
             array = oracle.values(DType.F32, 50_000, 0)
             held = [self.put(one, array)] + [one.runtime.allocate(array.nbytes) for _ in range(20)]
             for i, (source, target) in enumerate(pairwise(held)):
                 mine, theirs = (one, other) if i % 2 else (other, one)
                 mine.copy(source.address, target.address, array.nbytes)
-                theirs.wait_for(mine.record().handle)  # whose event is gone at once
+                theirs.wait_for(mine.record().handle)  # the event is freed immediately
             assert not oracle.difference(self.get(other, held[-1].address, DType.F32, array.size), array)
 
     def test_a_closed_queue_stays_closed(self) -> None:
-        """Closing waits for what is queued, and may be repeated."""
+        """Closing a queue waits for what is queued, and may be repeated."""
         with self.queue() as queue:
             array = oracle.values(DType.U8, 4096, 0)
             held, pinned = self.put(queue, array), queue.runtime.pinned(4096)
@@ -172,7 +182,10 @@ class DeviceSuite(StandardSuite):
     @DTYPES
     @pytest.mark.parametrize("again", [False, True], ids=["once", "arranged"])
     def test_tensors_are_packed_and_unpacked(self, dtype: DType, again: bool) -> None:
-        """One behind the other, at whatever alignment, nothing beside them touched; arranged buckets change addresses."""
+        """Tensors are packed without gaps from any alignment, and nothing beside them is changed.
+
+        In the case ``arranged``, a packer that was made once is used with new addresses.
+        """
         with self.queue() as queue:
             pack = queue.packer(COUNTS, dtype, dtype, 1.0) if again else None
             unpack = queue.unpacker(COUNTS, dtype, dtype, 1.0) if again else None
@@ -196,7 +209,7 @@ class DeviceSuite(StandardSuite):
 
     @NUMBERS
     def test_values_are_scaled_on_the_way(self, dtype: DType) -> None:
-        """Floats in their type (16-bit ones in float32), integers in float64 and truncated."""
+        """Floats are scaled in their own type (16-bit floats in float32), integers in float64 and then truncated."""
         with self.queue() as queue:
             arrays, held, sources = self.bucket(queue, dtype)
             whole = np.concatenate(arrays)
@@ -208,7 +221,7 @@ class DeviceSuite(StandardSuite):
     @pytest.mark.parametrize("wide", [DType.F32, DType.F64], ids=lambda dtype: dtype.label)
     @pytest.mark.parametrize("half", [DType.F16, DType.BF16], ids=lambda dtype: dtype.label)
     def test_values_are_cast_on_the_way(self, wide: DType, half: DType) -> None:
-        """Rounded to the nearest, to even: there and back gives what numpy gives."""
+        """Casts round to nearest, ties to even, and give what numpy gives in both directions."""
         if (wide, half) not in self.casts:
             pytest.skip(f"{wide.label} is not cast to {half.label} here")
         with self.queue() as queue:
@@ -227,7 +240,7 @@ class DeviceSuite(StandardSuite):
     @OPS
     @DTYPES
     def test_values_are_reduced(self, dtype: DType, op: ReduceOp) -> None:
-        """In the order of the sources, into one of them; 16-bit floats in float32, rounded once."""
+        """Sources are reduced in their order, into one of them; 16-bit floats in float32, and rounded once."""
         with self.queue() as queue:
             arrays = [oracle.values(dtype, 1001, rank) for rank in range(3)]
             held = [self.put(queue, array) for array in arrays]
@@ -240,7 +253,7 @@ class DeviceSuite(StandardSuite):
     @OPS
     @DTYPES
     def test_an_identity_changes_nothing(self, dtype: DType, op: ReduceOp) -> None:
-        """Reduced with it, values are as before."""
+        """Reducing values with the identity element of the op leaves them unchanged."""
         with self.queue() as queue:
             array = oracle.values(dtype, 77, 0)
             memory, nothing = self.put(queue, array), queue.runtime.allocate(77 * dtype.itemsize)
@@ -249,7 +262,7 @@ class DeviceSuite(StandardSuite):
             assert memory and not oracle.difference(oracle.reduce([array, found], op), array)
 
     def test_what_is_passed_is_read_at_once(self) -> None:
-        """Sequences of addresses and counts are the caller's again when a call returns."""
+        """The lists of addresses and counts may be changed by the caller as soon as a call returns."""
         with self.queue() as queue:
             arrays, held, sources = self.bucket(queue, DType.F32)
             counts = list(COUNTS)

@@ -12,7 +12,7 @@ from ddlcore.testing.standard import StandardSuite
 
 __all__ = ["FusionSuite"]
 
-# Lists are short, so that a failing one reads well as it was found: making it smaller takes many seconds.
+# Lists are short, so that a failing example is readable as it was found: making it smaller takes many seconds.
 EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 TENSORS = st.lists(
     st.builds(
@@ -35,14 +35,14 @@ PARAMS = st.builds(
 
 
 class FusionSuite(StandardSuite):
-    """What every policy keeps, whatever it aims at."""
+    """The rules that every fusion policy keeps, whatever it optimizes."""
 
     def make(self) -> FusionPolicy:
-        """A new policy."""
+        """Return a new policy."""
         raise NotImplementedError(f"{type(self).__name__}.make() must return the policy to test")
 
     def test_every_tensor_is_placed_once(self) -> None:
-        """Buckets are a permutation of the positions; none is empty."""
+        """Every tensor is in exactly one bucket, and no bucket is empty."""
         policy = self.make()
 
         @EXAMPLES
@@ -55,7 +55,7 @@ class FusionSuite(StandardSuite):
         placed()
 
     def test_keys_never_share_a_bucket(self) -> None:
-        """One collective has one type, op, set: what the key holds."""
+        """A bucket holds tensors of one key, because a collective has one type, one op and one process set."""
         policy = self.make()
 
         @EXAMPLES
@@ -82,7 +82,7 @@ class FusionSuite(StandardSuite):
         limited()
 
     def test_the_same_tensors_give_the_same_buckets(self) -> None:
-        """Pure: neither what came before nor the object matters, and the arguments stay as they were."""
+        """The buckets depend only on the arguments, not on earlier calls or the object, and no argument is changed."""
         policy = self.make()
 
         @EXAMPLES

@@ -1,4 +1,4 @@
-"""One communicator whose ranks are threads of this process, with guarded memory to see what it writes."""
+"""One communicator whose ranks are threads of this process, with guard bytes around the memory that it writes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ Call = Callable[[Transport, Buffer, Buffer], Work]
 
 GUARD_BYTES = 256
 GUARD_VALUE = 0xA5
-ABORT_S = 10.0  # the contract gives it 1; this is for a busy machine
+ABORT_S = 10.0  # the contract allows 1 s; a busy machine needs more
 
 
 class Area:
-    """An array between guards. ``offset`` (elements) moves it away from a cache line's begin."""
+    """An array with guard bytes before and after it.
+
+    ``offset`` (in elements) moves the array away from the beginning of a cache line.
+    """
 
     def __init__(self, array: Array, offset: int = 0) -> None:
         array = np.ascontiguousarray(array).reshape(-1)
@@ -43,7 +46,7 @@ class Area:
         self.buffer = Buffer(address, array.size, DType.of(array.dtype.name), (array.size,), owner=self._raw)
 
     def damage(self) -> str:
-        """Empty where the guards stand, else what was written over."""
+        """Return "" if the guard bytes are intact, and otherwise which of them were overwritten."""
         for name, guard in (("before", self._raw[: self._begin]), ("behind", self._raw[self._end :])):
             if (guard != GUARD_VALUE).any():
                 return f"bytes {name} the memory were written over"
@@ -52,16 +55,16 @@ class Area:
 
 @dataclass(repr=False)
 class Case:
-    """One collective on every rank, with what it must give. ``targets`` None: in place."""
+    """One collective on every rank, with the expected results. If ``targets`` is None, it runs in place."""
 
     label: str
     call: Call
     sources: Sequence[Area]
     expected: Sequence[Array]
     targets: Sequence[Area] | None = None
-    terms: int = 1  # how many values are added into one
+    terms: int = 1  # how many values are added into one element
     exact: bool = True
-    before: list[Array] = field(default_factory=list)  # the sources as they were
+    before: list[Array] = field(default_factory=list)  # copies of the sources, to see whether they were changed
 
     @classmethod
     def of(
@@ -75,7 +78,10 @@ class Case:
         exact: bool = True,
         offsets: tuple[int, int] = (0, 0),
     ) -> Case:
-        """From arrays by rank; targets begin as garbage. ``offsets``: of sources and targets."""
+        """Make a case from the arrays of each rank; targets begin with garbage.
+
+        ``offsets``: of the sources and of the targets, in elements from the beginning of a cache line.
+        """
         areas = [Area(source, offsets[0]) for source in sources]
         garbage = [np.frombuffer(b"\x5b" * e.nbytes, np.uint8).view(e.dtype) for e in expected]
         targets = None if in_place else [Area(array, offsets[1]) for array in garbage]
@@ -86,16 +92,16 @@ class Case:
         return f"<{self.label}>"
 
     def memory(self, rank: int) -> tuple[Area, Area]:
-        """Source and target; the same one in place."""
+        """Return the source and the target of this rank; both are the same area in place."""
         return self.sources[rank], (self.targets or self.sources)[rank]
 
     def run(self, rank: int, transport: Transport) -> None:
-        """This rank's part, until it is complete."""
+        """Run this rank's part of the collective, and wait until it is complete."""
         source, target = self.memory(rank)
         finish(self.call(transport, source.buffer, target.buffer))
 
     def check(self) -> None:
-        """AssertionError that names case, rank and element, where a rank's memory is not as it must be."""
+        """Raise AssertionError, which names case, rank and element, if the memory of a rank is not as expected."""
         for rank, expected in enumerate(self.expected):
             source, target = self.memory(rank)
             faults = [difference(target.array, expected, terms=self.terms, exact=self.exact), target.damage()]
@@ -107,7 +113,7 @@ class Case:
 
 
 class Group:
-    """n transports, each on a thread of its own from open to close."""
+    """Transports of n ranks, each used by its own thread from open to close."""
 
     def __init__(
         self,
@@ -124,14 +130,14 @@ class Group:
         self.deadline_s = deadline_s
         self.ranks = Ranks(self.size, name)
         self.stores = ThreadStore()
-        self._hangs = False  # some rank's abort never returned
+        self._hangs = False  # the abort of some rank did not return
         self._contexts = [
             Context(rank, tuple(members), PrefixStore(f"{name}/", self.stores), kernels, settings, deadline_s, name)
             for rank in range(self.size)
         ]
 
     def open(self) -> None:
-        """Every rank opens. What a failed open leaves is closed."""
+        """Open the transport of every rank. If one fails, close all of them and raise its error."""
         try:
             self.run(lambda rank, transport: transport.open(self._contexts[rank]))
         except BaseException:
@@ -139,18 +145,24 @@ class Group:
             raise
 
     def context(self, rank: int) -> Context:
-        """What ``rank`` opens with."""
+        """Return the context that ``rank`` opens its transport with."""
         return self._contexts[rank]
 
     def run(self, function: Callable[[int, Transport], T], deadline_s: float | None = None) -> list[T]:
-        """``function(rank, transport)`` on every rank; aborts the transports when that does not end."""
+        """Call ``function(rank, transport)`` on every rank, and abort the transports if that does not end in time."""
         return self.ranks.run(
             lambda rank: function(rank, self.transports[rank]), deadline_s or self.deadline_s, self.abort
         )
 
     def abort(self) -> None:
-        """Every rank's abort, each from a thread of its own. AssertionError where one does not return, or what it raises."""
-        assert not self._hangs, "abort did not return the time before"
+        """Call every rank's abort, each from a thread of its own.
+
+        Raises AssertionError if an abort does not return in time, and otherwise the first error that an abort raised.
+        """
+        assert not self._hangs, "an earlier abort did not return"
+        # Each abort has its own thread, because abort must work while the rank's thread is blocked inside a collective,
+        # and because an abort that hangs must not keep the others from being called: their ranks could not be freed
+        # then.
         errors: list[Exception] = []
         threads = [
             threading.Thread(target=_call, args=(transport.abort, errors), name=f"abort-{rank}", daemon=True)
@@ -169,13 +181,16 @@ class Group:
             raise errors[0]
 
     def close(self) -> None:
-        """Every rank closes, none waiting for another, and its thread ends."""
+        """Close the transport of every rank, without waiting for one another, and end the threads."""
         if not self.ranks.stuck:
             self.run(lambda rank, transport: transport.close())
         self.ranks.close()
 
     def discard(self) -> None:
-        """Abort, close and forget, whatever state the group is in; another failure led here, so none of these shows."""
+        """Abort and close the group in any state.
+
+        Errors are ignored, because the failure that led here is the one to report.
+        """
         with suppress(Exception):
             self.abort()
         if not self.ranks.stuck:
@@ -184,7 +199,7 @@ class Group:
 
 
 def finish(work: Work, deadline_s: float = 3600.0) -> None:
-    """Waits for ``work``; the group's own deadline stands above this one."""
+    """Wait for ``work`` to complete. The deadline of the group normally ends a test before ``deadline_s`` does."""
     until_s = time.monotonic() + deadline_s
     while not work.wait(0.1):
         assert time.monotonic() < until_s, f"a Work was not complete within {deadline_s:g} s"
@@ -200,6 +215,6 @@ def _call(function: Callable[[], None], errors: list[Exception]) -> None:
 def _close_quietly(transport: Transport) -> Any:
     try:
         transport.close()
-    except Exception as error:  # the failure that led here is the one to show
+    except Exception as error:  # report the failure that led here instead
         return error
     return None

@@ -1,4 +1,4 @@
-"""What becomes of a transport's other ranks when one is killed: ranks are processes here, and one gets SIGKILL."""
+"""Tests what happens to a transport's other ranks when one is killed: ranks are processes, and one gets SIGKILL."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from ddlcore.types import DType, Member, ReduceOp
 __all__ = ["KilledSuite"]
 
 SIZE = 3
-ABORT_S = 10.0  # the contract gives abort 1; this is for a busy machine
-CLOSE_S = 40.0  # for all of them, on such a machine
+ABORT_S = 10.0  # the contract allows 1 s; a busy machine needs more
+CLOSE_S = 40.0  # for all of them, on a busy machine
 
 
 class KilledSuite(StandardSuite):
-    """To set: ``target``, and what the transport finds in its settings."""
+    """The suite of a killed rank: set ``target``, and the ``settings`` that the transport gets."""
 
     target: ClassVar[str] = ""  # "module:Class" of the transport
     why_not: ClassVar[str] = ""  # why none of its ranks can be killed alone
     settings: ClassVar[Mapping[str, str | int | float | bool]] = {}
 
     def test_survivors_of_a_killed_rank_are_released(self) -> None:
-        """One of three is killed amid allreduces: abort ends each survivor's call soon, and close returns."""
+        """When one of three ranks is killed in an allreduce, abort ends each survivor's call, and close returns."""
         if self.why_not:
             pytest.skip(self.why_not)
         processes = RankProcesses(SIZE, self.target, ProcessSuite.command, ProcessSuite.environ())
@@ -61,7 +61,7 @@ class KilledSuite(StandardSuite):
             try:
                 while True:
                     finish(transport.allreduce(area.buffer, area.buffer, ReduceOp.Max))
-            except (TransportError, EOFError, OSError):  # the latter two: the process that was killed
+            except (TransportError, EOFError, OSError):  # EOFError, OSError: from the process that was killed
                 pass
             finally:
                 ended[rank].set()

@@ -1,4 +1,4 @@
-"""The conformance suite of launchers: subclass it, write ``make``, and say where the launcher works."""
+"""The conformance suite of launchers: subclass it, write ``make``, and say in which environment the launcher works."""
 
 from __future__ import annotations
 
@@ -34,39 +34,45 @@ pathlib.Path(sys.argv[1], uuid.uuid4().hex).write_text(f"{number} {task}")
 
 
 class LauncherSuite(StandardSuite):
-    """To write: ``make``; and ``surroundings``, where the launcher works only within an allocation.
+    """The launcher suite: write ``make``, and ``surroundings`` if the launcher works only within an allocation.
 
     >>> class TestMine(LauncherSuite):
     ...     def make(self):
     ...         return MyLauncher()
     """
 
-    provider: ClassVar[LauncherProvider | None] = None  # whose variables are tried with nonsense in them
+    provider: ClassVar[LauncherProvider | None] = None  # its variables are set to nonsense in one test
     hosts: ClassVar[Sequence[str]] = (
         "node1",
         "node2",
         "node3",
-    )  # that plans name; granted by ``surroundings``, if any are
+    )  # hosts of the plans; ``surroundings`` must grant them if it grants any
     runs_here: ClassVar[bool] = False  # within ``surroundings`` the commands can be executed on this machine
 
     def make(self) -> Launcher:
-        """A new launcher."""
+        """Return a new launcher."""
         raise NotImplementedError(f"{type(self).__name__}.make() must return the launcher to test")
 
     def settings(self) -> Settings:
-        """What the launcher finds in ``plan.settings``: the core's rows and its own."""
+        """Return the settings for ``plan.settings``: the defaults of the core's and of the plugins' settings."""
         from ddlcore.plug.settings import settings_of
 
         return settings_of({})[0]
 
     def surroundings(self, folder: Path) -> Mapping[str, str]:
-        """The environment in which it works; programs that it calls may be written into ``folder``, to be on PATH."""
+        """Return the environment in which the launcher works.
+
+        Programs that the launcher calls may be written into ``folder``, if PATH contains it.
+        """
         return {"PATH": _path(os.environ)}
 
     # --- used by the standard tests
 
     def plan(self, folder: Path, agents: int, program: Sequence[str] = PROGRAM) -> StartPlan:
-        """So many agents, one a host; an agent for each rank where the launcher wants that."""
+        """Return a plan of ``agents`` agents, one for each host.
+
+        If the launcher starts one agent for each rank, the plan has twice as many agents, of one rank each.
+        """
         each = 2 if self.provider is not None and self.provider.per_rank else 1
         places = [self.hosts[i // each % len(self.hosts)] for i in range(agents * each)]
         ranks = [(i,) if each > 1 else (2 * i, 2 * i + 1) for i in range(agents * each)]
@@ -80,13 +86,13 @@ class LauncherSuite(StandardSuite):
         )
 
     def commands(self, plan: StartPlan) -> list[StartCommand]:
-        """What a new launcher makes of it."""
+        """Return the commands that a new launcher makes from the plan."""
         return list(self.make().commands(plan))
 
     # --- the standard tests
 
     def test_every_agent_is_started_once(self, tmp_path: Path) -> None:
-        """By one command or several; each has words to execute."""
+        """Every agent is started by exactly one command, and each command has arguments to execute."""
         for agents in range(1, len(self.hosts) + 1):
             plan = self.plan(tmp_path, agents)
             commands = self.commands(plan)
@@ -96,7 +102,10 @@ class LauncherSuite(StandardSuite):
                 assert command.argv and all(isinstance(word, str) for word in command.argv), f"argv {command.argv}"
 
     def test_commands_carry_the_program(self, tmp_path: Path) -> None:
-        """As words of their own, or, where a shell comes in between, quoted; behind it what is public, if it is asked for."""
+        """Each command contains the program, as separate arguments, or quoted if a shell reads it.
+
+        If the command's task is "public", the public words and the agent's number follow the program.
+        """
         plan = self.plan(tmp_path, len(self.hosts))
         for command in self.commands(plan):
             words = plan.program
@@ -108,20 +117,23 @@ class LauncherSuite(StandardSuite):
             )
 
     def test_nothing_secret_stands_in_arguments(self, tmp_path: Path) -> None:
-        """Whoever may list processes reads argument lists; values of variables stay in the environment."""
+        """The values of secret variables stay in the environment: all users can list the arguments of processes."""
         for command in self.commands(self.plan(tmp_path, len(self.hosts))):
             shown = [name for name, value in SECRETS.items() if any(value in word for word in command.argv)]
             assert not shown, f"the value of {', '.join(shown)} stands in {shlex.join(command.argv)}"
 
     def test_several_agents_of_a_command_are_told_apart(self, tmp_path: Path) -> None:
-        """By a variable that each finds in its own environment; and none is asked for a public key of its own."""
+        """A command that starts several agents names a variable by which each agent finds its number.
+
+        Such a command cannot have a public task, because each agent would need its own.
+        """
         for command in self.commands(self.plan(tmp_path, len(self.hosts))):
             if len(command.agents) > 1:
                 assert command.number, f"{len(command.agents)} agents of one command, and `number` names no variable"
                 assert command.task != "public", "a command that starts several agents cannot give a public task"
 
     def test_the_same_plan_gives_the_same_commands(self, tmp_path: Path) -> None:
-        """Asked twice, and by another object of the launcher; what it was given stays as it was."""
+        """The commands depend only on the plan, not on earlier calls or on the object, and the plan is not changed."""
         plan = self.plan(tmp_path, len(self.hosts))
         launcher = self.make()
         first = list(launcher.commands(plan))
@@ -130,14 +142,14 @@ class LauncherSuite(StandardSuite):
         assert plan == self.plan(tmp_path, len(self.hosts)), "the plan was changed"
 
     def test_granted_hosts_have_slots(self, tmp_path: Path) -> None:
-        """None where nothing grants them; else each once, by a name and with at least one slot."""
+        """``hosts`` returns each granted host once, with at least one slot, or nothing outside an allocation."""
         for environ in ({}, self.surroundings(tmp_path)):
             granted = self._granted(environ)
             assert len({one.host for one in granted}) == len(granted), f"a host twice: {granted}"
             assert all(isinstance(one, HostSlots) and one.host and one.slots > 0 for one in granted), f"{granted}"
 
     def test_addresses_are_names(self, tmp_path: Path) -> None:
-        """Of the host alone: without a user, without brackets."""
+        """``address`` returns only the host's name, without a user and without brackets."""
         launcher, environ = self.make(), self.surroundings(tmp_path)
         assert launcher.address("127.0.0.1", environ) == "127.0.0.1"
         for host in ("me@127.0.0.1", "[::1]"):
@@ -145,7 +157,7 @@ class LauncherSuite(StandardSuite):
             assert address and not set(address) & set("@[] "), f"address({host!r}) is {address!r}"
 
     def test_commands_run(self, tmp_path: Path) -> None:
-        """Executed here, within the surroundings of the suite: every agent runs once, and has its number and the task."""
+        """Executed on this machine, the commands run every agent once, and give it its number and the task."""
         if not self.runs_here:
             pytest.skip("the suite does not say how its commands can be executed here (runs_here, surroundings)")
         found = tmp_path / "agents"
@@ -156,7 +168,7 @@ class LauncherSuite(StandardSuite):
         assert len(kinds) == 1, f"commands of one plan differ in `number` or `task`: {kinds}"
         ((number, task),) = kinds
         commands = self.commands(self.plan(tmp_path, len(self.hosts), (*program, number, task)))
-        environ = self.surroundings(tmp_path)  # once: it may write programs that the commands are about to read
+        environ = self.surroundings(tmp_path)  # called once, because it may write programs that the commands then read
         processes = [_begin(command, environ) for command in commands]
         for command, process in zip(commands, processes):
             given = "the task\n" if command.task == "stdin" else None
@@ -171,7 +183,7 @@ class LauncherSuite(StandardSuite):
         assert agents == wanted, f"agents that ran, by number and task: {agents}"
 
     def test_a_failure_is_explained_in_one_line(self) -> None:
-        """Whatever a command wrote before it ended, or while it hangs; the line names the host."""
+        """``explain`` makes one line, which names the host, of whatever a command wrote before it ended or hung."""
         launcher = self.make()
         texts = ("", "\n\n", "one line", "first\nsecond\n", "\x00\ufffd binary\r\n", "no\n" * 10_000)
         for code in (None, 0, 1, 126, 127, 255, -9):
@@ -183,7 +195,7 @@ class LauncherSuite(StandardSuite):
                 )
 
     def test_an_allocation_that_is_not_there_is_refused(self) -> None:
-        """Nonsense in the variables that `auto` knows it by: hosts, none, or ValueError in one line; nothing else."""
+        """With nonsense in the launcher's variables, ``hosts`` returns hosts or raises ValueError with one line."""
         names = self.provider.variables if self.provider is not None else ()
         for value in ("", "nonsense", "/no/such/file", "n[1-", "7"):
             self._granted({"PATH": _path(os.environ), **dict.fromkeys(names, value)})

@@ -1,4 +1,4 @@
-"""Which standard tests make up each level of conformance, and which level a run of them has reached."""
+"""Which standard tests each level of conformance requires, and which level a run of the tests has reached."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["BASIC", "FAULT_TOLERANT", "FULL", "LEVELS", "NONE", "Result", "highe
 
 NONE, BASIC, FULL, FAULT_TOLERANT = "none", "basic", "full", "fault-tolerant"
 
-# Kind -> standard tests. What a suite has beyond these makes up `full`, a plugin's own tests too.
+# Kind -> standard tests. All other tests of a suite belong to `full`, a plugin's own tests too.
 LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "transport": {
         BASIC: (
@@ -87,23 +87,23 @@ LEVELS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """One case of a standard test, as it went."""
+    """One case of a standard test, and its outcome."""
 
     name: str  # with its parameters: test_allreduce[sum-float32]
     outcome: str  # passed, failed or skipped
-    reason: str = ""  # of what failed or was skipped, in one line
+    reason: str = ""  # why it failed or was skipped, in one line
     seconds: float = 0.0
-    detail: str = ""  # the whole of a failure's text
+    detail: str = ""  # the whole text of a failure
     unwritten: str = ""  # the method that raised NotImplementedError
 
     @property
     def test(self) -> str:
-        """Its name without parameters."""
+        """The name of the test without parameters."""
         return self.name.partition("[")[0]
 
 
 def level_of(kind: str, test: str) -> str:
-    """The level that ``test`` counts for."""
+    """Return the level that ``test`` belongs to."""
     for level, tests in LEVELS.get(kind, {}).items():
         if test in tests:
             return level
@@ -111,15 +111,15 @@ def level_of(kind: str, test: str) -> str:
 
 
 def highest(kind: str) -> str:
-    """The highest level that a plugin of this kind can reach: some kinds have nothing that a lost rank could break."""
+    """Return the highest level of this kind of plugin: not every kind has tests of how it survives a lost rank."""
     return FAULT_TOLERANT if FAULT_TOLERANT in LEVELS.get(kind, {}) else FULL
 
 
 def reached(kind: str, results: Sequence[Result]) -> tuple[str, str]:
-    """The level, and what keeps it from the next one; empty where there is none higher.
+    """Return the level reached, and what keeps the plugin from the next level ("" if there is no higher one).
 
-    A level is reached where none of its tests and of those below has failed. Of basic and fault-tolerant each test
-    must also have passed in some case: what was skipped throughout is not proved.
+    A level is reached if no test of it or of a lower level has failed. At the levels basic and fault-tolerant, each
+    required test must also have passed in at least one case: a test that was skipped in all cases proves nothing.
     """
     now = NONE
     for level in (BASIC, FULL, FAULT_TOLERANT):

@@ -1,4 +1,4 @@
-"""What every collective must give, computed by numpy alone; knows nothing of what is tested."""
+"""The results that every collective must give, computed with numpy alone; knows nothing of what is tested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
     "values",
 ]
 
-Array = Any  # np.ndarray; element types are data here
+Array = Any  # np.ndarray; its element type is known only at run time
 
 _FOLDS: dict[ReduceOp, Any] = {
     ReduceOp.Sum: np.add,
@@ -31,7 +31,7 @@ _SIGNIFICANT_BITS = {DType.F16: 11, DType.BF16: 8, DType.F32: 24, DType.F64: 53}
 
 
 def numpy_dtype(dtype: DType) -> Any:
-    """numpy's name for ``dtype``; that of bfloat16 comes from ml_dtypes, which the kit needs."""
+    """Return the numpy type of ``dtype``; the type of bfloat16 comes from ml_dtypes."""
     if dtype is DType.BF16:
         import ml_dtypes
 
@@ -40,7 +40,10 @@ def numpy_dtype(dtype: DType) -> Any:
 
 
 def values(dtype: DType, count: int, rank: int, *, seed: int = 0) -> Array:
-    """Numbers that differ by rank and place; integers so small that four ranks' sums and products fit their type."""
+    """Return ``count`` values that differ by rank and position.
+
+    Integers are so small that sums and products of four ranks fit their type.
+    """
     random = np.random.default_rng([seed, rank, count])
     if dtype is DType.BOOL:
         return random.integers(0, 2, count).astype(bool)
@@ -57,10 +60,11 @@ def reduce(
     postscale: float = 1.0,
     hosts: Sequence[int] | None = None,
 ) -> Array:
-    """postscale * (s0*prescale op s1*prescale op …), added in rank order; 16-bit floats in float32, rounded once.
+    """Return postscale * (s0*prescale op s1*prescale op …), in the order of the ranks.
 
-    Integers are scaled in float64 and truncated, on the way in and on the way out. ``hosts``, where each
-    host's sum is made and rounded first: the host of each rank; those sums follow in order of first ranks.
+    16-bit floats are computed in float32 and rounded once. Integers are scaled in float64 and truncated, before and
+    after the reduction. ``hosts`` gives the host of each rank, for a transport that reduces within each host first: the
+    result of each host is rounded, and the hosts' results are then reduced in the order of their first ranks.
     """
     if hosts is not None:
         on_each = [[s for s, h in zip(sources, hosts) if h == host] for host in dict.fromkeys(hosts)]
@@ -84,20 +88,20 @@ def _scaled(array: Array, scale: float) -> Array:
 
 
 def allgatherv(sources: Sequence[Array]) -> Array:
-    """Every rank's source, one behind the other."""
+    """Return the concatenation of all ranks' sources."""
     return np.concatenate(list(sources))
 
 
 def reducescatterv(
     sources: Sequence[Array], counts: Sequence[int], op: ReduceOp, rank: int, hosts: Sequence[int] | None = None
 ) -> Array:
-    """Rank ``rank``'s part of the reduction."""
+    """Return the part of the reduction that rank ``rank`` gets."""
     begin = sum(counts[:rank])
     return reduce(sources, op, hosts=hosts)[begin : begin + counts[rank]]
 
 
 def alltoallv(sources: Sequence[Array], counts: Sequence[Sequence[int]], rank: int) -> Array:
-    """What the others sent to ``rank``, by sender; rank s sends ``counts[s][d]`` elements to rank d."""
+    """Return what all ranks sent to ``rank``, ordered by sender; rank s sends ``counts[s][d]`` elements to rank d."""
     parts = []
     for source, row in zip(sources, counts):
         begin = sum(row[:rank])
@@ -106,10 +110,11 @@ def alltoallv(sources: Sequence[Array], counts: Sequence[Sequence[int]], rank: i
 
 
 def difference(actual: Array, expected: Array, *, terms: int = 1, exact: bool = True) -> str:
-    """Empty where the two agree, else where they first do not.
+    """Return "" if the two arrays agree, and otherwise where they first differ.
 
-    ``exact``: bit by bit. Otherwise floats may differ as if ``terms`` numbers of the expected size had
-    been added in another order: terms roundings of the type they are added in, and one of their own.
+    ``exact``: compare bit by bit. Otherwise floats may differ as much as if ``terms`` numbers of the expected size had
+    been added in another order: by ``terms`` roundings of the type in which they are added, and one rounding of their
+    own type.
     """
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return f"{actual.dtype}{list(actual.shape)} instead of {expected.dtype}{list(expected.shape)}"

@@ -1,9 +1,9 @@
-"""A pretend device: host memory, and queues that run their calls later, so that a missing fence is a wrong value.
+"""A pretend device: host memory, and queues that run their calls later, so that a missing fence gives a wrong value.
 
-Everything that the device contract promises holds, and everything that it does not promise fails as often as
-may be: a queue is a thread that takes its calls in order, and dawdles at some of them by chance; memory
-that was let go while a queued call still uses it is noticed by that call. ``PretendTensor`` is a tensor of
-it, whose operations go to the calling thread's current stream. No device, no driver.
+It keeps every promise of the device contract, and breaks everything that is not promised as often as possible. A queue
+is a thread that executes its calls in order, and delays some of them at random. A queued call that uses freed memory
+notices that, and fails. ``PretendTensor`` is a tensor of the device; its operations go to the calling thread's current
+stream. It needs no hardware and no driver.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ddlcore.types import Device, DType, ReduceOp
 __all__ = ["KIND", "PretendEvent", "PretendMemory", "PretendQueue", "PretendRuntime"]
 
 KIND = "pretend"
-GARBAGE = 0xA5  # what memory holds before anything was written
+GARBAGE = 0xA5  # the content of memory before the first write
 CLOSE_SLICE_S = 0.05
 _handles = itertools.count(1)
 _events: weakref.WeakValueDictionary[int, PretendEvent] = weakref.WeakValueDictionary()
 
 
 class PretendEvent(Event):
-    """Of one queue; its handle is known to every queue as long as somebody keeps it."""
+    """An event of one queue. While somebody keeps it, every queue can find it by its handle."""
 
     def __init__(self) -> None:
         self.handle = next(_handles)
@@ -47,7 +47,7 @@ class PretendEvent(Event):
         _events[self.handle] = self
 
     def come(self, failure: BaseException | None) -> None:
-        """The queue has got here; ``failure``: of a call before it."""
+        """Mark the event as reached by its queue; ``failure`` is the error of an earlier call, if one failed."""
         self.failure = failure
         self._come.set()
 
@@ -63,7 +63,7 @@ class PretendEvent(Event):
 
 
 class PretendQueue(Queue):
-    """``dawdle_s``: how long it may take before a call; which ones, chance decides by ``seed``."""
+    """A queue, which delays calls by up to ``dawdle_s``; random numbers from ``seed`` decide which ones."""
 
     runtime: PretendRuntime
 
@@ -78,13 +78,13 @@ class PretendQueue(Queue):
         self._held = 0
         self._closed = False
         self._given_up = False
-        self._over = False  # the thread takes no more
+        self._over = False  # the thread takes no more calls
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name=f"ddl-pretend-{self.handle}", daemon=True)
         self._thread.start()
 
     def call(self, run: Callable[[], None]) -> None:
-        """Has ``run`` called on the queue's thread, in its turn. After one that raises, no other is called."""
+        """Queue ``run`` to be called on the queue's thread. After a call that raises, no other call runs."""
         with self._changed:
             if self._closed:
                 raise DeviceError("pretend: the queue is closed")
@@ -140,7 +140,7 @@ class PretendQueue(Queue):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing that is queued runs before the end of this."""
+        """Keep the queue from running anything until the end of this context."""
         with self._changed:
             self._held += 1
         try:
@@ -165,6 +165,8 @@ class PretendQueue(Queue):
                         self._over = True
                         return
                     self._changed.wait(CLOSE_SLICE_S if self._closed else None)
+                # A queue that is given up must still complete the events in it, because other threads and other queues
+                # may wait for them. The other calls are dropped, because the time that close() allows them is over.
                 if self._given_up:
                     self._over = True
                     left, self._calls = self._calls, deque()
@@ -197,21 +199,25 @@ class PretendQueue(Queue):
 
 
 class _Graveyard:
-    """What was let go, on whatever device of this process."""
+    """The memory that was freed, on all pretend devices of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._gone: list[tuple[int, int]] = []  # (address, end), sorted
-        self._going: deque[tuple[int, int]] = deque()  # the same, not sorted in yet
-        self._kept: list[object] = []  # it, so that nobody else gets the memory
+        self._gone: list[tuple[int, int]] = []  # (address, end) of freed memory, sorted
+        self._going: deque[tuple[int, int]] = deque()  # the same, to be sorted in by ``require``
+        self._kept: list[object] = []  # the freed blocks themselves, so that the memory is not reused
 
     def bury(self, address: int, nbytes: int, block: object) -> None:
-        """From wherever Python collects garbage, perhaps in the middle of ``require``."""
+        """Record freed memory.
+
+        A finalizer calls this, possibly while ``require`` holds the lock in the same thread, so it must not take the
+        lock.
+        """
         self._kept.append(block)
         self._going.append((address, address + nbytes))
 
     def require(self, address: int, nbytes: int) -> None:
-        """DeviceError where the memory was let go: whoever queued the call was to keep it."""
+        """Raise DeviceError if the memory was freed: the thread that queued the call had to keep it alive."""
         with self._lock:
             while self._going:
                 insort(self._gone, self._going.popleft())
@@ -220,11 +226,11 @@ class _Graveyard:
                 raise DeviceError("pretend: a queued call uses memory that nobody has kept for it")
 
 
-_graveyard: Final = _Graveyard()  # memory is the process's, whoever lets it go
+_graveyard: Final = _Graveyard()  # one for the process, because addresses belong to the process
 
 
 class PretendMemory(Memory):
-    """Full of garbage. Let go, it is never used again, so that who still does is found out."""
+    """Memory full of garbage at first, and never reused after it was freed, so that a late use is noticed."""
 
     def __init__(self, nbytes: int) -> None:
         block = (ctypes.c_char * (nbytes + 512))()
@@ -236,7 +242,7 @@ class PretendMemory(Memory):
 
 
 class PretendRuntime(DeviceRuntime):
-    """Any index is a device. ``seed`` and ``dawdle_s`` are those of its queues."""
+    """A runtime with ``devices`` devices. Its queues get ``seed`` and ``dawdle_s``."""
 
     seed: ClassVar[int] = 0
     dawdle_s: ClassVar[float] = 0.002
@@ -267,12 +273,12 @@ class PretendRuntime(DeviceRuntime):
         return PretendMemory(nbytes)
 
     def require(self, address: int, nbytes: int) -> None:
-        """DeviceError where the memory was let go: whoever queued the call that uses it was to keep it."""
+        """Raise DeviceError if the memory was freed: the thread that queued the call had to keep it alive."""
         _graveyard.require(address, nbytes)
 
 
 class _QueuedKernels(Kernels):
-    """The kernels of host memory, called in the queue's turn."""
+    """The kernels of host memory, called on the queue's thread in their turn."""
 
     def __init__(self, queue: PretendQueue) -> None:
         self._queue = queue

@@ -1,4 +1,4 @@
-"""Tensors of the pretend device, and their adapter: what is done to them goes to the thread's current stream."""
+"""Tensors of the pretend device, and their adapter: all operations go to the calling thread's current stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _orders = itertools.count(1)
 
 
 def current_stream() -> PretendQueue:
-    """The calling thread's own; RuntimeError outside of ``stream``."""
+    """Return the calling thread's current stream. Raises RuntimeError outside of ``stream``."""
     found: PretendQueue | None = getattr(_current, "stream", None)
     if found is None:
         raise RuntimeError("this thread has no current stream; use `with stream(runtime):`")
@@ -34,7 +34,10 @@ def current_stream() -> PretendQueue:
 
 @contextmanager
 def stream(runtime: PretendRuntime) -> Iterator[PretendQueue]:
-    """A new stream of the device, current in this thread until the end of this; then it has run to its end."""
+    """Make a new stream of the device the current one of this thread, until the end of this context.
+
+    At the end, wait until everything on the stream has run.
+    """
     before = getattr(_current, "stream", None)
     mine = _current.stream = runtime.queue()
     try:
@@ -45,7 +48,10 @@ def stream(runtime: PretendRuntime) -> Iterator[PretendQueue]:
 
 
 class PretendTensor:
-    """Row-major. ``of`` and every change go to the current stream of whoever calls; ``numpy`` waits for it."""
+    """A row-major tensor.
+
+    ``of`` and all changes are queued on the current stream of the calling thread; ``numpy`` waits for that stream.
+    """
 
     def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: DType, runtime: PretendRuntime) -> None:
         self.memory = memory
@@ -55,7 +61,7 @@ class PretendTensor:
 
     @classmethod
     def of(cls, array: Array, runtime: PretendRuntime | None = None) -> PretendTensor:
-        """A new tensor with the array's present values, on the current stream's device or another's."""
+        """Return a new tensor with the array's present values, on the device of ``runtime`` or the current stream."""
         runtime = runtime or current_stream().runtime
         dtype = DType.of(array.dtype.name)
         tensor = cls(runtime.allocate(max(array.nbytes, 1)), array.shape, dtype, runtime)
@@ -65,15 +71,15 @@ class PretendTensor:
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     def change(self, how: Callable[[Array], object]) -> None:
-        """Queues ``how(array)``, which works on the tensor's memory itself."""
+        """Queue ``how(array)`` on the current stream; it works directly on the tensor's memory."""
         current_stream().call(lambda: (how(self._array()), None)[1])
 
     def numpy(self) -> Array:
-        """A copy of the values that stand there when everything on the current stream has run."""
+        """Return a copy of the values after everything on the current stream has run."""
         read: list[Array] = []
         self.change(lambda mine: read.append(mine.copy()))
         if not current_stream().record().wait(30.0):
@@ -87,7 +93,7 @@ class PretendTensor:
 
 
 class PretendAdapter(Adapter):
-    """Every buffer carries an event of the current stream."""
+    """An adapter whose every buffer carries an event of the current stream."""
 
     name = "pretend"
 

@@ -14,7 +14,10 @@ __all__ = ["MuteTransport", "PretendTransport"]
 
 
 class PretendTransport(Transport):
-    """What ``threads`` does, later: as a queue comes to it, and only when every rank's queue has come to it."""
+    """Runs the calls of a ``threads`` transport on the ranks' queues.
+
+    A call returns immediately. The collective runs when the queues of all ranks have reached it.
+    """
 
     capabilities = Capabilities(
         devices=frozenset({KIND}), one_host=True, vectored=True, scales=True, order_fixed=True, stream_ordered=True
@@ -60,7 +63,7 @@ class PretendTransport(Transport):
         return self.later(used, call)
 
     def later(self, used: Sequence[tuple[int, int]], call: Callable[[], Work]) -> Work:
-        """Queues a call that uses memory at (address, nbytes), which must stand then."""
+        """Queue a call that uses memory at each (address, nbytes), which must not be freed before it runs."""
 
         def run() -> None:
             for address, nbytes in used:
@@ -72,7 +75,7 @@ class PretendTransport(Transport):
 
 
 class MuteTransport(ThreadsTransport):
-    """Between hosts' memories, and unable to find a minimum: no host learns by it what the others have launched."""
+    """A transport of host memory without the op Min, by which hosts agree on how much they have launched."""
 
     capabilities = replace(ThreadsTransport.capabilities, ops=ALL_OPS - {ReduceOp.Min})
 

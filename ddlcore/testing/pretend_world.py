@@ -1,4 +1,4 @@
-"""Worlds of threads on pretend devices: what is installed there, and a rank's runtime and streams."""
+"""Worlds of threads on pretend devices: the registry they use, and the runtime and streams of a rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def pretend_registry(kernels: bool = True) -> Registry:
-    """All that is installed, and pretend devices with a stream-ordered transport; ``kernels`` False: that alone."""
+    """Return a registry of everything installed and the pretend transports; ``kernels``: also pretend devices."""
     _, registry = settings_of(os.environ)
     ours = Distribution("ddlcore", "pretend")
     registry.offer(
@@ -44,10 +44,11 @@ def pretend_registry(kernels: bool = True) -> Registry:
 
 
 class PretendWorld(World):
-    """A world whose ranks have a pretend device each. ``route``: what ``device_dense`` says, by default their transport.
+    """A world whose ranks each have a pretend device.
 
-    ``backend``, for the hosts' memories: "shm" tells all or nothing, of each bucket, that all have come; with "threads"
-    the ranks tell each other behind several; with "mute" only the device tells.
+    ``route`` is the value of the setting ``device_dense``; by default the device's transport. ``backend`` reduces host
+    memory: "shm" runs each bucket atomically, so that all ranks learn in it that all have come; with "threads" the
+    ranks agree once for several buckets; with "mute" only the device's collectives tell it.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class PretendWorld(World):
         return self
 
     def on_streams(self, function: Callable[[int, Job], T], *, deadline_s: float = 90.0, last: bool = False) -> list[T]:
-        """As ``run``, each rank with a stream of its own device for its current one."""
+        """Run as ``run`` does, with a stream of the rank's own device as the current stream of each rank."""
 
         def play(rank: int, job: Job) -> T:
             runtime = PretendRuntime()

@@ -1,7 +1,7 @@
-"""One rank of the conformance kit as a process of its own: does to a transport what the test's process says.
+"""One rank of the conformance kit as a process of its own: calls a transport as the test's process tells it to.
 
-Started by processes.py as ``python -m ddlcore.testing.process_rank SOCKET module:Class [module:function]``. The words on the
-socket are msgpack; the socket's folder is the user's alone.
+processes.py starts it as ``python -m ddlcore.testing.process_rank SOCKET module:Class [module:function]``. Messages on
+the socket are encoded in msgpack; only the user can open the socket's folder.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = ["Line", "belongings", "main", "named"]
 
 
 class Line:
-    """Words to and from the other side, each a list. One thread at a time."""
+    """A connection that sends and receives lists of words. Only one thread may use it at a time."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def say(self, *words: object) -> None:
-        """Sends one list of words."""
+        """Send one list of words."""
         data = msgspec.msgpack.encode(words)
         self._connection.sendall(struct.pack("=Q", len(data)) + data)
 
     def hear(self) -> list[Any]:
-        """Raises EOFError where the other side has gone."""
+        """Receive one list of words. Raises EOFError if the other process has closed the connection."""
         (length,) = struct.unpack("=Q", self._read(8))
         words: list[Any] = msgspec.msgpack.decode(self._read(length))
         return words
@@ -58,13 +58,13 @@ class Line:
 
 
 def named(target: str) -> Any:
-    """What "module:name" names."""
+    """Return the object that "module:name" names."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def belongings() -> dict[str, set[str]]:
-    """What this process holds, as far as the system tells."""
+    """Return the threads, descriptors and shared memory of this process, as far as the operating system lists them."""
     gc.collect()
     kept = {"Python threads": {f"{thread.name} ({thread.ident})" for thread in threading.enumerate()}}
     for kind, path in (("threads", "/proc/self/task"), ("descriptors", "/proc/self/fd"), ("shared memory", "/dev/shm")):
@@ -81,7 +81,7 @@ def _shown(path: str, name: str) -> str:
 
 
 class _DistantStore(Store):
-    """The test's store, asked over the line while the test waits for this rank."""
+    """The store of the test's process, asked over the connection while the test waits for this rank."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -109,7 +109,7 @@ class _DistantStore(Store):
 
 
 class _Place:
-    """Guarded memory at the same distance from a cache line's begin as the test's own."""
+    """Guarded memory with the same offset from the beginning of a cache line as the memory in the test's process."""
 
     def __init__(self, address: int, content: bytes) -> None:
         self._raw = np.full(len(content) + 2 * GUARD_BYTES + 64, GUARD_VALUE, np.uint8)
@@ -125,7 +125,7 @@ class _Place:
 
 
 class _Rank:
-    """The transports of this rank, by number, and the call that each has under way."""
+    """The transports of this rank, by number, and the call that each has in progress."""
 
     def __init__(self, line: Line, make: type[Transport]) -> None:
         self._line = line
@@ -170,7 +170,7 @@ class _Rank:
         self._works[number] = getattr(self.transports[number], verb)(*arguments, *rest), places
 
     def wait(self, number: int, timeout_s: float) -> list[bytes] | None:
-        """What the memory holds in the end; None while the call is under way."""
+        """Return the final contents of the call's memory, or None while the call is in progress."""
         work, places = self._works[number]
         if not work.wait(timeout_s):
             return None
@@ -189,7 +189,7 @@ class _Rank:
 
 
 def main(path: str, target: str, first: str = "") -> None:
-    """Calls ``first``, then obeys until the test's process has gone."""
+    """Call ``first``, then execute what the test's process sends until that process has closed the connection."""
     make = named(target)
     if first:
         named(first)()
@@ -201,12 +201,15 @@ def main(path: str, target: str, first: str = "") -> None:
         try:
             verb, *arguments = line.hear()
         except (EOFError, OSError):
-            os._exit(0)  # past whatever a test has left pending
+            os._exit(0)  # do not wait for calls that a test has left pending
         _answer(line, lambda: getattr(rank, verb)(*arguments))  # noqa: B023  # called at once
 
 
 def _abort(path: str, rank: _Rank) -> None:
-    """The thread that aborts, while the other may be anywhere."""
+    """Serve the connection for aborts, in a thread of its own.
+
+    Abort must work while the main thread is blocked in a call of the transport.
+    """
     line = _connect(path)
     line.say("abort", os.getpid())
     while True:

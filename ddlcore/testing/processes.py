@@ -1,8 +1,8 @@
-"""The transport suite on ranks that are processes: for transports that have one rank in a process, or one launcher.
+"""The transport suite with a process for each rank: for transports that need one rank per process, or a launcher.
 
-The tests stay as they are, in the test's process, and so does their memory; each of their transports
-passes what it is told on to a process, with the bytes, and takes the bytes back. Prepared plans stay behind:
-their tables of addresses mean nothing to another process, so a transport is not tested as a vectored one here.
+The tests stay the same, and run with their memory in the test's process. Each of their transports passes its calls to a
+process, together with the bytes, and takes the resulting bytes back. Prepared plans are not forwarded: their tables of
+addresses mean nothing to another process, so here a transport is not tested as a vectored one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class RankProcesses:
-    """``size`` processes, each of which may hold one rank of any number of groups."""
+    """``size`` processes, each of which may be one rank in any number of groups."""
 
     def __init__(
         self,
@@ -48,8 +48,11 @@ class RankProcesses:
         environ: Mapping[str, str],
         first: str = "",
     ) -> None:
-        """``command(program, size)`` starts ``program`` so many times. Raises AssertionError where they do not come."""
-        self._folder = tempfile.mkdtemp(prefix="ddl-")  # 0700: nobody else connects
+        """Start the processes with ``command(program, size)``, which runs ``program`` ``size`` times.
+
+        Raises AssertionError if they do not connect in time.
+        """
+        self._folder = tempfile.mkdtemp(prefix="ddl-")  # mode 0700: no other user can connect
         self._target = target
         self._numbers = itertools.count()
         self._listener = socket.socket(socket.AF_UNIX)
@@ -93,14 +96,14 @@ class RankProcesses:
         return [_RankProcess(lines["rank", pid], lines["abort", pid]) for pid in self.pids]
 
     def transports(self, size: int) -> list[Transport]:
-        """``size`` new ones, each in another process."""
+        """Return ``size`` new transports, each in another process."""
         known: Capabilities = named(self._target).capabilities
-        # Tables of pointers lead nowhere in another process.
+        # Another process cannot use tables of pointers.
         capabilities = replace(known, vectored=False, scales=False, atomic=False, resumable=False)
         return [_DistantTransport(rank, next(self._numbers), capabilities) for rank in self.ranks[:size]]
 
     def belongings(self) -> dict[str, set[str]]:
-        """What the processes hold."""
+        """Return the threads, descriptors and shared memory that the processes hold."""
         held: dict[str, set[str]] = {}
         for index, rank in enumerate(self.ranks):
             for kind, names in rank.ask("belongings").items():
@@ -108,12 +111,12 @@ class RankProcesses:
         return held
 
     def output(self) -> str:
-        """What the processes have written."""
+        """Return the output of all processes."""
         with open(os.path.join(self._folder, "output"), errors="replace") as file:
             return file.read()
 
     def close(self) -> None:
-        """Ends them: by themselves when they are alone, else by force."""
+        """End the processes: each ends when its connection is closed; kill those that do not end in time."""
         for connection in self._connections:
             connection.close()
         self._listener.close()
@@ -127,7 +130,7 @@ class RankProcesses:
 
 
 class _RankProcess:
-    """The two lines to one process."""
+    """The two connections to one process: one for calls, one for aborts."""
 
     def __init__(self, line: Line, abort_line: Line) -> None:
         self._line = line
@@ -135,7 +138,11 @@ class _RankProcess:
         self._abort_lock = threading.Lock()
 
     def ask(self, verb: str, *arguments: object, store: Store | None = None) -> Any:
-        """From one thread at a time, a rank's. Raises what the process raises."""
+        """Call ``verb`` in the process, and return the result or raise the process's error.
+
+        Only one thread at a time may call this: the thread of the rank. ``store`` answers what the process asks of it
+        meanwhile.
+        """
         self._line.say(verb, *arguments)
         while True:
             words = self._line.hear()
@@ -146,7 +153,9 @@ class _RankProcess:
             return _result(words)
 
     def abort(self, number: int) -> None:
-        """From any thread."""
+        """Abort transport ``number`` of the process. Any thread may call this."""
+        # A connection of its own: the other one is busy while the rank's thread waits for the answer to a blocking
+        # call, which is the very call that the abort must end.
         with self._abort_lock:
             self._abort_line.say(number)
             _result(self._abort_line.hear())
@@ -170,7 +179,7 @@ def _result(words: list[Any]) -> Any:
 
 
 class _DistantTransport(Transport):
-    """One rank's transport, which is in another process."""
+    """The transport of one rank, which is in another process."""
 
     def __init__(self, rank: _RankProcess, number: int, capabilities: Capabilities) -> None:
         self.capabilities = capabilities
@@ -191,7 +200,7 @@ class _DistantTransport(Transport):
         self._rank.abort(self._number)
 
     def _call(self, verb: str, buffers: Sequence[Buffer], *rest: object) -> Work:
-        places: dict[int, int] = {}  # address -> place
+        places: dict[int, int] = {}  # address -> index in ``memory``
         memory: list[tuple[int, bytes]] = []
         described = []
         for buffer in buffers:
@@ -241,7 +250,9 @@ class _DistantWork(Work):
 
 
 class ProcessSuite(TransportSuite):
-    """As TransportSuite, with a process for each rank; to write: ``target``, and ``command`` where a launcher starts them.
+    """The transport suite with one process for each rank.
+
+    Set ``target``, and override ``command`` if a launcher must start the processes.
 
     >>> class TestMine(ProcessSuite):
     ...     target = "my_transport:MyTransport"
@@ -252,17 +263,17 @@ class ProcessSuite(TransportSuite):
     """
 
     target: ClassVar[str] = ""  # "module:Class" of the transport
-    first: ClassVar[str] = ""  # "module:function" that every process calls before all else
+    first: ClassVar[str] = ""  # "module:function" that every process calls first
     processes: ClassVar[RankProcesses]
 
     @classmethod
     def command(cls, program: Sequence[str], size: int) -> Sequence[str]:
-        """What runs ``program`` in ``size`` processes."""
+        """Return the command that runs ``program`` in ``size`` processes."""
         return ["sh", "-c", 'n=$1; shift; for i in $(seq $n); do "$@" & done; wait', "ranks", str(size), *program]
 
     @classmethod
     def environ(cls) -> Mapping[str, str]:
-        """The processes' environment; this one's, with its paths of modules."""
+        """Return the environment of the processes: this process's, with its module search path."""
         return _with_paths(os.environ)
 
     @classmethod

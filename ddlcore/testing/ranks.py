@@ -1,4 +1,4 @@
-"""Runs one function on n threads, a rank each, under a deadline; knows neither jobs nor transports."""
+"""Runs one function on n threads, one for each rank, with a deadline; knows neither jobs nor transports."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["DeadlinePassed", "Ranks"]
 T = TypeVar("T")
 Task = Callable[[], None]
 
-AFTER_FAILURE_S = 2.0  # how long the other ranks may go on when one has raised
-AFTER_ABORT_S = 5.0  # how long they may take to end once they were told to
-SECONDARY = (PeerLost, Closed, TransportError)  # what the others raise because one did
+AFTER_FAILURE_S = 2.0  # how long the other ranks may run on after one has raised
+AFTER_ABORT_S = 5.0  # how long they may take to end after the abort
+SECONDARY = (PeerLost, Closed, TransportError)  # what the other ranks raise as a consequence
 
 
 class DeadlinePassed(AssertionError):
-    """Some ranks did not end in time; the message holds the stack of every thread of the process."""
+    """Some ranks did not end in time; the message contains the stack of every thread of the process."""
 
 
 class _Outcome(Generic[T]):
-    """What each rank came to, in the order in which they did."""
+    """The results and errors of the ranks, and the order in which the ranks ended."""
 
     def __init__(self) -> None:
         self.finished: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -36,10 +36,10 @@ class _Outcome(Generic[T]):
 
 
 class Ranks:
-    """n threads that live until ``close``: what must come from one thread (a rank's) always does.
+    """The threads of n ranks, which live until ``close``, so that all calls of a rank come from the same thread.
 
-    One thread uses the object. After DeadlinePassed with ranks that would not end, ``stuck`` is true
-    and it is of no further use; its threads are daemons.
+    Only one thread may use the object. After a DeadlinePassed that left ranks running, ``stuck`` is true and the object
+    cannot be used any more; its threads are daemons.
     """
 
     def __init__(self, size: int, name: str = "rank") -> None:
@@ -54,12 +54,12 @@ class Ranks:
             thread.start()
 
     def run(self, function: Callable[[int], T], deadline_s: float, abort: Callable[[], None] | None = None) -> list[T]:
-        """``function(rank)`` on every rank's thread; the results, by rank.
+        """Call ``function(rank)`` on every rank's thread, and return the results in the order of the ranks.
 
-        Raises the first error that is not the mere consequence of another, with a note that names its
-        rank and tells the other ranks' errors. Raises DeadlinePassed when ``deadline_s`` passes.
-        ``abort`` is called (from this thread) then, and when one rank has raised and the others do
-        not end by themselves: it must make them end.
+        Raises the first error that is not the mere consequence of another rank's error, with a note that names its rank
+        and lists the errors of the other ranks. Raises DeadlinePassed if ``deadline_s`` passes. In that case, and if
+        one rank has raised and the others do not end by themselves, ``abort`` is called in the calling thread: it must
+        make the ranks end.
         """
         assert not self.stuck, "these ranks hang in an earlier call; make new ones"
         outcome: _Outcome[T] = _Outcome()
@@ -69,6 +69,9 @@ class Ranks:
         self._collect(outcome, missing, time.monotonic() + deadline_s)
         report = ""
         if missing:
+            # When one rank has failed, its peers wait inside a collective for data that never comes. So they are
+            # aborted after a short time, instead of waiting until the deadline. The stacks are taken before the abort,
+            # because afterwards they would no longer show where the ranks were blocked.
             if not outcome.errors:
                 report = f"{_names(missing)} of {self.size} did not end within {deadline_s:g} s\n{_stacks()}"
             fault = _aborted(abort)
@@ -92,7 +95,7 @@ class Ranks:
                 until_s = min(until_s, time.monotonic() + AFTER_FAILURE_S)
 
     def close(self) -> None:
-        """Ends the threads; those that hang are left behind."""
+        """End the threads; threads that hang are left behind."""
         for tasks in self._tasks:
             tasks.put(None)
         for thread in self._threads:
@@ -100,7 +103,7 @@ class Ranks:
 
 
 def _aborted(abort: Callable[[], None] | None) -> str:
-    """Calls it; what went wrong with it, which is the transport's fault, too."""
+    """Call ``abort``, and return what went wrong with it, which is also a fault of the transport."""
     try:
         if abort is not None:
             abort()
@@ -112,14 +115,14 @@ def _aborted(abort: Callable[[], None] | None) -> str:
 def _serve(tasks: queue.SimpleQueue[Task | None]) -> None:
     while (task := tasks.get()) is not None:
         task()
-        del task  # else the last world's memory lives until the next task
+        del task  # a reference would keep the memory of the last world alive until the next task
 
 
 def _task(function: Callable[[int], T], rank: int, outcome: _Outcome[T]) -> Task:
     def task() -> None:
         try:
             outcome.values[rank] = function(rank)
-        except BaseException as error:  # also pytest's Skipped and Failed; it is raised again in the caller's thread
+        except BaseException as error:  # includes pytest's Skipped and Failed; raised again in the caller's thread
             outcome.errors[rank] = error
         finally:
             outcome.finished.put(rank)
@@ -128,7 +131,7 @@ def _task(function: Callable[[int], T], rank: int, outcome: _Outcome[T]) -> Task
 
 
 def _first(errors: dict[int, BaseException], missing: set[int], size: int) -> BaseException:
-    """The error to raise: the first that is not another's consequence, with notes about rank and others."""
+    """Return the error to raise: the first that is not a consequence of another, with notes about the other ranks."""
     rank = next((r for r, e in errors.items() if not isinstance(e, SECONDARY)), next(iter(errors)))
     error = errors[rank]
     others = {r: e for r, e in errors.items() if r != rank}
@@ -148,7 +151,7 @@ def _told(errors: dict[int, BaseException]) -> str:
 
 
 def _stacks() -> str:
-    """What every Python thread of this process is doing."""
+    """Return the stack of every Python thread of this process."""
     names: dict[int | None, Any] = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():

@@ -1,4 +1,4 @@
-"""What all suites share: a test that fails where a subclass removed or replaced a standard test without a reason."""
+"""The base of all suites: a test that fails if a subclass removes or overrides a standard test without a reason."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MARKS_WITH_REASON = ("skip", "skipif", "xfail")
 
 
 class StandardSuite:
-    """A subclass may replace a standard test only under a mark that gives its reason:
+    """The base of all suites. A subclass may override a standard test only under a mark that gives a reason.
 
-    ``@pytest.mark.xfail(reason="…")`` (or ``skip``, ``skipif``), and should call ``super()`` in it.
+    Such a mark is ``@pytest.mark.xfail(reason="…")``, ``skip`` or ``skipif``; the override should call ``super()``.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -23,7 +23,7 @@ class StandardSuite:
             raise TypeError(f"{cls.__name__} replaces {GUARD}, which guards the standard tests; remove that")
 
     def test_every_standard_test_stands(self) -> None:
-        """No standard test was removed or overridden without a mark that says why."""
+        """No standard test is removed, and none is overridden without a mark that gives the reason."""
         faults = []
         for name, standard in _standard_tests(type(self)):
             present = getattr(type(self), name, None)
@@ -37,7 +37,7 @@ class StandardSuite:
 
 
 def _standard_tests(suite: type) -> Iterator[tuple[str, Any]]:
-    """The tests that the kit itself defines, in the bases of ``suite``."""
+    """Yield the name and function of each test that the kit itself defines, in the bases of ``suite``."""
     package = __name__.rpartition(".")[0] + "."
     seen = set()
     for base in suite.__mro__:
@@ -50,7 +50,7 @@ def _standard_tests(suite: type) -> Iterator[tuple[str, Any]]:
 
 
 def _reason(test: Any) -> str:
-    """That of the mark; skip takes it as a positional argument, too."""
+    """Return the reason of the test's mark, or ""; ``skip`` takes the reason as a positional argument, too."""
     for mark in getattr(test, "pytestmark", ()):
         if mark.name not in MARKS_WITH_REASON:
             continue

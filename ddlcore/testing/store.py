@@ -1,4 +1,4 @@
-"""A store for ranks that are threads of one test: a dictionary and a condition."""
+"""A store for ranks that are threads of one test: a dictionary and a condition variable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ThreadStore"]
 
 
 class ThreadStore(Store):
-    """Shared by all ranks as one object."""
+    """A store that all ranks of a process share as one object."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Buckets that are entered all or nothing: with real data from everybody, or without a trace."""
+"""Tests of atomic buckets: a bucket runs with real data of all ranks, or changes nothing on any rank."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ddlcore.types import DType, ReduceOp
 
 __all__ = ["TransportEntry"]
 
-FEW, MANY = "few", "many"  # bytes: less than a chunk, several of them
+FEW, MANY = "few", "many"  # amounts of data: less than a chunk, and several chunks
 
 
 class _Bucket:
-    """One rank's tensors of a plan, in place, and what they are to become."""
+    """The tensors of one rank for a plan, in place, and the sums that they must become."""
 
     def __init__(self, plan: Plan, rank: int, size: int, seed: int) -> None:
         self.areas, self.sums, self.before = [], [], []
@@ -31,7 +31,7 @@ class _Bucket:
         self.addresses = [area.buffer.address for area in self.areas]
 
     def fault(self, real: bool) -> str:
-        """Empty if the tensors hold the sums, or (not ``real``) what they held before."""
+        """Return "" if the tensors hold the sums (``real``), or what they held before, and otherwise the difference."""
         for area, wanted in zip(self.areas, self.sums if real else self.before):
             if area.damage() or area.array.tobytes() != np.ascontiguousarray(wanted).tobytes():
                 return area.damage() or ("a sum is wrong" if real else "a void bucket was written to")
@@ -39,26 +39,29 @@ class _Bucket:
 
 
 class TransportEntry(TransportBase):
-    """Only where the capabilities say ``entry``."""
+    """The tests of atomic buckets, for transports whose capabilities include ``atomic``."""
 
     def entry_plan(self, length: str) -> Plan:
-        """Tensors of whole numbers, whose sums do not depend on the order."""
+        """Return a plan of integer tensors, whose sums do not depend on the order of addition."""
         if not self.capabilities().atomic:
             pytest.skip("capabilities: buckets cannot run atomically")
         one = self.chunk_bytes // 4
         return Plan((3, 0, 200) if length == FEW else (5, 2 * one + 7, 0, one), DType.I32, ReduceOp.Sum)
 
-    @only_where("entry")
+    @only_where("atomic")
     @pytest.mark.parametrize("length", [FEW, MANY])
     def test_bound_memory_is_entered_again(self, length: str) -> None:
-        """Bound once: the values of the moment count each time. Bound anew, elsewhere or one tensor elsewhere, too."""
+        """Each run of bound memory uses the values that the memory holds then.
+
+        The memory can also be bound again at other addresses, or run with only some tensors at other addresses.
+        """
         plan = self.entry_plan(length)
         for size in self.sizes:
             faults: list[str] = []
 
             def play(rank: int, transport: Transport, size: int = size, faults: list[str] = faults) -> None:
                 prepared = transport.prepare(plan)
-                kept = []  # a transport that follows stale addresses shall be told so, and not crash
+                kept = []  # kept alive: a transport that uses old addresses shall give wrong values, not crash
                 for seed in (0, 10, 20):
                     bucket = _Bucket(plan, rank, size, seed)
                     kept.append((bucket, list(bucket.areas)))
@@ -69,7 +72,7 @@ class TransportEntry(TransportBase):
                         complete = prepared.run_bound(True)
                         faults.append(bucket.fault(True) if complete else "a bucket of real data was void")
                 other = _Bucket(plan, rank, size, 30)
-                other.addresses[0] = bucket.addresses[0]  # of which the last one is the rest
+                other.addresses[0] = bucket.addresses[0]  # all other tensors stay where ``other`` has them
                 bucket.areas[0].array[:] = other.before[0]
                 other.areas[0] = bucket.areas[0]
                 faults.append("" if prepared.run_atomic(other.addresses, other.addresses, True) else "void")
@@ -78,18 +81,18 @@ class TransportEntry(TransportBase):
             self.play(size, play)
             assert not any(faults), next(fault for fault in faults if fault)
 
-    @only_where("entry")
+    @only_where("atomic")
     @pytest.mark.parametrize("length", [FEW, MANY])
     def test_a_dummy_makes_a_bucket_void(self, length: str) -> None:
-        """Whoever comes without data, alone or all together: nobody's memory changes, and everybody is told."""
+        """If any rank comes without data, no rank's memory changes, and every rank learns that the bucket is void."""
         plan = self.entry_plan(length)
         for size in self.sizes:
             absent = [{rank} for rank in range(size)] + [set(range(size)), set(range(size - 1))]
             self._play_entries(size, plan, [ranks for one in absent for ranks in (one, set())])
 
-    @only_where("entry")
+    @only_where("atomic")
     def test_entries_between_other_collectives(self) -> None:
-        """Some buckets void, some not, in any order, among barriers and broadcasts that a root leaves early."""
+        """Void and complete buckets can be mixed with barriers, and with broadcasts that the root leaves early."""
         plans = [self.entry_plan(FEW), self.entry_plan(MANY)]
         for size in self.sizes:
             for seed in range(3):
@@ -98,7 +101,7 @@ class TransportEntry(TransportBase):
                 self._play_entries(size, plans[seed % 2], absent, others=draw)
 
     def _play_entries(self, size: int, plan: Plan, absent: list[set[int]], others: random.Random | None = None) -> None:
-        """One bucket for each of ``absent``, who are the ranks that come without data."""
+        """Run one bucket for each element of ``absent``, which holds the ranks that come without data."""
         faults: list[str] = []
         between = [others.choice(("barrier", "broadcast", "nothing")) if others else "nothing" for _ in absent]
 

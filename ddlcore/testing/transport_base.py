@@ -1,4 +1,4 @@
-"""What a transport's author fills in, and the groups that the standard tests share."""
+"""What the author of a transport fills in, and the groups of ranks that the standard tests share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPS = pytest.mark.parametrize(
 
 
 def only_where(*capabilities: str) -> Callable[[F], F]:
-    """Notes on a test, or on what one is called with, which capabilities it needs; see ddlcore/testing/collecting.py."""
+    """Note on a test, or on a parameter of a test, which capabilities it needs; see ddlcore/testing/collecting.py."""
 
     def note(function: F) -> F:
         function.only_where = capabilities  # type: ignore[attr-defined]  # functions take attributes
@@ -35,19 +35,22 @@ def only_where(*capabilities: str) -> Callable[[F], F]:
 
 
 class TransportBase(StandardSuite):
-    """To write: ``make``. The rest has values that fit a transport on one host's CPUs."""
+    """The base of the transport suite: write ``make``.
 
-    sizes: ClassVar[tuple[int, ...]] = (2, 3, 4)  # of the worlds that each test runs in; with 1 where it serves that
-    deadline_s: ClassVar[float] = 60.0  # of one test's collectives
-    abort_s: ClassVar[float] = 10.0  # of one rank's abort: the contract gives it 1 s, a busy machine takes longer
+    The defaults of the other attributes fit a transport on the CPUs of one host.
+    """
+
+    sizes: ClassVar[tuple[int, ...]] = (2, 3, 4)  # world sizes of each test; include 1 if the transport supports that
+    deadline_s: ClassVar[float] = 60.0  # for the collectives of one test
+    abort_s: ClassVar[float] = 10.0  # for the abort of one rank: the contract allows 1 s, a busy machine needs more
     offers: ClassVar[Capabilities | None] = (
-        None  # those of what ``make`` makes; if said, what they rule out may be left out
+        None  # of the transports that ``make`` makes; if set, tests that it rules out may be deselected
     )
-    chunk_bytes: ClassVar[int] = 128 << 10  # where the transport cuts large tensors: the sizes tried lie around it
-    _shared: ClassVar[dict[int, Group]] = {}  # opened once for all tests of the class
+    chunk_bytes: ClassVar[int] = 128 << 10  # where the transport cuts large tensors; tests use sizes around it
+    _shared: ClassVar[dict[int, Group]] = {}  # groups that are opened once for all tests of the class
 
     def make(self, size: int) -> Sequence[Transport]:
-        """``size`` new transports, not yet opened, that will meet as one group within this process."""
+        """Return ``size`` new transports, not yet opened, that will meet as one group within this process."""
         raise NotImplementedError(f"{type(self).__name__}.make(size) must return the transports to test")
 
     def kernels(self) -> Kernels:
@@ -56,21 +59,24 @@ class TransportBase(StandardSuite):
         return CpuKernels()
 
     def settings(self) -> Mapping[str, str | int | float | bool]:
-        """What the transport finds in ``context.settings``: the core's rows and those of installed plugins."""
+        """Return the settings for ``context.settings``: the defaults of the core and of all installed plugins."""
         from ddlcore.plug.settings import settings_of
 
         return settings_of({})[0]
 
     def members(self, size: int) -> Sequence[Member]:
-        """Who they are in the world; not 0, 1, 2, …, so that nobody takes a world rank for a group's."""
+        """Return the members of the group.
+
+        Their world ranks are not 0, 1, 2, …, so that a transport that confuses them with the group's ranks is noticed.
+        """
         return [Member(rank=2 * rank + 1, host=host) for rank, host in enumerate(self.hosts(size))]
 
     def hosts(self, size: int) -> Sequence[int]:
-        """The host that each rank is said to be on; all are threads of one process all the same."""
+        """Return the pretended host of each rank; in fact all ranks are threads of one process."""
         return [0] * size
 
     def test_what_is_offered_is_what_is_made(self) -> None:
-        """So that no test is left out that the transport could have failed."""
+        """``offers`` equals the transports' capabilities, so that no test is left out that the transport could fail."""
         assert self.offers in (None, self.capabilities()), "offers differs from the capabilities of what make() makes"
 
     # --- used by the standard tests
@@ -80,7 +86,7 @@ class TransportBase(StandardSuite):
         cls._shared = {}
         for size in cls.sizes:
             group = None
-            with suppress(Exception, pytest.skip.Exception):  # the tests meet it again, and tell
+            with suppress(Exception, pytest.skip.Exception):  # the tests get the same error again, and report it
                 group = cls().new_group(size)
                 group.open()
                 cls._shared[size] = group
@@ -92,7 +98,7 @@ class TransportBase(StandardSuite):
         cls._shared = {}
 
     def setup_method(self) -> None:
-        self._own: dict[int, Group] = {}  # where the class has none, because it failed
+        self._own: dict[int, Group] = {}  # replaces a shared group that could not be opened or failed
 
     def teardown_method(self) -> None:
         for group in self._own.values():
@@ -100,7 +106,7 @@ class TransportBase(StandardSuite):
         self._own.clear()
 
     def new_group(self, size: int, name: str = "test") -> Group:
-        """A group that is not open yet. Skips the test where its memory is not the CPU's."""
+        """Return a group that is not open yet. Skips the test if the transport does not support the CPU's memory."""
         transports = self.make(size)
         devices = transports[0].capabilities.devices
         if "cpu" not in devices:
@@ -117,7 +123,7 @@ class TransportBase(StandardSuite):
         )
 
     def group(self, size: int) -> Group:
-        """An open group of this size, shared with the other tests of the class."""
+        """Return an open group of this size, which the tests of the class share."""
         group = self._shared.get(size) or self._own.get(size)
         if group is None:
             group = self.new_group(size)
@@ -129,7 +135,7 @@ class TransportBase(StandardSuite):
         return self.group(self.sizes[0]).transports[0].capabilities
 
     def play(self, size: int, function: Callable[[int, Transport], None]) -> None:
-        """``function(rank, transport)`` on every rank; after a failure the group is not used again."""
+        """Call ``function(rank, transport)`` on every rank; after a failure the group is discarded."""
         group = self.group(size)
         try:
             group.run(function)
@@ -140,7 +146,7 @@ class TransportBase(StandardSuite):
             raise
 
     def check(self, size: int, cases: Sequence[Case]) -> None:
-        """Plays the cases one behind the other without a pause, then checks each."""
+        """Run all cases on every rank without a pause between them, then check each."""
 
         def all_of_them(rank: int, transport: Transport) -> None:
             for case in cases:
@@ -151,11 +157,11 @@ class TransportBase(StandardSuite):
             case.check()
 
     def adding(self, size: int) -> Sequence[int] | None:
-        """The hosts whose sums are made first; None where all ranks are added in one go. For the oracle."""
+        """Return, for the oracle, the host of each rank if sums are made on each host first, and None otherwise."""
         return self.hosts(size) if self.capabilities().host_first else None
 
     def needs(self, dtype: DType, op: ReduceOp = ReduceOp.Sum) -> None:
-        """Skips where the capabilities say that it does not reduce so."""
+        """Skip the test if the transport cannot reduce this type with this op."""
         capabilities = self.capabilities()
         if dtype not in capabilities.dtypes:
             pytest.skip(f"capabilities: does not reduce {dtype.label}")

@@ -1,4 +1,4 @@
-"""Builds one collective on every rank, with its inputs and what the oracle says of them."""
+"""Builds one collective on every rank, with its inputs and the results that the oracle expects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _alltoallv(counts: Sequence[Sequence[int]]) -> Call:
 
 
 def addresses(plan: Plan, buffer: Buffer) -> list[int]:
-    """Of the plan's tensors, lying one behind the other in ``buffer``."""
+    """Return the addresses of the plan's tensors, which lie one after the other in ``buffer``."""
     return [buffer.address + sum(plan.counts[:i]) * plan.dtype.itemsize for i in range(len(plan.counts))]
 
 
@@ -48,14 +48,20 @@ def _planned(plan: Plan) -> Call:
 
 
 class TransportCases(TransportBase):
-    """One method for each collective; counts are elements, by rank; ``seed`` varies the values."""
+    """Makes the cases: one method for each collective.
+
+    ``counts`` are numbers of elements, by rank; ``seed`` varies the values.
+    """
 
     def inputs(self, size: int, dtype: DType, count: int, seed: int = 0) -> list[oracle.Array]:
-        """As many values on every rank."""
+        """Return ``count`` values for each rank."""
         return [oracle.values(dtype, count, rank, seed=seed) for rank in range(size)]
 
     def summing(self, label: str, sources: Sequence[oracle.Array], expected: oracle.Array) -> Case:
-        """allreduce of these arrays, whose sum does not depend on the order or is in the transport's own."""
+        """Return an allreduce of these arrays.
+
+        ``expected`` is their sum, which does not depend on the order, or which was made in the transport's order.
+        """
         return Case.of(label, _allreduce(ReduceOp.Sum), sources, [expected] * len(sources))
 
     def reducing(
@@ -68,7 +74,7 @@ class TransportCases(TransportBase):
         seed: int = 0,
         offsets: tuple[int, int] = (0, 0),
     ) -> Case:
-        """allreduce; ``offsets`` (elements) move sources and targets off the cache line."""
+        """Return an allreduce; ``offsets`` (in elements) move sources and targets off the beginning of a cache line."""
         sources = self.inputs(size, dtype, count, seed)
         expected = [oracle.reduce(sources, op, hosts=self.adding(size))] * size
         label = f"allreduce {op.name.lower()} of {count} {dtype.label}"
@@ -76,7 +82,7 @@ class TransportCases(TransportBase):
         return Case.of(label, _allreduce(op), sources, expected, in_place=in_place, exact=exact, offsets=offsets)
 
     def choosing(self, size: int, dtype: DType, op: ReduceOp, count: int) -> Case:
-        """allreduce by a least or greatest, with a NaN on each rank, each at another place."""
+        """Return an allreduce with Min or Max, in which each rank has a NaN at a different position."""
         sources = self.inputs(size, dtype, count)
         for rank, source in enumerate(sources):
             source[rank] = float("nan")
@@ -86,19 +92,19 @@ class TransportCases(TransportBase):
         return Case.of(label, _allreduce(op), sources, [expected] * size, exact=False)
 
     def gathering(self, size: int, dtype: DType, counts: Sequence[int], seed: int = 0) -> Case:
-        """allgatherv."""
+        """Return an allgatherv."""
         sources = [oracle.values(dtype, count, rank, seed=seed) for rank, count in enumerate(counts)]
         expected = [oracle.allgatherv(sources)] * size
         return Case.of(f"allgatherv of {list(counts)} {dtype.label}", _allgatherv(counts), sources, expected)
 
     def broadcasting(self, size: int, dtype: DType, count: int, root: int, seed: int = 0) -> Case:
-        """broadcast, whose source and target are one."""
+        """Return a broadcast, whose source and target are the same memory."""
         sources = self.inputs(size, dtype, count, seed)
         label = f"broadcast of {count} {dtype.label} from {root}"
         return Case.of(label, _broadcast(root), sources, [sources[root]] * size, in_place=True)
 
     def scattering(self, size: int, dtype: DType, counts: Sequence[int], op: ReduceOp, seed: int = 0) -> Case:
-        """reducescatterv."""
+        """Return a reducescatterv."""
         sources = self.inputs(size, dtype, sum(counts), seed)
         expected = [oracle.reducescatterv(sources, counts, op, rank, self.adding(size)) for rank in range(size)]
         label = f"reducescatterv {op.name.lower()} to {list(counts)} {dtype.label}"
@@ -106,13 +112,13 @@ class TransportCases(TransportBase):
         return Case.of(label, _reducescatterv(counts, op), sources, expected, exact=exact)
 
     def exchanging(self, size: int, dtype: DType, counts: Sequence[Sequence[int]], seed: int = 0) -> Case:
-        """alltoallv; ``counts[s][d]`` go from rank s to rank d."""
+        """Return an alltoallv; ``counts[s][d]`` elements go from rank s to rank d."""
         sources = [oracle.values(dtype, sum(row), rank, seed=seed) for rank, row in enumerate(counts)]
         expected = [oracle.alltoallv(sources, counts, rank) for rank in range(size)]
         return Case.of(f"alltoallv of {counts} {dtype.label}", _alltoallv(counts), sources, expected)
 
     def bucket(self, size: int, plan: Plan, in_place: bool = False, seed: int = 0) -> Case:
-        """A prepared allreduce of the plan's tensors, lying one behind the other."""
+        """Return a prepared allreduce of the plan's tensors, which lie one after the other."""
         sources = self.inputs(size, plan.dtype, sum(plan.counts), seed)
         expected = [oracle.reduce(sources, plan.op, plan.prescale, plan.postscale, self.adding(size))] * size
         exact = self.capabilities().order_fixed and plan.prescale == plan.postscale == 1.0
@@ -120,17 +126,17 @@ class TransportCases(TransportBase):
         return Case.of(label, _planned(plan), sources, expected, in_place=in_place, exact=exact)
 
     def around_chunks(self, dtype: DType) -> list[int]:
-        """Counts just below, at and above one chunk, and beyond any ring of a few."""
+        """Return counts just below, at and above one chunk, and a count of several chunks and a part of one."""
         one = self.chunk_bytes // dtype.itemsize
         return [one - 1, one, one + 1, 4 * one + one // 2 + 3]
 
     def chunky(self, size: int, dtype: DType) -> list[int]:
-        """Such a count for each rank, no two alike among four."""
+        """Return one count of ``around_chunks`` for each rank, so that no two of four ranks have the same."""
         large = self.around_chunks(dtype)[::-1]
         return [large[rank % 4] for rank in range(size)]
 
     def cases(self, size: int, capabilities: Capabilities) -> st.SearchStrategy[Case]:
-        """Any of these, within what the transport can do."""
+        """Return a strategy that draws any of these cases, within the transport's capabilities."""
         dtypes, ops = st.sampled_from(sorted(capabilities.dtypes)), st.sampled_from(sorted(capabilities.ops))
         count = st.one_of(st.integers(0, 40), st.integers(0, self.chunk_bytes // 4))
         counts = st.lists(count, min_size=size, max_size=size)

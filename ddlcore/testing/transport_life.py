@@ -1,4 +1,4 @@
-"""A transport opens, ends what is pending when told to, closes, and leaves nothing behind."""
+"""Tests that a transport opens, ends pending calls when it is aborted, closes, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 __all__ = ["TransportLife"]
 
-READY_S = 40.0  # for all ranks to have their memory, on a machine that is busy
-ENDING_S = 4.0  # for native threads: a joined one may still be listed by the kernel
-RETURN_S = 15.0  # for a call that does not wait for a peer, on such a machine; less than the deadline of a whole test
-COUNT = 300_000  # of float32: more than a ring of chunks holds
+READY_S = 40.0  # for all ranks to have allocated their memory, on a busy machine
+ENDING_S = 4.0  # for native threads: the kernel may still list a thread that was joined
+RETURN_S = 15.0  # for a call that waits for no peer, on a busy machine; less than the deadline of a whole test
+COUNT = 300_000  # float32 elements: more than a ring of chunks holds
 
 
-Pending = Callable[[], None]  # a call whose memory is there; it makes the call and waits for it
+Pending = Callable[[], None]  # has its memory; makes the call and waits for it
 
 
 def _ones() -> Area:
@@ -78,7 +78,7 @@ CALLS = pytest.mark.parametrize(
 
 
 def _with_gaps(case: Case, rank: int) -> list[tuple[Buffer, Buffer]]:
-    """Source and target of this rank, one of which has gaps; in place it is the same."""
+    """Return this rank's source and target, with gaps in either of the two, or in the one buffer if in place."""
     source, target = (area.buffer for area in case.memory(rank))
     if case.targets is None:
         return [(_spread(source), _spread(target))]
@@ -86,15 +86,15 @@ def _with_gaps(case: Case, rank: int) -> list[tuple[Buffer, Buffer]]:
 
 
 def _spread(buffer: Buffer) -> Buffer:
-    """So many elements, every other one."""
+    """Return a buffer of as many elements that uses only every second place."""
     return replace(buffer, strides=(2,))
 
 
 class TransportLife(TransportCases):
-    """From open to close, with and without peers."""
+    """The tests of opening, aborting and closing, with and without peers."""
 
     def sum_of(self, group: Group, count: int = 1000) -> None:
-        """One allreduce on an open group."""
+        """Run one allreduce on an open group and check it."""
         sources = [oracle.values(DType.I32, count, rank) for rank in range(group.size)]
         expected = [oracle.reduce(sources, ReduceOp.Sum)] * group.size
         call = lambda transport, source, target: transport.allreduce(source, target, ReduceOp.Sum)  # noqa: E731
@@ -103,7 +103,7 @@ class TransportLife(TransportCases):
         case.check()
 
     def test_close_waits_for_nobody(self) -> None:
-        """Ranks close one after the other, each twice; the last has no peers left."""
+        """Ranks can close one after the other, and twice, also when their peers have already closed."""
         for size in self.sizes:
             group = self.new_group(size)
             group.open()
@@ -123,7 +123,7 @@ class TransportLife(TransportCases):
             group.close()
 
     def test_two_groups_live_side_by_side(self) -> None:
-        """Calls of two open groups alternate; closing one leaves the other."""
+        """Calls of two open groups can alternate, and closing one group does not affect the other."""
         for size in self.sizes:
             first, second = self.new_group(size, "first"), self.new_group(size, "second")
             first.open()
@@ -136,7 +136,7 @@ class TransportLife(TransportCases):
             second.close()
 
     def test_open_without_a_peer_ends_at_its_deadline(self) -> None:
-        """A rank that nobody joins gets DeadlineExceeded, and can close."""
+        """A rank that no peer joins gets DeadlineExceeded from open, and can close."""
         group = self.new_group(self.several())
         wait_s = 0.3
         late_s = []
@@ -157,14 +157,14 @@ class TransportLife(TransportCases):
         assert late_s[0] < 10.0, f"open ended {late_s[0]:.1f} s after its deadline"
 
     def test_a_wait_keeps_its_deadline(self) -> None:
-        """Work.wait says False when its time is over, and True once the last rank has come."""
+        """Work.wait returns False after its timeout, and True once the last rank has come."""
         size = self.several()
         come = threading.Event()
         waiting, waited = ([threading.Event() for _ in range(size)] for _ in range(2))
 
         def play(rank: int, transport: Transport) -> None:
             if rank == size - 1:
-                time.sleep(0.15)  # time to begin; who has not is not judged, nor who waits in the call itself
+                time.sleep(0.15)  # ranks that have not begun by then, or block in the call itself, are not judged
                 within = [other for other in range(rank) if waiting[other].is_set()]
                 until_s = time.monotonic() + RETURN_S
                 late = [other for other in within if not waited[other].wait(max(0.0, until_s - time.monotonic()))]
@@ -185,7 +185,7 @@ class TransportLife(TransportCases):
     @only_where("abort")
     @CALLS
     def test_abort_ends_a_pending_call(self, call: Callable[[Transport, int], Pending]) -> None:
-        """Each rank's abort, from another thread, ends that rank's call soon, whatever the peers do."""
+        """Each rank's abort, called from another thread, ends that rank's call soon, whatever its peers do."""
         size = self.several()
         if call is _prepared:
             self.needs_vectored(DType.F32)
@@ -195,10 +195,10 @@ class TransportLife(TransportCases):
 
         def play(rank: int, transport: Transport) -> None:
             if rank == 0:
-                over.wait(self.deadline_s)  # the rank that never comes
+                over.wait(self.deadline_s)  # the rank for which the others wait
                 return
             try:
-                pending = call(transport, size)  # megabytes are made here, in no time of the transport's
+                pending = call(transport, size)  # allocates megabytes, which must not count as the transport's time
                 ready[rank].set()
                 with pytest.raises(TransportError):
                     pending()
@@ -210,10 +210,13 @@ class TransportLife(TransportCases):
         aborting = [threading.Thread(target=one.abort, name="abort", daemon=True) for one in group.transports]
 
         def abort() -> None:
+            # The pending calls need real peers that have arrived: an abort before all memory is allocated would test a
+            # busy machine, not the transport. The ranks are aborted one after the other, and each must end before the
+            # next abort begins, so that an abort which works only together with its peers' aborts is noticed.
             until_s = time.monotonic() + READY_S
             for rank in range(1, size):
                 ready[rank].wait(max(0.0, until_s - time.monotonic()))
-            time.sleep(0.05)  # the calls begin meanwhile; one that begins after its abort is to end as well
+            time.sleep(0.05)  # the calls begin meanwhile; a call that begins after its abort must end as well
             for rank in range(size - 1, 0, -1):
                 aborting[rank].start()
                 aborting[rank].join(self.abort_s)
@@ -231,15 +234,15 @@ class TransportLife(TransportCases):
         except AssertionError as error:
             hung = error
         finally:
-            thread.join()  # each of its waits has an end
+            thread.join()  # ends, because each of its waits has a timeout
             group.discard()
-        assert not late, "; ".join(late)  # says more than that the ranks did not end
+        assert not late, "; ".join(late)  # says more than the error that the ranks did not end
         if hung is not None:
             raise hung
 
     @only_where("abort")
     def test_a_new_group_works_after_abort(self) -> None:
-        """After abort and close, new transports of the same members open and reduce."""
+        """After abort and close, new transports of the same members can open and reduce."""
         for size in self.sizes:
             group = self._abortable(size)
             self.sum_of(group)
@@ -251,7 +254,7 @@ class TransportLife(TransportCases):
             again.close()
 
     def test_memory_with_gaps_is_refused(self) -> None:
-        """ValueError on the rank that was given it, before anything is sent; what is dense in another order is taken."""
+        """Memory with gaps raises ValueError on its rank before anything is sent; dense memory is accepted."""
         self.needs(DType.F32)
         for size in self.sizes:
             dense = [self.reducing(size, DType.F32, ReduceOp.Sum, 6), self.broadcasting(size, DType.F32, 6, 0)]
@@ -274,7 +277,7 @@ class TransportLife(TransportCases):
             self.check(size, cases)
 
     def row_major(self, size: int) -> list[Case]:
-        """One of each kind whose tensors are cut by rows."""
+        """Return one case of each collective that cuts tensors by rows."""
         return [
             self.gathering(size, DType.F32, [6] * size),
             self.scattering(size, DType.F32, [6] * size, ReduceOp.Sum),
@@ -282,7 +285,7 @@ class TransportLife(TransportCases):
         ]
 
     def several(self) -> int:
-        """The largest world of the suite. Skips where that is one rank alone."""
+        """Return the size of the suite's largest world. Skips the test if that is 1."""
         if max(self.sizes) < 2:
             pytest.skip("serves only worlds of one: no rank is ever waited for")
         return max(self.sizes)
@@ -296,8 +299,8 @@ class TransportLife(TransportCases):
         return group
 
     def test_nothing_stays(self) -> None:
-        """Opening, working and closing again and again leaves no thread, descriptor or shared memory."""
-        self._open_and_close()  # what is made once for the whole process, such as a pool, is made here
+        """Opening, working and closing repeatedly leaves no thread, descriptor or shared memory behind."""
+        self._open_and_close()  # allocates what is made once for the process, such as a pool
         before = self.belongings()
         for _ in range(3):
             self._open_and_close()
@@ -311,7 +314,7 @@ class TransportLife(TransportCases):
         return {kind: sorted(held[kind] - had) for kind, had in before.items() if len(held[kind]) > len(had)}
 
     def belongings(self) -> dict[str, set[str]]:
-        """What the process of the ranks holds."""
+        """Return the threads, descriptors and shared memory of the process in which the ranks are."""
         return belongings()
 
     def _open_and_close(self) -> None:

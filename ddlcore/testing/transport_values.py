@@ -1,4 +1,4 @@
-"""Every collective gives what the oracle gives, byte for byte where the transport promises it."""
+"""Tests that every collective gives the oracle's values, byte for byte if the transport promises that."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ddlcore.types import DType, ReduceOp
 
 __all__ = ["TransportValues"]
 
-# A transport's failure may cost a deadline, so a failing example is shown as it was found, not made smaller.
+# A failure may cost a whole deadline, so a failing example is shown as it was found, and not made smaller.
 EXAMPLES = settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
 
-# What only moves is told apart by its width alone.
+# For collectives that only move data, types differ only in their width.
 MOVED = pytest.mark.parametrize("dtype", [DType.U8, DType.F16, DType.F32, DType.I64], ids=lambda dtype: dtype.label)
 SIXTEEN_BITS = pytest.mark.parametrize("dtype", [DType.F16, DType.BF16], ids=lambda dtype: dtype.label)
 
 
 class TransportValues(TransportCases):
-    """Values, memory and order of the collectives."""
+    """The tests of values, memory and order of the collectives."""
 
     # --- allreduce
 
     @DTYPES
     @OPS
     def test_allreduce(self, dtype: DType, op: ReduceOp) -> None:
-        """Every type under every op: nothing, one element, few, some; into another tensor and in place."""
+        """Every type and every op give the right values for 0, 1, 7 and 1000 elements, out of place and in place."""
         self.needs(dtype, op)
         for size in self.sizes:
             counts = (0, 1, 7, 1000)
@@ -45,7 +45,7 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_large_allreduce(self, dtype: DType) -> None:
-        """Sizes around the transport's chunk, and of several chunks with a rest."""
+        """Tensors around the size of a chunk, and of several chunks and a part of one, are reduced correctly."""
         self.needs(dtype)
         for size in self.sizes:
             counts = enumerate(self.around_chunks(dtype))
@@ -53,7 +53,7 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_addresses_off_the_cache_line(self, dtype: DType) -> None:
-        """Memory may begin at any element; nothing outside it is written."""
+        """Memory may begin at any element, and nothing outside it is written."""
         self.needs(dtype)
         for size in self.sizes:
             places = [(1, 0), (0, 1), (3, 5)]
@@ -61,27 +61,27 @@ class TransportValues(TransportCases):
 
     @SIXTEEN_BITS
     def test_sixteen_bit_sums_are_rounded_once(self, dtype: DType) -> None:
-        """A large number and ones: added in 16 bits the ones would be lost, in float32 they count."""
+        """A sum of a large number and ones keeps the ones: they would be lost in 16 bits, but not in float32."""
         self.needs(dtype)
         native = oracle.numpy_dtype(dtype)
-        large = 2048 if dtype is DType.F16 else 256  # the first whole number whose successor the type lacks
+        large = 2048 if dtype is DType.F16 else 256  # the first integer whose successor the type cannot represent
         for size in self.sizes:
             sources = [np.full(5, large if rank == 0 else 1).astype(native) for rank in range(size)]
             expected = np.full(5, large + size - 1, np.float32).astype(native)
-            if self.adding(size) is not None:  # once on each host, and once over the hosts
+            if self.adding(size) is not None:  # rounded once on each host, and once across hosts
                 expected = oracle.reduce(sources, ReduceOp.Sum, hosts=self.adding(size))
             self.check(size, [self.summing(f"{large} and ones, {dtype.label}", sources, expected)])
 
     @pytest.mark.parametrize("dtype", [d for d in DType if d.is_float], ids=lambda dtype: dtype.label)
     @pytest.mark.parametrize("op", [ReduceOp.Min, ReduceOp.Max], ids=["min", "max"])
     def test_a_nan_is_not_lost(self, dtype: DType, op: ReduceOp) -> None:
-        """On whichever rank it stands, it is the least and the greatest on all, as in numpy."""
+        """A NaN on any rank is the minimum and the maximum on all ranks, as in numpy."""
         self.needs(dtype, op)
         for size in self.sizes:
             self.check(size, [self.choosing(size, dtype, op, count) for count in (10, self.around_chunks(dtype)[-1])])
 
     def test_a_late_rank_is_waited_for(self) -> None:
-        """What a rank writes just before it calls late is what the others get."""
+        """The values that a late rank writes just before its call are the values that the other ranks get."""
         for size, late in [(n, late) for n in self.sizes for late in range(n)]:
             case = self.reducing(size, DType.I32, ReduceOp.Sum, 50_000, seed=late)
 
@@ -100,7 +100,7 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_allgatherv(self, dtype: DType) -> None:
-        """Equal and unequal counts; ranks that give nothing, and all of them giving nothing."""
+        """Counts may be equal or unequal, and some or all ranks may give nothing."""
         for size in self.sizes:
             counts = [[5] * size, [3 * rank + 1 for rank in range(size)], [0] * size]
             counts += [[0 if rank == empty else 4 for rank in range(size)] for empty in range(size)]
@@ -108,21 +108,21 @@ class TransportValues(TransportCases):
 
     @MOVED
     def test_large_allgatherv(self, dtype: DType) -> None:
-        """Unequal counts, around the chunk size, so that ranks end in different rounds."""
+        """Unequal counts around the chunk size work, although ranks end in different rounds."""
         for size in self.sizes:
             counts = self.chunky(size, dtype)
             self.check(size, [self.gathering(size, dtype, counts), self.gathering(size, dtype, counts[::-1])])
 
     @DTYPES
     def test_broadcast(self, dtype: DType) -> None:
-        """From every root; nothing, one element, some."""
+        """Every rank can be the root, for 0, 1 and 1000 elements."""
         for size in self.sizes:
             ways = [(count, root) for root in range(size) for count in (0, 1, 1000)]
             self.check(size, [self.broadcasting(size, dtype, count, root) for count, root in ways])
 
     @MOVED
     def test_large_broadcast(self, dtype: DType) -> None:
-        """Sizes around the chunk, from the first and the last rank."""
+        """Sizes around the chunk size are broadcast correctly from the first and the last rank."""
         for size in self.sizes:
             ways = [(count, root) for count in self.around_chunks(dtype) for root in (0, size - 1)]
             self.check(size, [self.broadcasting(size, dtype, count, root) for count, root in ways])
@@ -130,7 +130,7 @@ class TransportValues(TransportCases):
     @pytest.mark.parametrize("dtype", [DType.I32, DType.BF16, DType.F32, DType.BOOL], ids=lambda dtype: dtype.label)
     @OPS
     def test_reducescatterv(self, dtype: DType, op: ReduceOp) -> None:
-        """Equal parts, uneven ones, and ranks whose part is empty."""
+        """Parts may be equal, uneven or empty."""
         self.needs(dtype, op)
         for size in self.sizes:
             counts = [[3] * size, [2 * rank + 1 for rank in range(size)], [0] * size, [9, *[0] * (size - 1)]]
@@ -138,7 +138,7 @@ class TransportValues(TransportCases):
 
     @SIXTEEN_BITS
     def test_large_reducescatterv(self, dtype: DType) -> None:
-        """Parts around the chunk size, in both orders."""
+        """Parts around the chunk size are right, in both orders."""
         self.needs(dtype)
         for size in self.sizes:
             counts = self.chunky(size, dtype)
@@ -146,7 +146,7 @@ class TransportValues(TransportCases):
 
     @DTYPES
     def test_alltoallv(self, dtype: DType) -> None:
-        """Full matrices, sparse ones, a rank that sends or gets nothing, and nothing at all."""
+        """Full and sparse matrices work, also if a rank sends or gets nothing, or if nothing is sent at all."""
         for size in self.sizes:
             ranks = range(size)
             matrices = [
@@ -161,14 +161,14 @@ class TransportValues(TransportCases):
 
     @MOVED
     def test_large_alltoallv(self, dtype: DType) -> None:
-        """Every pair of ranks exchanges another amount, around the chunk size."""
+        """Every pair of ranks can exchange a different amount, around the chunk size."""
         for size in self.sizes:
             counts = self.chunky(size, dtype)
             matrix = [[counts[(s + d) % size] for d in range(size)] for s in range(size)]
             self.check(size, [self.exchanging(size, dtype, matrix)])
 
     def test_barrier(self) -> None:
-        """Nobody is through before all have come."""
+        """No rank leaves the barrier before all ranks have entered it."""
         for size in self.sizes:
             come = [0] * size
             faults: list[str] = []
@@ -188,7 +188,7 @@ class TransportValues(TransportCases):
     # --- programs
 
     def test_programs(self) -> None:
-        """Random programs of all collectives, types and counts, without a pause between the calls."""
+        """Random sequences of all collectives, types and counts work without a pause between the calls."""
         capabilities = self.capabilities()
 
         @EXAMPLES
@@ -207,7 +207,7 @@ class TransportValues(TransportCases):
     @only_where("vectored")
     @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I64], ids=lambda dtype: dtype.label)
     def test_prepared_plans_run_again(self, dtype: DType) -> None:
-        """Two plans, alternately, each time with other addresses and values, in place and not."""
+        """Two plans can run alternately, each time with other addresses and values, in place and not."""
         self.needs_vectored(dtype)
         one = self.chunk_bytes // dtype.itemsize
         plans = [Plan((5, 0, one + 1, 1, one // 2), dtype, ReduceOp.Sum), Plan((0, 3, 3), dtype, ReduceOp.Max)]
@@ -226,7 +226,7 @@ class TransportValues(TransportCases):
 
     @only_where("vectored")
     def test_scattered_tensors_of_a_plan(self) -> None:
-        """A bucket's tensors lie anywhere; nothing between them is written."""
+        """A bucket's tensors may lie anywhere, and nothing between them is written."""
         self.needs_vectored(DType.F32)
         plan = Plan((7, 1, 0, 1000), DType.F32, ReduceOp.Sum)
         for size in self.sizes:
@@ -248,7 +248,7 @@ class TransportValues(TransportCases):
     @only_where("vectored", "scales")
     @SIXTEEN_BITS
     def test_plans_are_scaled(self, dtype: DType) -> None:
-        """Where the transport scales by itself: on the way in and on the way out."""
+        """A transport with the capability ``scales`` scales before and after the reduction."""
         self.needs_vectored(dtype)
         if not self.capabilities().scales:
             pytest.skip("capabilities: scaling is the executor's business")
@@ -259,7 +259,7 @@ class TransportValues(TransportCases):
     @only_where("order_fixed")
     @pytest.mark.parametrize("dtype", [DType.F32, DType.F64, DType.BF16], ids=lambda dtype: dtype.label)
     def test_bits_do_not_depend_on_the_bucket(self, dtype: DType) -> None:
-        """Whole, in pieces, and as a bucket: always the bits of addition in rank order, or by host."""
+        """A tensor has the same bits whole, in pieces, and in a bucket: those of addition in rank order, or by host."""
         self.needs(dtype)
         if not self.capabilities().order_fixed:
             pytest.skip("capabilities: the order of addition is not fixed")

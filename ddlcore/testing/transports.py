@@ -10,7 +10,7 @@ __all__ = ["TransportSuite"]
 
 
 class TransportSuite(TransportValues, TransportEntry, TransportLife):
-    """All ranks are threads of the test's process; see TransportBase for what can be set.
+    """The transport suite, with ranks that are threads of the test's process; see TransportBase for what can be set.
 
     >>> class TestMine(TransportSuite):
     ...     def make(self, size):

@@ -23,14 +23,14 @@ TRIALS = 20
 
 
 class TunerSuite(StandardSuite):
-    """What every tuner keeps, however it searches."""
+    """The rules that every tuner keeps, however it searches."""
 
     def make(self, knobs: Sequence[Knob], seed: int) -> Tuner:
-        """A new tuner."""
+        """Return a new tuner."""
         raise NotImplementedError(f"{type(self).__name__}.make() must return the tuner to test")
 
     def test_what_it_proposes_lies_within_the_knobs(self) -> None:
-        """One value for each knob, of Python's own types (no library's numbers), in its range or among its choices."""
+        """Proposals have one value for each knob, of Python's own types, within its range or among its choices."""
         tuner = self.make(KNOBS, 1)
         rng = random.Random(1)
         for values in self._search(tuner, lambda _: rng.uniform(0.01, 0.02)):
@@ -42,18 +42,18 @@ class TunerSuite(StandardSuite):
             assert json.loads(json.dumps(values)) == values
 
     def test_the_same_seed_proposes_the_same(self) -> None:
-        """Nothing but the seed and what it was told decides."""
+        """The proposals depend only on the seed and on the costs that the tuner was told."""
         runs = [list(self._search(self.make(KNOBS, 7), _bowl, 15)) for _ in range(2)]
         assert runs[0] == runs[1]
 
     def test_it_learns(self) -> None:
-        """After 20 trials on a smooth bowl it has been within a twentieth of the least cost, whatever the seed."""
+        """After 20 trials on a smooth cost function, the best one is within 5 % of the minimum, for each seed."""
         for seed in range(2):
             tried = list(self._search(self.make(KNOBS[:1] + KNOBS[3:], seed), _bowl))
             assert min(map(_bowl, tried)) <= 1.05 * _LEAST, f"seed {seed}: {min(map(_bowl, tried)) / _LEAST:.3f}"
 
     def test_it_takes_what_it_never_proposed(self) -> None:
-        """A warm start: being told the best spot at once, it proposes nothing worse than its like from then on."""
+        """A tuner accepts costs of values that it did not propose (a warm start), and proposes valid values then."""
         tuner = self.make(KNOBS[:1], 3)
         tuner.tell({"bytes": 1 << 20}, 0.010)
         tuner.tell({"bytes": 1 << 10}, 0.050)
@@ -61,19 +61,19 @@ class TunerSuite(StandardSuite):
             assert KNOBS[0].holds(values["bytes"])
 
     def test_a_flat_cost_does_no_harm(self) -> None:
-        """Where all is equal it goes on, or says that it is done; it never fails."""
+        """With a constant cost the tuner continues or says that it is done; it never fails."""
         for values in self._search(self.make(KNOBS, 5), lambda _: 0.010):
             assert set(values) == {knob.name for knob in KNOBS}
 
     def test_few_values_come_to_an_end(self) -> None:
-        """Two choices: after 20 trials both were tried, and it may have said None."""
+        """With two choices, both are tried within 20 trials; the tuner may then return None."""
         tried = {
             values["way"] for values in self._search(self.make([Knob("way", choices=("a", "b"))], 2), lambda _: 0.010)
         }
         assert tried == {"a", "b"}
 
     def test_a_range_of_one_value(self) -> None:
-        """A knob that leaves no choice is no fault."""
+        """A knob with only one value causes no error."""
         for values in self._search(self.make([Knob("count", 4, 4), Knob("part", 0, 1, whole=False)], 2), lambda _: 1.0):
             assert values["count"] == 4
 
@@ -95,7 +95,7 @@ _LEAST = 0.010
 
 
 def _bowl(values: Mapping[str, Value]) -> float:
-    """Seconds; least at 192 KiB, the way right, deep."""
+    """Return a cost in seconds, with its minimum at 192 KiB, way "right" and deep True."""
     nbytes = values["bytes"]
     assert not isinstance(nbytes, str)
     cost = _LEAST * (1 + 0.05 * math.log2(nbytes / (192 << 10)) ** 2)

@@ -1,4 +1,4 @@
-"""Worlds of threads: runs a function on n ranks in this process, each with its own Job, under a deadline."""
+"""Worlds of threads: runs a function on n ranks in this process, each with its own Job, with a deadline."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["World", "run_world"]
 
 T = TypeVar("T")
 
-# A test's ranks start together: who waits longer than this waits in vain.
+# The ranks of a test start together, so a rank that waits longer than this would wait in vain.
 PATIENCE: Mapping[str, object] = {"start_timeout_s": 60.0, "open_timeout_s": 60.0, "leave_timeout_s": 5.0}
-ENDING_S = 40.0  # for all ranks to have left, where some were stuck
+ENDING_S = 40.0  # for all ranks to leave, if some were stuck
 
 
 class World:
-    """``size`` ranks, each a thread with its own job, from ``with`` to its end. One thread uses the object.
+    """The context manager of ``size`` ranks, each a thread with its own job. Only one thread may use the object.
 
-    ``backend``: "threads", "shm" or another whose ranks may share a process. ``hosts``: the host index
-    of each rank; all on one where it is None. ``registry``: what is installed.
-    A rank in which an error goes unhandled leaves the world.
+    ``backend``: "threads", "shm" or another transport whose ranks may share a process. ``hosts``: the host index of
+    each rank; None puts all ranks on one host. ``registry``: the available plugins. A rank in which an error is not
+    handled leaves the world.
     """
 
     def __init__(
@@ -41,7 +41,10 @@ class World:
         registry: Registry | None = None,
         driver: SearchDriver | None = None,
     ) -> None:
-        """``registry``: what is on offer, where that is not what is installed. ``driver`` looks for better settings."""
+        """Make the jobs.
+
+        ``registry``: the available plugins, if not those that are installed. ``driver`` searches for better settings.
+        """
         given = {**PATIENCE, **(settings or {})}
         self.jobs: list[Job] = local_jobs(
             size, backend=backend, settings=given, hosts=hosts, registry=registry, driver=driver
@@ -63,11 +66,12 @@ class World:
         self.close()
 
     def run(self, function: Callable[[int, Job], T], *, deadline_s: float = 90.0, last: bool = False) -> list[T]:
-        """``function(rank, job)`` on every rank, whose verbs use its job there; the results, by rank.
+        """Call ``function(rank, job)`` on every rank, and return the results by rank.
 
-        ``last``: each rank leaves the world when its function ends. Raises the first error that is no
-        mere consequence of another, with a note that names its rank and tells the others' errors;
-        DeadlinePassed with every thread's stack when ``deadline_s`` passes, after which the world is over.
+        Verbs that the function calls use the rank's job. ``last``: each rank leaves the world when its function ends.
+        Raises the first error that is not the mere consequence of another, with a note that names its rank and lists
+        the errors of the others. Raises DeadlinePassed with every thread's stack if ``deadline_s`` passes; the world
+        has then ended.
         """
 
         def play(rank: int) -> T:
@@ -85,7 +89,7 @@ class World:
         return self._ranks.run(play, deadline_s, self._end)
 
     def close(self) -> None:
-        """Every rank leaves; what hangs is aborted. Idempotent."""
+        """Make every rank leave, and abort those that hang. Calling it again has no effect."""
         self._end()
         self._ranks.close()
 
@@ -96,7 +100,8 @@ class World:
             ]
             for thread in self._leaving:
                 thread.start()
-        # The second time, too: a shutdown that has begun elsewhere returns at once, and would be taken for complete.
+        # Join the threads the second time, too: a shutdown that another thread has begun returns immediately, and would
+        # be taken for complete.
         until_s = time.monotonic() + ENDING_S
         for thread in self._leaving:
             thread.join(max(0.0, until_s - time.monotonic()))
@@ -110,6 +115,9 @@ def run_world(
     deadline_s: float = 90.0,
     settings: Mapping[str, object] | None = None,
 ) -> list[T]:
-    """``function(rank, job)`` in a new world of ``size`` threads; the results, by rank. See World.run for errors."""
+    """Call ``function(rank, job)`` in a new world of ``size`` threads.
+
+    Return the results by rank; see World.run for the errors.
+    """
     with World(size, backend=backend, settings=settings) as world:
         return world.run(function, deadline_s=deadline_s, last=True)

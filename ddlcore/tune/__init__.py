@@ -1,1 +1,1 @@
-"""The autotuner: what is searched, how a search goes, and what is told of it."""
+"""The autotuner: what is searched, how a search proceeds, and who is told about it."""

@@ -1,4 +1,4 @@
-"""Runs one search through a training: trials out, times in; the tuner thinks in a thread of its own meanwhile."""
+"""Run a search during a training: hand out trials and take their times, while the tuner computes in its own thread."""
 
 from __future__ import annotations
 
@@ -16,56 +16,59 @@ from ddlcore.tune.space import narrowed
 
 __all__ = ["Plan", "SearchDriver", "Stretch", "Watcher", "in_thread"]
 
-LEAST_SAMPLE_S = 0.05  # a sample of very short steps has more of them
-MOST_TIMES = 20  # but not so many times what was asked for
-THINKING_S = 0.02  # how long the steps go on before it is asked again whether the tuner has come to something
+LEAST_SAMPLE_S = 0.05  # a sample takes at least this long, so very short steps need more of them
+MOST_TIMES = 20  # but at most this many times the steps that were asked for
+THINKING_S = 0.02  # time until the driver is asked again whether the tuner has proposed something
 MOST_THINKING = 200
-FIRST_STEPS = 10  # more, that do not count, in the first trial of all
-FEWEST_STEPS = 3  # of a sample in a loop that is left all the time
+FIRST_STEPS = 10  # further steps that do not count, in the first trial of all
+FEWEST_STEPS = 3  # steps of a sample if the loop leaves replay again and again
 DISCARDED_IN_A_ROW = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for."""
+    """What a search is to do."""
 
     knobs: tuple[Knob, ...]
-    default: Mapping[str, Value]  # for each knob, what holds without a search
+    default: Mapping[str, Value]  # value of each knob without a search
     make_tuner: Callable[[Sequence[Knob]], Tuner]
     trials: int
-    steps: int  # that count, in a sample at least
-    warmup: int  # steps after a change that do not count
+    steps: int  # least number of measured steps in a sample
+    warmup: int  # steps after each change that are not measured
     warm: tuple[Mapping[str, Value], ...] = ()  # settings to try first
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Whole periods with the same settings; 0: for ever."""
+    """A number of whole periods with the same settings; 0 periods: until the end."""
 
     values: Mapping[str, Value]
     periods: int
 
 
 class Watcher(Protocol):
-    """Who wants to know how a search goes. Called by one thread at a time, not always the same, and off the step's path."""
+    """Receives the progress of a search.
+
+    One thread at a time calls it, not always the same one, and never a thread that a training step waits for.
+    """
 
     def began(self, session: Session, nbytes: int) -> None:
-        """A search begins (anew): a step moves ``nbytes`` bytes."""
+        """Note that a search begins, possibly again: a step moves ``nbytes`` bytes."""
 
     def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
-        """One more sample."""
+        """Note one more sample."""
 
     def ended(self, session: Session, why: str) -> None:
-        """The search is over: ``session.result`` stands, or it cannot go on, and ``why`` says why not."""
+        """Note that the search is over. If it has no ``session.result``, ``why`` says why it could not go on."""
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """Does ``work`` in a thread of its own."""
+    """Run ``work`` in a thread of its own."""
     threading.Thread(target=work, name="ddl-tuner", daemon=True).start()
 
 
 class SearchDriver:
-    """What the coordinator asks for trials, and tells what they took; it never waits for the tuner."""
+    """Gives trials to the coordinator and takes their times. It never waits for the tuner."""
 
     def __init__(
         self,
@@ -73,41 +76,45 @@ class SearchDriver:
         watchers: Sequence[Watcher] = (),
         aside: Callable[[Callable[[], None]], None] = in_thread,
     ) -> None:
-        """``aside`` runs what takes long beside the caller."""
+        """Prepare a search. ``aside`` runs slow work, in another thread than the caller's."""
         self.given: dict[str, Value] = dict(plan.default)
         self.reopens = frozenset(knob.name for knob in plan.knobs if knob.reopens)
         self.session: Session | None = None
-        self._sessions: dict[int, Session] = {}  # by the bytes of a step; only what works aside looks at it
+        self._sessions: dict[int, Session] = {}  # by the bytes of a step; used only by work in ``aside``
         self._plan = plan
         self._watchers = tuple(watchers)
         self._aside = aside
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
-        self._works: deque[Callable[[], None]] = deque()  # to be done aside, one after the other
+        self._works: deque[Callable[[], None]] = deque()  # work to be done in ``aside``, one after the other
         self._working = False
         self._nbytes = 0
-        self._values: dict[str, Value] | None = None  # to be measured; None: the tuner is at it
-        self._current: Stretch | None = None  # the trial under way, where it counts
-        self._holds: dict[str, Value] = dict(plan.default)  # what the last trial had
-        self._step_s = 0.0  # what a step takes, about; 0: not known
+        self._values: dict[str, Value] | None = None  # settings to be measured; None: the tuner is computing them
+        self._current: Stretch | None = None  # the running trial, if it counts
+        self._holds: dict[str, Value] = dict(plan.default)  # settings of the last trial
+        self._step_s = 0.0  # approximate duration of a step; 0: unknown
         self._steps = plan.steps
-        self._skipped = 0  # steps of the trial under way that do not count
-        self._cold = True  # the training has just begun: nothing of it was measured yet
+        self._skipped = 0  # steps of the running trial that are not measured
+        self._cold = True  # the training has just begun: nothing was measured yet
         self._discarded = 0
         self._why = ""
 
     # --- for the coordinator
 
     def trial(self, nbytes: int) -> Stretch:
-        """The next trial: a sample; or, while the tuner thinks, more of the same; or what was found, for ever."""
+        """Return the next trial.
+
+        That is a sample; or, while the tuner computes, more steps with the same settings; or the final settings without
+        end.
+        """
         with self._lock:
             self._current = None
             if self._why:
                 return Stretch(dict(self._holds), 0)
-            if nbytes != self._nbytes:  # another schedule: what was measured before is not comparable
+            if nbytes != self._nbytes:  # another schedule: earlier measurements are not comparable
                 self._nbytes = nbytes
                 self.session = self._values = None
-                self._do_aside(lambda: self._begin(nbytes))  # which may have to import a library
+                self._do_aside(lambda: self._begin(nbytes))  # it may have to import a library
             session = self.session
             if session is not None and session.phase is Phase.DONE:
                 self._holds = session.next()
@@ -117,19 +124,19 @@ class SearchDriver:
                 return Stretch(dict(self._holds), min(max(patience, FEWEST_STEPS), MOST_THINKING))
             assert session is not None
             self._holds = dict(self._values)
-            # A loop that has just begun is not yet what it will be.
+            # The first steps of a loop are slower than later ones.
             self._skipped = self._plan.warmup + (FIRST_STEPS if self._cold or not session.samples else 0)
             self._current = Stretch(dict(self._values), 1 + self._skipped + self._counted())
             return self._current
 
     def _counted(self) -> int:
-        """How many steps of a sample count."""
+        """Return how many steps of a sample are measured."""
         if not self._step_s:
             return self._steps
         return max(self._steps, min(math.ceil(LEAST_SAMPLE_S / self._step_s), MOST_TIMES * self._steps))
 
     def trial_over(self, periods_ns: Sequence[Sequence[int]]) -> None:
-        """A trial is over. Each rank's periods, the first left out; the slowest rank of a step decides."""
+        """Take the durations of a trial's periods on each rank, without the first; each step's slowest rank counts."""
         fewest = min(len(row) for row in periods_ns)
         steps_s = [max(row[len(row) - fewest + i] for row in periods_ns) * 1e-9 for i in range(fewest)]
         with self._lock:
@@ -146,12 +153,12 @@ class SearchDriver:
             self._values = None
             if session.phase is Phase.SEARCH:
                 self._do_aside(lambda: self._think(session, counted, nbytes))
-            else:  # no tuner has to be asked: the next trial is the next sample
+            else:  # no tuner is asked: the next trial is the next sample
                 sample = self._learn(session, counted)
                 self._do_aside(lambda: self._tell(session, sample, nbytes))
 
     def trial_discarded(self) -> None:
-        """The loop left its period in the middle of a trial: it is repeated, with fewer steps if that goes on."""
+        """Repeat a trial that was discarded because the loop left its schedule, with fewer steps if that goes on."""
         with self._lock:
             if self._current is None:
                 return
@@ -162,35 +169,35 @@ class SearchDriver:
                 self._steps = max(FEWEST_STEPS, self._steps // 2)
 
     def gave_up(self, why: str) -> None:
-        """The search is over without a result: the default holds from the next trial on."""
+        """End the search without a result: the default settings hold from the next trial on."""
         with self._lock:
             session = self.session
             if self._why or (session is not None and session.phase is Phase.DONE):
                 return
             self._why = why
             self._holds = dict(self._plan.default)
-            # Also where the search had not even begun: whoever waits for its end must hear of it.
+            # Also if the search had not even begun, because a caller may wait for its end.
             self._do_aside(lambda: self._tell_ended(self.session or Session((), {}, self._plan.make_tuner, 0), why))
 
-    # --- for whoever runs the training
+    # --- for the code that runs the training
 
     @property
     def why(self) -> str:
-        """Why the search was given up; empty where it was not."""
+        """Why the search was given up; "" if it was not."""
         return self._why
 
     def settle(self, timeout_s: float = 10.0) -> None:
-        """The training has ended: waits until the tuner has thought about what it was told."""
+        """Wait, after the end of a training, until the tuner has used everything that it was told."""
         with self._idle:
             self._idle.wait_for(lambda: not self._working, timeout_s)
             self._current = None
-            self._step_s = 0.0  # whatever comes next begins anew
+            self._step_s = 0.0  # the next training starts from the beginning
             self._cold = True
 
     # --- aside, one thing at a time
 
     def _do_aside(self, work: Callable[[], None]) -> None:
-        """Lock held."""
+        """Add ``work`` to the queue of ``aside``. Call it with the lock held."""
         self._works.append(work)
         if not self._working:
             self._working = True
@@ -206,12 +213,12 @@ class SearchDriver:
                 work = self._works.popleft()
             try:
                 work()
-            except Exception as error:  # whatever a foreign tuner raises: the training goes on
+            except Exception as error:  # a plugin's tuner may raise anything: the training goes on
                 self.gave_up(f"the tuner failed: {type(error).__name__}: {error}")
 
     def _begin(self, nbytes: int) -> None:
         plan = self._plan
-        known = self._sessions.get(nbytes)  # of another world, or of an earlier run of the script
+        known = self._sessions.get(nbytes)  # from another world, or from an earlier run of the script
         knobs = narrowed(plan.knobs, nbytes, plan.default)
         session = known or Session(knobs, plan.default, plan.make_tuner, plan.trials, plan.warm)
         self._sessions[nbytes] = session

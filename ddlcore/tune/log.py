@@ -1,4 +1,4 @@
-"""Writes a search down as it goes: a CSV file with a line a sample, as Horovod's users know it."""
+"""Write a search to a CSV file while it runs, with one line for each sample, in the form that Horovod's users know."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _OURS = ("sample", "phase", "steps", "step_ms", "score")
 
 
 class CsvLog:
-    """A Watcher. ``score``, the last column, is bytes of a step per µs, as there: more is better."""
+    """A Watcher that writes the file.
+
+    The last column, ``score``, is bytes of a step per µs, as in Horovod: more is better.
+    """
 
     def __init__(self, path: str | Path) -> None:
-        """Raises ValueError in one line where the file cannot be written."""
+        """Create the file. Raises ValueError with a message of one line if it cannot be written."""
         self._path = Path(path)
         self._header: list[str] = []
         try:
@@ -30,7 +33,7 @@ class CsvLog:
             raise ValueError(f"--autotune-log {path}: {error.strerror}") from None
 
     def began(self, session: Session, nbytes: int) -> None:
-        """A search begins: another one with other knobs gets a header of its own."""
+        """Write a header for a new search, unless its knobs are those of the last header."""
         names = [knob.name for knob in session.knobs]
         header = ["sample", "phase", *names, "steps", "step_ms", "score"]
         if header != self._header:
@@ -38,12 +41,12 @@ class CsvLog:
             self._append(header)
 
     def sampled(self, session: Session, sample: Sample, nbytes: int) -> None:
-        """One line, with the settings as a config file would hold them."""
+        """Write a line for a sample, with the settings as in a config file."""
         ours = [len(sample.steps_s), f"{sample.cost_s * 1e3:.4f}", f"{nbytes / (sample.cost_s * 1e6):.4f}"]
         self._append([sample.number, sample.phase.value, *(sample.values[k.name] for k in session.knobs), *ours])
 
     def ended(self, session: Session, why: str) -> None:
-        """The last line holds what is gone on with."""
+        """Write the last line, with the settings that hold from now on."""
         values = session.result if session.result is not None else session.default
         self._append(["", "given up" if why else "result", *(values[knob.name] for knob in session.knobs), "", "", ""])
 
@@ -51,7 +54,7 @@ class CsvLog:
         try:
             with open(self._path, "a", newline="") as file:
                 _write(file, row)
-        except OSError as error:  # a disk that is full is no reason to end a training
+        except OSError as error:  # a full disk must not end the training
             log.warning("autotune: %s cannot be written: %s", self._path, error.strerror)
 
 
@@ -60,9 +63,9 @@ def _write(file: TextIO, row: Sequence[object]) -> None:
 
 
 def read_log(path: str | Path, most: int = 3) -> list[Values]:
-    """The settings of the search in such a file that took the least time, the best first.
+    """Return the settings of a search that took the least time, the best first, at most ``most`` of them.
 
-    Raises ValueError in one line where it is no such file.
+    Raises ValueError with a message of one line if the file is no log of a search.
     """
     try:
         with open(path, newline="") as file:
@@ -76,8 +79,8 @@ def read_log(path: str | Path, most: int = 3) -> list[Values]:
         try:
             step_ms = float(row["step_ms"] or "inf")
         except ValueError:
-            continue  # a second header
-        # A line may have more cells than the header, under None, or fewer: then None is in them.
+            continue  # another header
+        # csv puts cells beyond those of the header under the key None, and gives missing cells the value None.
         values = tuple(
             (name, _parse(text))
             for name, text in row.items()

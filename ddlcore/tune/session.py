@@ -1,6 +1,6 @@
-"""The course of one search: the default first, then what the tuner proposes, then the best against the default.
+"""Decide the course of one search: first the default, then the tuner's proposals, then the best against the default.
 
-Pure: it says what to run next and is told how long steps took. No thread, no clock, no file.
+Without threads, clocks or files: it says what to run next, and is told how long steps took.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from ddlcore.tune.gain import Gain, gain_of
 __all__ = ["LOOKS", "PAIRS", "Comparison", "Phase", "Sample", "Session", "Values", "values_text"]
 
 Values = Mapping[str, Value]
-PAIRS = 6  # of a comparison in alternation
-MOST_PAIRS = 12  # where six of them look like a gain and do not make it certain
-LOOKS = 2  # samples more, in all, of what has looked best only once
+PAIRS = 6  # pairs in a comparison
+MOST_PAIRS = 12  # if 6 pairs show a gain that is not yet certain
+LOOKS = 2  # further samples, in total, of settings that were the best only once
 
 
 class Phase(Enum):
-    """What a sample is for."""
+    """The purpose of a sample."""
 
     SEARCH = "search"  # the tuner learns from it
-    COMPARE = "compare"  # the best against the default
-    WITHOUT = "without"  # the best against itself without one of its changes
-    FINAL = "final"  # what is written against the default
+    COMPARE = "compare"  # the best settings against the default
+    WITHOUT = "without"  # the best settings against the same without one of their changes
+    FINAL = "final"  # the result against the default
     DONE = "done"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Some steps with the same settings."""
+    """Several steps that were measured with the same settings."""
 
     number: int
     phase: Phase
     values: Values
-    steps_s: tuple[float, ...]  # of each step that counts, on the slowest rank
+    steps_s: tuple[float, ...]  # duration of each measured step, on its slowest rank
     cost_s: float  # their median
 
 
 @dataclass
 class Comparison:
-    """Two ways in alternation: before, after, after, before, … so that neither profits from a drift."""
+    """Two settings measured alternately: before, after, after, before, … so that a drift favours neither of them."""
 
     phase: Phase
     before: dict[str, Value]
@@ -54,20 +54,20 @@ class Comparison:
     after_s: list[float] = field(default_factory=list)
 
     def next(self) -> dict[str, Value] | None:
-        """What is to be measured next; None when both have been often enough."""
+        """Return the settings to be measured next; None when both were measured often enough."""
         taken = len(self.before_s) + len(self.after_s)
         if taken >= 2 * self.pairs:
             return None
         return self.before if taken % 4 in (0, 3) else self.after
 
     def note(self, cost_s: float) -> None:
-        """What has just been measured."""
+        """Take the result of the last measurement."""
         taken = len(self.before_s) + len(self.after_s)
         (self.before_s if taken % 4 in (0, 3) else self.after_s).append(cost_s)
 
     @property
     def pairs(self) -> int:
-        """How many it takes, as far as that is known."""
+        """Number of pairs that are needed, as far as that is known now."""
         if len(self.after_s) < PAIRS or len(self.before_s) < PAIRS:
             return PAIRS
         first = gain_of(self.before_s[:PAIRS], self.after_s[:PAIRS])
@@ -75,12 +75,12 @@ class Comparison:
 
     @property
     def gain(self) -> Gain:
-        """Of ``after`` over ``before``."""
+        """The gain of ``after`` over ``before``."""
         return gain_of(self.before_s, self.after_s)
 
 
 class Session:
-    """One search. ``next`` and ``measured`` alternate; ``phase`` is DONE when ``result`` stands."""
+    """One search. Call ``next`` and ``measured`` in turn; ``phase`` is DONE when ``result`` is known."""
 
     def __init__(
         self,
@@ -90,13 +90,17 @@ class Session:
         trials: int,
         warm: Sequence[Values] = (),
     ) -> None:
-        """``default``: a value for each knob. ``trials``: samples of the search. ``warm``: what to try first, in part or whole."""
+        """Begin a search with ``trials`` samples.
+
+        ``default`` has a value for each knob. ``warm``: settings to try first, each with a value for some knobs or for
+        all.
+        """
         self.knobs = tuple(knobs)
         self.default: dict[str, Value] = {knob.name: default[knob.name] for knob in knobs}
         self.trials = trials if knobs else 0
         self.samples: list[Sample] = []
         self.comparisons: list[Comparison] = []
-        self.result: dict[str, Value] | None = None  # what to go on with; the default where nothing beats it
+        self.result: dict[str, Value] | None = None  # final settings; the default if nothing beats it
         self.phase = Phase.SEARCH
         self._tuner = make_tuner(self.knobs) if knobs else None
         self._next: dict[str, Value] | None = dict(self.default)
@@ -107,7 +111,7 @@ class Session:
             self._end(self.default)
 
     def _whole(self, values: Values) -> dict[str, Value]:
-        """With the default for what is missing or out of a knob's range."""
+        """Return ``values`` with the default for knobs that are missing or whose value is out of range."""
         usable = {knob.name: values[knob.name] for knob in self.knobs if knob.name in values}
         kept = {knob.name for knob in self.knobs if knob.name in usable and knob.holds(usable[knob.name])}
         return {**self.default, **{name: usable[name] for name in kept}}
@@ -115,14 +119,14 @@ class Session:
     # --- what to run
 
     def next(self) -> dict[str, Value]:
-        """The settings of the next sample; where all is done, those to go on with."""
+        """Return the settings of the next sample; if the search is done, the final settings."""
         if self.result is not None:
             return dict(self.result)
         assert self._next is not None
         return dict(self._next)
 
     def measured(self, steps_s: Sequence[float]) -> Sample:
-        """The steps of what ``next`` said took so long, on the slowest rank of each."""
+        """Take the durations of the steps with the settings of the last ``next``, each on its slowest rank."""
         assert self.result is None and self._next is not None
         values = self._next
         sample = Sample(len(self.samples) + 1, self.phase, dict(values), tuple(steps_s), median(steps_s))
@@ -148,7 +152,8 @@ class Session:
             if self._next is not None:
                 return
         best = self.best
-        # The least of many noisy numbers is too small: the default must not win or lose by one lucky sample.
+        # The minimum of many noisy numbers is too low. So the best settings are measured again: one lucky sample must
+        # decide nothing.
         if len(self._costs) > 1 and len(self._costs[self._key(best)]) == 1 and self._looks < LOOKS:
             self._looks += 1
             self._next = best
@@ -184,13 +189,13 @@ class Session:
         self._end(comparison.after if sure else self.default)
 
     def _without_next(self, kept: dict[str, Value], left: Sequence[str]) -> None:
-        """Each change must pay by itself: the rest of them are tried by leaving one of them out."""
+        """Test the next change by leaving it out, because each change must have a benefit of its own."""
         changed = self.changed(kept)
         if left and len(changed) > 1:
             name = left[0]
             without = {**kept, name: self.default[name]}
             self._begin(Comparison(Phase.WITHOUT, without, dict(kept), dropped=name))
-        elif kept == self.comparisons[0].after:  # nothing was left out: that comparison holds
+        elif kept == self.comparisons[0].after:  # nothing was left out: the first comparison holds
             self._end(kept)
         else:
             self._begin(Comparison(Phase.FINAL, dict(self.default), dict(kept)))
@@ -202,30 +207,30 @@ class Session:
     # --- what is known
 
     def changed(self, values: Values) -> list[str]:
-        """The settings in which ``values`` differ from the default, in the knobs' order."""
+        """Return the names of the settings in which ``values`` differ from the default, in the order of the knobs."""
         return [knob.name for knob in self.knobs if values[knob.name] != self.default[knob.name]]
 
     @property
     def best(self) -> dict[str, Value]:
-        """The fastest of the search so far; the default before anything is known."""
+        """The fastest settings of the search so far; the default before the first sample."""
         if not self._costs:
             return dict(self.default)
         key = min(self._costs, key=lambda one: median(self._costs[one]))
         return {knob.name: value for knob, value in zip(self.knobs, key)}
 
     def cost_s(self, values: Values) -> float | None:
-        """What a step took with ``values`` in the search; None where that was not tried."""
+        """Return the duration of a step with ``values`` in the search; None if they were not tried."""
         costs = self._costs.get(self._key(values))
         return median(costs) if costs else None
 
     @property
     def final(self) -> Comparison | None:
-        """The last comparison of the default with something else that is complete; None before."""
+        """The last complete comparison of other settings with the default; None if there is none."""
         whole = [one for one in self.comparisons if one.phase is not Phase.WITHOUT and one.next() is None]
         return whole[-1] if whole else None
 
     def lacks(self) -> str:
-        """What is still to be done, in words; empty where nothing is."""
+        """Return a description of what is still to be done; "" if nothing is."""
         if self.phase is Phase.DONE:
             return ""
         if self.phase is Phase.SEARCH:
@@ -244,7 +249,7 @@ class Session:
 
 
 def values_text(values: Values) -> str:
-    """In one line, as a person reads it."""
+    """Return the values in one line for a reader."""
     return " ".join(f"{name}={_short(name, value)}" for name, value in values.items()) or "nothing"
 
 

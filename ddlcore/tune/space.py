@@ -1,4 +1,4 @@
-"""What is searched: the core's own knobs, and those that come with the providers of what is used."""
+"""Define what is searched: the core's own knobs, and those of the plugins in use."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ __all__ = ["COMPRESSION", "CORE", "choose", "narrowed"]
 CORE: tuple[Knob, ...] = (
     Knob("fusion_bytes", 64 << 10, 256 << 20, logarithmic=True, doc="largest bucket"),
     Knob("first_bucket_bytes", 64 << 10, 64 << 20, logarithmic=True, doc="a step's first and last bucket"),
-    Knob("overlap", choices=("off", "on"), doc="whether tensors go off while the step computes"),
+    Knob("overlap", choices=("off", "on"), doc="whether buckets run while the step still computes"),
 )
-# Takes part in the search only where the user allows it: it changes the values.
-COMPRESSION = Knob("compression", choices=("none", "fp16", "bf16"), doc="what float32 gradients travel as")
+# Searched only if the user allows it, because compression changes the values of gradients.
+COMPRESSION = Knob("compression", choices=("none", "fp16", "bf16"), doc="compression of float32 gradients")
 _LEAST_BYTES = 1 << 10
 
 
 def choose(knobs: Iterable[Knob], fixed: Iterable[str]) -> tuple[Knob, ...]:
-    """Those that are searched: what the user has set by a flag or variable is not, nor what leaves no choice."""
+    """Return the knobs that are searched.
+
+    Knobs that the user has set by a flag or variable are left out, and those with only one possible value.
+    """
     kept = set(fixed)
     return tuple(knob for knob in knobs if knob.name not in kept and (len(knob.choices) > 1 or knob.high > knob.low))
 
 
 def narrowed(knobs: Sequence[Knob], nbytes: int, default: Mapping[str, Value]) -> tuple[Knob, ...]:
-    """``knobs`` for steps of ``nbytes`` bytes: buckets larger than all of a step are all the same.
+    """Return ``knobs`` for steps of ``nbytes`` bytes: bucket sizes beyond a whole step would all be the same.
 
-    Another default that lies outside is let in.
+    A default outside of a knob's range is added to that range.
     """
     made = []
     for knob in knobs:

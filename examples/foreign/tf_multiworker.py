@@ -2,7 +2,7 @@
 
     ddl run -np 2 python examples/foreign/tf_multiworker.py
 
-Nothing of ddl is imported. The loop is written out because Keras 3's `fit` does not work with
+Nothing of ddl is imported. The training loop is written out because `fit` of Keras 3 does not work with
 MultiWorkerMirroredStrategy.
 """
 
@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf  # reads the variable above when it is imported
 from sklearn.datasets import load_digits
 
-BATCH = 64  # images a worker and step
+BATCH = 64  # images for each worker and step
 
 
 def main() -> None:

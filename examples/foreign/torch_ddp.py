@@ -1,4 +1,4 @@
-"""An ordinary script for torch's own DistributedDataParallel: `ddl run` gives it the environment it asks for."""
+"""A script for torch's own DistributedDataParallel: `ddl run` sets the environment variables that torch reads."""
 
 import hashlib
 
@@ -14,7 +14,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    weights = torch.randn(16, 1)  # what is to be learned; the same on every rank, because of the seed
+    weights = torch.randn(16, 1)  # the weights to learn; the seed makes them equal on every rank
     own = torch.Generator().manual_seed(rank)
     for step in range(100):
         inputs = torch.randn(32, 16, generator=own)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 
 def digits() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
-    """1500 images to learn from, 297 images and labels to be tested on."""
+    """Return 1500 training images with labels, 297 test images and their labels."""
     pixels, classes = load_digits(return_X_y=True)
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     labels = torch.tensor(classes)
@@ -33,7 +33,7 @@ def network() -> nn.Module:
 
 
 def digest(model: nn.Module) -> str:
-    """The same twelve letters wherever the parameters are the same to the last bit."""
+    """Return a digest that is equal on two ranks if their parameters are equal to the last bit."""
     seen = hashlib.sha256()
     for parameter in model.parameters():
         seen.update(parameter.detach().numpy().tobytes())
@@ -60,7 +60,7 @@ def main() -> None:
         state = torch.load(args.checkpoint)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        optimizer.param_groups[0]["lr"] = lr  # the checkpoint's may be that of another number of ranks
+        optimizer.param_groups[0]["lr"] = lr  # the checkpoint may come from another number of ranks
         begin = state["epoch"]
 
     sampler = RandomSampler(learn)

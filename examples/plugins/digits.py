@@ -1,6 +1,6 @@
-"""Learns handwritten digits with numpy alone, over whatever plugins it is told to use: `ddl run -np 2 python digits.py`.
+"""Learns handwritten digits with numpy alone, using the plugins that it is given: `ddl run -np 2 python digits.py`.
 
-`--compression int8` sends gradients as int8; `--backend zmq` and `--fusion-policy bysize` are for `ddl run`.
+`--compression int8` sends gradients as int8; `--backend zmq` and `--fusion-policy bysize` are options of `ddl run`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Array = Any  # np.ndarray, float32 unless a name says otherwise
 
 
 def digits() -> tuple[Array, Array, Array, Array]:
-    """1500 images and labels to learn from, 297 to be tested on; the same on every rank."""
+    """Return 1500 training images and labels, and 297 test images and labels, the same on every rank."""
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(1).permutation(len(labels))
     images, labels = (images[order] / 16).astype(np.float32), labels[order]
@@ -46,11 +46,11 @@ def gradients(net: dict[str, Array], images: Array, labels: Array) -> dict[str, 
 
 
 def train(compression: str = "none", epochs: int = 12) -> tuple[float, float]:
-    """Trains on the ranks of the present job; the test accuracy, and encoded bytes for each byte of gradients."""
+    """Train on the ranks of the job; return the test accuracy, and the encoded bytes for each byte of gradients."""
     rank, size = ddl.rank(), ddl.size()
     images, labels, test_images, test_labels = digits()
     images, labels = images[rank::size], labels[rank::size]
-    rows = len(digits()[0]) // size // 32 * 32  # as many steps on every rank
+    rows = len(digits()[0]) // size // 32 * 32  # every rank takes as many steps
     net = network()
     speed = {name: np.zeros_like(value) for name, value in net.items()}
     for epoch in range(epochs):

@@ -43,7 +43,7 @@ def test_foreign_byte_order(kind: str) -> None:
 @pytest.mark.parametrize("thing", [[1.0, 2.0], 3, np.float32(3), "text", None], ids=repr)
 def test_what_is_no_array(thing: Any) -> None:
     """Refused, with the way to make one."""
-    with pytest.raises(ValueError, match=r"not (list|int|float32|str|NoneType); make one of it with np.asarray"):
+    with pytest.raises(ValueError, match=r"not (list|int|float32|str|NoneType); convert it with np.asarray"):
         adapter.buffer(thing, elementwise=True)
 
 

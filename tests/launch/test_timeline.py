@@ -143,7 +143,7 @@ def test_the_summary_names_shares_stragglers_and_tensors(trace: Path, capsys: py
     """In words, as tables, and as JSON."""
     assert main(["timeline", "summary", str(trace)]) == 0
     out = capsys.readouterr().out
-    assert "25.0% of a step (10.00 ms, median of 3 that ran from memory) is spent standing in ddl" in out
+    assert "25.0% of a step (10.00 ms, median of 3 that ran from memory) is spent waiting in ddl" in out
     assert "Rank 1 holds the others up most: last to 100% of the buckets, by 3.000 ms (median)." in out
     assert "holds 2.0 tensors, 4.0 KiB of 8.0 KiB that fusion allows" in out
     assert "8 buckets ran from memory and 0 were negotiated" in out

@@ -130,8 +130,8 @@ def test_an_unfinished_search_writes_no_setting(tmp_path: Path) -> None:
     assert settings_found(session) == {}
     (tmp_path / "tuned.toml").write_text(config_text(session, "x"))
     assert read_toml(tmp_path / "tuned.toml") == {}
-    assert "lacking are 7 of 9 trials" in (tmp_path / "tuned.toml").read_text()
-    assert "so far the best: fusion_bytes" in (tmp_path / "tuned.toml").read_text()
+    assert "Still to do: 7 of 9 trials" in (tmp_path / "tuned.toml").read_text()
+    assert "the best so far: fusion_bytes" in (tmp_path / "tuned.toml").read_text()
 
 
 def test_the_report_is_one_file_and_a_picture(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_what_was_measured_before_a_run_that_does_not_start(
 
     monkeypatch.setattr("ddlcore.launch.tune.command.run_job", run_job)
     assert main(["tune", "-np", "2", "--out", str(tmp_path / "tuned.toml"), "true"]) == code
-    assert "lacking are 8 of 9 trials" in (tmp_path / "tuned.toml").read_text()
+    assert "Still to do: 8 of 9 trials" in (tmp_path / "tuned.toml").read_text()
     assert (tmp_path / "tuned.html").exists()
 
 

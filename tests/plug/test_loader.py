@@ -34,7 +34,7 @@ BROKEN = {
         "@hookimpl\ndef ddl_transport(): return []",
         "unknown hook 'ddl_transport'; did its author mean ddl_transports?",
     ),
-    "forgets to return": ("@hookimpl\ndef ddl_transports(): []", "ddl_transports gave nothing"),
+    "forgets to return": ("@hookimpl\ndef ddl_transports(): []", "ddl_transports returned None"),
     "raises in a hook": ("@hookimpl\ndef ddl_transports(): raise OSError('wet')", "OSError: wet"),
     "gives something that is no provider": (
         "@hookimpl\ndef ddl_transports(): return ['pigeon']",

@@ -141,7 +141,7 @@ def test_ranks_of_which_the_same_is_known_are_told_together() -> None:
         one.hear(rank, Stack("  here" if rank != 4 else "  there"))
     assert one.look(11.0)[0] == ["ranks 1-3,5 are here:\n  here", "rank 4 is here:\n  there"]
     (text,), _ = one.look(12.0)
-    assert "no word from rank 6 of where in the code" in text
+    assert "no stack came from rank 6" in text
 
 
 def test_a_stall_ends_the_job_after_its_time_and_names_who_is_silent() -> None:

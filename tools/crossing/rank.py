@@ -1,4 +1,4 @@
-"""One rank of a measurement: opens every contender's transport, times their allreduce in alternation, and tells.
+"""One rank of a measurement: opens each contender's transport and times their allreduces in alternation.
 
     python -m tools.crossing.rank SPEC RANK
 
@@ -33,28 +33,28 @@ from tools.crossing.store import FileStore
 __all__ = ["Contender", "Spec", "play"]
 
 OPEN_S = 60.0
-WARM = 2  # rounds: pages, caches, windows of the connections
+WARM = 2  # rounds that fill caches, touch pages and open the connections' windows
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A transport and what it is asked to do."""
+    """A transport and its settings."""
 
     backend: str
     settings: Mapping[str, int] | None = None
-    compressed: bool = False  # float32 goes as bfloat16, cast on the way in and on the way out
+    compressed: bool = False  # float32 is sent as bfloat16, cast before and after
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One start of some ranks."""
+    """One start of a number of ranks."""
 
     hosts: tuple[int, ...]  # of each rank
     addresses: tuple[str, ...]  # of each host
     sizes: tuple[int, ...]  # bytes of float32
     contenders: Mapping[str, Contender]
     rounds: int
-    directory: str  # that all share, for the store
+    directory: str  # shared by all ranks, for the store
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -69,7 +69,7 @@ class Spec:
 
 
 def play(spec: Spec, rank: int, tell: Callable[[Row], None]) -> None:
-    """Every rank calls it; ``tell`` gets the rows, the same on all."""
+    """Run the measurement; every rank calls this. ``tell`` gets the rows, which are the same on all ranks."""
     transports = {name: _open(spec, rank, name, one) for name, one in spec.contenders.items()}
     together = Together(next(iter(transports.values())))
     for nbytes in spec.sizes:
@@ -110,7 +110,7 @@ def _call(transport: Transport, contender: Contender, memory: Any) -> Call:
 
 
 def _check(name: str, call: Call, memory: Any, rank: int, size: int) -> None:
-    """On small whole numbers, which every type holds; zeros are left."""
+    """Check the sum of small integers, which every type represents exactly, and leave zeros in the memory."""
     memory[:] = 1 + rank % 2
     call()
     right = size + size // 2
@@ -120,11 +120,11 @@ def _check(name: str, call: Call, memory: Any, rank: int, size: int) -> None:
 
 
 def _times(calls: Mapping[str, Call], together: Together, rounds: int) -> dict[str, list[float]]:
-    """Seconds of the slowest rank: one call each, in turn."""
+    """Return the seconds of the slowest rank, with one call of each contender in turn."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for number in range(-WARM, rounds):
-        first = number % len(names)  # nobody always follows the same one
+        first = number % len(names)  # no contender always follows the same other one
         for name in names[first:] + names[:first]:
             together.barrier()
             begun_s = time.perf_counter()

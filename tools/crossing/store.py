@@ -1,4 +1,4 @@
-"""The store of a measurement: files in one directory, which the hosts of a test cluster share."""
+"""The store of a measurement: files in a directory that the hosts of a test cluster share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLL_S = 0.005
 
 
 class FileStore(Store):
-    """One file a key, for processes of one user, while they measure."""
+    """A store with one file for each key, for processes of one user during a measurement."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

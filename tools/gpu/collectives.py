@@ -1,4 +1,4 @@
-"""One rank that calls every collective on its device and compares with numpy in float64; started alone, or by ddl run."""
+"""One rank that calls all collectives on its device and compares with float64 in numpy; started alone or by ddl run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _rows(asked: argparse.Namespace) -> Iterator[Row]:
 
 
 def main() -> None:
-    """As a program."""
+    """Run as a program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--what", default="collectives")

@@ -1,4 +1,4 @@
-"""Measures packing and unpacking on a GPU against its own copies and torch's; for a GPU only."""
+"""Measures packing and unpacking on a GPU against the GPU's own copies and torch's; needs a GPU."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["main", "measure_copies"]
 
 MIB = 1 << 20
 TENSORS, BUCKET_BYTES = 160, 64 * MIB
-ROTATED = 8  # buckets: 512 MiB of tensors and as much of runs, so that no cache serves them
+ROTATED = 8  # buckets: 512 MiB of tensors and as much of packed memory, so that no cache holds them
 ROUNDS = 15
 SMALL_TENSORS, SMALL_BYTES, SMALL_REPEATS = 400, 16 << 10, 50
 HOST_CALLS = 300
-AHEAD_CYCLES = 200_000_000  # of the GPU's clock: what is queued behind that finds it busy
+AHEAD_CYCLES = 200_000_000  # of the GPU's clock: keeps the GPU busy while more work is queued
 
 
 class _Clock:
-    """Times what is put on one stream, on the device, while its queue is full: the host's share does not show."""
+    """Times work on one stream by the device's clock, with a full queue, so that the host's share is not counted."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -50,7 +50,7 @@ def _tensors(n: int, nbytes: int, buckets: int) -> list[list[torch.Tensor]]:
 
 
 def _buckets(queue: CudaQueue, clock: _Clock) -> Iterator[Row]:
-    """64 MiB each, all contenders in turn in every round."""
+    """Measure buckets of 64 MiB, with all contenders in turn in every round."""
     tensors = _tensors(TENSORS, BUCKET_BYTES, ROTATED)
     flats = [torch.empty(sum(t.numel() for t in bucket), device="cuda") for bucket in tensors]
     others = [torch.empty_like(flat) for flat in flats]
@@ -86,7 +86,7 @@ def _buckets(queue: CudaQueue, clock: _Clock) -> Iterator[Row]:
 
 
 def _small(queue: CudaQueue, clock: _Clock) -> Iterator[Row]:
-    """Many small tensors: the time of one launch among many."""
+    """Measure many small tensors: the time of one launch among many."""
     (bucket,) = _tensors(SMALL_TENSORS, SMALL_TENSORS * SMALL_BYTES, 1)
     counts, addresses = [t.numel() for t in bucket], [t.data_ptr() for t in bucket]
     flat = torch.empty(sum(counts), device="cuda")
@@ -102,7 +102,7 @@ def _small(queue: CudaQueue, clock: _Clock) -> Iterator[Row]:
 
 
 def _host(queue: CudaQueue) -> Iterator[Row]:
-    """What the host spends on one bucket whose tensors lie elsewhere each time: fence, pack, unpack, event."""
+    """Measure the host's time for one bucket with new addresses each time: fence, pack, unpack, event."""
     buckets = _tensors(TENSORS, MIB, 2)
     counts = [t.numel() for t in buckets[0]]
     addresses = [[t.data_ptr() for t in bucket] for bucket in buckets]
@@ -126,7 +126,7 @@ def _host(queue: CudaQueue) -> Iterator[Row]:
 
 
 def measure_copies() -> Iterator[Row]:
-    """The rows of COPY_ROWS."""
+    """Yield the rows of COPY_ROWS."""
     torch.cuda.init()
     device = CudaDevice()
     device.open(Device("cuda", 0))
@@ -139,7 +139,7 @@ def measure_copies() -> Iterator[Row]:
 
 
 def main() -> None:
-    """As a program."""
+    """Run as a program."""
     tell(measure_copies())
 
 

@@ -1,4 +1,4 @@
-"""What is asked of copies on a GPU: rows and targets, also where there is none to measure them on."""
+"""The rows and targets of copies on a GPU, also for machines on which they cannot be measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the kernels against float64: on a GPU every one at every alignment, else some in numba's simulator."""
+"""Checks the kernels against float64: all of them at all alignments on a GPU, or some in numba's simulator."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Array = Any  # of numpy; bfloat16 as its bits
 OPS = (ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product)
 COUNT = 3 * 4096 + 77  # several chunks
 WAIT_S = 60.0
-FAR_BYTES = 24 << 30  # free, for what more than 4 GiB take, and for those before them that are not free yet
+FAR_BYTES = 24 << 30  # free memory for buckets of more than 4 GiB, and for earlier memory that is not freed yet
 
 
 class Ground:
-    """Where kernels run: ``memory(nbytes)`` has an address, ``put`` and ``get`` copy to and from it."""
+    """Where kernels run: ``memory(nbytes)`` returns memory with an address, ``put`` and ``get`` copy to and from it."""
 
     def __init__(self, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
@@ -82,7 +82,7 @@ def _values(x: Array, dtype: DType) -> Array:
 
 
 def _rounded(x: Array, dtype: DType) -> Array:
-    """float64 as ``dtype``."""
+    """Convert float64 to ``dtype``."""
     if dtype is DType.BF16:
         bits = x.astype(np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -101,7 +101,7 @@ def _numbers(dtype: DType, count: int, seed: int) -> Array:
 
 
 def _step(dtype: DType) -> float:
-    """The distance of neighbours near 1, of float32 where rounding there shows too."""
+    """Return the tolerance of a type: a small multiple of the distance between neighbours near 1; 0 for integers."""
     return {DType.F16: 2.0**-9, DType.BF16: 2.0**-6, DType.F32: 2.0**-20, DType.F64: 2.0**-48}.get(dtype, 0.0)
 
 
@@ -121,7 +121,7 @@ def _compare(what: str, actual: Array, expected: Array, dtype: DType) -> None:
 
 
 def _pack(ground: Ground, dtype: DType, wire: DType, shifts: tuple[int, int], count: int, scale: float) -> None:
-    """Two tensors and an empty one, to a run and back, at these alignments."""
+    """Check packing two tensors and an empty one, and unpacking them, at these alignments."""
     counts = (count, 0, count // 3 + 1)
     near = [_numbers(dtype, n, i) for i, n in enumerate(counts)]
     places = [ground.memory(x.nbytes + 32) for x in near]
@@ -162,11 +162,14 @@ def _reduce(ground: Ground, dtype: DType, op: ReduceOp, shifts: tuple[int, int],
 
 
 def _edges(ground: Ground, source: DType, target: DType) -> None:
-    """What lies half way between neighbours, what overflows, infinities and NaNs, to the bit; eight of each: in vectors."""
+    """Check values half way between neighbours, overflows, infinities and NaNs, bit by bit.
+
+    Each value is repeated eight times, so that vectors contain it.
+    """
     bits = np.arange(0, 1 << 16, 257 if ground.on_gpu else 4099, dtype=np.uint32) << 16  # of every exponent
     singles = np.concatenate([bits | low for low in (0, 0x1000, 0x1001, 0x3000, 0x7FFF, 0x8000, 0x8001, 0x18000, 1)])
     singles = np.append(singles, np.array([0x7F800001, 0xFF800001, 0x7F7FFFFF, 0x477FEFFF, 0x477FF000], np.uint32))
-    with np.errstate(invalid="ignore"):  # of NaNs that signal
+    with np.errstate(invalid="ignore"):  # for signalling NaNs
         x = np.repeat(singles.view(np.float32), 8).astype(_stored(source))
     there, back = ground.memory(x.nbytes), ground.memory(x.size * target.itemsize)
     ground.put(x, there.address)
@@ -184,11 +187,11 @@ def _edges(ground: Ground, source: DType, target: DType) -> None:
 
 
 def _far(ground: Ground, dtype: DType, wire: DType) -> None:
-    """What lies behind the first 4 GiB of a run, and of a tensor: there and back."""
+    """Check the elements after the first 4 GiB of a packed run and of a tensor, in both directions."""
     counts = ((4 << 30) // dtype.itemsize + 5, 1001)
     near = [ground.memory(count * dtype.itemsize) for count in counts]
     flat = ground.memory(sum(counts) * wire.itemsize)
-    values = _numbers(dtype, 2006, 0)  # the end of the one, and all of the other
+    values = _numbers(dtype, 2006, 0)  # the end of the first tensor, and all of the second
     end, item = counts[0] - 1005, dtype.itemsize
     places = [(near[0].address + end * item, values[:1005]), (near[1].address, values[1005:])]
     for address, part in places:
@@ -208,7 +211,7 @@ def _others(shift: int) -> tuple[int, int]:
 
 
 def _checks(ground: Ground) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Every conversion, and every reduction of every type, at alignments; without a GPU few of them."""
+    """Yield every conversion, and every reduction of every type, at many alignments; without a GPU only few of them."""
     shifts = range(16) if ground.on_gpu else (0, 3)
     count = COUNT if ground.on_gpu else 70
     floats = [dtype for dtype in DType if dtype.is_float]
@@ -227,12 +230,12 @@ def _checks(ground: Ground) -> Iterator[tuple[str, Callable[[], None]]]:
     for source in (DType.F32, DType.F64):
         for target in (DType.BF16, DType.F16):
             yield "pack", partial(_edges, ground, source, target)
-    for dtype, wire in ((DType.U8, DType.U8), (DType.F16, DType.F32)):  # by the copy, by a conversion
+    for dtype, wire in ((DType.U8, DType.U8), (DType.F16, DType.F32)):  # by the copy kernel, and by a conversion
         yield "far", partial(_far, ground, dtype, wire)
 
 
 def check_kernels(on_gpu: bool) -> Iterator[Row]:
-    """A row for each kind of kernel: pack with unpack, scale and cast, and reduce with fill."""
+    """Yield a row for each kind of kernel: pack with unpack, scale and cast; reduce with fill."""
     ground = Ground(on_gpu)
     titles = {"pack": "kernels: pack, unpack, scale, cast", "reduce": "kernels: reduce, fill_identity"}
     if on_gpu and ground.device.driver.memory()[0] > FAR_BYTES:
@@ -251,7 +254,7 @@ def check_kernels(on_gpu: bool) -> Iterator[Row]:
 
 
 def main() -> None:
-    """As a program."""
+    """Run as a program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpu", action="store_true", help="use cuda:0")
     tell(check_kernels(parser.parse_args().gpu))

@@ -1,4 +1,4 @@
-"""Lets this tree's packages be found where none is installed, as on a machine without a network: by their metadata alone."""
+"""Writes package metadata of this tree, so that its plugins are found on a machine where nothing can be installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["write_missing"]
 
 
 def write_missing(root: Path, directory: Path) -> list[str]:
-    """Writes to ``directory`` what pip would, of the core and each plugin that is not installed; returns their names."""
+    """Write the metadata of the core and of each plugin that is not installed to ``directory``.
+
+    The metadata are those that pip would write. Return the names of the distributions.
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:

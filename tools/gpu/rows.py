@@ -1,4 +1,4 @@
-"""What was checked or measured, what was asked for, and whether it holds; how programs tell it to the one that asked."""
+"""One row of the results: what was checked, its target and verdict; and how programs send rows to the main program."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ _MARK = "gpu-check row: "
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One line of the table of results."""
 
     what: str
     target: str
     measured: str
     verdict: str
-    why: str = ""  # nothing was measured, or it failed
+    why: str = ""  # why nothing was measured, or why it failed
 
 
 def check(what: str, target: str, fault: str = "", stand_in: str = "") -> Row:
-    """Something that is right or wrong. ``fault``: what was wrong; ``stand_in``: what ran in the place of a GPU."""
+    """Return a row for a check that passes or fails.
+
+    ``fault``: what was wrong; ``stand_in``: what ran in place of a GPU.
+    """
     if fault:
         return Row(what, target, stand_in or "GPU", FAILED, fault)
     return Row(what, target, stand_in or "GPU", STOOD_IN if stand_in else PASSED)
 
 
 def number(what: str, values: Sequence[float], limit: float, unit: str, at_least: bool = False) -> Row:
-    """A measurement, by the median of what the rounds gave; it misses where its whole interval (95 %) does."""
+    """Return a row for a measurement, by the median of the rounds; it misses only if its whole 95 % interval misses."""
     of = spread(values) if len(values) > 1 else None
     middle = statistics.median(values)
     low, high = (of.low, of.high) if of else (middle, middle)
@@ -48,24 +51,27 @@ def number(what: str, values: Sequence[float], limit: float, unit: str, at_least
 
 
 def not_measured(what: str, target: str, why: str) -> Row:
-    """A number that this machine cannot give."""
+    """Return a row for a number that this machine cannot measure."""
     return Row(what, target, "–", NOT_MEASURED, why)
 
 
 def tell(rows: Iterable[Row]) -> None:
-    """To the program that has started this one."""
+    """Print the rows for the program that has started this one."""
     for row in rows:
         print(_MARK + json.dumps(asdict(row)), flush=True)
 
 
 def heard(line: str) -> Row | None:
-    """The row that a line of a program tells; None where it is any other line. Lines of ranks have their rank before."""
+    """Return the row that a program's line contains, or None for any other line.
+
+    A rank's line may begin with its rank.
+    """
     _, mark, rest = line.partition(_MARK)
     return Row(**json.loads(rest)) if mark else None
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """With a head; a row's reason stands by its number, see ``reasons``."""
+    """Return the rows with a head; a number refers to a row's reason, see ``reasons``."""
     numbers = {why: i + 1 for i, why in enumerate(reasons(rows))}
     return [["what", "target", "measured", "holds?"]] + [
         [row.what, row.target, row.measured, row.verdict + (f" ({numbers[row.why]})" if row.why else "")]
@@ -74,5 +80,5 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """Why rows failed or were not measured, each once, in order: the first is number 1."""
+    """Return why rows failed or were not measured, each reason once, in order: the first has the number 1."""
     return list(dict.fromkeys(row.why for row in rows if row.why))

@@ -1,6 +1,7 @@
-"""One rank that trains models on its device by ddl, by DDP and alone in turn; started alone, or by ddl run.
+"""One rank that trains models on its device with ddl, with DDP and alone, in turn; started alone, or by ddl run.
 
-Checks that ddl replays and that all end with the same parameters; with --rounds it compares the times of a step.
+It checks that ddl replays and that all contenders end with the same parameters; with --rounds it compares the times of
+a step.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from tools.training.on_torch.models import WORKLOADS
 
 __all__ = ["main"]
 
-WARM_STEPS = 15  # ddl has found the period and replays, DDP has rebuilt its buckets
-BLOCK_S = 0.3  # about how long one contender trains before the next has its turn
+WARM_STEPS = 15  # by then ddl has found the period and replays, and DDP has rebuilt its buckets
+BLOCK_S = 0.3  # how long one contender trains, about, before the next has its turn
 
 
 def _contenders(model: str, device: str, peer: str) -> dict[str, TorchContender]:
-    """From the same start on the same inputs of this rank; without ddl only where this rank is alone."""
+    """Return the contenders, with equal weights and inputs; the one without ddl only if this rank is alone."""
     workload = WORKLOADS[model]
     torch.manual_seed(0)
     first = workload.make().to(device)
@@ -69,7 +70,7 @@ def _step_s(contender: TorchContender, steps: int, finish: Callable[[], None]) -
 
 
 def _timed(contenders: dict[str, TorchContender], rounds: int, finish: Callable[[], None]) -> dict[str, list[float]]:
-    """Seconds of a step, by contender and round; how many steps a block has, rank 0 says."""
+    """Return the seconds of a step, by contender and round; rank 0 decides how many steps a block has."""
     slowest = max(_step_s(contender, 3, finish) for contender in contenders.values())
     steps = int(ddl.broadcast(torch.tensor([max(3, min(200, round(BLOCK_S / slowest)))]), root_rank=0).item())
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -87,10 +88,10 @@ def _of_model(model: str, asked: argparse.Namespace, finish: Callable[[], None])
         _step_s(contender, WARM_STEPS, finish)
     fault = _apart(contenders)
     before = ddl.stats()["buckets_replayed"]
-    for contender in contenders.values():  # as many steps of all: they must stay together
+    for contender in contenders.values():  # each takes as many steps, so that their parameters must stay equal
         _step_s(contender, 5, finish)
     replays = ddl.stats()["buckets_replayed"] > before
-    if ddl.size() > 1 and not replays:  # alone, there may be nothing to reduce
+    if ddl.size() > 1 and not replays:  # a single rank may have nothing to reduce
         fault = fault or "ddl has not replayed"
     fault = fault or _apart(contenders)
     ranks = "alone" if ddl.size() == 1 else f"{ddl.size()} ranks"
@@ -137,11 +138,11 @@ def _rows(asked: argparse.Namespace) -> Iterator[Row]:
 
 
 def main() -> None:
-    """As a program."""
+    """Run as a program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--models", default="deep,gpt,resnet")
-    parser.add_argument("--backend", default="nccl", help="of DDP")
+    parser.add_argument("--backend", default="nccl", help="backend of DDP")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--over-none", type=float, default=1.03)
     parser.add_argument("--over-peer", type=float, default=1.0)

@@ -1,1 +1,1 @@
-"""Builds every distribution, and uses them as a stranger would: from their wheels, in fresh environments."""
+"""Builds every distribution, and uses them as a new user would: from their wheels, in fresh environments."""

@@ -1,6 +1,6 @@
-"""Lends a fresh environment the frameworks of the environment that this runs in: to install them again would take minutes.
+"""Lends a fresh environment the frameworks that are installed here, because installing them again would take minutes.
 
-Of ours nothing is lent: neither ddlcore nor a plugin of it, nor a path to the source tree.
+None of our own packages is lent: neither ddlcore, nor a plugin, nor a path to the source tree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OURS = re.compile(r"_*(editable[._a-z]*)?ddl.*|pip(-.*)?|__pycache__", re.IGNORE
 
 
 def lend(environment: Path, folder: Path) -> str:
-    """Puts ``folder`` on the path of the fresh ``environment``, with links to all that is installed here but ours."""
+    """Add ``folder`` to the path of the fresh ``environment``, with links to all packages here except ours."""
     folder.mkdir()
     lent = [entry for entry in Path(sysconfig.get_path("purelib")).iterdir() if not OURS.fullmatch(entry.name)]
     for entry in lent:
@@ -28,7 +28,10 @@ def lend(environment: Path, folder: Path) -> str:
 
 
 def origin(python: Path, module: str, folder: Path, limit_s: float = 120.0) -> str:
-    """Where the fresh environment imports ``module`` from. Raises Failed where that is not below ``folder``."""
+    """Return the path from which the fresh environment imports ``module``.
+
+    Raises Failed if that is not below ``folder``.
+    """
     look = f"import {module}; print('found', {module}.__file__)"
     shown = run([python, "-c", look], folder, limit_s=limit_s)
     place = next(Path(line.partition(" ")[2]) for line in shown.splitlines() if line.startswith("found "))

@@ -1,4 +1,4 @@
-"""Runs what a release check consists of, step by step, and says what each took; knows no step."""
+"""Runs the steps of a release check one by one, and prints how long each took; knows no particular step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 __all__ = ["ROOT", "Failed", "run", "walk"]
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 900.0  # for one command
-# What an environment of ours must not lend to a fresh one.
+LIMIT_S = 900.0  # time limit of one command
+# Variables of this environment that must not reach a fresh one.
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 class Failed(Exception):
-    """A step did not come out as it must; the text says what and where."""
+    """A step failed; the text says what went wrong and where."""
 
 
 def run(
@@ -30,7 +30,10 @@ def run(
     limit_s: float = LIMIT_S,
     environ: Mapping[str, str] | None = None,
 ) -> str:
-    """What ``command`` printed. ``path`` goes in front of PATH. Raises Failed where it exits otherwise than by ``expect``."""
+    """Run ``command`` and return what it printed; ``path`` goes in front of PATH.
+
+    Raises Failed if its exit code is not ``expect``, or if it takes longer than ``limit_s``.
+    """
     own = {name: value for name, value in os.environ.items() if name not in FOREIGN and not name.startswith("DDL_")}
     if path is not None:
         own["PATH"] = f"{path}{os.pathsep}{own.get('PATH', '')}"
@@ -54,7 +57,7 @@ def run(
 
 
 def walk(steps: Sequence[tuple[str, Callable[[], str]]]) -> int:
-    """Takes the steps in order; each returns what it found, in a few words. The exit code."""
+    """Run the steps in order, and return the exit code. Each step returns its result in a few words."""
     begun_s = time.monotonic()
     for name, step in steps:
         since_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Builds the distributions, and looks at what is in their wheels."""
+"""Builds the distributions, and inspects the contents of their wheels."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from tools.release.steps import ROOT, Failed, run
 
 __all__ = ["build", "inspect", "outside", "sources"]
 
-# Beside its package a wheel may bring these; each is explained where it is made.
+# Files that a wheel may have beside its package; each is explained where it is made.
 BESIDE = {"ddl_mxnet": {"_ddl_mxnet_numpy.py", "ddl_mxnet.pth"}}
 REQUIRED = ("Name", "Version", "Summary", "Requires-Python", "License-Expression", "Description-Content-Type")
 LEFT_BEHIND = ("__pycache__", ".pyc", ".orig", ".rej", ".swp", ".DS_Store", "/.venv", "/dist/", "/build/", ".egg-info")
 STRAY = (*LEFT_BEHIND, "/tests/", "/test_")
-LARGEST_BYTES = 2 << 20  # ours is source
+LARGEST_BYTES = 2 << 20  # our packages contain only source code
 
 
 def sources() -> list[Path]:
-    """The folders of our own distributions."""
+    """Return the folders of our own distributions."""
     return [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 
 
 def outside() -> list[Path]:
-    """The folders of the example plugins, which are built from the documentation alone."""
+    """Return the folders of the example plugins, which are written from the documentation alone."""
     return sorted(path.parent for path in ROOT.glob("examples/plugins/*/pyproject.toml"))
 
 
 def build(folders: Sequence[Path], into: Path) -> str:
-    """Of each its source distribution and, from that, the wheel. Two at a time: they wait for pip half of their time."""
+    """Build the source distribution of each folder, and from that the wheel.
+
+    Two are built at a time, because each waits for pip half of its time.
+    """
     with ThreadPoolExecutor(2) as pool:
         made = [path for paths in pool.map(_build, folders, [into] * len(folders)) for path in paths]
     return f"{len(made)} files of {len(folders)} distributions"
@@ -52,7 +55,7 @@ def _build(source: Path, into: Path) -> list[Path]:
 
 
 def inspect_source(sdist: Path) -> None:
-    """Raises Failed where a source distribution lacks its licence, README or tests, or has stray files."""
+    """Raise Failed if a source distribution lacks its licence, README or tests, or contains stray files."""
     with tarfile.open(sdist) as archive:
         names = [name.partition("/")[2] for name in archive.getnames()]
     wrong = [f"no {name}" for name in ("LICENSE", "README.md", "pyproject.toml", "PKG-INFO") if name not in names]
@@ -64,7 +67,7 @@ def inspect_source(sdist: Path) -> None:
 
 
 def inspect(wheel: Path) -> str:
-    """The number of files. Raises Failed for missing metadata, licence or typing marker, and for stray files."""
+    """Return the number of files. Raises Failed for missing metadata, licence or typing marker, and for stray files."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = _metadata(archive, names)
@@ -92,7 +95,7 @@ def inspect(wheel: Path) -> str:
 
 
 def _unmet(wheel: Path, metadata: Message) -> list[str]:
-    """Every distribution but the core's own requires that, within one major version."""
+    """Return what is missing: all distributions except the core must require ddlcore within one major version."""
     if wheel.name.startswith("ddlcore-"):
         return []
     bounds = [

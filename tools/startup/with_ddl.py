@@ -1,4 +1,4 @@
-"""One allreduce by ddl; tools/bench_startup.py times the whole of it."""
+"""One allreduce with ddl; tools/bench_startup.py times the whole script."""
 
 import ddl_torch as ddl
 import torch

@@ -1,4 +1,4 @@
-"""One allreduce by torch's Gloo; tools/bench_startup.py times the whole of it."""
+"""One allreduce with torch's Gloo; tools/bench_startup.py times the whole script."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Test test clusters on one machine: hosts that are network namespaces (``TestCluster``), and a Slurm cluster (``Slurm``)."""
+"""Test clusters on one machine: hosts in network namespaces (``TestCluster``), and a Slurm cluster (``Slurm``)."""
 
 from tools.test_cluster.cluster import Host, TestCluster
 from tools.test_cluster.possible import why_no_cluster

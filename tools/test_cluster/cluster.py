@@ -1,4 +1,4 @@
-"""Joins hosts on one machine to a network: what a test or a tool holds while it uses them."""
+"""Connects hosts on one machine to a network, and runs commands on them, for tests and tools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tools.test_cluster.possible import as_root, in_sbin, why_no_cluster
 __all__ = ["Host", "TestCluster"]
 
 _NOT_ON_A_BED = ("SSH_AUTH_SOCK", "SSH_CONNECTION", "SSH_CLIENT", "DISPLAY", "XDG_RUNTIME_DIR")
-# A host is bare. And what a shell starts from its files may hold a lock of this machine when a power cut kills it.
+# A host has no shell start-up files: what a shell starts from them may hold a lock of this machine when the host is
+# killed.
 _OF_SHELLS = (".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshenv", ".zshrc", ".zprofile")
 Stream = int | IO[Any] | None
 
@@ -33,22 +34,22 @@ class Host:
     ssh_port: int = ssh.SSH_PORT
     sshd: bool = True  # False: nothing listens there
     accepts_key: bool = True  # False: sshd refuses the test cluster's key
-    # A path → what stands there on this host alone; a relative one is of the test cluster's directory.
+    # Path -> file that is seen there on this host alone; a relative file is in the test cluster's directory.
     binds: Mapping[str, str] = field(default_factory=dict)
 
 
 class TestCluster:
-    """Hosts server1, server2, … on a network of their own, up when this is entered and gone when it is left.
+    """Hosts server1, server2, … on a network of their own, which exist inside the ``with`` block.
 
     A host has its own hostname, network, processes (pids from 1), /dev/shm, /run and sshd. It shares all other files,
     the user and the boot id with this machine. ``rate_mbit`` limits what each host sends and what it receives.
-    ``ssh_config`` goes before the test cluster's own client configuration; with ``offer_key=False`` ssh must be given the key
-    in ``identity``. ``files`` are written into its ``directory``. A host has ``networks`` interfaces (eth0, …), each
-    on a network of its own; names resolve to the first.
-    Raises ``RuntimeError`` where ``why_no_cluster()`` has a reason. For one thread.
+    ``ssh_config`` goes before the test cluster's own client configuration; with ``offer_key=False`` ssh must be given
+    the key in ``identity``. ``files`` are written into the cluster's ``directory``. A host has ``networks`` interfaces
+    (eth0, …), each on a network of its own; names resolve to the first. Raises ``RuntimeError`` if ``why_no_cluster()``
+    has a reason. Only one thread may use it.
     """
 
-    __test__ = False  # no class of tests, whatever pytest makes of its name
+    __test__ = False  # not a class of tests, although its name begins with Test
 
     def __init__(
         self,
@@ -71,13 +72,13 @@ class TestCluster:
         self._files = files or {}
         self._disregarded: dict[str, set[int]] = {}
         self._holders: dict[str, subprocess.Popen[str]] = {}
-        self._pids: dict[str, int] = {}  # of the process that holds a host's namespaces, as this machine numbers it
+        self._pids: dict[str, int] = {}  # of the process that holds a host's namespaces, in this machine's numbering
         self._started: list[subprocess.Popen[str]] = []
 
     # -- up and down --------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> TestCluster:
-        if self._holders:  # a fixture has entered it already
+        if self._holders:  # a fixture has already entered it
             return self
         why = why_no_cluster()
         if why:
@@ -105,7 +106,7 @@ class TestCluster:
         self.close()
 
     def close(self) -> None:
-        """Ends every process of every host and removes the network and all files. May be called twice."""
+        """End every process of every host, and remove the network and all files. May be called twice."""
         hosts = [holder for name, holder in self._holders.items() if name != SWITCH]
         for ending in (hosts, [self._holders[SWITCH]] if SWITCH in self._holders else []):  # it removes the directory
             holding.end(ending)
@@ -166,7 +167,7 @@ class TestCluster:
             "/etc/hostname": self.directory / f"{name}.hostname",
             "/etc/ssh/ssh_config": self.directory / "ssh_config",
             str(Path("~/.ssh").expanduser()): self.directory
-            / "dot_ssh",  # what stands in there is not for the test cluster
+            / "dot_ssh",  # its content must not affect the test cluster
             **{str(Path("~", name).expanduser()): Path("/dev/null") for name in _OF_SHELLS},
         }
         binds = {target: str(source) for target, source in ours.items() if Path(target).exists()}
@@ -183,23 +184,29 @@ class TestCluster:
     # -- what the network does ----------------------------------------------------------------------------------------
 
     def address(self, name: str, family: int = 0, network: int = 0) -> str:
-        """The address of a host: IPv4 or IPv6 (``family`` 4 or 6; default: the test cluster's first)."""
+        """Return the address of a host: IPv4 or IPv6 (``family`` 4 or 6; 0: the test cluster's first family)."""
         return address(self.names.index(name) + 1, family or self._families[0], network)
 
     def _addresses(self, name: str) -> list[str]:
         return [self.address(name, family, network) for family in self._families for network in range(self._networks)]
 
     def rate(self, mbit: float | None, hosts: Sequence[str] = (), network: int = 0) -> None:
-        """Limits what these hosts (default: all) send and what they receive, in Mbit/s each; None: no limit."""
+        """Limit what these hosts (default: all) send and receive, to ``mbit`` Mbit/s each; None: no limit."""
         for name in hosts or self.names:
             self._network.limit(name, mbit, network)
 
     def link(self, name: str, *, up: bool, network: int = 0) -> None:
-        """Pulls a host's cable out of the switch, or puts it back: nothing that it sends arrives, nor is it told."""
+        """Connect a host's cable to the switch or disconnect it.
+
+        While it is disconnected, nothing that the host sends arrives, and the host is not told.
+        """
         self._network.link(name, up, network)
 
     def kill_host(self, name: str) -> None:
-        """A power cut: the cables go first, so that no other host hears the connections close; then every process."""
+        """Simulate a power failure of a host: disconnect its cables, then kill every process on it.
+
+        The cables go first, so that no other host sees the connections close.
+        """
         for network in range(self._networks):
             self.link(name, up=False, network=network)
         subprocess.run([*self._root, "kill", "-KILL", str(self._pids[name])], check=True)
@@ -208,7 +215,10 @@ class TestCluster:
     # -- what runs on the hosts ---------------------------------------------------------------------------------------
 
     def environment(self) -> dict[str, str]:
-        """Ours, with this Python's programs first on the path, and without what would lead out of the test cluster."""
+        """Return our environment, with this Python's programs first on PATH.
+
+        Variables that would lead out of the test cluster are left out.
+        """
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_ON_A_BED}
         programs = os.path.dirname(sys.executable)
         return {**inherited, "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])}
@@ -226,10 +236,10 @@ class TestCluster:
         stderr: Stream = subprocess.PIPE,
         start_new_session: bool = False,
     ) -> subprocess.Popen[str]:
-        """Starts a command on a host, as our user; ``env`` is added to ``environment()``.
+        """Start a command on a host, as our user; ``env`` is added to ``environment()``.
 
-        The process is the door of the host, one above the command: signals go through, SIGKILL kills the command,
-        too, and the exit status is the command's. ``close`` ends what still runs.
+        The returned process runs on this machine and is the parent of the command: it passes signals on, a SIGKILL
+        kills the command, too, and the exit status is the command's. ``close`` ends what still runs.
         """
         spec = {
             "pid": self._pids[name],
@@ -262,10 +272,10 @@ class TestCluster:
         check: bool = False,
         as_root: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command on a host to its end, with ``told`` as its standard input.
+        """Run a command on a host to its end, with ``told`` as its standard input.
 
-        Raises ``subprocess.TimeoutExpired`` after it has been killed, and with ``check`` ``RuntimeError``, with what
-        it wrote, where it did not end with 0.
+        Raises ``subprocess.TimeoutExpired`` after killing it, if it takes longer than ``timeout_s``. With ``check``,
+        raises ``RuntimeError``, with its output, if it does not end with 0.
         """
         stdin = subprocess.DEVNULL if told is None else subprocess.PIPE
         process = self.popen(name, argv, env=env, cwd=cwd, as_root=as_root, stdin=stdin)
@@ -281,21 +291,30 @@ class TestCluster:
         return subprocess.CompletedProcess([str(part) for part in argv], process.returncode, stdout, stderr)
 
     def processes(self, name: str) -> dict[int, str]:
-        """The command of each process that runs on a host, by the pid that it has there; not those of the test cluster."""
+        """Return the command of each process on a host, by its pid there.
+
+        Processes of the test cluster itself are left out.
+        """
         listed = self.run(name, [sys.executable, "-I", "-S", "-c", _LIST_PROCESSES], check=True).stdout
         found = {int(pid): command for pid, command in json.loads(listed).items()}
         return {pid: command for pid, command in found.items() if pid not in self._disregarded.get(name, ())}
 
     def disregard(self, name: str) -> None:
-        """What runs on a host now belongs to the test cluster: ``processes`` and ``leftovers`` do not name it any more."""
+        """Treat what runs on a host now as part of the test cluster.
+
+        ``processes`` and ``leftovers`` no longer list it.
+        """
         self._disregarded[name] = {*self.processes(name), *self._disregarded.get(name, ())}
 
     def segments(self, name: str) -> list[str]:
-        """What lies in a host's /dev/shm."""
+        """Return the names of the files in a host's /dev/shm."""
         return self.run(name, ["ls", "-A", "/dev/shm"], check=True).stdout.split()
 
     def leftovers(self, name: str, patience_s: float = 2.0) -> list[str]:
-        """Processes and shared memory that are still on a host when ``patience_s`` is over; empty as soon as none is."""
+        """Return the processes and shared memory that are still on a host after ``patience_s``.
+
+        Returns an empty list as soon as there are none.
+        """
         deadline_s = time.monotonic() + patience_s
         while True:
             left = [f"process {pid} ({command})" for pid, command in self.processes(name).items()]
@@ -305,11 +324,11 @@ class TestCluster:
             time.sleep(0.05)
 
     def kill(self, name: str, pid: int, signal: int) -> None:
-        """Sends a signal to a process of a host, by the pid that it has there."""
+        """Send a signal to a process of a host, by its pid there."""
         self.run(name, ["kill", f"-{int(signal)}", str(pid)], check=True)
 
 
-# Kernel's view from within: all but pid 1, which holds the host, the listening sshd (its child) and the one who asks.
+# Seen from within the host: all but pid 1, which holds the host, its child, the listening sshd, and this process.
 _LIST_PROCESSES = """
 import json, os
 found = {}

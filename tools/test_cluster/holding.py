@@ -1,4 +1,4 @@
-"""Keeps the processes and the directory that a test cluster lives in, and clears away those of test clusters whose owners died."""
+"""Keeps a test cluster's processes and directory, and removes directories of test clusters whose owners died."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ ENDING_S = 10.0
 
 
 def command(root: Sequence[str], directory: Path, verb: str, spec: Mapping[str, Any]) -> list[str]:
-    """What runs a verb of inside.py, whose words go through a file that only we and root can read."""
+    """Return the command that runs a verb of inside.py.
+
+    Its arguments go through a file that only we and root can read.
+    """
     path = directory / f"{uuid.uuid4().hex}.json"
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(spec, file)
@@ -33,19 +36,19 @@ def command(root: Sequence[str], directory: Path, verb: str, spec: Mapping[str, 
 
 
 def hold(argv: Sequence[str]) -> subprocess.Popen[str]:
-    """Starts a holder."""
+    """Start a process that holds the namespaces of a host or of the switch."""
     return subprocess.Popen(
         argv,
-        stdin=subprocess.PIPE,  # its end is the sign to end: whatever happens to us, it comes
+        stdin=subprocess.PIPE,  # its end tells the holder to end, even if this process is killed
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # a Ctrl-C is ours to answer
+        start_new_session=True,  # Ctrl-C must reach only this process
     )
 
 
 def pid_when_ready(name: str, holder: subprocess.Popen[str], deadline_s: float) -> int:
-    """What the holder says first: its pid, and that it is ready, in either order."""
+    """Read the holder's pid and its ready message, which come in either order, and return the pid."""
     assert holder.stdout is not None
     said = ""
     while "ready\n" not in said or "pid " not in said:
@@ -61,7 +64,7 @@ def pid_when_ready(name: str, holder: subprocess.Popen[str], deadline_s: float) 
 
 
 def end(holders: Sequence[subprocess.Popen[str]]) -> None:
-    """Tells them to end, and waits until they have."""
+    """Tell the holders to end, and wait until they have."""
     for holder in holders:
         assert holder.stdin is not None
         holder.stdin.close()
@@ -77,22 +80,25 @@ def end(holders: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def locked_directory() -> tuple[Path, int]:
-    """A new directory, and the descriptor whose lock says that its owner lives."""
+    """Return a new directory, and the descriptor of its lock, which is held while its owner lives."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         descriptor = os.open(path, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if path.exists():  # else another test cluster took it for stale before we had the lock
+        if path.exists():  # otherwise another test cluster removed it before we had the lock
             return path, descriptor
         os.close(descriptor)
 
 
 def remove_stale() -> None:
-    """Directories of test clusters whose owner was killed, and whose switch, which would have removed it, was killed as well."""
+    """Remove the directories of test clusters whose owner was killed, together with the switch.
+
+    A switch that lives would have removed its directory.
+    """
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
             descriptor = os.open(path, os.O_RDONLY)
-        except OSError:  # another user's, or gone meanwhile
+        except OSError:  # another user's, or just removed
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,10 +1,10 @@
-"""What runs as root inside a test cluster: the process that holds a host's namespaces, and the door through which others enter.
+"""Runs as root inside a test cluster: holds a host's namespaces, or enters them to run a command.
 
 Run: python -I -S inside.py hold|switch|enter|probe FILE (a JSON file that tools/test_cluster/cluster.py writes)
 
-Standard library only, and Python 3.10, whose ``os`` has neither ``unshare`` nor ``setns``. A holder lives until its
-standard input ends, which the death of the test cluster's owner brings about, too; then the kernel ends all processes of its
-pid namespace, and takes the network namespace with its links away.
+It uses the standard library only, and Python 3.10, whose ``os`` has neither ``unshare`` nor ``setns``. A holder lives
+until its standard input ends, which also happens when the test cluster's owner dies. Then the kernel ends all processes
+of its pid namespace, and removes the network namespace with its links.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _tell(line: str) -> None:
 
 
 def hold(spec: dict[str, Any]) -> None:
-    """A host: a hostname, mounts, processes and a network of its own, as pid 1 of it."""
+    """Become a host: pid 1 of its own processes, with its own hostname, mounts and network."""
     _unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET)
     child = os.fork()
     if child:
@@ -91,7 +91,7 @@ def hold(spec: dict[str, Any]) -> None:
 
 
 def _lay_out(spec: dict[str, Any]) -> None:
-    """Its own /proc, /dev/shm, /run and /sys/class/net, its names, and what else should stand elsewhere."""
+    """Give the host its own /proc, /dev/shm, /run and /sys/class/net, its names, and the files in ``binds``."""
     socket.sethostname(spec["name"])
     _mount("", "/", flags=MS_REC | MS_PRIVATE)
     careful = MS_NOSUID | MS_NODEV
@@ -106,7 +106,11 @@ def _lay_out(spec: dict[str, Any]) -> None:
 
 
 def _unlock_accounts() -> None:
-    """To sshd a password of "!…" is an account that nobody may enter, even by key, and "*" one without a password."""
+    """Let sshd accept accounts without a password.
+
+    sshd treats a password "!…" as a locked account, which nobody may enter even with a key, and "*" as one without a
+    password.
+    """
     shadow, own = Path("/etc/shadow"), Path("/run/shadow")
     if shadow.exists():
         own.touch(0o600)
@@ -115,7 +119,7 @@ def _unlock_accounts() -> None:
 
 
 def _own_sysfs(scratch: str) -> None:
-    """A sysfs shows the network of who mounted it; control groups stay where they were, if they are mounted there."""
+    """Mount a sysfs, which shows the network of its mounter; control groups stay where they were mounted."""
     groups = "/sys/fs/cgroup"
     has_groups = os.path.ismount(groups)
     if has_groups:
@@ -129,14 +133,14 @@ def _own_sysfs(scratch: str) -> None:
 
 def _network_defaults() -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    for scope in ("all", "default"):  # else an IPv6 address is not usable for a second or two
+    for scope in ("all", "default"):  # otherwise an IPv6 address is not usable for one or two seconds
         knob = Path(f"/proc/sys/net/ipv6/conf/{scope}/accept_dad")
         if knob.exists():
             knob.write_text("0")
 
 
 def _start_sshd(command: list[str], port: int) -> None:
-    """Starts it and waits until it listens."""
+    """Start sshd and wait until it listens."""
     pid = os.posix_spawn(command[0], command, {"PATH": os.defpath})
     deadline_s = time.monotonic() + SSHD_PATIENCE_S
     while not _listens(port):
@@ -151,7 +155,7 @@ def _listens(port: int) -> bool:
 
 
 def _reap_until_orphaned() -> None:
-    """Pid 1 inherits the processes whose parents ended; it ends when the test cluster's owner closes its standard input or dies."""
+    """Reap orphaned processes, as pid 1 must, until the owner closes the standard input or dies."""
 
     def reap(*_: object) -> None:
         try:
@@ -170,7 +174,7 @@ def _reap_until_orphaned() -> None:
 
 
 def switch(spec: dict[str, Any]) -> None:
-    """The network namespace of the bridges. It ends last, and removes the test cluster's directory."""
+    """Hold the network namespace of the bridges. The switch ends last, and removes the test cluster's directory."""
     _unshare(CLONE_NEWNET)
     _tell(f"pid {os.getpid()}")
     _tell("ready")
@@ -185,7 +189,7 @@ def switch(spec: dict[str, Any]) -> None:
 
 
 def enter(spec: dict[str, Any]) -> NoReturn:
-    """Runs a command on a host, passes signals on to it, and ends as it ends."""
+    """Run a command on a host, pass signals on to it, and end with its exit status."""
     doors = [(os.open(f"/proc/{spec['pid']}/ns/{name}", os.O_RDONLY), flag) for name, flag in NAMESPACES.items()]
     for door, flag in doors:
         _checked(_libc.setns(door, flag), f"entering process {spec['pid']}")
@@ -195,7 +199,7 @@ def enter(spec: dict[str, Any]) -> NoReturn:
     of_terminal = os.isatty(0)
     child = os.fork()
     if child == 0:
-        if not of_terminal:  # else who signals our group would signal the command twice
+        if not of_terminal:  # otherwise a signal to our group would reach the command twice
             os.setpgid(0, 0)
         _become(spec, before)
     while True:
@@ -217,7 +221,7 @@ def _become(spec: dict[str, Any], mask: Any) -> NoReturn:
             os.setuid(user.pw_uid)
         _die_with_parent()  # after setuid, which clears it
         os.chdir(spec["cwd"])
-        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # as Python found them, not as it set them
+        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # the defaults, because Python changes them
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
@@ -234,11 +238,11 @@ def _end_as(exit_code: int) -> NoReturn:
     os._exit(exit_code & 0xFF)
 
 
-# -- may there be a test cluster? ----------------------------------------------------------------------------------------------
+# -- checking whether there can be a test cluster -----------------------------------------------------------------
 
 
 def probe(spec: dict[str, Any]) -> None:
-    """Does once, for nothing, what a test cluster needs of the kernel; the last line of the output names what failed."""
+    """Try everything that a test cluster needs of the kernel; the last line of the output names what failed."""
     _unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET)
     child = os.fork()
     if child:
@@ -258,7 +262,7 @@ VERBS = {"hold": hold, "switch": switch, "enter": enter, "probe": probe}
 
 
 def main() -> None:
-    """Runs one verb on its JSON file, which it removes: a command's environment is nobody else's business."""
+    """Run one verb with its JSON file, and remove the file, because a command's environment is confidential."""
     verb, path = sys.argv[1:]
     spec = json.loads(Path(path).read_text())
     os.unlink(path)

@@ -1,4 +1,4 @@
-"""Lays the cables of a test cluster: bridges on a switch, a veth pair from it to each host, rates by tbf in both directions."""
+"""Builds the network of a test cluster: bridges on a switch, a veth pair to each host, rate limits."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from tools.test_cluster.possible import in_sbin
 __all__ = ["Network", "address"]
 
 SWITCH = "switch"
-# Deep enough for one socket's window, so that tbf, and not a loss, sets the pace; large segments must fit its bucket.
+# Deep enough for one socket's window, so that tbf sets the rate and not a loss; large segments must fit its bucket.
 _QUEUE_S = 0.02
 _LEAST_BURST = 128 * 1024  # bytes
 
 
 def address(number: int, family: int, network: int = 0) -> str:
-    """Of host ``number`` (from 1) on a network."""
+    """Return the address of host ``number`` (from 1) on a network."""
     return f"10.77.{network}.{number}" if family == 4 else f"fd77:0:0:{network + 1:x}::{number:x}"
 
 
 class Network:
-    """The cables of a test cluster; ``pids`` says which process holds whose namespace, ``root`` goes before every command."""
+    """The cables of a test cluster.
+
+    ``pids``: the processes that hold the namespaces; ``root``: the words before every command.
+    """
 
     def __init__(self, root: Sequence[str], pids: dict[str, int], networks: int) -> None:
         self._root = root
@@ -30,7 +33,7 @@ class Network:
         self._networks = networks
 
     def connect(self, names: Sequence[str], families: Sequence[int]) -> None:
-        """One bridge a network on the switch, and a cable from it to each host."""
+        """Make a bridge for each network on the switch, and a cable from it to each host."""
         at_switch = ["link set lo up"]
         for network in range(self._networks):
             bridge = f"bridge{network}"
@@ -53,11 +56,11 @@ class Network:
             self._batch(name, "ip", at_host)
 
     def link(self, name: str, up: bool, network: int) -> None:
-        """One cable, in the switch or out of it."""
+        """Connect one cable to the switch, or disconnect it."""
         self._batch(SWITCH, "ip", [f"link set {name}.{network} {'up' if up else 'down'}"])
 
     def limit(self, name: str, mbit: float | None, network: int) -> None:
-        """What a host sends, and what the switch sends to it."""
+        """Limit what a host sends, and what the switch sends to it."""
         discipline = "noqueue"
         if mbit is not None:
             bytes_s = mbit * 1e6 / 8

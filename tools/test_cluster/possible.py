@@ -1,4 +1,4 @@
-"""Decides whether this machine can have a test cluster, and how to become root for it."""
+"""Decides whether this machine can have a test cluster, and how to run commands as root for it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PATIENCE_S = 20.0
 
 
 def in_sbin(name: str) -> str | None:
-    """Where the program is; a user's PATH often lacks the folders of root's."""
+    """Return the path of the program; also looks in root's folders, which a user's PATH often lacks."""
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
 
 
 @functools.cache
 def as_root() -> list[str] | None:
-    """What to put before a command that root must run; None where we are not root and sudo asks or is not there."""
+    """Return the words before a command that root must run; None if we are not root and sudo is missing or asks."""
     if os.geteuid() == 0:
         return []
     sudo = shutil.which("sudo")
@@ -42,7 +42,7 @@ def as_root() -> list[str] | None:
 
 @functools.cache
 def why_no_cluster() -> str:
-    """In one line why there can be no test cluster here; empty where there can."""
+    """Return in one line why there can be no test cluster here, or ""."""
     if not sys.platform.startswith("linux"):
         return "a test cluster is made of Linux network namespaces"
     lacking = sorted({package for tool, package in _TOOLS.items() if in_sbin(tool) is None})

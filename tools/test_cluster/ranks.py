@@ -1,4 +1,4 @@
-"""Run on every rank: rank 0 prints where each of them is, as lines of JSON."""
+"""Run on every rank: rank 0 prints on which host each rank is, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ddlcore as ddl
 
 
 def main() -> None:
-    """One line a rank, in their order."""
+    """Print one line for each rank, in their order."""
     ddl.init()
     mine = {
         "rank": ddl.rank(),

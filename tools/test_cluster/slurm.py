@@ -1,4 +1,4 @@
-"""A Slurm cluster on a test cluster: every host a node of it, the controller on the first, munge between them."""
+"""A Slurm cluster on a test cluster: every host is a node, the first one runs the controller; munge authenticates."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PROGRAMS = {
     "srun": "slurm-wlm",
     "sbatch": "slurm-wlm",
 }
-_CONFIGURATION = Path("/etc/slurm")  # where Debian's Slurm looks
+_CONFIGURATION = Path("/etc/slurm")  # where Debian's Slurm looks for its configuration
 _STARTING_S = 20.0
 _LOOK_S = 0.1
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
-# More cores, memory and GPUs than there are: a job asks for what its own cluster has. The GPUs are numbers only.
+# More cores, memory and GPUs than there are, so that any job can ask for what a real cluster has. The GPUs are fakes.
 _SLURM_CONF = """\
-ClusterName=test cluster
+ClusterName=cluster
 SlurmctldHost=server1
 SlurmUser=root
 AuthType=auth/munge
@@ -69,7 +69,7 @@ exec munged --key-file=/run/munge/key --log-file=/run/munge/log --seed-file=/run
 
 
 def why_no_slurm() -> str:
-    """In one line why there can be no Slurm cluster here; empty where there can."""
+    """Return in one line why there can be no Slurm cluster here, or ""."""
     lacking = sorted({package for program, package in _PROGRAMS.items() if in_sbin(program) is None})
     if lacking:
         return f"a Slurm cluster needs {', '.join(lacking)}: apt-get install {' '.join(lacking)}"
@@ -79,10 +79,10 @@ def why_no_slurm() -> str:
 
 
 class Slurm:
-    """A cluster of ``nodes`` hosts, server1, server2, …, up when this is entered and gone when it is left.
+    """A cluster of ``nodes`` hosts, server1, server2, …, which is up inside the ``with`` block.
 
-    ``cluster`` is what it runs on. Raises ``RuntimeError`` where ``why_no_slurm()`` has a reason, or the cluster does not
-    come up. For one thread.
+    ``cluster`` is the test cluster below it. Raises ``RuntimeError`` if ``why_no_slurm()`` has a reason, or if the
+    cluster does not come up. Only one thread may use it.
     """
 
     def __init__(self, nodes: int = 1, *, rate_mbit: float | None = None) -> None:
@@ -114,11 +114,11 @@ class Slurm:
         self.close()
 
     def close(self) -> None:
-        """Ends every job, every daemon and the test cluster. May be called twice."""
+        """End every job, every daemon and the test cluster. May be called twice."""
         self.cluster.close()
 
     def _daemon(self, name: str, argv: Sequence[str], told: str = "") -> None:
-        """Each goes into the background when it is ready, or says why it is not."""
+        """Start a daemon, which goes into the background when it is ready, or reports why it is not."""
         self.cluster.run(name, argv, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, told=told, check=True, as_root=True)
 
     def _await_nodes(self) -> None:
@@ -131,7 +131,7 @@ class Slurm:
             states = "".join(self.run(["sinfo", "--noheader", "--Node", "--format=%t"]).stdout.split())
 
     def logs(self) -> str:
-        """What the daemons wrote."""
+        """Return the last lines that the daemons logged."""
         return "".join(
             self.cluster.run(name, ["sh", "-c", "tail -n 50 /run/slurm/*.log"], as_root=True).stdout
             for name in self.cluster.names
@@ -146,16 +146,19 @@ class Slurm:
         timeout_s: float = 50.0,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command (srun, say) on the first node, as ``TestCluster.run`` does."""
+        """Run a command, such as srun, on the first node, as ``TestCluster.run`` does."""
         return self.cluster.run("server1", argv, env=env, cwd=cwd, timeout_s=timeout_s, check=check)
 
     def submit(self, argv: Sequence[str | Path], *, cwd: str | Path, env: Mapping[str, str] | None = None) -> int:
-        """``sbatch`` with these arguments; the job's number. ``RuntimeError`` where it is refused."""
+        """Run ``sbatch`` with these arguments, and return the job's number. Raises RuntimeError if it is refused."""
         answer = self.run(["sbatch", "--parsable", *argv], cwd=cwd, env=env, check=True)
         return int(answer.stdout.split(";")[0])
 
     def wait(self, job: int, timeout_s: float = 50.0) -> tuple[str, int]:
-        """How a job ended (COMPLETED, FAILED, CANCELLED, …) and with which exit status. ``TimeoutError`` if it does not."""
+        """Wait for a job, and return its state (COMPLETED, FAILED, CANCELLED, …) and its exit status.
+
+        Raises ``TimeoutError`` if it does not end in time.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             shown = self.run(["scontrol", "--oneliner", "show", "job", str(job)], check=True).stdout
@@ -167,5 +170,5 @@ class Slurm:
             time.sleep(_LOOK_S)
 
     def cancel(self, job: int) -> None:
-        """``scancel``."""
+        """Cancel a job with ``scancel``."""
         self.run(["scancel", str(job)], check=True)

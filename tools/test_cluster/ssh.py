@@ -1,4 +1,4 @@
-"""Writes what ssh needs between the hosts of one test cluster: keys, known_hosts, the client's and each server's configuration."""
+"""Writes the ssh files of a test cluster: keys, known_hosts, and the configurations of client and servers."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ Host *
 
 
 def new_key(path: Path) -> str:
-    """Makes a key pair there; its public half as a line without the comment."""
+    """Make a key pair at ``path``, and return the public key as a line without its comment."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "cluster", "-f", str(path)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     return " ".join(Path(f"{path}.pub").read_text().split()[:2])
 
 
 def authorize(path: Path, public_key: str) -> None:
-    """The keys that every host of the test cluster accepts."""
+    """Write the keys that every host of the test cluster accepts."""
     path.write_text(public_key + "\n")
 
 
 def server_config(path: Path, port: int, host_key: Path, authorized: Path | None) -> None:
-    """One host's sshd; without ``authorized`` it refuses every key."""
+    """Write the configuration of one host's sshd, which refuses every key if ``authorized`` is None."""
     path.write_text(_SERVER.format(port=port, host_key=host_key, authorized=authorized or "none"))
 
 
 def client_config(path: Path, known_hosts: Path, identity: Path | None, extra: str) -> None:
-    """What stands in for /etc/ssh/ssh_config on every host; ``extra`` comes first, so that it wins."""
+    """Write the replacement of /etc/ssh/ssh_config for every host; ``extra`` comes first and so takes precedence."""
     offered = f"    IdentityFile {identity}\n" if identity else ""
     path.write_text(_CLIENT.format(extra=extra, known_hosts=known_hosts, identity=offered))
 
 
 def known_hosts(path: Path, hosts: Iterable[tuple[list[str], int, str]]) -> None:
-    """``hosts``: the names and addresses of each, its port and its public key."""
+    """Write known_hosts. ``hosts``: the names and addresses of each host, its port and its public key."""
     lines = []
     for names, port, key in hosts:
         known_as = names if port == SSH_PORT else [f"[{name}]:{port}" for name in names]

@@ -1,1 +1,1 @@
-"""What tools/bench_training.py is made of: alternation, report and chart for all, and a folder for each framework."""
+"""The parts of tools/bench_training.py: alternation, report and chart for all, and a folder for each framework."""

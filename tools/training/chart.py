@@ -13,7 +13,7 @@ __all__ = ["draw"]
 
 
 def draw(runs: Sequence[Measured], path: Path) -> None:
-    """Writes ``path`` (.svg or .png): bars of medians with their intervals, a panel for each number of ranks.
+    """Write ``path`` (.svg or .png): bars of medians with their intervals, and a panel for each number of ranks.
 
     All ``runs`` are of one framework.
     """

@@ -1,4 +1,4 @@
-"""Trains one model in four ways in alternation, and takes the times; knows no framework and judges nothing."""
+"""Trains one model with several contenders in alternation, and takes the times; knows no framework and no targets."""
 
 from __future__ import annotations
 
@@ -14,53 +14,53 @@ from tools.training.meeting import Meeting
 
 __all__ = ["Contender", "Measured", "Trainings", "measure"]
 
-WARM_STEPS = 12  # ddl has found the period and replays, a peer has settled (DDP rebuilds its buckets)
-BLOCK_S = 0.5  # about how long one contender trains before the next has its turn
+WARM_STEPS = 12  # by then ddl has found the period and replays, and a peer has settled (DDP rebuilds its buckets)
+BLOCK_S = 0.5  # how long one contender trains, about, before the next has its turn
 LEAST_STEPS, MOST_STEPS = 2, 50  # of such a block
-WARM_SHARE = 5  # so many times fewer steps, one at least, go untimed before: a turn begins in another's caches
+WARM_SHARE = 5  # 1/20 of a block's steps, at least one, are untimed: the caches hold another contender's data
 COUNTED = ("control_messages", "buckets_replayed", "divergences")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One model's run. ``seconds`` of a step, by contender and round: the mean over the ranks."""
+    """The measurements of one model. ``seconds`` of a step, by contender and round: the mean over the ranks."""
 
     model: str
     ranks: int
-    samples: int  # of one rank's step
+    samples: int  # in one step of one rank
     parameters: int
     tensors: int
     steps: int  # of a block
     seconds: dict[str, list[float]]
-    control_messages: float  # ddl's, a step, over the timed blocks: the most of any rank
-    replayed: float  # ddl's batches run from memory, a step, likewise the least
-    divergences: int  # how often a rank asked to leave replay meanwhile, all ranks together
+    control_messages: float  # ddl's, for each step of the timed blocks: the maximum over the ranks
+    replayed: float  # ddl's buckets that were replayed, for each such step: the minimum over the ranks
+    divergences: int  # how often ranks asked to leave replay meanwhile, in total
     framework: str = "torch"
-    waiting: float | None = None  # share of ddl's step that a rank stands in synchronize; None: a framework without it
-    exposed: float | None = None  # share of ddl's step that ranks stand in it, by its timeline; None: none was kept
+    waiting: float | None = None  # share of ddl's step that a rank waits in synchronize; None: not measured
+    exposed: float | None = None  # share of ddl's step that is exposed in its timeline; None: no timeline was kept
 
 
 class Contender(Protocol):
-    """One way to train the model in this rank. It returns only when all that its steps have to do is done."""
+    """One way to train the model on this rank."""
 
     def steps(self, count: int) -> float:
-        """Takes ``count`` steps; seconds of one."""
+        """Take ``count`` steps, wait until all their work is done, and return the seconds of one step."""
         ...
 
 
 @dataclass(frozen=True)
 class Trainings:
-    """What a framework's side makes of a model in one rank: all contenders, from the same start on the same inputs."""
+    """A framework's contenders for a model on one rank, which start with equal weights and use the same inputs."""
 
     contenders: Mapping[str, Contender]
-    samples: int  # of one rank's step
+    samples: int  # in one step of one rank
     sizes: list[int]  # elements of each parameter
-    check: Callable[[], None]  # RuntimeError unless ddl and the peer, after as many steps, have the same parameters
-    waited_s: Callable[[], float] | None = None  # how long this rank has stood in ddl's synchronize so far
+    check: Callable[[], None]  # RuntimeError unless ddl and the peer have the same parameters after as many steps
+    waited_s: Callable[[], float] | None = None  # how long this rank has waited in ddl's synchronize so far
 
 
 def _block_steps(contenders: Mapping[str, Contender], meet: Meeting) -> int:
-    """Of the timed blocks, so that the slowest contender takes about BLOCK_S; the same on every rank."""
+    """Return the steps of a timed block, the same on every rank, so that the slowest contender takes about BLOCK_S."""
     slowest_s = 0.0
     for contender in contenders.values():
         meet()
@@ -69,11 +69,11 @@ def _block_steps(contenders: Mapping[str, Contender], meet: Meeting) -> int:
 
 
 def measure(framework: str, model: str, rounds: int, room: str, terminal: str = "") -> Measured:
-    """Trains ``model`` on all ranks, each of which calls this with the same arguments.
+    """Train ``model`` on all ranks; every rank calls this with the same arguments.
 
-    A round gives each contender a block of steps, in an order that is shuffled alike on every rank. Each
-    block of short steps begins with some that are not timed. ``room``: where the ranks meet. ``terminal``:
-    the device on which rank 0 shows progress.
+    Each round gives each contender a block of steps, in a shuffled order that is the same on every rank. Each block
+    begins with some steps that are not timed. ``room``: the path by which the ranks meet. ``terminal``: the device on
+    which rank 0 shows progress.
     """
     ddlcore.init()
     try:
@@ -110,7 +110,7 @@ def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, ro
                 stood_s += waited_s() - before_s
                 after = ddlcore.stats()
                 for key in COUNTED:
-                    counted[key] += after[key] - before[key]  # type: ignore[literal-required] # COUNTED are keys of it
+                    counted[key] += after[key] - before[key]  # type: ignore[literal-required]  # COUNTED are keys of it
     of_ranks = {turn: [meet.of_ranks(value) for value in values] for turn, values in own.items()}
     timed = len(own["ddl"]) * steps
     waiting = meet.of_ranks(stood_s / (sum(own["ddl"]) * steps))
@@ -131,7 +131,7 @@ def _measure(framework: str, model: str, trainings: Trainings, meet: Meeting, ro
 
 
 def _shown(rounds: int, name: str, terminal: str) -> Iterator[int]:
-    """The rounds, with a bar on ``terminal`` where there is one."""
+    """Yield the rounds, with a progress bar on ``terminal`` if there is one."""
     if not terminal:
         yield from range(rounds)
         return

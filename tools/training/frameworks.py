@@ -1,4 +1,4 @@
-"""Which frameworks the training benchmark knows: names, peers and targets; imports none of them."""
+"""The frameworks that the training benchmark knows: names, peers and targets; imports none of them."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from typing import Any
 
 __all__ = ["FRAMEWORKS", "PASSES", "Framework"]
 
-PASSES = "passes"  # the contender that is a floor, see tools/training/passes.py
+PASSES = "passes"  # the contender that is a lower bound, see tools/training/passes.py
 
 
 @dataclass(frozen=True)
 class Framework:
-    """What is to be known of a framework before it is imported. Targets are ratios of step times, by model.
+    """The facts about a framework that are needed before it is imported. Targets are ratios of step times, by model.
 
-    ``tools.training.on_NAME`` offers ``trainings(model, meet)``: a context manager that gives the ``Trainings``
-    (tools/training/contenders.py) of one rank, and takes down on leaving what it has set up.
+    ``tools.training.on_NAME`` provides ``trainings(model, meet)``: a context manager that yields the ``Trainings``
+    (tools/training/contenders.py) of one rank, and removes at its end what it has set up.
     """
 
     name: str
     distributions: tuple[str, ...]  # one of them is installed; its version is shown
     models: tuple[str, ...]
-    peer: str  # the contender that ddl is held to; "" where the framework has no way of its own that needs no servers
+    peer: str  # the contender that ddl is compared with; "" if all the framework's own ways need servers
     peer_label: str  # in the chart
     over_none: Mapping[str, float]
     over_peer: Mapping[str, float]
-    over_barrier: float | None = None  # holds in place of over_none: what waiting for each other costs is not ours
-    floor: bool = False  # the passes over memory that an allreduce needs are measured beside it
-    messages: float | None = None  # ddl's, to and from the coordinator, a step in replay
-    environment: Mapping[str, str] = field(default_factory=dict)  # of the ranks, beside one thread for OpenMP
+    over_barrier: float | None = None  # may hold instead of over_none: the cost of waiting for other ranks is not ddl's
+    floor: bool = False  # whether the memory passes of an allreduce are measured, too
+    messages: float | None = None  # target of ddl's control messages for each replayed step
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the ranks, beside one OpenMP thread
 
     def sides(self) -> Any:
-        """The module with ``trainings``."""
+        """Return the module with ``trainings``."""
         return importlib.import_module(f"tools.training.on_{self.name}")
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        """In the order of the tables."""
+        """The contenders, in the order of the tables."""
         return tuple(name for name in ("none", "barrier", PASSES * self.floor, self.peer, "ddl") if name)
 
     @property
     def marks(self) -> tuple[str, str]:
-        """Between which a document has the tables."""
+        """The marks in a document between which the tables are put."""
         name = "training" if self.name == "torch" else f"training-{self.name}"
         return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
 

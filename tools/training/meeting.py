@@ -1,4 +1,4 @@
-"""Where the processes of a job meet and tell each other a number, by memory that owes nothing to any contender."""
+"""Lets the processes of a job meet and exchange a number, through memory that no contender uses."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from collections.abc import Iterator
 
 __all__ = ["Meeting", "room"]
 
-LINE = 64  # bytes of a cache line: a rank's counter of turns, and its number
-SLOTS_BYTES = 1 << 20  # of each rank, behind the lines: for whoever passes data there
+LINE = 64  # bytes of a cache line, which holds a rank's turn counter and its number
+SLOTS_BYTES = 1 << 20  # of each rank, after the lines: for data that ranks exchange
 PATIENCE_S = 60.0
 
 
 @contextlib.contextmanager
 def room(ranks: int) -> Iterator[str]:
-    """A path by which the processes that this one starts find the memory; it has no name that could be left behind."""
+    """Make the memory, and yield a path by which the processes that this one starts find it.
+
+    The memory has no name in the file system, so that nothing can be left behind.
+    """
     with tempfile.TemporaryFile(dir="/dev/shm") as file:
         file.truncate(_slots_at(ranks) + ranks * SLOTS_BYTES)
         yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 class Meeting:
-    """Called, it returns when every rank has called it: a barrier. Each rank makes its own on the same ``path``.
+    """A barrier: a call returns when every rank has called it. Each rank makes its own object with the same ``path``.
 
-    A waiting rank yields its core at each look. TimeoutError after 60 s.
+    A waiting rank yields its core each time it looks. Raises TimeoutError after 60 s.
     """
 
     def __init__(self, rank: int, ranks: int, path: str) -> None:
@@ -50,15 +53,15 @@ class Meeting:
                     raise TimeoutError("a rank does not come to the barrier")
 
     def of_ranks(self, value: float) -> list[float]:
-        """What each rank has there."""
+        """Return the ``value`` of each rank."""
         self._values[self._places[self.rank] + 1] = value
         self()
         values = [self._values[place + 1] for place in self._places]
-        self()  # none writes its next number before all have read this one
+        self()  # nobody may write the next number before all ranks have read this one
         return values
 
     def slots(self, rank: int) -> memoryview:
-        """Memory of that rank, which all see; it begins on a page, and as zeros."""
+        """Return memory of that rank, which all ranks share; it begins on a page, filled with zeros."""
         begin = _slots_at(self.ranks) + rank * SLOTS_BYTES
         return self._memory[begin : begin + SLOTS_BYTES]
 

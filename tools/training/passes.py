@@ -1,4 +1,4 @@
-"""A floor for training on two ranks: what an allreduce has to move through memory, by numpy, with nobody to wait for."""
+"""A lower bound for training on two ranks: an allreduce's memory traffic, with numpy and without waiting."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tools.training.meeting import Meeting
 
 __all__ = ["Passes"]
 
-CHUNK_BYTES, CHUNKS = 256 << 10, 4  # together as much as ddl's ring: what a core's own cache holds
+CHUNK_BYTES, CHUNKS = 256 << 10, 4  # together as large as ddl's ring, and as a core's own cache
 
 
 class Passes:
-    """Each rank copies its arrays into slots that both see, and adds what is in the other's to them.
+    """Copies this rank's arrays into slots that both ranks see, and adds the other rank's slots to the arrays.
 
-    Nobody looks whether the other has come so far: the sums are of no use. Less cannot be moved, since each rank needs
-    all that the other has; what one of them has not written anew costs the other less than it would.
+    No rank checks whether the other has come so far, so the sums are meaningless. Less cannot be moved, because each
+    rank needs all data of the other; but a slot that its owner has not written again is cheaper to read than in a real
+    allreduce.
     """
 
     def __init__(self, meet: Meeting) -> None:
@@ -29,7 +30,7 @@ class Passes:
         )
 
     def __call__(self, arrays: Sequence[Any]) -> None:
-        """``arrays``: flat, of float32; changed in place."""
+        """Pass over ``arrays``, which are flat and of float32, and are changed in place."""
         count = CHUNK_BYTES // 4
         turns = cycle(zip(self._own, self._other))
         for array in arrays:

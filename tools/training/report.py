@@ -1,4 +1,4 @@
-"""Turns a run's times into ratios with their intervals, targets and verdicts, and those into tables and a chart."""
+"""Turns a run's times into ratios with their intervals, targets and verdicts, and these into tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
     "verdict",
 ]
 
-TARGET_RANKS = 2  # for other numbers of ranks there are no targets
+TARGET_RANKS = 2  # other numbers of ranks have no targets
 MESSAGES = ("ddl's control messages",)
 HOLDS, OPEN, MISSES = "holds", "within spread", "misses"
 BOUND = "misses, at its bound"
@@ -43,7 +43,10 @@ Table = list[list[str]]  # the first row is the head
 
 @dataclass(frozen=True)
 class Spread:
-    """A median, and the interval that holds the true one in 95 of 100 runs (all that was seen, where that is too little)."""
+    """A median, and the interval that contains the true one in 95 of 100 runs.
+
+    With too few values, the interval is their whole range.
+    """
 
     low: float
     median: float
@@ -52,7 +55,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One ratio of step times, or a count. ``limit`` None: no target. A verdict is "" where there is no target."""
+    """One ratio of step times, or a count. ``limit`` None: it has no target, and its verdict is ""."""
 
     model: str
     over: str
@@ -62,20 +65,20 @@ class Row:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The median of ``values``, and its interval by order statistics."""
+    """Return the median of ``values``, and its interval by order statistics."""
     low, high = median_interval(values)
     return Spread(low, statistics.median(values), high)
 
 
 def verdict(of: Spread, limit: float) -> str:
-    """Missed is what the whole interval misses."""
+    """Return the verdict: a target is missed only if the whole interval misses it."""
     return HOLDS if of.median <= limit else OPEN if of.low <= limit else MISSES
 
 
 def ratio_rows(measured: Measured) -> list[Row]:
-    """The ratios of one model: medians over the rounds of what was measured in the same round.
+    """Return the ratios of one model: medians over the rounds, of times from the same round.
 
-    And ddl's control messages a step, where the framework has a target for them.
+    A row for ddl's control messages in each step follows if the framework has a target for them.
     """
     framework = FRAMEWORKS[measured.framework]
     peer = framework.peer
@@ -96,7 +99,7 @@ def ratio_rows(measured: Measured) -> list[Row]:
     if measured.ranks == TARGET_RANKS and framework.messages is not None:
         pairs += (MESSAGES,)
         count = measured.control_messages
-        spreads[MESSAGES] = Spread(0.0 if measured.divergences else count, count, count)  # leaving replay takes some
+        spreads[MESSAGES] = Spread(0.0 if measured.divergences else count, count, count)  # leaving replay needs some
         limits[MESSAGES] = framework.messages
     if measured.ranks == TARGET_RANKS:
         limits["ddl", "none"] = over_none = framework.over_none[measured.model]
@@ -106,7 +109,7 @@ def ratio_rows(measured: Measured) -> list[Row]:
         verdicts = {pair: verdict(spreads[pair], limit) for pair, limit in limits.items() if limit is not None}
         if framework.over_barrier is not None:
             either = min(verdicts["ddl", "none"], verdicts["ddl", "barrier"], key=(HOLDS, OPEN, MISSES).index)
-            verdicts["ddl", "none"] = verdicts["ddl", "barrier"] = either  # one of the two is enough
+            verdicts["ddl", "none"] = verdicts["ddl", "barrier"] = either  # one of the two targets is enough
         floor = spreads.get((PASSES, "none"))
         if floor is not None and verdicts["ddl", "none"] == MISSES and floor.median - 1 > LITTLE_ROOM * (over_none - 1):
             verdicts["ddl", "none"] = BOUND
@@ -116,12 +119,12 @@ def ratio_rows(measured: Measured) -> list[Row]:
 
 
 def missed(rows: Sequence[Row]) -> bool:
-    """Whether a target is missed for certain."""
+    """Return whether a target is certainly missed."""
     return any(row.verdict == MISSES for row in rows)
 
 
 def ratio_table(rows: Sequence[Row]) -> Table:
-    """One line a ratio."""
+    """Return a table with one line for each ratio."""
     table = [["model", "step time", "median", "95 % interval", "target", "verdict"]]
     for row in rows:
         target = f"<= {row.limit:.2f}" if row.limit is not None else ""
@@ -133,16 +136,16 @@ def ratio_table(rows: Sequence[Row]) -> Table:
 
 
 def efficiency(measured: Measured, contender: str) -> Spread:
-    """The speed of ``contender`` over that of as many trainings that do not communicate."""
+    """Return the speed of ``contender`` relative to as many trainings that do not communicate."""
     pairs = zip(measured.seconds["none"], measured.seconds[contender])
     return spread([alone / together for alone, together in pairs])
 
 
 def exposed_table(runs: Sequence[Measured]) -> Table:
-    """One line a model: the share of ddl's step that its timeline shows as exposed, beside what was measured without it.
+    """Return a table with the exposed share of ddl's step, from its timeline and from a measurement without one.
 
-    In synchronize stands who waits for the others, or runs a batch. What a step takes beyond one that does not
-    communicate holds the hooks, too, and the cache and memory that ranks contend for: nobody waits for these.
+    A rank in synchronize waits for the others, or runs a bucket. The time of a step beyond one that does not
+    communicate also contains the hooks, and the contention of ranks for cache and memory, for which no rank waits.
     """
     table = [
         ["model", "ranks", "in synchronize", "by the timeline", "difference", "beyond a step alone", "95 % interval"]
@@ -160,9 +163,10 @@ def exposed_table(runs: Sequence[Measured]) -> Table:
 
 
 def speed_table(runs: Sequence[Measured]) -> Table:
-    """One line a model and contender. Samples/s are those of all ranks.
+    """Return a table with one line for each model and contender. Samples/s are those of all ranks.
 
-    ddl's own are, of a step, the messages to and from the coordinator and the batches replayed; and how often replay was left.
+    ddl's lines also have, for each step, the messages to and from the coordinator and the replayed buckets, and how
+    often replay was left.
     """
     table = [["model", "contender", "ms/step", "samples/s", "efficiency", "messages", "batches", "left"]]
     for run in runs:
@@ -180,7 +184,7 @@ def speed_table(runs: Sequence[Measured]) -> Table:
 
 
 def aligned(table: Table) -> str:
-    """As text in columns; the first two to the left, numbers to the right."""
+    """Return the table as text in columns; the first two are aligned to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     lines = []
     for row in table:
@@ -190,14 +194,14 @@ def aligned(table: Table) -> str:
 
 
 def markdown(table: Table) -> str:
-    """As a table of Markdown."""
+    """Return the table in Markdown."""
     head, *rows = table
     rule = ["---" if i < 2 else "---:" for i in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
 
 
 def section(runs: Sequence[Measured], command: str, machine: str) -> str:
-    """What docs/benchmarks.md says of these runs: command, machine, and the tables of each number of ranks."""
+    """Return the section of docs/benchmarks.md for these runs: command, machine, and the tables by number of ranks."""
     parts = [f"`{command}`, on {machine}:"]
     for ranks in dict.fromkeys(run.ranks for run in runs):
         of_ranks = [run for run in runs if run.ranks == ranks]
@@ -209,7 +213,7 @@ def section(runs: Sequence[Measured], command: str, machine: str) -> str:
 
 
 def refreshed(text: str, section: str, marks: tuple[str, str] = FRAMEWORKS["torch"].marks) -> str:
-    """``text`` with ``section`` between its two marks, or behind it all where it has none."""
+    """Return ``text`` with ``section`` between its two marks, or at the end if ``text`` has no marks."""
     begin, end = marks
     before, begun, rest = text.partition(begin)
     after = rest.partition(end)[2] if begun else "\n"

@@ -1,1 +1,1 @@
-"""What `ddl doctor` looks at by itself; plugins add theirs through the same extension point."""
+"""The built-in checks of `ddl doctor`; plugins add more through the same extension point."""

@@ -1,4 +1,4 @@
-"""Looks at the GPUs of each host: who takes which, what stands between them, and whether an IOMMU does."""
+"""Checks the GPUs of each host: which rank uses which, how they are connected, and whether an IOMMU is in between."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ddlcore.contracts.check import Check, Finding, HostView, Matrix, Seen
 
 __all__ = ["GpuLinksCheck", "GpuSharingCheck", "IommuCheck"]
 
-_MAKERS = ("0x10de", "0x1002")  # of GPUs that compute: NVIDIA, AMD
+_MAKERS = ("0x10de", "0x1002")  # PCI vendors of GPUs that compute: NVIDIA, AMD
 _DISPLAY = "0x03"  # class of PCI devices
 
 
 class IommuCheck(Check):
-    """No IOMMU translates between GPUs."""
+    """A check that no IOMMU translates addresses between GPUs."""
 
     name = "iommu"
 
     def look(self, host: HostView) -> Any:
-        """The GPUs on the PCI bus, the units that are on, and the groups that translate."""
+        """Return the GPUs on the PCI bus, the active IOMMUs, the types of the GPUs' groups, and the boot options."""
         gpus = []
         for bus in host.names("/sys/bus/pci/devices"):
             device = f"/sys/bus/pci/devices/{bus}"
@@ -45,7 +45,7 @@ class IommuCheck(Check):
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
         for one in seen:
             facts = one.facts
-            # Identity means that addresses pass through it as they are; a kernel that tells no type has it on.
+            # "identity" means that addresses are not translated; if a kernel reports no type, translation is on.
             translated = [bus for bus in facts["gpus"] if facts["types"].get(bus, "DMA") != "identity"]
             if facts["units"] and translated:
                 boot = f" (booted with {' '.join(facts['boot'])})" if facts["boot"] else ""
@@ -69,18 +69,18 @@ def _iommu_fix(units: Sequence[str], host: str) -> str:
     )
     return (
         f"on {host} add {option} to GRUB_CMDLINE_LINUX in /etc/default/grub (or {soft}, where virtual machines need it), "
-        "sudo update-grub, and boot anew; or turn it off in the BIOS (VT-d, AMD-Vi)"
+        "sudo update-grub, and reboot; or turn it off in the BIOS (VT-d, AMD-Vi)"
     )
 
 
 class GpuSharingCheck(Check):
-    """Every rank takes a GPU of its own."""
+    """A check that every rank uses a GPU of its own."""
 
     name = "gpu-sharing"
     each_rank = True
 
     def look(self, host: HostView) -> Any:
-        """The GPU that the rank takes where it takes the one of its local rank; {} where it sees none."""
+        """Return the GPU that the rank uses if it takes the one of its local rank; {} if it sees none."""
         gpus = list(host.gpus.gpus()) if host.gpus is not None else []
         wanted = host.environ.get("CUDA_VISIBLE_DEVICES")
         mine = visible(gpus, wanted)
@@ -121,12 +121,15 @@ def _sharing_fix(host: str, ranks: Sequence[Seen], seen: Sequence[Seen]) -> str:
 
 
 class GpuLinksCheck(Check):
-    """The GPUs of a host reach each other's memory directly. Plugins that can copy complete it with what they measured."""
+    """A check that the GPUs of a host access each other's memory directly.
+
+    Plugins that can copy complete it with measurements.
+    """
 
     name = "gpu-links"
 
     def look(self, host: HostView) -> Any:
-        """GPUs, who reaches whom, and what was measured; {} where there are none."""
+        """Return the GPUs, which of them access each other, and what was measured; {} if there are no GPUs."""
         gpus = list(host.gpus.gpus()) if host.gpus is not None else []
         if host.gpus is None or not gpus:
             return {}
@@ -173,7 +176,7 @@ class GpuLinksCheck(Check):
                 yield Finding(
                     self.name,
                     f"peer access is on but brings nothing between GPUs {', '.join(f'{a}-{b}' for a, b in useless)}",
-                    "copies between them go the long way, as where access control (ACS) of a PCI switch sends them up to the "
+                    "copies between them take a longer way, for example if access control (ACS) of a PCI switch sends them up to the "
                     "processor and back",
                     "sudo lspci -vvv | grep ACSCtl: turn ACS off in the BIOS, or for each switch: setpci -s BUS ECAP_ACS+0x6.w=0000",
                     host,
@@ -208,7 +211,7 @@ def _failed(host: str, a: int, b: int, why: str) -> Finding:
         GpuLinksCheck.name,
         f"a copy from GPU {a} to GPU {b} fails: {why}",
         "a job fails in its first collective that goes that way; what comes after this pair was not measured",
-        "see the driver's word on it (sudo dmesg | grep -i xid): a GPU or a bridge may be broken; until then leave one of "
+        "see the driver's messages (sudo dmesg | grep -i xid): a GPU or a bridge may be broken; until then leave one of "
         "the two out by CUDA_VISIBLE_DEVICES",
         host,
     )
@@ -229,7 +232,7 @@ def _islands_fix(groups: Sequence[Sequence[int]], alone: bool) -> str:
     if alone:
         return (
             "nvidia-smi topo -p2p r says why (chipset, driver, or cards that cannot); an IOMMU, ACS or a virtual machine "
-            "between them can be turned off, consumer cards cannot be helped: there shared memory of the host serves best"
+            "between them can be turned off; consumer cards may lack peer access, then use shared memory of the host"
         )
     largest = max(groups, key=len)
     return (

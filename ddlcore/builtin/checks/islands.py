@@ -1,4 +1,4 @@
-"""What follows from matrices between GPUs: islands that reach each other directly, and what leaving one costs. Pure."""
+"""Computes islands of GPUs that access each other directly, and what leaving an island costs, from matrices. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 __all__ = ["islands", "median_between", "median_within", "useless_pairs"]
 
 Numbers = Sequence[Sequence[float | None]]
-_USELESS = 0.8  # of the latency without it: peer access that brings less than a fifth brings nothing
+_USELESS = 0.8  # fraction of the latency without peer access; above it, the gain is too small to count
 
 
 def islands(peers: Sequence[Sequence[bool]]) -> list[tuple[int, ...]]:
-    """Groups whose members reach each other both ways, directly or through others of the group; in order.
+    """Return groups whose members reach each other in both directions, directly or through other members; in order.
 
-    A matrix all Y is one island, one all N as many as there are GPUs.
+    A matrix with all Y is one island; a matrix with all N has as many islands as GPUs.
     """
     left = set(range(len(peers)))
     found = []
@@ -31,18 +31,18 @@ def islands(peers: Sequence[Sequence[bool]]) -> list[tuple[int, ...]]:
 
 
 def median_within(values: Numbers, groups: Sequence[Sequence[int]]) -> float | None:
-    """Of pairs within a group; None where nothing was measured."""
+    """Return the median over pairs within a group; None if nothing was measured."""
     return _median([values[a][b] for group in groups for a in group for b in group if a != b])
 
 
 def median_between(values: Numbers, groups: Sequence[Sequence[int]]) -> float | None:
-    """Of pairs of different groups."""
+    """Return the median over pairs of different groups; None if nothing was measured."""
     pairs = [(a, b) for one in groups for other in groups if one is not other for a in one for b in other]
     return _median([values[a][b] for a, b in pairs])
 
 
 def useless_pairs(peers: Sequence[Sequence[bool]], latency_on: Numbers, latency_off: Numbers) -> list[tuple[int, int]]:
-    """Pairs that are said to reach each other, but are hardly faster for it."""
+    """Return the pairs that have peer access but are hardly faster with it."""
     found = []
     for a, row in enumerate(peers):
         for b, reaches in enumerate(row):

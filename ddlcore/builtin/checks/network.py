@@ -1,4 +1,4 @@
-"""Tells the network cards of a host and how fast each says that it is; what a slow one costs is judged elsewhere."""
+"""Reports the network cards of a host and the speed that each claims; another check judges the cost of slow ones."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ddlcore.contracts.check import Check, Finding, HostView, Seen
 
 __all__ = ["NetworkCardsCheck"]
 
-_ETHERNET, _INFINIBAND = "1", "32"  # as the kernel numbers types of links
+_ETHERNET, _INFINIBAND = "1", "32"  # the kernel's numbers for types of links
 
 
 class NetworkCardsCheck(Check):
-    """Cards that are up, with their speed where the driver knows one."""
+    """A check that lists the cards that are up, with their speed if the driver knows it."""
 
     name = "network-cards"
 
     def look(self, host: HostView) -> Any:
-        """In words: ["eth0 10000 Mbit/s", …]."""
+        """Return text such as ["eth0 10000 Mbit/s", …]."""
         found = []
         for name in host.names("/sys/class/net"):
             card = f"/sys/class/net/{name}"
@@ -31,7 +31,7 @@ class NetworkCardsCheck(Check):
         return found
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """None: speeds on paper prove nothing; the links are measured."""
+        """Return nothing: a claimed speed proves nothing, and the links are measured elsewhere."""
         return ()
 
     def line(self, seen: Sequence[Seen]) -> str:

@@ -1,4 +1,4 @@
-"""GPUs of a host that was recorded, from one file of JSON beside its /proc and /sys."""
+"""The GPUs of a recorded host, from a JSON file next to its recorded /proc and /sys."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ RECORD = "gpus.json"
 
 
 class RecordedGpus:
-    """``record``: {"gpus": [{index, name, uuid, bus, memory_bytes}], "peers": [[…]], "links": {latency_us, gbytes_per_s}}."""
+    """Recorded GPUs.
+
+    ``record``: {"gpus": [{index, name, uuid, bus, memory_bytes}], "peers": [[…]], "links": {latency_us, gbytes_per_s}}.
+    """
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self._record = record
 
     @classmethod
     def read(cls, text: str) -> RecordedGpus:
-        """Raises ValueError in one line for what is no such record."""
+        """Return the GPUs in ``text``. Raises ValueError, in one line, if it is not such a record."""
         try:
             record = json.loads(text)
             made = cls(record)
@@ -30,18 +33,18 @@ class RecordedGpus:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{RECORD}: {type(error).__name__}: {error}") from None
         if [len(row) for row in made.peers()] != [size] * size:
-            raise ValueError(f"{RECORD}: {size} GPUs need {size} rows of as many peers")
+            raise ValueError(f"{RECORD}: {size} GPUs need {size} rows of {size} peers each")
         return made
 
     def gpus(self) -> Sequence[Gpu]:
-        """As recorded."""
+        """Return the recorded GPUs."""
         return [Gpu(**one) for one in self._record["gpus"]]
 
     def peers(self) -> Sequence[Sequence[bool]]:
-        """As recorded."""
+        """Return the recorded peer access."""
         return [[bool(value) for value in row] for row in self._record.get("peers", ())]
 
     def links(self) -> Links | None:
-        """As recorded; None where nobody had measured."""
+        """Return the recorded measurements; None if there are none."""
         links = self._record.get("links")
         return None if links is None else Links(links["latency_us"], links["gbytes_per_s"])

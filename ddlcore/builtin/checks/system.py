@@ -1,4 +1,4 @@
-"""Looks at what the system grants a process: shared memory and limits."""
+"""Checks what the system grants a process: shared memory and limits."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _UNLIMITED = -1
 
 
 class SharedMemoryCheck(Check):
-    """/dev/shm holds more than a few buckets."""
+    """A check that /dev/shm can hold more than a few buckets."""
 
     name = "dev-shm"
 
     def look(self, host: HostView) -> Any:
-        """{"bytes": size}; {} where it is no file system of its own."""
-        for line in host.read("/proc/self/mounts").splitlines()[::-1]:  # the last one mounted lies on top
+        """Return {"bytes": size}; {} if /dev/shm is not a file system of its own."""
+        for line in host.read("/proc/self/mounts").splitlines()[::-1]:  # the last one mounted is the visible one
             words = line.split()
             if len(words) > 3 and words[1] == "/dev/shm":
                 size = re.search(r"(?:^|,)size=(\d+)([kmg%]?)", words[3])
                 if size is None or size[2] == "%":
-                    share = int(size[1]) if size is not None else 50  # what the kernel gives where nobody says
+                    share = int(size[1]) if size is not None else 50  # percent; the kernel's default
                     return {"bytes": _memory_bytes(host) * share // 100}
                 return {"bytes": int(size[1]) * _SUFFIXES[size[2]]}
         return {}
@@ -41,7 +41,8 @@ class SharedMemoryCheck(Check):
                     self.name,
                     f"/dev/shm holds {size / 2**20:.0f} MiB",
                     "ddl's own transport needs none of it; but workers of data loaders hand batches over through it, and "
-                    'so do libraries that reduce on GPUs or by messages. Who writes past its end is killed by SIGBUS ("Bus error")',
+                    "so do libraries that reduce on GPUs or by messages. A process that writes past its end is killed by "
+                    'SIGBUS ("Bus error")',
                     "docker run --shm-size=8g … (or --ipc=host); in Kubernetes mount an emptyDir with medium: Memory at "
                     "/dev/shm; elsewhere: sudo mount -o remount,size=8G /dev/shm",
                     one.host,
@@ -61,12 +62,12 @@ def _memory_bytes(host: HostView) -> int:
 
 
 class LimitsCheck(Check):
-    """A process may open files, and lock the memory that network cards read."""
+    """A check that a process may open enough files, and lock the memory that network cards read."""
 
     name = "limits"
 
     def look(self, host: HostView) -> Any:
-        """Soft and hard limits, -1 for none; and the cards that want locked memory."""
+        """Return the soft and hard limits, -1 for no limit, and the network cards that need locked memory."""
         facts: dict[str, Any] = {"rdma": host.names("/sys/class/infiniband")}
         for name, words in (("nofile", "Max open files"), ("memlock", "Max locked memory")):
             found = re.search(rf"^{words}\s+(\w+)\s+(\w+)", host.read("/proc/self/limits"), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Compares the versions on all hosts, and says what is known to be bad."""
+"""Compares the versions on all hosts, and reports those that are known to be bad."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["KnownBadVersions", "VersionsCheck"]
 
 
 class VersionsCheck(Check):
-    """ddl, Python, plugins and frameworks are the same everywhere."""
+    """A check that ddl, Python, plugins and frameworks have the same version on all hosts."""
 
     name = "versions"
 
@@ -22,7 +22,7 @@ class VersionsCheck(Check):
         return {name: version for name, version in versions.items() if version}
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """One finding for each thing whose versions differ."""
+        """Yield one finding for each package whose versions differ."""
         for name in sorted({name for one in seen for name in one.facts}):
             hosts: dict[str, list[str]] = {}
             for one in seen:
@@ -55,7 +55,7 @@ def _fix(name: str, hosts: dict[str, list[str]]) -> str:
 
 
 class KnownBadVersions(KnownBadCheck):
-    """Nothing of what is installed is known to be bad: the core's own row, and those of installed plugins."""
+    """A check that nothing installed is known to be bad, with the core's own rows and those of installed plugins."""
 
     name = "known-bad"
     rows = (

@@ -1,1 +1,1 @@
-"""One transport within the hosts and another across them, as one: reduce on each host, cross, and spread."""
+"""A transport composed of one within the hosts and another across them: reduce on each host, exchange, distribute."""

@@ -1,4 +1,4 @@
-"""The thread that has the transport across hosts: it opens it, does what it is told in order, and closes it."""
+"""The thread that owns the transport across hosts: it opens it, runs tasks in order, and closes it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ __all__ = ["Crossing", "Task", "finish"]
 
 Task = Callable[[Transport], Work]
 
-SLICE_S = 0.1  # how soon a wait notices that it is to stop, where nobody says so
-LATE_S = 5.0  # how long past its deadline an opening may go on
-END_S = 2.0  # how long closing may take
+SLICE_S = 0.1  # how soon a wait notices that it must stop if it is not notified
+LATE_S = 5.0  # how long after its deadline an opening may continue
+END_S = 2.0  # how long close() waits for the thread
 
 
 class Crossing:
-    """One communicator across hosts and its thread; ``open``, ``put``, ``wait`` and ``close`` are for one other thread.
+    """One communicator across hosts and its thread.
 
-    What the transport raises comes out of ``open`` or ``wait``, and again whenever one waits after that.
+    One other thread calls ``begin``, ``opened``, ``put``, ``wait`` and ``close``. An error of the transport is raised
+    by ``opened`` or ``wait``, and again by every later call of them that has to wait.
     """
 
     def __init__(self, make: Callable[[], Transport]) -> None:
         self._make = make
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._transport: Transport | None = None  # from when it begins to open until it is closed
+        self._transport: Transport | None = None  # set while it opens and until it is closed
         self._thread: threading.Thread | None = None
         self._opened = False
         self._aborted = False
@@ -39,13 +40,16 @@ class Crossing:
         self._done = 0
 
     def begin(self, context: Context) -> None:
-        """Begins to open, and returns at once; ``opened`` waits for it."""
+        """Start to open the communicator, and return at once; ``opened`` waits for it."""
         self._name = context.name
         self._thread = threading.Thread(target=self._live, args=(context,), name="ddl-crossing", daemon=True)
         self._thread.start()
 
     def opened(self, timeout_s: float) -> None:
-        """Returns when it is open. Raises what opening raised, DeadlineExceeded long after ``timeout_s``."""
+        """Wait until the communicator is open.
+
+        Raises the error of opening, and DeadlineExceeded 5 s after ``timeout_s``.
+        """
         until_s = time.monotonic() + timeout_s + LATE_S
         with self._changed:
             while not self._opened:
@@ -55,20 +59,26 @@ class Crossing:
                 self._changed.wait(SLICE_S)
 
     def put(self, task: Task) -> int:
-        """Has ``task`` done after all before it; the ticket to wait with. Its Work is waited for there."""
+        """Run ``task`` after all earlier tasks, and return the ticket for ``wait``.
+
+        The thread waits for the task's Work.
+        """
         self._tasks.put(task)
         self._put += 1
         return self._put
 
     def wait(self, ticket: int) -> None:
-        """Returns when the task is done; ``abort`` ends it. Raises what a task has raised."""
+        """Wait until the task is done. Raises the error of a task, and TransportError after ``abort``."""
         with self._changed:
             while self._done < ticket:
                 self._check()
                 self._changed.wait(SLICE_S)
 
     def abort(self) -> None:
-        """From any thread: whoever waits raises now, the thread as soon as its transport lets it."""
+        """Abort: threads that wait raise now, and the crossing's thread as soon as its transport allows.
+
+        Any thread may call it.
+        """
         with self._changed:
             self._aborted = True
             transport = self._transport
@@ -77,7 +87,7 @@ class Crossing:
             transport.abort()
 
     def close(self) -> None:
-        """Closes the transport and ends the thread. One that cannot be aborted may be left behind in its call."""
+        """Close the transport and end the thread. A thread whose call cannot be aborted may be left running."""
         if self._thread is not None:
             self._tasks.put(None)
             self._thread.join(END_S)
@@ -88,7 +98,7 @@ class Crossing:
         if self._aborted:
             raise TransportError(f"{self._name} was aborted here")
 
-    # --- the thread's own
+    # --- run by the thread
 
     def _live(self, context: Context) -> None:
         transport = None
@@ -102,13 +112,13 @@ class Crossing:
                 self._opened = True
                 self._changed.notify_all()
             self._work(transport)
-        except BaseException as error:  # whatever it is, the one who waits is to see it
+        except BaseException as error:  # of any kind: the waiting thread must get it
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
         finally:
             with self._changed:
-                self._transport = None  # nobody aborts what is closed
+                self._transport = None  # a closed transport must not be aborted
             if transport is not None:
                 _close(transport)
 
@@ -118,7 +128,7 @@ class Crossing:
             with self._changed:
                 self._done += 1
                 self._changed.notify_all()
-            del task  # it holds memory of a collective that is over
+            del task  # the task holds memory of a collective that has ended
 
     def _stop(self) -> None:
         if self._aborted:
@@ -126,11 +136,11 @@ class Crossing:
 
 
 def finish(work: Work, check: Callable[[], None]) -> None:
-    """Waits for ``work``, however slow the peers; ``check`` raises where that is to end."""
+    """Wait for ``work``, even if the peers are slow; ``check`` raises to end the wait."""
     while not work.wait(SLICE_S):
         check()
 
 
 def _close(transport: Transport) -> None:
-    with contextlib.suppress(Exception):  # nobody is left who could do something about it
+    with contextlib.suppress(Exception):  # nobody could handle the error any more
         transport.close()

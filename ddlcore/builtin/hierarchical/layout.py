@@ -1,4 +1,4 @@
-"""Who shares a host with whom, who crosses to other hosts, and how lengths are cut: numbers alone."""
+"""Decides which ranks share a host, which ranks cross to other hosts, and how lengths are divided."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ __all__ = ["Layout", "part", "split"]
 
 @dataclass(frozen=True)
 class Layout:
-    """The ranks of one communicator by host. Hosts stand in the order of their first ranks."""
+    """The ranks of one communicator by host. Hosts are in the order of their first ranks."""
 
     hosts: tuple[tuple[int, ...], ...]  # the ranks of each host, in order
-    host: int  # of this rank, an index into ``hosts``
-    local: int  # this rank's place on its host
-    shares: int  # the first so many ranks of each host send and receive across hosts
+    host: int  # this rank's host, as an index into ``hosts``
+    local: int  # this rank's position on its host
+    shares: int  # how many ranks of each host, from its first, send and receive across hosts
 
     @classmethod
     def of(cls, members: Sequence[Member], rank: int, shares: int) -> Layout:
-        """``shares``: how many are wanted, 0: as many as there can be, which is what the smallest host has."""
+        """Return the layout as ``rank`` sees it.
+
+        ``shares``: how many ranks per host should cross; 0 for as many as possible, which is the size of the smallest
+        host.
+        """
         by_host: dict[int, list[int]] = {}
         for r, member in enumerate(members):
             by_host.setdefault(member.host, []).append(r)
@@ -32,34 +36,34 @@ class Layout:
 
     @property
     def mates(self) -> tuple[int, ...]:
-        """The ranks of this host, this one among them."""
+        """Return the ranks of this host, including this one."""
         return self.hosts[self.host]
 
     @property
     def crosses(self) -> bool:
-        """Whether this rank speaks to other hosts."""
+        """Return whether this rank exchanges data with other hosts."""
         return self.local < self.shares
 
     @property
     def crossing(self) -> tuple[int, ...]:
-        """The ranks that this one speaks to across hosts, by host, itself among them."""
+        """Return the ranks that exchange data across hosts with this one, by host, including itself."""
         return tuple(ranks[self.local] for ranks in self.hosts)
 
     def places(self) -> dict[int, tuple[int, int]]:
-        """Of each rank, in the order of hosts and of places on them: host, and place on it."""
+        """Return a dict from rank to (host, position on the host), in the order of hosts and positions."""
         return {r: (h, i) for h, ranks in enumerate(self.hosts) for i, r in enumerate(ranks)}
 
     def shared_out(self, count: int) -> list[int]:
-        """How much of ``count`` each rank of this host has across hosts."""
+        """Return how many of ``count`` elements each rank of this host sends across hosts."""
         return split(count, self.shares) + [0] * (len(self.mates) - self.shares)
 
 
 def split(count: int, parts: int) -> list[int]:
-    """``count`` in parts that differ by one at most."""
+    """Divide ``count`` into parts that differ by one at most."""
     return [part(count, i, parts)[1] for i in range(parts)]
 
 
 def part(count: int, i: int, parts: int) -> tuple[int, int]:
-    """Where part i of ``count`` begins, and how long it is."""
+    """Return where part i of ``count`` begins, and its length."""
     begin = count * i // parts
     return begin, count * (i + 1) // parts - begin

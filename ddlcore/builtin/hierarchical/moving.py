@@ -1,4 +1,4 @@
-"""What only moves: every byte crosses to a host once, by the first rank of each, whoever there wants it."""
+"""Collectives that only move data: each byte is sent to a host once, by first ranks, however many ranks there need it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["allgatherv", "alltoallv", "barrier", "broadcast"]
 
 
 def barrier(pipe: Pipeline) -> None:
-    """As Transport.barrier."""
+    """Run Transport.barrier."""
 
     def meet(i: int) -> None:
         pipe.here(pipe.local.barrier())
@@ -25,7 +25,7 @@ def barrier(pipe: Pipeline) -> None:
 
 
 def broadcast(pipe: Pipeline, buffer: Buffer, root: int) -> None:
-    """As Transport.broadcast. Each rank that crosses sends or receives its share."""
+    """Run Transport.broadcast. Each rank that crosses sends or receives its share."""
     layout = pipe.layout
     host, place = layout.places()[root]
     whole = _bytes(buffer)
@@ -56,7 +56,10 @@ def broadcast(pipe: Pipeline, buffer: Buffer, root: int) -> None:
 
 
 def allgatherv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[int]) -> None:
-    """As Transport.allgatherv. In each round as large a part of every rank's bytes, so that all hosts send at once."""
+    """Run Transport.allgatherv.
+
+    Each round takes the same fraction of every rank's bytes, so that all hosts send at once.
+    """
     layout = pipe.layout
     lengths = [count * source.dtype.itemsize for count in counts]
     begins = [sum(lengths[:rank]) for rank in range(len(lengths))]
@@ -88,12 +91,12 @@ def allgatherv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[
 
 
 def alltoallv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
-    """As Transport.alltoallv. What stays on a host goes straight to its rank, the rest through the first ranks."""
+    """Run Transport.alltoallv. Data within a host goes directly to its rank, all other data through the first ranks."""
     _Exchange(pipe, source, target, counts).run()
 
 
 class _Exchange:
-    """One alltoallv; ``s``, ``d`` are ranks of the communicator, ``g`` a host."""
+    """One alltoallv. In its code, ``s`` and ``d`` are ranks of the communicator, and ``g`` is a host."""
 
     def __init__(self, pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
         size = source.dtype.itemsize
@@ -113,7 +116,7 @@ class _Exchange:
         self._pipe.stream(self._rounds, self._before, cross, self._after)
 
     def _through(self, ranks: Sequence[int]) -> int:
-        """The most that such a host sends or receives, within it or across."""
+        """Return the larger of what a host with these ranks sends and what it receives, both including its own data."""
         received = sum(row[d] for row in self._lengths for d in ranks)
         return max(sum(sum(self._lengths[s]) for s in ranks), received)
 
@@ -129,7 +132,7 @@ class _Exchange:
         return at(self._target, self._column_begins[s] + begin, length)
 
     def _abroad(self, rank: int, i: int, received: bool) -> int:
-        """How much of one rank of this host crosses."""
+        """Return how many bytes ``rank`` of this host receives from other hosts, or sends to them."""
         others = [r for ranks in self._others for r in ranks]
         return sum(self._length(r, rank, i) if received else self._length(rank, r, i) for r in others)
 
@@ -146,7 +149,7 @@ class _Exchange:
         _pack(pipe, [self._outgoing(d, i) for ranks in self._others for d in ranks], sent)
         gathered = pipe.staging("gathered", i, sum(row[0] for row in to_first) if pipe.leads else 0)
         pipe.here(pipe.local.alltoallv(sent, gathered, to_first))
-        if pipe.leads:  # by sender, then by host; it crosses by host, then by sender
+        if pipe.leads:  # sorted by sender, then by host; it must cross sorted by host, then by sender
             pieces: dict[tuple[int, int], Buffer] = {}
             begin = 0
             for s in mates:
@@ -173,7 +176,7 @@ class _Exchange:
         from_first += [[0] * len(mates)] * (len(mates) - 1)
         total = sum(from_first[0]) if pipe.leads else 0
         sorted_ = pipe.staging("sorted", i, total)
-        if pipe.leads:  # by sender, then by receiver; each receiver gets its own in one run
+        if pipe.leads:  # sorted by sender, then by receiver; each receiver's part must be contiguous
             received = pipe.staging("received", i, total)
             pieces: dict[tuple[int, int], Buffer] = {}
             begin = 0

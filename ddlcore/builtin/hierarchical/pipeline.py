@@ -1,4 +1,4 @@
-"""Runs the rounds of a collective, three steps each: on this host, across hosts, on this host again."""
+"""Runs the rounds of a collective in three steps each: on this host, across hosts, on this host again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddlcore.types import Buffer, DType
 
 __all__ = ["Pipeline", "at"]
 
-AHEAD = 2  # rounds that begin before the first one ends: one crosses, one waits to
+AHEAD = 2  # rounds that begin before the first one ends: one crosses, the next one waits to cross
 SLOTS = AHEAD + 1
 
 Step = Callable[[int], None]  # of round i
@@ -20,10 +20,10 @@ Cross = Callable[[Transport, int], Work]
 
 
 class Pipeline:
-    """What the collectives of one communicator share. One thread uses it; ``Cross`` steps run on the crossing's.
+    """The state that the collectives of one communicator share.
 
-    The crossing's thread touches staging memory only, which lives as long as it: the caller's memory is
-    free as soon as a call has raised.
+    One thread uses it; ``Cross`` steps run on the crossing's thread. That thread touches only staging memory, which
+    lives as long as the thread uses it; so the caller may free its own memory as soon as a call has raised.
     """
 
     def __init__(
@@ -39,21 +39,23 @@ class Pipeline:
         self.local = local
         self.kernels = kernels
         self.chunk_bytes = chunk_bytes
-        self.check = check  # raises where the communicator is of no further use
+        self.check = check  # raises if the communicator can no longer be used
         self._crossing = crossing
         self._staging: dict[tuple[str, int], Memory] = {}
 
     @property
     def leads(self) -> bool:
-        """Whether this rank is its host's first, which crosses where nothing is shared out."""
+        """Return whether this rank is the first of its host, which crosses if the data is not divided into shares."""
         return self.layout.local == 0
 
     def rounds(self, nbytes: int) -> int:
-        """In how many rounds so many bytes pass: 0 for none."""
+        """Return the number of rounds for so many bytes; 0 for no bytes."""
         return -(-nbytes // self.chunk_bytes)
 
     def staging(self, use: str, i: int, count: int, dtype: DType = DType.U8) -> Buffer:
-        """Memory of round i, which a later round has again once this one has ended."""
+        """Return memory for round i, which a later round reuses after this one has ended."""
+        # The crossing's thread may still work on round i - AHEAD while ``before`` of round i runs. With SLOTS pieces of
+        # memory per use, no two such rounds share one. Round i - SLOTS has ended: ``stream`` has waited for its ticket.
         nbytes = count * dtype.itemsize
         key = (use, i % SLOTS)
         memory = self._staging.get(key)
@@ -62,10 +64,11 @@ class Pipeline:
         return Buffer(memory.address, count, dtype, (count,), owner=memory)
 
     def stream(self, rounds: int, before: Step, cross: Cross | None, after: Step) -> None:
-        """Every rank of the host takes part in ``before`` and ``after``, in one order; None: this one does not cross.
+        """Run the rounds. Every rank of the host takes part in ``before`` and ``after``, in the same order.
 
-        While round i crosses, ``before`` of the next ones and ``after`` of those behind run. No step waits
-        for a later round, so whoever is slowest, the others' steps end: nobody waits in a circle.
+        ``cross`` is None on a rank that does not cross. While round i crosses, ``before`` of the following rounds and
+        ``after`` of earlier ones run. No step waits for a later round, so there can be no deadlock, whichever rank is
+        slowest.
         """
         tickets = []
         for i in range(rounds + AHEAD):
@@ -82,7 +85,7 @@ class Pipeline:
                 after(i - AHEAD)
 
     def here(self, work: Work) -> None:
-        """Waits for what runs within the host."""
+        """Wait for work within the host."""
         finish(work, self.check)
 
 
@@ -91,5 +94,5 @@ def _task(cross: Cross, i: int) -> Task:
 
 
 def at(buffer: Buffer, begin: int, count: int) -> Buffer:
-    """``count`` elements of it."""
+    """Return ``count`` elements of the buffer from element ``begin`` on."""
     return Buffer(buffer.address + begin * buffer.dtype.itemsize, count, buffer.dtype, (count,), owner=buffer.owner)

@@ -1,6 +1,7 @@
-"""Sums: each host's own first, in rank order, then those of the hosts, in their order; the same bits every time.
+"""Reductions over hosts, bitwise reproducible: add within each host in rank order, then add the hosts' sums in host
+order.
 
-16-bit floats are added in float32 both times, and rounded each time.
+16-bit floats are added in float32 and rounded, once within each host and once across hosts.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 __all__ = ["allreduce", "reducescatterv"]
 
-SMALL_BYTES = 16 << 10  # up to here every host gets every other's sum whole, one step across instead of two
+SMALL_BYTES = 16 << 10  # up to this, every host gets all other hosts' whole sums: one step across instead of two
 
 
 def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-    """As Transport.allreduce. Across hosts 2 (H - 1) / H of the bytes leave each of H, as in a ring."""
+    """Run Transport.allreduce. Each of H hosts sends 2 (H - 1) / H of the bytes to other hosts, as in a ring."""
     layout, dtype = pipe.layout, source.dtype
     rounds = pipe.rounds(source.nbytes)
     hosts = len(layout.hosts)
@@ -33,11 +34,11 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
         pipe.here(pipe.local.reducescatterv(at(source, begin, count), mine, shares, op))
 
     def others(i: int, count: int) -> Buffer:
-        """Where the other hosts' sums come to; among more than two, this host's, too."""
+        """Return the memory for the other hosts' sums; with more than two hosts it also receives this host's."""
         return pipe.staging("sums", i, (hosts if hosts > 2 else 1) * count, dtype)
 
     def exchange(transport: Transport, i: int) -> Work:
-        """Two hosts, or few bytes: everybody gets everybody's sum."""
+        """Let all hosts get all sums; for two hosts, or few bytes."""
         count = size(i)[2][layout.local]
         mine, sums = _bytes(pipe.staging("sum", i, count, dtype)), _bytes(others(i, count))
         if hosts > 2:
@@ -45,7 +46,7 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
         return transport.alltoallv(mine, sums, [[0, mine.count], [mine.count, 0]])
 
     def by_shards(transport: Transport, i: int) -> Work:
-        """Everybody adds up one shard for all: half the bytes, or less."""
+        """Let each host add up one shard for all; that sends half the bytes or less."""
         count = size(i)[2][layout.local]
         mine, total = pipe.staging("sum", i, count, dtype), pipe.staging("total", i, count, dtype)
         shards = split(count, hosts)
@@ -73,7 +74,7 @@ def allreduce(pipe: Pipeline, source: Buffer, target: Buffer, op: ReduceOp) -> N
 
 
 def reducescatterv(pipe: Pipeline, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
-    """As Transport.reducescatterv. A host's sums go to its first rank, and from there each part to its host."""
+    """Run Transport.reducescatterv. A host's sums go to its first rank, which sends each part to the part's host."""
     layout, dtype = pipe.layout, source.dtype
     rounds = pipe.rounds(source.nbytes)
     ordered = [rank for ranks in layout.hosts for rank in ranks]
@@ -117,7 +118,7 @@ def _reduce(pipe: Pipeline, sources: Sequence[Buffer], target: Buffer, op: Reduc
 
 
 def _bytes(buffer: Buffer) -> Buffer:
-    """The same memory as bytes: what crosses need not be of a type that the other transport knows."""
+    """Return the same memory as bytes, because the transport across hosts may not support the element type."""
     return Buffer(buffer.address, buffer.nbytes, DType.U8, (buffer.nbytes,), owner=buffer.owner)
 
 

@@ -1,4 +1,4 @@
-"""The transport made of two: opens both parts, ends both, and hands each collective to its rounds."""
+"""The transport composed of two others: opens and closes both, and runs each collective as a sequence of rounds."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SHARES = 2
 
 
 class HierarchicalTransport(Transport):
-    """Ranks on two hosts or more, however many on each and in whatever order.
+    """A transport for ranks on two or more hosts, with any number of ranks per host and in any order.
 
-    ``local`` serves the ranks of one host, on hosts that have several; ``make_cross`` makes what serves
-    one rank of each host, on the ranks that cross; where it is ``attended``, one more on every rank for
-    that. Not order of ranks, but of hosts and of ranks on them is the order of addition.
+    ``local`` serves the ranks of one host; hosts with a single rank do not use it. ``make_cross`` creates the transport
+    across hosts, on the ranks that cross; if that is ``attended``, every rank creates one more instance to attend with.
+    Values are added in the order of hosts, and of ranks on each host, not in the order of ranks.
     """
 
     def __init__(self, local: Transport, make_cross: Callable[[], Transport], attended: bool = False) -> None:
@@ -36,7 +36,7 @@ class HierarchicalTransport(Transport):
         self._attending: Transport | None = None
         self._crossing: Crossing | None = None
         self._pipeline: Pipeline | None = None
-        self._opened: Transport | None = None  # what serves this host, from when it begins to open
+        self._opened: Transport | None = None  # the transport of this host, set before its open() is called
         self._aborted = False
         able = local.capabilities
         self.capabilities = Capabilities(
@@ -58,17 +58,17 @@ class HierarchicalTransport(Transport):
         if self._attended:
             self._attending = self._make_cross()
         self._opened = self._local if len(layout.mates) > 1 else SoloTransport()
-        self._check()  # whoever aborts from here on ends both
+        self._check()  # an abort from here on reaches both parts
         try:
             self._open_parts(layout, self._opened, self._crossing)
         except BaseException:
-            self.abort()  # what is still opening must not keep close() waiting
+            self.abort()  # close() must not wait for a part that is still opening
             raise
         chunk_bytes = int(context.settings.get("hierarchical_chunk_bytes", CHUNK_BYTES))
         self._pipeline = Pipeline(layout, self._opened, self._crossing, context.kernels, chunk_bytes, self._check)
 
     def _open_parts(self, layout: Layout, local: Transport, crossing: Crossing | None) -> None:
-        """Both at once: who is late for one, is late for both."""
+        """Open both parts at the same time, so that their timeouts run in parallel."""
         context = self.context
         if crossing is not None:
             name = f"{context.name} across hosts"
@@ -123,7 +123,7 @@ class HierarchicalTransport(Transport):
         return DONE
 
     def _ready(self, *buffers: Buffer) -> Pipeline:
-        """To move these."""
+        """Check that these buffers are dense and the communicator is usable, and return its pipeline."""
         dense(*buffers)
         if self._pipeline is None:
             raise TransportError("hierarchical: the communicator is not open")

@@ -1,1 +1,1 @@
-"""Shared memory between the processes of one Linux host: a segment that has no name, and a ring of slots in it."""
+"""Shared memory between the processes of one Linux host: a segment without a name, with rings of slots in it."""

@@ -1,8 +1,8 @@
-"""Makes one piece of nameless memory and hands it to the other ranks of a host; knows not what is in it.
+"""Creates anonymous shared memory and passes it to the other ranks of a host.
 
-Rank 0 makes a memfd and passes its descriptor over an abstract Unix socket, whose random name and a
-token it publishes in the store. Both are gone when the last member has come: whatever kills a rank
-then, nothing is left behind, and no limit on /dev/shm applies.
+It does not know what the memory contains. Rank 0 creates a memfd and passes its descriptor over an abstract Unix
+socket. It publishes the socket's random name and a token in the store. Socket and key are removed when the last member
+has the memory. So nothing is left behind when a rank is killed, and no limit on /dev/shm applies.
 """
 
 from __future__ import annotations
@@ -24,37 +24,40 @@ __all__ = ["Segment", "make", "receive"]
 
 KEY = "segment"
 TOKEN_BYTES = 32
-BACKLOG = 1024  # other users may connect too, until they are seen for what they are: they must not keep ranks out
+BACKLOG = 1024  # large, so that connections of other users, which are refused later, cannot keep ranks out
 RETRY_S = 0.01
-STRANGER_S = 2.0  # how long a connection may take to show its token
-SLICE_S = 0.1  # how soon a wait notices that it is to stop
+STRANGER_S = 2.0  # how long a connection may take to send its token
+SLICE_S = 0.1  # how soon a wait notices that it must stop
 ANSWER = b"memory"
 
 
 class Segment:
-    """Memory that several processes share, mapped into this one at ``address``, zero at first."""
+    """Memory that several processes share, mapped into this process at ``address``, initially zero."""
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
         self._map = mmap.mmap(descriptor, nbytes)
         place = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(place)
         self.nbytes = nbytes
-        del place  # the map cannot be closed while something is exported from it
+        del place  # the mapping cannot be closed while an exported buffer exists
 
     def close(self) -> None:
-        """Unmaps it. The address is invalid from then on."""
+        """Unmap the memory. The address is invalid from then on."""
         self._map.close()
 
 
 class _Patience:
-    """Until when to wait, and whether somebody says to stop."""
+    """A deadline for waiting, combined with a function that says whether to stop."""
 
     def __init__(self, timeout_s: float, stop: Callable[[], bool]) -> None:
         self._deadline = time.monotonic() + timeout_s
         self._stop = stop
 
     def slice(self, missing: str) -> float:
-        """How long to wait before asking again. Raises when there is nothing to wait for any more."""
+        """Return how long to wait before checking again.
+
+        Raises DeadlineExceeded after the deadline, and TransportError after a request to stop.
+        """
         if self._stop():
             raise TransportError(f"shm: aborted while opening ({missing})")
         left = self._deadline - time.monotonic()
@@ -66,9 +69,9 @@ class _Patience:
 def make(
     nbytes: int, peers: int, store: Store, timeout_s: float, stop: Callable[[], bool], head: bytes = b""
 ) -> Segment:
-    """Rank 0's part: returns when all ``peers`` hold the memory, which begins with ``head``.
+    """Create the memory, which begins with ``head``, on rank 0; return it when all ``peers`` have it.
 
-    Raises DeadlineExceeded, and TransportError soon after ``stop()`` is true.
+    Raises DeadlineExceeded, and TransportError soon after ``stop()`` becomes true.
     """
     patience = _Patience(timeout_s, stop)
     descriptor = os.memfd_create("ddl", os.MFD_CLOEXEC)
@@ -87,6 +90,10 @@ def make(
 
 
 def _serve(descriptor: int, nbytes: int, peers: int, store: Store, patience: _Patience) -> None:
+    # Every process in this network namespace, of any user, can connect to an abstract socket. So a peer must run under
+    # our user id, which the kernel attests, and it must send the token. The token comes from the authenticated store,
+    # so it also tells apart two jobs of one user. Ranks are collected in a set, because a rank that retries its
+    # connection may be served twice and must not be counted for another one.
     token = secrets.token_bytes(TOKEN_BYTES)
     name = f"ddl-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
@@ -108,7 +115,10 @@ def _serve(descriptor: int, nbytes: int, peers: int, store: Store, patience: _Pa
 
 
 def _serve_one(connection: socket.socket, token: bytes, descriptor: int) -> int | None:
-    """The rank that got the memory; None for a stranger, who learns nothing and delays nobody for long."""
+    """Pass the memory to one connection, and return the rank that received it; None for a stranger.
+
+    A stranger gets nothing, and cannot delay the ranks for long.
+    """
     connection.settimeout(STRANGER_S)
     try:
         if _peer_uid(connection) != os.getuid():
@@ -123,7 +133,10 @@ def _serve_one(connection: socket.socket, token: bytes, descriptor: int) -> int 
 
 
 def receive(rank: int, store: Store, timeout_s: float, stop: Callable[[], bool]) -> Segment:
-    """Every other rank's part. Raises DeadlineExceeded where rank 0 does not come, TransportError after ``stop()``."""
+    """Receive the memory on the other ranks.
+
+    Raises DeadlineExceeded if rank 0 does not serve it, TransportError after ``stop()``.
+    """
     patience = _Patience(timeout_s, stop)
     card = store.get(KEY, timeout_s)
     token, name = card[:TOKEN_BYTES], card[TOKEN_BYTES + 8 :].decode()
@@ -149,7 +162,7 @@ def receive(rank: int, store: Store, timeout_s: float, stop: Callable[[], bool])
 
 
 def _connect(client: socket.socket, name: str, patience: _Patience) -> None:
-    """Strangers may stand in the queue before us."""
+    """Connect to rank 0, and retry while its queue is full, because other users' connections may be in it."""
     while True:
         client.settimeout(patience.slice("too many connect to rank 0 at the same time"))
         try:
@@ -160,7 +173,7 @@ def _connect(client: socket.socket, name: str, patience: _Patience) -> None:
 
 
 def _await_descriptor(client: socket.socket, patience: _Patience) -> tuple[bytes, list[int]]:
-    """Rank 0 may be busy with other members."""
+    """Wait for the descriptor; rank 0 may be busy with other members."""
     while True:
         client.settimeout(patience.slice("rank 0 does not hand it out"))
         try:

@@ -1,4 +1,4 @@
-"""The transport over shared memory: lays out the segment and the tables, then one call of machine code a collective."""
+"""The transport over shared memory: lays out the segment and the tables; each collective is one call of machine code."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ddlcore.types import Buffer, ReduceOp
 
 __all__ = ["ShmTransport", "ring_bytes"]
 
-CHUNK_BYTES = 64 << 10  # a slot, the most of one round; smaller for many ranks
+CHUNK_BYTES = 64 << 10  # bytes of a slot, which limits a round; smaller for many ranks
 LEAST_CHUNK_BYTES = 32 << 10
 MOST_CHUNK_BYTES = 1 << 20
-RING_BYTES = 1 << 20  # a rank's slots: as much as a core's own caches hold, see docs/design/kernels.md
-CROWDED_CHUNK_BYTES = 128 << 10  # where ranks share cores: fewer turns
-CROWDED_RING_BYTES = 512 << 10  # likewise: the ranks of a core share its caches too
-SEGMENT_BYTES = 16 << 20  # about what all rings together take for many ranks
-SMALL_BYTES = 32 << 10  # over all ranks: up to here each rank reduces everything, one step less
-SPINS, YIELDS = 50, 40  # about 1 µs, then 15 µs that others of this core may use; longer slows a late peer itself
-CROWDED_YIELDS = 100  # where ranks share cores, a yield is what lets the peer run
-SLEEP_NS = 50_000_000  # how soon a sleeper notices an abort that nobody woke it for
+RING_BYTES = 1 << 20  # bytes of a rank's slots: as much as a core's own caches hold, see docs/design/kernels.md
+CROWDED_CHUNK_BYTES = 128 << 10  # if ranks share cores: larger rounds mean fewer switches between ranks
+CROWDED_RING_BYTES = 512 << 10  # if ranks share cores, they share the caches too
+SEGMENT_BYTES = 16 << 20  # approximate limit for all rings together
+SMALL_BYTES = 32 << 10  # over all ranks: up to this, each rank reduces everything, which saves a step
+SPINS, YIELDS = 50, 40  # about 1 µs, then 15 µs in which others may use the core; more would slow a late peer
+CROWDED_YIELDS = 100  # if ranks share cores, only a yield lets the peer run
+SLEEP_NS = 50_000_000  # longest sleep; a sleeper that missed an abort's wake-up notices the abort then
 
-NEVER = -1000  # a round long ago
-HERE, VOID, LATER = 1, 3, 4  # what the machine code returns: aborted by this rank; nothing was written; not all came
+NEVER = -1000  # stands for a round long ago
+HERE, VOID, LATER = 1, 3, 4  # return codes: aborted by this rank; void; not all ranks arrived yet
 
 Words = ctypes.Array[ctypes.c_int64]
 
 
 class ShmTransport(Transport):
-    """2 or more ranks of one host, as processes or as threads that each open one."""
+    """The transport for 2 or more ranks of one host, which are processes, or threads that each open an instance."""
 
     capabilities = Capabilities(
         one_host=True, vectored=True, scales=True, order_fixed=True, atomic=True, resumable=True
@@ -48,8 +48,8 @@ class ShmTransport(Transport):
         self._segment: segment.Segment | None = None
         self._frame: Words | None = None
         self._frame_at = 0
-        self.closed = True  # or not open yet
-        self._lock = threading.Lock()  # abort() against close()
+        self.closed = True  # also before it is opened
+        self._lock = threading.Lock()  # abort() must not use the frame while close() frees it
         self._aborted = False
         self._functions: dict[str, Callable[..., int]] = {}
 
@@ -64,7 +64,7 @@ class ShmTransport(Transport):
             )
         code = load(str(context.settings.get("cache_dir", "")))
         self._functions = {name: code.function(name) for name in FUNCTIONS}
-        # Rank 0 says how the memory is laid out: others may see other cores.
+        # Rank 0 decides the memory layout, because other ranks may see another number of cores.
         crowded = context.size > len(os.sched_getaffinity(0))
         if context.rank == 0:
             layout = ring_bytes(context.size, crowded, int(context.settings.get("shm_chunk_bytes", 0)))
@@ -93,7 +93,7 @@ class ShmTransport(Transport):
                 self._functions["ddl_abort"](self._frame_at)
 
     def run(self, name: str, *arguments: int) -> Work:
-        """One call of machine code. Raises TransportError when the communicator was aborted."""
+        """Call the machine code of one collective. Raises TransportError if the communicator was aborted."""
         frame = self.frame_address(name)
         code = HERE if self._aborted else self._functions[f"ddl_{name}"](frame, *arguments)
         if code != 0:
@@ -104,13 +104,16 @@ class ShmTransport(Transport):
         return self._functions[name]
 
     def frame_address(self, name: str) -> int:
-        """Where the words are that the machine code needs for all that it does. Raises where there are none."""
+        """Return the address of the frame, the words that all machine code needs.
+
+        Raises TransportError if it is not open.
+        """
         if self.closed:
             raise self.failure(0, name)
         return self._frame_at
 
     def failure(self, code: int, name: str) -> TransportError:
-        """What to raise when the machine code returned ``code``; 0: when it could not be called."""
+        """Return the error to raise when the machine code returned ``code``; 0 means that it could not be called."""
         if code == 0:
             return TransportError(f"shm: {self._name()} is not open")
         who = "here" if code == HERE else f"by rank {self._aborter()}"
@@ -120,7 +123,7 @@ class ShmTransport(Transport):
         return self._aborted
 
     def _aborter(self) -> int:
-        """The rank (of the world) that left its mark in the segment."""
+        """Return the rank (of the world) that has marked the segment as aborted."""
         assert self._segment is not None
         mark = ctypes.c_int64.from_address(self._segment.address).value
         return self.context.members[mark - 1].rank
@@ -165,13 +168,13 @@ class ShmTransport(Transport):
 
 
 class _PreparedBucket(Prepared):
-    """A plan's words, and two tables of addresses, which are written only when these change."""
+    """The words of a plan, and two tables of addresses, which are written only when the addresses change."""
 
     def __init__(self, transport: ShmTransport, plan: Plan) -> None:
         self._transport = transport
         self._sources = (ctypes.c_int64 * len(plan.counts))()
         self._targets = (ctypes.c_int64 * len(plan.counts))()
-        self._bound: tuple[list[int], list[int]] | None = None  # what the tables hold, where they came as lists
+        self._bound: tuple[list[int], list[int]] | None = None  # the content of the tables, if it was given as lists
         frame = transport.frame_address("prepare")
         self._plan = _plan_words(plan, frame, ctypes.addressof(self._sources), ctypes.addressof(self._targets))
         self._plan_at = ctypes.addressof(self._plan)
@@ -204,7 +207,7 @@ class _PreparedBucket(Prepared):
         raise self._transport.failure(code, "allreduce")
 
     def bind(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        lists = isinstance(sources, list) and isinstance(targets, list)  # arrays compare by element
+        lists = isinstance(sources, list) and isinstance(targets, list)  # only lists: == of arrays works by element
         if lists and self._bound is not None and sources == self._bound[0] and targets == self._bound[1]:
             return
         self._bound = None
@@ -215,7 +218,7 @@ class _PreparedBucket(Prepared):
             self._bound = (list(sources), list(targets))
 
     def run_bound(self, real: bool) -> bool:
-        if self._transport.closed:  # the plan leads to memory that is gone
+        if self._transport.closed:  # the plan contains addresses of memory that has been unmapped
             raise self._transport.failure(0, "allreduce")
         code = (self._real if real else self._idle)(self._plan_at)
         if code == 0:
@@ -226,20 +229,22 @@ class _PreparedBucket(Prepared):
 
 
 def _unbound(plan: int) -> int:
-    raise TransportError("shm: a plan was to run before bind() gave it addresses; please report this")
+    raise TransportError("shm: a plan was run before bind() gave it addresses; please report this")
 
 
 def _fill(table: Words, addresses: Sequence[int]) -> None:
     try:
-        table[:] = addresses  # type: ignore[call-overload]  # any sequence will do, not lists only
-    except TypeError:  # numpy's integers are not what ctypes takes
+        table[:] = addresses  # type: ignore[call-overload]  # any sequence works, not only a list
+    except TypeError:  # ctypes does not accept numpy's integers
         table[:] = [int(address) for address in addresses]
 
 
 def ring_bytes(size: int, crowded: bool, wanted: int = 0) -> tuple[int, int]:
-    """The size of a slot and of a ring for so many ranks: powers of two, so that all rings stay moderate together.
+    """Return the bytes of a slot and of a ring for ``size`` ranks: powers of two, so small that all rings stay
+    moderate.
 
-    ``crowded``: there are more ranks than cores. ``wanted``: the size of a slot that somebody has chosen; 0: nobody.
+    ``crowded``: there are more ranks than cores. ``wanted``: the bytes of a slot that a user or a search has chosen; 0
+    if none.
     """
     chunk, ring = (CROWDED_CHUNK_BYTES, CROWDED_RING_BYTES) if crowded else (CHUNK_BYTES, RING_BYTES)
     if wanted > 0:
@@ -251,17 +256,17 @@ def ring_bytes(size: int, crowded: bool, wanted: int = 0) -> tuple[int, int]:
 
 
 def _inputs_at(size: int) -> int:
-    """Where in the segment the rings begin: behind the lines, on a page."""
+    """Return the offset of the rings in the segment: after the lines of counters, at the begin of a page."""
     return _round_up(at.LINE * (1 + size), 4096)
 
 
 def _make_frame(context: Context, memory: segment.Segment, crowded: bool) -> Words:
-    """The words of one rank that the machine code works with."""
+    """Return the frame of one rank, the words that the machine code works with."""
     chunk, ring = (ctypes.c_int64 * 2).from_address(memory.address + at.LAYOUT)
     inputs = memory.address + _inputs_at(context.size)
     results = inputs + context.size * ring
     if results + ring != memory.address + memory.nbytes:
-        raise TransportError("shm: rank 0 laid the memory out differently; do all ranks run the same version?")
+        raise TransportError("shm: rank 0 uses another memory layout; do all ranks run the same version of ddl?")
     words = (ctypes.c_int64 * (at.TABLE // 8 + context.size))()
     values = {
         at.RANK: context.rank,
@@ -272,7 +277,7 @@ def _make_frame(context: Context, memory: segment.Segment, crowded: bool) -> Wor
         at.CHUNK: chunk,
         at.RING: ring,
         at.SMALL: SMALL_BYTES // context.size,
-        at.SPINS: 0 if crowded else SPINS,  # who spins where ranks share cores, holds up whom it waits for
+        at.SPINS: 0 if crowded else SPINS,  # if ranks share cores, spinning delays the peer that it waits for
         at.YIELDS: CROWDED_YIELDS if crowded else YIELDS,
         at.TIMEOUT + 8: SLEEP_NS,
     }
@@ -284,7 +289,10 @@ def _make_frame(context: Context, memory: segment.Segment, crowded: bool) -> Wor
 
 
 def _plan_words(plan: Plan, frame: int, sources: int = 0, targets: int = 0) -> Words:
-    """A plan as the machine code reads it; ``sources`` and ``targets`` are where its tables of addresses lie."""
+    """Return a plan as the machine code reads it.
+
+    ``sources`` and ``targets`` are the addresses of its address tables.
+    """
     scales = struct.unpack("=2q", struct.pack("=2d", plan.prescale, plan.postscale))
     facts = (len(plan.counts), plan.dtype, plan.op, sum(plan.counts), *scales, sources, targets, frame, 0, -1, 0)
     return _table([*facts, *plan.counts])

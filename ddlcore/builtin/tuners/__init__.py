@@ -1,1 +1,1 @@
-"""The searches that come with ddl."""
+"""The built-in tuners."""

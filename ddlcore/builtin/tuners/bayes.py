@@ -1,6 +1,6 @@
-"""Searches by a Gaussian process and expected improvement, as scikit-optimize does them.
+"""Searches by a Gaussian process and expected improvement, implemented by scikit-optimize.
 
-A ``tell`` fits the process anew, which takes 40 to 65 ms: never on the way of a step.
+``tell`` fits the process again, which takes 40 to 65 ms, so it must never run in the time of a step.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ddlcore.contracts.tuner import Knob, Tuner, Value
 
 __all__ = ["BayesTuner"]
 
-FIRST = 6  # points, the told ones among them, that fill the space evenly before the process guesses
-CANDIDATES = 2000  # points at which the expected improvement is looked at
-OFTEN = 3  # a point that was proposed and told so many times has nothing more to say
+FIRST = 6  # evenly spread points, including those told, before the process makes proposals
+CANDIDATES = 2000  # points at which the expected improvement is evaluated
+OFTEN = 3  # a point that was told this many times is known well enough
 
 
 class BayesTuner(Tuner):
-    """Needs scikit-optimize: ``pip install 'ddlcore[tune]'``."""
+    """A tuner that needs scikit-optimize: ``pip install 'ddlcore[tune]'``."""
 
     def __init__(self, knobs: Sequence[Knob], seed: int = 0) -> None:
         super().__init__(knobs, seed)
@@ -29,7 +29,7 @@ class BayesTuner(Tuner):
         from skopt.utils import cook_estimator
         from skopt.utils import normalize_dimensions as normalize
 
-        # Ranges are searched as parts of their way: what is logarithmic or whole is the knob's own business.
+        # Ranges are searched from 0 to 1; the knob itself converts that to logarithmic or whole values.
         space = [Categorical(list(range(len(k.choices)))) if k.choices else Real(0.0, 1.0) for k in self.knobs]
         self._optimizer: Any = Optimizer(
             space,
@@ -37,7 +37,7 @@ class BayesTuner(Tuner):
             n_initial_points=FIRST,
             initial_point_generator="halton",
             acq_func="EI",
-            acq_optimizer="sampling",  # of a few knobs: a descent from the best samples takes longer and finds no better
+            acq_optimizer="sampling",  # with few knobs, a descent from the best samples is slower, and no better
             acq_optimizer_kwargs={"n_points": CANDIDATES},
             random_state=seed,
         )
@@ -45,9 +45,9 @@ class BayesTuner(Tuner):
 
     def ask(self) -> dict[str, Value] | None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a point was asked for before, and how the process converged
+            warnings.simplefilter("ignore")  # about points that were proposed before, and about convergence
             point = self._optimizer.ask()
-        # What comes is numpy's: a choice by its index, a range by its part.
+        # The values have numpy's types: the index of a choice, or the position in a range from 0 to 1.
         values = {
             knob.name: knob.choices[int(x)] if knob.choices else knob.at(float(x)) for knob, x in zip(self.knobs, point)
         }
@@ -59,10 +59,10 @@ class BayesTuner(Tuner):
         key = self._key(values)
         self._told[key] = self._told.get(key, 0) + 1
         point = [k.choices.index(values[k.name]) if k.choices else k.part(values[k.name]) for k in self.knobs]
-        # Small matrices gain nothing from many threads, and the cores are wanted by the ranks.
+        # Small matrices gain nothing from many threads, and the ranks need the cores.
         with warnings.catch_warnings(), threadpool_limits(1):
             warnings.simplefilter("ignore")
-            self._optimizer.tell(point, math.log(cost))  # a gain is a ratio, of steps of any length
+            self._optimizer.tell(point, math.log(cost))  # so that a gain is a ratio, whatever the step's length
 
     def _key(self, values: Mapping[str, Value]) -> tuple[Value, ...]:
         return tuple(values[knob.name] for knob in self.knobs)

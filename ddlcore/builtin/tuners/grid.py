@@ -1,4 +1,4 @@
-"""Searches one knob after the other, first on a coarse grid, then on finer ones around the best."""
+"""Searches one knob after the other, first on a coarse grid, then on finer ones around the best point."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from ddlcore.contracts.tuner import Knob, Tuner, Value
 
 __all__ = ["GridTuner"]
 
-COARSE = 4  # parts of a range at first
-FINEST = 64  # and at last
+COARSE = 4  # parts of a range in the first round
+FINEST = 64  # parts of a range in the last rounds
 
 Point = tuple[Value, ...]
 
 
 class GridTuner(Tuner):
-    """Needs nothing but Python. Each round looks at every knob, the others at their best; then the grid gets twice as fine."""
+    """A tuner that needs no further packages.
+
+    In each round, it varies one knob after the other while the others keep their best values; then it halves the grid's
+    step.
+    """
 
     def __init__(self, knobs: Sequence[Knob], seed: int = 0) -> None:
         super().__init__(knobs, seed)
@@ -47,7 +51,7 @@ class GridTuner(Tuner):
                     if point not in self._costs:
                         yield point
                 moved = moved or self._best() != before
-            # A round that found something better on a finer grid looks around there once more.
+            # If a round on a finer grid has found a better point, the same grid is searched again around that point.
             if not moved or parts == COARSE:
                 parts *= 2
 

@@ -1,1 +1,1 @@
-"""`ddl bench`: collectives timed in alternation, ddl's own and those of peers that plugins bring."""
+"""``ddl bench``: collectives timed in alternation, ddl's own and those of peers that plugins provide."""

@@ -1,4 +1,4 @@
-"""Draws results with matplotlib, which is imported here and nowhere else; a file is all that comes out."""
+"""Draw results with matplotlib into a file. No other module of this package draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["draw", "require_matplotlib"]
 
 
 def require_matplotlib(path: Path) -> None:
-    """Raises ValueError in one line where nothing could be drawn to ``path``."""
+    """Raise ValueError, with a message of one line, if no chart can be drawn to ``path``."""
     try:
         backend = import_module("matplotlib.backends.backend_agg")
     except ImportError:
@@ -26,7 +26,10 @@ def require_matplotlib(path: Path) -> None:
 
 
 def draw(path: Path, rows: Sequence[Row], transport: str, title: str) -> None:
-    """Time and rate by size, one column of panels for each operation; bands show the quartiles over the rounds."""
+    """Draw time and rate by size, with a column of panels for each operation.
+
+    The bands show the quartiles over the rounds.
+    """
     figure_class = import_module("matplotlib.figure").Figure
     operations = list(dict.fromkeys(row.operation for row in rows))
     figure = figure_class(figsize=(1.5 + 3.9 * len(operations), 7.2), layout="constrained")
@@ -41,7 +44,7 @@ def draw(path: Path, rows: Sequence[Row], transport: str, title: str) -> None:
         _label_axes(panels[0][column], panels[1][column], operation, [row.nbytes for row in here])
     panels[0][0].set_ylabel("time of a call, µs")
     panels[1][0].set_ylabel("GB/s of the tensor")
-    panels[1][0].set_ylim(bottom=0)  # last: all panels of the row share it, and it must hold all their lines
+    panels[1][0].set_ylim(bottom=0)  # after all lines are drawn, because the panels of the row share the axis
     panels[0][0].legend(frameon=False)
     figure.suptitle(title)
     figure.savefig(path, dpi=120)

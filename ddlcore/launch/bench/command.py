@@ -1,4 +1,4 @@
-"""``ddl bench``: reads its command line, starts the ranks, shows what they tell, and writes it to files."""
+"""Implement ``ddl bench``: read its command line, start the ranks, show their results, and write them to files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["Show", "bench", "results_json"]
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("-np", "--num-proc", type=int, default=2, metavar="N", help="How many ranks to start. [default 2]")
 @click.option(
-    "--against", default="", metavar="NAMES", help="Peers to measure beside ddl; `ddl info` lists them. [default: none]"
+    "--against", default="", metavar="NAMES", help="Peers to compare ddl with; `ddl info` lists them. [default: none]"
 )
 @click.option(
     "--ops", default=",".join(OPERATIONS), metavar="NAMES", help=f"Which collectives. [default {','.join(OPERATIONS)}]"
@@ -47,14 +47,12 @@ __all__ = ["Show", "bench", "results_json"]
 @click.option(
     "--sizes", default=SIZES, metavar="SIZES", help=f"Bytes of the whole tensor, such as 4,64K,1M. [default {SIZES}]"
 )
-@click.option("--dtype", default="f32", metavar="TYPE", help=f"{', '.join(DTYPES)}, or a whole name. [default f32]")
-@click.option("--rounds", type=click.IntRange(min=1), default=9, metavar="N", help="Alternations. [default 9]")
+@click.option("--dtype", default="f32", metavar="TYPE", help=f"{', '.join(DTYPES)}, or a long name. [default f32]")
+@click.option("--rounds", type=click.IntRange(min=1), default=9, metavar="N", help="Rounds of turns. [default 9]")
 @click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write all times there."
+    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write all times to FILE."
 )
-@click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw them, to a .png, .svg or .pdf."
-)
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw them to a .png, .svg or .pdf.")
 @setting_options
 def bench(
     num_proc: int,
@@ -67,10 +65,10 @@ def bench(
     plot: Path | None,
     **flags: object,
 ) -> None:
-    """Time collectives on N ranks of this host: the transport alone, the whole call, and peers on the same bytes.
+    """Time collectives on N ranks of this host: the transport alone, the whole call, and peers on the same data.
 
-    All take turns within one run, because a machine's mood changes within minutes: compare ratios, not times.
-    Where ranks outnumber the cores, times are those of the scheduler.
+    All take turns within one run, because the speed of a machine changes within minutes: compare ratios, not times. If
+    there are more ranks than cores, the times mostly show the system's scheduler.
     """
     try:
         peers = tuple(dict.fromkeys(name.strip() for name in against.split(",") if name.strip()))
@@ -104,7 +102,7 @@ def _writing(option: str, path: Path) -> Iterator[None]:
 
 
 def _checked(plan: BenchPlan, num_proc: int, flags: Mapping[str, object]) -> Settings:
-    """Refuses what cannot work before anything is started."""
+    """Return the settings, and refuse what cannot work before anything is started."""
     if num_proc < 2:
         raise ValueError(f"-np {num_proc}: a collective needs at least 2 ranks")
     settings, registry = settings_of(os.environ, flags)
@@ -134,7 +132,7 @@ def _check_files(json_file: Path | None, plot: Path | None) -> None:
 
 
 def _measure(plan: BenchPlan, num_proc: int, settings: Settings, show: Show) -> None:
-    """Runs the ranks; what rank 0 tells comes through a named pipe and is shown at once."""
+    """Run the ranks. Rank 0 sends its results through a named pipe, and each is shown immediately."""
     from ddlcore.launch.bench.rank import bench_rank
     from ddlcore.launch.function import run
 
@@ -148,7 +146,7 @@ def _measure(plan: BenchPlan, num_proc: int, settings: Settings, show: Show) -> 
 
 
 class Show:
-    """Prints rows as they come, and on a terminal how far it is. Holds what came."""
+    """The output of a benchmark: prints the rows as they arrive and, on a terminal, the progress. Keeps all rows."""
 
     def __init__(self, plan: BenchPlan, size: int) -> None:
         self.rows: list[Row] = []
@@ -163,7 +161,7 @@ class Show:
             self._begin_progress()
 
     def message(self, message: Mapping[str, Any]) -> None:
-        """One message of ``measure_all``."""
+        """Take one message of ``measure_all``."""
         if "transport" in message:
             self.transport = message["transport"]
         elif "begin" in message:
@@ -178,7 +176,7 @@ class Show:
             self._advance("", 1)
 
     def close(self) -> None:
-        """Takes the progress away."""
+        """Remove the progress from the screen."""
         if self._progress is not None:
             self._progress.stop()
 
@@ -192,8 +190,9 @@ class Show:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        # Drawn when something has happened only: a thread that draws by itself would be measured too.
-        console = Console(stderr=not self._on_screen)  # rows and progress share a screen: one console writes both
+        # Draw only when something has happened: a thread that redraws by itself would use a core during the
+        # measurements.
+        console = Console(stderr=not self._on_screen)  # one console for both if rows and progress share a screen
         self._progress = Progress(*columns, console=console, transient=True, auto_refresh=False)
         self._task = self._progress.add_task("starting", total=len(self._plan.operations) * len(self._plan.sizes))
         self._progress.start()
@@ -213,7 +212,7 @@ class Show:
 
 
 def results_json(rows: list[Row], plan: BenchPlan, size: int, transport: str) -> dict[str, Any]:
-    """All that was measured, for machines: seconds by round, and the ratios of medians that the table shows."""
+    """Return all measurements for JSON: the seconds of each round, and the ratios of medians that the table shows."""
     return {
         "machine": machine_facts(),
         "ranks": size,

@@ -1,4 +1,4 @@
-"""What is timed: a collective as the transport alone does it, as ddl's verb does it, and as each peer does."""
+"""Provide what is timed: a collective by the transport alone, by ddl's whole call, and by each peer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ddlcore.types import BF16_NAME, Buffer, Kind, Sum
 
 __all__ = ["Arrays", "Call", "arrays_for", "check", "contenders", "finish", "numpy_dtype"]
 
-Call = Callable[[], object]  # the whole call gives its result; the others leave it in the target
+Call = Callable[[], object]  # the whole call returns its result; the others leave it in the target
 _WAIT_S = 0.1
 
 
 def numpy_dtype(label: str) -> Any:
-    """numpy's type of that name. Raises ValueError, with the line that installs it, where it is missing."""
+    """Return numpy's type of that name. Raises ValueError, with the command that installs it, if it is missing."""
     if label == BF16_NAME:
         try:
             import_module("ml_dtypes")
@@ -36,10 +36,13 @@ def numpy_dtype(label: str) -> Any:
 
 @dataclass(frozen=True)
 class Arrays:
-    """The memory of one collective on one rank. ``nbytes`` counts the whole tensor: the larger of the two."""
+    """The memory of one collective on one rank.
+
+    ``nbytes`` is the size of the larger array, which is the whole tensor.
+    """
 
     source: Any  # numpy.ndarray, one-dimensional
-    target: Any  # the same one, where the collective is in place
+    target: Any  # the same array, if the collective works in place
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +50,7 @@ class Arrays:
 
 
 def arrays_for(kind: Kind, nbytes: int, dtype: str, size: int) -> Arrays:
-    """Arrays of ``nbytes``, and as little more as gives each of ``size`` ranks an equal part of whole elements."""
+    """Return arrays of ``nbytes``, rounded up so that each of ``size`` ranks has an equal part of whole elements."""
     native = numpy_dtype(dtype)
     count = -(-nbytes // native.itemsize)
     if kind in (Kind.ALLREDUCE, Kind.BROADCAST):
@@ -63,9 +66,10 @@ def arrays_for(kind: Kind, nbytes: int, dtype: str, size: int) -> Arrays:
 def contenders(
     job: Job, peers: Mapping[str, BenchPeer], kind: Kind, memory: Arrays, whole: bool = True
 ) -> dict[str, Call]:
-    """What is timed, by name, on the same arrays: the transport, the ``whole`` call, the peers. Sums throughout.
+    """Return, by name, what is timed on the same arrays: the transport, the ``whole`` call, and the peers.
 
-    Left out are the transport where one thread only may call it, and peers that lack this collective or type.
+    All reduce by Sum. The transport is left out if only one thread may call it, and so is each peer that lacks this
+    collective or type.
     """
     transport = job.sets.communicator(0).transport
     calls: dict[str, Call] = {}
@@ -82,9 +86,9 @@ def contenders(
 
 
 def check(kind: Kind, memory: Arrays, calls: Mapping[str, Call], rank: int, size: int) -> None:
-    """Runs each contender once on values that tell the ranks apart. Raises DdlInternalError for a wrong result.
+    """Run each contender once with values that differ between ranks. Raises DdlInternalError for a wrong result.
 
-    Every rank calls it. The arrays hold zeros afterwards: sums in place neither grow nor become slow.
+    Every rank calls it. The arrays hold zeros afterwards, so that repeated sums in place neither grow nor become slow.
     """
     values = [1 + r % 2 for r in range(size)]
     if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
@@ -104,13 +108,13 @@ def check(kind: Kind, memory: Arrays, calls: Mapping[str, Call], rank: int, size
 
 
 def finish(work: Work) -> None:
-    """Waits for it, as the engine does."""
+    """Wait for ``work``, as the engine does."""
     while not work.wait(_WAIT_S):
         pass
 
 
 def _transport_call(transport: Transport, kind: Kind, memory: Arrays) -> Call:
-    """The open communicator of the world, called as the engine calls it; the engine has nothing to do meanwhile."""
+    """Return a call of the open communicator of all ranks, as the engine makes it. The engine is idle meanwhile."""
     adapter = NumpyAdapter()
     source, target = (adapter.buffer(array, elementwise=True) for array in (memory.source, memory.target))
     size = transport.context.size
@@ -135,7 +139,7 @@ def _allreduce_call(transport: Transport, buffer: Buffer) -> Call:
 
 
 def _whole_call(kind: Kind, memory: Arrays) -> Call:
-    """The verb, in place where there is one, with a name by which a step that repeats is recognised."""
+    """Return ddl's call, in place if there is such a call, with a name by which a repeated step is recognised."""
     name = f"bench.{kind.name.lower()}.{memory.nbytes}"
     source = memory.source
     if kind is Kind.ALLREDUCE:

@@ -1,4 +1,4 @@
-"""A named pipe through which a rank tells its launcher how a benchmark goes, line by line."""
+"""Provide a named pipe through which a rank reports to its launcher how a benchmark goes, line by line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ __all__ = ["told"]
 
 @contextmanager
 def told(show: Callable[[Mapping[str, Any]], None]) -> Iterator[str]:
-    """The path of the pipe. Every line of JSON that is written there calls ``show``, in one thread of its own.
+    """Yield the path of the pipe.
 
-    When the block ends, all that was written has been shown. What ``show`` raises, the end of the block raises.
+    ``show`` is called, in a separate thread, for each line of JSON that is written there. When the block ends,
+    everything that was written has been shown. An exception of ``show`` is raised at the end of the block.
     """
     failure: list[BaseException] = []
     with tempfile.TemporaryDirectory(prefix="ddl-") as directory:
         path = os.path.join(directory, "told")
         os.mkfifo(path, 0o600)
-        both = os.open(path, os.O_RDWR)  # as a writer too: it opens before a rank has come, and never ends by itself
+        both = os.open(path, os.O_RDWR)  # also for writing: so opening need not wait for a rank, and reading never ends
 
         def read() -> None:
             with open(both, encoding="utf-8", closefd=False) as lines:

@@ -1,4 +1,4 @@
-"""What `ddl bench` is asked to measure, read from words such as ``4,64K,1M``; it measures nothing."""
+"""Parse what ``ddl bench`` is asked to measure, from words such as ``4,64K,1M``. Measures nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ OPERATIONS: Mapping[str, Kind] = {
     for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER, Kind.ALLTOALL)
 }
 SIZES = "4,1K,16K,64K,256K,1M,4M,16M,64M"
-DTYPES: Mapping[str, str] = {  # what users write -> the field's name of the type
+DTYPES: Mapping[str, str] = {  # what users write -> the long name of the type
     {"F": "f", "I": "i", "U": "u", "B": "bf"}[dtype.name[0]] + dtype.name.lstrip("FIUB"): dtype.label
     for dtype in DType
-    if dtype is not DType.BOOL  # sums of it are no sums
+    if dtype is not DType.BOOL  # a sum of booleans is not a sum of numbers
 }
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:I?B)?", re.IGNORECASE)
@@ -27,19 +27,19 @@ _LARGEST = 1 << 34
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """One run: every operation at every size, in ``rounds`` alternations of all contenders."""
+    """The plan of one run: every operation at every size, in ``rounds`` rounds in which all contenders take turns."""
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...]  # bytes of the whole tensor
     dtype: str  # float32, …
     rounds: int
     peers: tuple[str, ...] = ()
-    whole: bool = True  # times the whole call too
-    budget_s: float = 0.05  # for one contender in one round, where a single call takes no longer
+    whole: bool = True  # time the whole call too
+    budget_s: float = 0.05  # for one contender in one round, unless a single call takes longer
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """``4,64K,1M`` in bytes; K, M and G are powers of 1024. Raises ValueError for anything else, and for 0."""
+    """Parse ``4,64K,1M`` into bytes; K, M and G are powers of 1024. Raises ValueError for anything else, and for 0."""
     sizes = []
     for word in _words(text, "sizes"):
         found = _SIZE.fullmatch(word)
@@ -51,7 +51,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
 
 def parse_operations(text: str) -> tuple[str, ...]:
-    """Names from ``OPERATIONS``. Raises ValueError for another one."""
+    """Parse names from ``OPERATIONS``. Raises ValueError for an unknown name."""
     words = tuple(word.lower() for word in _words(text, "ops"))
     for word in words:
         if word not in OPERATIONS:
@@ -60,7 +60,10 @@ def parse_operations(text: str) -> tuple[str, ...]:
 
 
 def parse_dtype(text: str) -> str:
-    """The field's name of the type that ``text`` (``f32``, ``float32``) stands for. Raises ValueError for another."""
+    """Return the long name of the type that ``text`` (``f32`` or ``float32``) means.
+
+    Raises ValueError for an unknown type.
+    """
     label = DTYPES.get(text.lower(), text.lower())
     if label not in DTYPES.values():
         raise ValueError(f"--dtype {text} is not one of {', '.join(DTYPES)}")
@@ -68,7 +71,7 @@ def parse_dtype(text: str) -> str:
 
 
 def size_text(nbytes: int) -> str:
-    """``64 KiB``: in the greatest unit of which it is a whole number."""
+    """Return the size as text, such as ``64 KiB``, in the largest unit that gives a whole number."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes % factor == 0 and nbytes >= factor:
             return f"{nbytes // factor} {unit}"

@@ -1,4 +1,4 @@
-"""What each rank of a benchmark does; rank 0 tells as it goes what begins and what came out."""
+"""The program of each rank of a benchmark. Rank 0 reports what begins and what was measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def bench_rank(plan: BenchPlan, pipe: str) -> None:
-    """The program of one rank of `ddl bench`: rank 0 writes a line of JSON for each message to ``pipe``."""
+    """Run the benchmark as one rank. Rank 0 writes each message as a line of JSON to ``pipe``."""
     ddl.init()
     job = ddl.current_job()
     peers = {name: job.registry.load(job.registry.bench_peer(name))() for name in plan.peers}
@@ -34,15 +34,16 @@ def bench_rank(plan: BenchPlan, pipe: str) -> None:
 
 
 def open_peers(job: Job, peers: Mapping[str, BenchPeer]) -> None:
-    """Every rank calls it; what a peer raises goes on."""
+    """Open the peers. Every rank calls it. An exception of a peer is passed on."""
     for name, peer in peers.items():
         peer.open(job.context(f"bench-{name}"))
 
 
 def measure_all(job: Job, plan: BenchPlan, peers: Mapping[str, BenchPeer], tell: Tell) -> None:
-    """Every rank calls it with the same plan and peers; the messages are the same on all.
+    """Measure everything in ``plan``.
 
-    First {"transport": name}; for each operation and size {"begin": [operation, nbytes]} and {"row": Row.as_json()}.
+    Every rank calls it with the same plan and peers; the messages are the same on all. First comes {"transport": name};
+    then, for each operation and size, {"begin": [operation, nbytes]} and {"row": Row.as_json()}.
     """
     communicator = job.sets.communicator(0)
     together = Together(communicator.transport)

@@ -1,4 +1,4 @@
-"""What was measured, and what follows from it: medians, ratios and how far they are certain. Pure."""
+"""Hold what was measured and compute medians, ratios and their confidence intervals. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 __all__ = ["TRANSPORT", "WHOLE", "Ratio", "Row", "interval_words", "median_interval", "ratio"]
 
 TRANSPORT = "transport"  # the open communicator alone, called as the engine calls it
-WHOLE = "ddl"  # the verb, from the user's array to the user's array
+WHOLE = "ddl"  # ddl's whole call, from the user's array to the user's array
 _CERTAIN = 0.95
 
 
 @dataclass(frozen=True)
 class Row:
-    """One collective at one size."""
+    """The times of one collective at one size."""
 
     operation: str
-    nbytes: int  # of the whole tensor: what a rank reduces or sends on, or has in the end, whichever is larger
-    times: Mapping[str, Sequence[float]]  # contender -> seconds a call of the slowest rank, by round
-    replayed: float = 0.0  # the share of whole calls that ran from memory
+    nbytes: int  # of the whole tensor: the larger of a rank's source and target
+    times: Mapping[str, Sequence[float]]  # contender -> seconds per call on the slowest rank, by round
+    replayed: float = 0.0  # share of the whole calls that were replayed
 
     def median_s(self, name: str) -> float:
         return statistics.median(self.times[name])
 
     def gbytes_per_s(self, name: str) -> float:
-        """10⁹ bytes of the tensor a second, whatever the algorithm moves for it."""
+        """Return the size of the tensor divided by the time, in 10⁹ bytes per second, whatever the algorithm sends."""
         return self.nbytes / self.median_s(name) / 1e9
 
     def as_json(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median of ratios taken round by round, and the interval that holds the true one."""
+    """The median of ratios that were taken round by round, and the interval that holds the true median."""
 
     middle: float
     low: float
@@ -57,15 +57,15 @@ class Ratio:
 
 
 def ratio(row: Row, slow: str, fast: str) -> Ratio:
-    """How many times longer ``slow`` takes than ``fast``, each round compared with itself."""
+    """Return how many times longer ``slow`` takes than ``fast``, compared within each round."""
     ratios = [s / f for s, f in zip(row.times[slow], row.times[fast])]
     return Ratio(statistics.median(ratios), *median_interval(ratios))
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the median, without any assumption on how ``values`` are spread (order statistics).
+    """Return the 95 % interval of the median, without assuming any distribution (by order statistics).
 
-    With fewer than six values there is none: then the least and the greatest.
+    For fewer than six values there is no such interval; then it is the smallest and the largest value.
     """
     ordered, count = sorted(values), len(values)
     tail, skip = 0.0, 0
@@ -78,10 +78,10 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def interval_words(rounds: int) -> str:
-    """What ``median_interval`` of so many values is."""
+    """Return in words what ``median_interval`` of so many values is."""
     return "95 % interval of the median" if 2 / 2**rounds <= 1 - _CERTAIN else "least and greatest"
 
 
 def _figure(value: float) -> str:
-    """Three digits or so."""
+    """Return a number with about three digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

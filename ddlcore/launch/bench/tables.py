@@ -1,4 +1,4 @@
-"""Lays results out in columns whose widths are known before the first result is; prints nothing."""
+"""Lay results out in columns whose widths are known before the first result. Prints nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ddlcore.launch.bench.results import TRANSPORT, WHOLE, Row, interval_words, 
 
 __all__ = ["closing", "heading", "line"]
 
-_RATIO = 21  # 1234 [1234, 1234] fits
+_RATIO = 21  # width, enough for 1234 [1234, 1234]
 
 
 def heading(operation: str, plan: BenchPlan, size: int, transport: str) -> list[str]:
-    """What stands above the rows of one operation: what they are, and the columns' names."""
+    """Return the lines above the rows of one operation: a title and the names of the columns."""
     columns = [f"{'size':>8}"]
     for name in (transport, "ddl"):
         columns.append(f"{name + ' µs':>10} {'GB/s':>6}")
@@ -24,7 +24,7 @@ def heading(operation: str, plan: BenchPlan, size: int, transport: str) -> list[
 
 
 def line(row: Row, peers: Sequence[str]) -> str:
-    """One row; what was not measured is a dash."""
+    """Return one row as text. A dash stands for what was not measured."""
     cells = [f"{size_text(row.nbytes):>8}"]
     for name in (TRANSPORT, WHOLE):
         rate = f"{row.gbytes_per_s(name):6.2f}" if name in row.times else f"{'–':>6}"
@@ -38,7 +38,7 @@ def line(row: Row, peers: Sequence[str]) -> str:
 
 
 def closing(rows: Sequence[Row], plan: BenchPlan, transport: str) -> list[str]:
-    """What the columns mean, and what is missing from them."""
+    """Return lines that explain the columns and say what is missing from them."""
     lines = [
         "",
         f"{transport}: the open transport alone; ddl: the whole call, from array to array. Medians of {plan.rounds} "

@@ -1,4 +1,4 @@
-"""Times contenders in alternation, so that what the machine does in a minute meets all of them alike."""
+"""Time contenders in alternation, so that changes of the machine's speed affect all of them alike."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from ddlcore.types import Buffer, DType
 __all__ = ["Together", "measure"]
 
 _WARM = 5  # calls: pages, caches, connections
-_SCHEDULE = 40  # at most so many times four calls until the whole call runs from memory
+_SCHEDULE = 40  # at most so many times four calls until the whole call is replayed
 _MOST = 2000  # calls in one round
 
 
 class Together:
-    """What the ranks agree upon between measurements: by the open transport, so that ddl's own queue stays empty."""
+    """Operations between the ranks before and after each measurement.
+
+    They use the open transport, so that ddl's own tensor queue stays empty.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -31,13 +34,13 @@ class Together:
         finish(self._transport.barrier())
 
     def of_first(self, value: float) -> float:
-        """That of rank 0, everywhere."""
+        """Return the value of rank 0 on all ranks."""
         one = np.array([value])
         finish(self._transport.broadcast(_buffer(one), 0))
         return float(one[0])
 
     def slowest(self, values: Sequence[float]) -> list[float]:
-        """The greatest of any rank, one by one."""
+        """Return the maximum over all ranks for each of the values."""
         mine, everyone = np.array(values), np.zeros(self._size * len(values))
         finish(self._transport.allgatherv(_buffer(mine), _buffer(everyone), [len(values)] * self._size))
         return [float(value) for value in everyone.reshape(self._size, -1).max(axis=0)]
@@ -46,10 +49,10 @@ class Together:
 def measure(
     calls: Mapping[str, Call], together: Together, rounds: int, budget_s: float, replayed: Callable[[], int]
 ) -> tuple[dict[str, list[float]], float]:
-    """Seconds a call of the slowest rank, by contender and round; and which share of the whole calls was replayed.
+    """Return the seconds per call on the slowest rank, by contender and round, and the share of replayed whole calls.
 
-    Each contender has about ``budget_s`` in each round, and every rank repeats as often as rank 0 says.
-    ``replayed`` counts this rank's buckets that ran from memory.
+    Each contender has about ``budget_s`` seconds in each round, and every rank repeats as often as rank 0 says.
+    ``replayed`` returns how many of this rank's buckets were replayed.
     """
     repeats = {}
     for name, call in calls.items():
@@ -60,7 +63,7 @@ def measure(
     names = list(calls)
     before = replayed()
     for number in range(rounds):
-        first = number % len(names)  # nobody always follows the same one
+        first = number % len(names)  # another order in each round: a contender may affect the one after it
         for name in names[first:] + names[:first]:
             times[name].append(_seconds(calls[name], repeats[name], together))
     share = (replayed() - before) / (rounds * repeats[WHOLE]) if WHOLE in calls else 0.0
@@ -68,7 +71,7 @@ def measure(
 
 
 def _warm(call: Call, together: Together, replayed: Callable[[], int] | None) -> None:
-    """For the whole call also until it runs from memory, where replay is on and a schedule is found."""
+    """Warm the call up. A whole call also runs until it is replayed, if replay is on and a schedule is found."""
     for _ in range(_WARM):
         call()
     for _ in range(_SCHEDULE if replayed is not None else 0):

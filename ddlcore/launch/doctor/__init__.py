@@ -1,1 +1,1 @@
-"""`ddl doctor`: has every host looked at, measures what is between them, and says what is wrong and what to do."""
+"""``ddl doctor``: examine every host, measure the links between ranks, and say what is wrong and what to do."""

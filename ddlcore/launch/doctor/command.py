@@ -1,4 +1,4 @@
-"""``ddl doctor``: reads its command line, has everything looked at, and shows what was found."""
+"""Implement ``ddl doctor``: read its command line, run the examination, and show the report."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ __all__ = ["doctor"]
     options_metavar="[OPTIONS]",
 )
 @click.option(
-    "-np", "--num-proc", type=int, metavar="N", help="How many ranks. [default: all slots; here one a GPU, at least 2]"
+    "-np", "--num-proc", type=int, metavar="N", help="How many ranks. [default: all slots; else one a GPU, at least 2]"
 )
-@click.option("-H", "--hosts", metavar="HOST:SLOTS,…", help="Where, and how many on each at most. [default: here]")
+@click.option(
+    "-H", "--hosts", metavar="HOST:SLOTS,…", help="The hosts, and the largest number of ranks on each. [default: here]"
+)
 @click.option("--hostfile", metavar="FILE", help="The same as a file: lines of the form HOST slots=N.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the matrices, to a .png, .svg or .pdf."
 )
@@ -43,7 +45,7 @@ __all__ = ["doctor"]
     type=click.FloatRange(min=0, min_open=True),
     default=100.0,
     metavar="N",
-    help="Gradients of a step in 10⁶ bytes, for what a slow link costs. [default 100]",
+    help="Size of a step's gradients in 10⁶ bytes, to say what a slow link costs. [default 100]",
 )
 @click.option(
     "--links/--no-links", default=True, help="Measure latency and bandwidth between ranks, or do not. [default --links]"
@@ -62,9 +64,7 @@ __all__ = ["doctor"]
     metavar="N",
     help="With COMMAND: how long to wait for these steps. [default 120]",
 )
-@click.option(
-    "--root", metavar="DIR", help="Look at the proc/, sys/ and gpus.json below DIR, a host that was recorded."
-)
+@click.option("--root", metavar="DIR", help="Examine a recorded host: the proc/, sys/ and gpus.json below DIR.")
 @setting_options
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -84,10 +84,10 @@ def doctor(
     command: tuple[str, ...],
     **flags: object,
 ) -> None:
-    """Look at hosts, GPUs and networks, and say what is wrong, what it means and what to do.
+    """Examine hosts, GPUs and networks, and say what is wrong, what it means and what to do.
 
-    With COMMAND, such as `ddl doctor -- python train.py`, some of its steps run under watch, and the share of a
-    step that waits for input is told. The exit code is 1 where something was found, else 0.
+    With COMMAND, such as `ddl doctor -- python train.py`, some of its steps are watched, and the report says which
+    share of a step the ranks wait for input. The exit code is 1 if a problem was found, else 0.
     """
     try:
         _check_plot(plot)
@@ -120,7 +120,7 @@ def _show(report: Report, as_json: bool, plot: Path | None) -> None:
 
         try:
             draw(plot, report.matrices, report.title)
-        except OSError as error:  # the report is shown: only the picture is missing
+        except OSError as error:  # the report was shown: only the picture is missing
             raise click.ClickException(f"ddl doctor: --plot {plot}: {error.strerror}; choose another FILE") from None
         click.echo(f"heat maps: {plot}", err=as_json)
     elif plot is not None:
@@ -139,7 +139,7 @@ def _check_plot(plot: Path | None) -> None:
 
 @contextlib.contextmanager
 def _telling(on_terminal: bool) -> Iterator[Callable[[str], object]]:
-    """A function that is told what is being done: on a terminal one line shows it."""
+    """Yield a function that takes the present activity as text: on a terminal, one line shows it."""
     if not on_terminal:
         yield lambda text: None
         return

@@ -1,4 +1,4 @@
-"""The report on a terminal, by rich: tables whose cells are coloured by how good they are."""
+"""Print the report on a terminal with rich, in tables whose cells are coloured by how good the values are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHADES = ("green", "yellow", "red")  # from good to bad
 
 
 def print_report(report: Report, console: Any = None) -> None:
-    """To standard output, or to a console of rich's."""
+    """Print the report to standard output, or to ``console``, a rich Console."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

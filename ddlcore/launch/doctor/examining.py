@@ -1,4 +1,4 @@
-"""The order in which the doctor goes about it: hosts that cannot take part, what is looked at, what is measured."""
+"""Decide the order of an examination: hosts that cannot take part, then the checks, then the measurements."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from ddlcore.runtime.backend import AUTO, parse_backend
 
 __all__ = ["Question", "Subject", "examine", "examine_recorded", "subject_of"]
 
-STALL_S = 120.0  # twice what a pair of ranks may take: whoever lets the others wait for longer hangs
+STALL_S = 120.0  # twice the limit for a pair of ranks: a rank that lets others wait for longer hangs
 
 Tell = Callable[[str], object]
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked."""
+    """What the user asked the doctor to do."""
 
     links: bool = True
     model_mb: float = 100.0
-    program: tuple[str, ...] = ()  # of ranks, resolved; (): none is to be watched
-    command: tuple[str, ...] = ()  # the same as the user wrote it
+    program: tuple[str, ...] = ()  # the command of the ranks, resolved; (): watch no program
+    command: tuple[str, ...] = ()  # the same command as the user wrote it
     steps: int = 30
     seconds: float = 120.0
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Who is looked at."""
+    """The ranks and hosts to examine, with their settings."""
 
     placed: Placed
     settings: Settings
@@ -60,16 +60,16 @@ class Subject:
         return self.placed.layout
 
     def host_of(self, rank: int) -> str:
-        """By the name that the user gave it."""
+        """Return the host of ``rank`` by the name that the user gave it."""
         return self.layout.hosts[self.layout.ranks[rank]]
 
     def settings_with(self, **flags: object) -> Settings:
-        """Its settings but for ``flags``."""
+        """Return the settings with ``flags`` set as if they were given on the command line."""
         given = {name: self.settings[name] for name in self.settings if self.settings.source(name) == "flag"}
         return settings_of(self.environ, {**given, **flags}, registry=self.registry)[0]
 
     def without(self, hosts: Sequence[str]) -> Subject | None:
-        """The same ranks but those of ``hosts``; None where none is left."""
+        """Return the same ranks except those on ``hosts``; None if no rank is left."""
         layout = self.layout
         left = [f"{name}:{layout.ranks.count(index)}" for index, name in enumerate(layout.hosts) if name not in hosts]
         if not left:
@@ -85,7 +85,11 @@ def subject_of(
     flags: Mapping[str, object],
     environ: Mapping[str, str],
 ) -> Subject:
-    """Raises ValueError or PluginError in one line for what cannot be."""
+    """Return what the command line asks to examine.
+
+    Raises ValueError or PluginError, with one line, if that is impossible. If neither ranks nor hosts are given, the
+    ranks run on this host: one for each visible GPU, and at least two.
+    """
     settings, registry = settings_of(environ, flags)
     if num_proc is None and hosts is None and hostfile is None:
         driver = open_nvml()
@@ -97,13 +101,13 @@ def subject_of(
 
 
 def examine_recorded(root: str, subject: Subject, question: Question) -> Report:
-    """Of a host that was recorded: what can be looked at, by as many ranks as the subject has. Measures nothing."""
+    """Examine a recorded host, with as many ranks as the subject has, and return the report. Measures nothing."""
     checks, problems = load_checks(subject.registry)
     views = [recorded_view(root, subject.environ, rank, rank) for rank in range(subject.layout.size)]
     looks = [look(checks, view) for view in views]
     for one in looks:
         problems |= one.problems
-    for name in ("versions", "known-bad"):  # what is installed there was not recorded
+    for name in ("versions", "known-bad"):  # the record does not say what is installed there
         checks.pop(name, None)
     report = Report(f"ddl doctor: {views[0].name}, as recorded in {root}, with {_ranks(subject.layout.size)}")
     judge(report, checks, put_together(checks, looks, lambda rank: views[rank].name), problems)
@@ -111,7 +115,7 @@ def examine_recorded(root: str, subject: Subject, question: Question) -> Report:
 
 
 def examine(subject: Subject, question: Question, tell: Tell) -> Report:
-    """Of hosts as they are now."""
+    """Examine the hosts as they are now, and return the report. ``tell`` gets the present activity as text."""
     names = ", ".join(subject.layout.hosts)
     hosts = len(subject.layout.hosts)
     title = f"ddl doctor: {_ranks(subject.layout.size)} on {hosts} host{'' if hosts == 1 else 's'} ({names})"
@@ -133,7 +137,10 @@ def examine(subject: Subject, question: Question, tell: Tell) -> Report:
 
 
 def _told(subject: Subject, question: Question, report: Report, tell: Tell) -> tuple[list[Told], Subject | None]:
-    """What the ranks tell, and who of the subject is left; hosts that cannot take part are findings."""
+    """Run the ranks; return what they report and the part of the subject that is left.
+
+    Hosts that cannot take part become findings, and the ranks run again without them.
+    """
     wrong: list[Finding] = []
     left: Subject | None = subject
     told: list[Told] = []
@@ -160,14 +167,15 @@ def _told(subject: Subject, question: Question, report: Report, tell: Tell) -> t
 
 
 def _run(subject: Subject, measures: bool, wanted: tuple[str, ...]) -> list[Told]:
-    # Ranks meet when all have looked, which some do for longer than others: init waits for that, too.
+    # The ranks call init only when their checks are done, and some checks take much longer than others. So init must
+    # wait for the slowest rank's checks, too.
     settings = subject.settings_with(
         start_timeout_s=subject.settings.number("start_timeout_s") + 2 * PATIENCE_S,
         stall_shutdown_s=max(STALL_S, subject.settings.number("stall_shutdown_s")),
     )
 
     def started(with_links: bool) -> list[Told]:
-        with contextlib.redirect_stdout(sys.stderr):  # what libraries print in ranks is no part of the report
+        with contextlib.redirect_stdout(sys.stderr):  # what libraries print in the ranks does not belong to the report
             return run_placed(
                 subject.placed,
                 settings,
@@ -182,12 +190,12 @@ def _run(subject: Subject, measures: bool, wanted: tuple[str, ...]) -> list[Told
     except RankFailed as error:
         if not measures:
             raise
-        told = started(False)  # a transport took a rank with it: what can be looked at is told in any case
+        told = started(False)  # a transport made a rank fail: report the checks without the measurements
         return [replace(one, error=str(error).partition("\n")[0]) for one in told]
 
 
 def _transports_of(backend: str) -> tuple[str, ...]:
-    """Those that ``backend`` names; () for auto."""
+    """Return the transports that ``backend`` names; () for auto."""
     wanted = parse_backend(backend)
     names = [name for choice in (wanted.default, *wanted.kinds.values()) for name in choice.names]
     return () if AUTO in names else tuple(dict.fromkeys(names))

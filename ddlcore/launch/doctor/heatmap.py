@@ -1,4 +1,4 @@
-"""Draws matrices as heat maps with matplotlib, which is imported here and nowhere else in this room."""
+"""Draw matrices as heat maps with matplotlib. No other module of this package imports matplotlib."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ddlcore.launch.doctor.report import figure
 
 __all__ = ["draw"]
 
-_MOST_NAMED = 20  # rows; beyond that cells are too small for numbers
+_MOST_NAMED = 20  # rows; with more, the cells are too small for numbers
 
 
 def draw(path: Path, matrices: Sequence[Matrix], title: str) -> None:
-    """One panel a matrix, two in a row. Dark is good: small latencies, large bandwidths."""
+    """Draw one panel for each matrix, two in a row. Dark cells are good: small latencies and large bandwidths."""
     figure_class = import_module("matplotlib.figure").Figure
     rows = -(-len(matrices) // 2)
     columns = min(2, len(matrices))
@@ -33,7 +33,8 @@ def draw(path: Path, matrices: Sequence[Matrix], title: str) -> None:
 
 def _plot(sheet: Any, panel: Any, matrix: Matrix) -> None:
     size = len(matrix.names)
-    # The diagonal, which is a GPU's own memory, is written but not coloured: beside it all pairs would look alike.
+    # The diagonal shows a GPU's own memory, which is much faster than any link. It is written but not coloured: on a
+    # scale that includes it, all pairs would look alike.
     pairs = [[None if x == y else value for x, value in enumerate(row)] for y, row in enumerate(matrix.values)]
     values = [[float("nan") if value is None else value for value in row] for row in pairs]
     known = [value for row in pairs for value in row if value is not None]
@@ -46,7 +47,7 @@ def _plot(sheet: Any, panel: Any, matrix: Matrix) -> None:
     norm: Any
     if yes_no:
         norm = import_module("matplotlib.colors").Normalize(0, 1)
-    elif low > 0 and high / low > 20:  # islands and hosts differ by orders of magnitude
+    elif low > 0 and high / low > 20:  # links within and between hosts differ by orders of magnitude
         norm = import_module("matplotlib.colors").LogNorm(low, high)
     else:
         norm = import_module("matplotlib.colors").Normalize(0, high or 1)

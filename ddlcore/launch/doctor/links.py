@@ -1,4 +1,4 @@
-"""What follows from latency and bandwidth between all ranks, and from the clocks of hosts. Pure."""
+"""Judge the latency and bandwidth between all ranks, and the clocks of the hosts. Pure."""
 
 from __future__ import annotations
 
@@ -20,49 +20,52 @@ __all__ = [
 ]
 
 SLOW_GBITS = 10.0
-MOST_RANKS = 16  # are measured by default: 120 pairs, one after the other
-CLOCK_S = 0.1  # beyond it lines of logs and times of files tell a wrong order
+MOST_RANKS = 16  # so many are measured by default: 120 pairs, one after the other
+CLOCK_S = 0.1  # with a larger difference, logs and file times of several hosts show a wrong order
 
 
 @dataclass(frozen=True)
 class Pair:
-    """From one rank to another, by one transport."""
+    """The measured link from one rank to another by one transport."""
 
     a: int
     b: int
     latency_us: float | None = None
-    gbytes_per_s: float | None = None  # 10⁹ bytes a second
+    gbytes_per_s: float | None = None  # 10⁹ bytes per second
 
 
 @dataclass(frozen=True)
 class Clock:
-    """How much a rank's clock is ahead of the first one's, as far as it can be told."""
+    """How far a rank's clock is ahead of the clock of the first rank, and the uncertainty of that."""
 
     rank: int
     offset_s: float
-    error_s: float  # half of the quickest round trip
+    error_s: float  # half of the fastest round trip
 
 
 @dataclass
 class Links:
-    """All that was measured between the ranks."""
+    """Everything that was measured between the ranks."""
 
-    ranks: tuple[int, ...]  # that took part
-    pairs: dict[str, list[Pair]] = field(default_factory=dict)  # by transport; both ways
+    ranks: tuple[int, ...]  # those that took part
+    pairs: dict[str, list[Pair]] = field(default_factory=dict)  # by transport; both directions
     clocks: list[Clock] = field(default_factory=list)
-    errors: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # by transport: between whom, and why
+    errors: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # by transport: the two ranks, and the error
 
 
 def chosen_ranks(hosts: Sequence[int], most: int = MOST_RANKS) -> tuple[int, ...]:
-    """At most so many of the ranks, whose hosts' indexes ``hosts`` gives: the first of each host, then the second, …"""
-    turns: list[tuple[int, int, int]] = []  # how-manieth of its host, host, rank
+    """Return at most ``most`` ranks, but at least two: the first of each host, then the second of each host, and so on.
+
+    ``hosts`` holds the host index of each rank.
+    """
+    turns: list[tuple[int, int, int]] = []  # position among the ranks of its host, host, rank
     for rank, host in enumerate(hosts):
         turns.append((hosts[:rank].count(host), host, rank))
     return tuple(sorted(rank for _, _, rank in sorted(turns)[: max(2, most)]))
 
 
 def matrices(links: Links) -> Iterable[Matrix]:
-    """Latency and bandwidth of each transport."""
+    """Return the matrices of latency and bandwidth for each transport."""
     places = {rank: place for place, rank in enumerate(links.ranks)}
     names = tuple(str(rank) for rank in links.ranks)
     for transport, pairs in links.pairs.items():
@@ -76,9 +79,10 @@ def matrices(links: Links) -> Iterable[Matrix]:
 
 
 def step_cost_s(model_bytes: float, hosts: int, gbytes_per_s: float) -> float:
-    """Seconds that gradients of so many bytes take at least across the slowest link between hosts.
+    """Return the least time in seconds that the gradients of one step take across the slowest link between hosts.
 
-    A ring sends 2 (n - 1) / n of them over every link, and nothing sends less (Patarasuk and Yuan, 2009).
+    ``model_bytes`` is the size of the gradients. A ring sends 2 (n - 1) / n of that over every link, and no algorithm
+    sends less (Patarasuk and Yuan, 2009).
     """
     return 2 * (hosts - 1) / hosts * model_bytes / (gbytes_per_s * 1e9)
 
@@ -86,11 +90,11 @@ def step_cost_s(model_bytes: float, hosts: int, gbytes_per_s: float) -> float:
 def judge_links(
     links: Links, host_of: Mapping[int, str], model_mb: float, cards: Mapping[str, str] | None = None
 ) -> Iterable[Finding]:
-    """Pairs of hosts that no transport drives at 10 Gbit/s, and transports that could not be opened.
+    """Return findings for pairs of hosts with less than 10 Gbit/s by all transports, and for transports that failed.
 
-    ``host_of``: by rank; ``cards``: by host its network cards, in words.
+    ``host_of`` holds the host of each rank, and ``cards`` describes the network cards of each host.
     """
-    best: dict[tuple[str, str], tuple[float, str]] = {}  # by hosts: the rate of the best transport
+    best: dict[tuple[str, str], tuple[float, str]] = {}  # by pair of hosts: the rate and name of the best transport
     for transport, pairs in links.pairs.items():
         for hosts, rate in _worse_way(pairs, host_of).items():
             best[hosts] = max(best.get(hosts, (0.0, "")), (rate, transport))
@@ -124,7 +128,7 @@ def judge_links(
 
 
 def _worse_way(pairs: Iterable[Pair], host_of: Mapping[int, str]) -> dict[tuple[str, str], float]:
-    """By pair of hosts: what the best pair of ranks reaches, in the slower direction."""
+    """Return, for each pair of hosts, the rate of its best pair of ranks in the slower direction."""
     ways: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
     for pair in pairs:
         way = (host_of[pair.a], host_of[pair.b])
@@ -135,7 +139,7 @@ def _worse_way(pairs: Iterable[Pair], host_of: Mapping[int, str]) -> dict[tuple[
 
 
 def judge_clocks(clocks: Sequence[Clock], host_of: Mapping[int, str], first: str) -> Iterable[Finding]:
-    """Hosts whose clocks differ from that of host ``first`` by more than a tenth of a second, beyond doubt."""
+    """Return a finding for each clock that differs from that of host ``first`` by more than 0.1 s beyond the error."""
     for one in clocks:
         if abs(one.offset_s) - one.error_s > CLOCK_S:
             ahead = "ahead of" if one.offset_s > 0 else "behind"
@@ -143,8 +147,10 @@ def judge_clocks(clocks: Sequence[Clock], host_of: Mapping[int, str], first: str
                 "clocks",
                 f"the clock of {host_of[one.rank]} is {_seconds(abs(one.offset_s))} {ahead} that of {first} "
                 f"(± {_seconds(one.error_s)})",
-                "lines of logs and times of files and checkpoints tell a wrong order; certificates and tickets may be refused",
-                f"on {host_of[one.rank]}: sudo timedatectl set-ntp true, or chronyc makestep; chronyc tracking shows what it follows",
+                "lines of logs and times of files and checkpoints show a wrong order; "
+                "certificates and tickets may be refused",
+                f"on {host_of[one.rank]}: sudo timedatectl set-ntp true, or chronyc makestep; "
+                "chronyc tracking shows what it follows",
                 host_of[one.rank],
             )
 

@@ -1,4 +1,4 @@
-"""Has the checks look at a host, this one or one that was recorded, and puts together what they saw; it judges nothing."""
+"""Run the checks on a host, this one or a recorded one, and collect what they saw. Judges nothing."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from ddlcore.plug.registry import Registry
 __all__ = ["PATIENCE_S", "Looks", "installed", "load_checks", "look", "put_together", "recorded_view", "this_view"]
 
 RECORDED_HOST = "etc/hostname"
-PATIENCE_S = 120.0  # for all checks of a rank: one that copies between all GPUs may take longer than a minute
-_LEAST_S = 5.0  # for those behind one that used it up
+PATIENCE_S = 120.0  # for all checks of a rank: one that copies between all GPUs may take over a minute
+_LEAST_S = 5.0  # for each check after one that used up that time
 
 
 @dataclass
 class Looks:
-    """What the checks saw in one place: facts by check, and why one saw nothing."""
+    """What the checks of one rank saw: the facts by check, and the reason for each check that failed."""
 
     rank: int
     local_rank: int
@@ -42,7 +42,7 @@ class Looks:
 
 
 def load_checks(registry: Registry) -> tuple[dict[str, Check], dict[str, str]]:
-    """All that are on offer, by name; and by name, in one line each, why some cannot be used."""
+    """Return all checks by name, and, for checks that cannot be used, the reason by name in one line."""
     checks: dict[str, Check] = {}
     problems: dict[str, str] = {}
     for name, provider in registry.checks.items():
@@ -51,12 +51,12 @@ def load_checks(registry: Registry) -> tuple[dict[str, Check], dict[str, str]]:
         except PluginError as error:
             problems[name] = str(error)
         else:
-            checks[name].name = name  # as it is offered: facts and findings go by it
+            checks[name].name = name  # the name that its provider gives it: facts and findings use that
     return checks, problems
 
 
 def installed() -> dict[str, str]:
-    """The version of every installed distribution, by its name in lower case with dashes."""
+    """Return the version of each installed distribution. The key is its name in lower case with dashes."""
     found: dict[str, str] = {}
     for one in importlib.metadata.distributions():
         name = one.metadata["Name"]
@@ -66,7 +66,7 @@ def installed() -> dict[str, str]:
 
 
 def this_view(registry: Registry, environ: Mapping[str, str], rank: int = 0, local_rank: int = 0) -> HostView:
-    """This host, as ``rank`` sees it."""
+    """Return the view of this host that the checks of ``rank`` get."""
     return HostView(
         name=socket.gethostname(),
         environ=dict(environ),
@@ -81,7 +81,10 @@ def this_view(registry: Registry, environ: Mapping[str, str], rank: int = 0, loc
 
 
 def recorded_view(root: str, environ: Mapping[str, str], rank: int, local_rank: int) -> HostView:
-    """A host whose /proc, /sys and GPUs were copied below ``root``. Raises ValueError in one line for what is none."""
+    """Return the view of a host whose /proc, /sys and GPUs were copied below ``root``.
+
+    Raises ValueError, with a message of one line, if ``root`` is no such directory.
+    """
     if not os.path.isdir(root):
         raise ValueError(f"--root {root}: there is no such directory")
     view = HostView(os.path.basename(os.path.abspath(root)), dict(environ), {}, {}, root, None, rank, local_rank)
@@ -96,7 +99,10 @@ def recorded_view(root: str, environ: Mapping[str, str], rank: int, local_rank: 
 
 
 def look(checks: Mapping[str, Check], view: HostView, patience_s: float = PATIENCE_S) -> Looks:
-    """Has those look that look here. What one raises is its own problem, and so is one that does not end."""
+    """Run the checks that apply to this rank.
+
+    A check that raises or does not end becomes a problem of that check only.
+    """
     looks = Looks(view.rank, view.local_rank)
     deadline_s = time.monotonic() + patience_s
     for name, check in checks.items():
@@ -106,7 +112,7 @@ def look(checks: Mapping[str, Check], view: HostView, patience_s: float = PATIEN
                 looks.facts[name] = _ended(partial(check.look, view), left_s)
             except _NoEnd:
                 looks.problems[name] = f"rank {view.rank}: it did not end within {left_s:.3g} s"
-            except Exception as error:  # whatever foreign code raises: the others go on
+            except Exception as error:  # plugin code may raise anything: the other checks continue
                 looks.problems[name] = f"{type(error).__name__}: {error}".partition("\n")[0]
     return looks
 
@@ -116,7 +122,7 @@ class _NoEnd(Exception):
 
 
 def _ended(what: Callable[[], Any], patience_s: float) -> Any:
-    """What it returns or raises; _NoEnd where it does neither in time: a driver or a file system may hang in the kernel."""
+    """Return or raise what ``what`` does. Raise _NoEnd if it does not end in time: a driver may hang in the kernel."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -134,7 +140,10 @@ def _ended(what: Callable[[], Any], patience_s: float) -> Any:
 def put_together(
     checks: Mapping[str, Check], looks: Sequence[Looks], host_of: Callable[[int], str]
 ) -> dict[str, list[Seen]]:
-    """By check what it saw everywhere, in the order of ranks; facts that complete another's are with that one's."""
+    """Return what each check saw on all ranks, in the order of ranks.
+
+    The facts of a check that completes another check are merged into the facts of that one.
+    """
     seen: dict[str, list[Seen]] = {}
     for one in sorted(looks, key=lambda one: one.rank):
         facts = dict(one.facts)

@@ -1,4 +1,4 @@
-"""Times every pair of ranks over each transport, one pair at a time; what follows from it is said elsewhere."""
+"""Time every pair of ranks over each transport, one pair at a time. Judges nothing."""
 
 from __future__ import annotations
 
@@ -28,18 +28,21 @@ __all__ = ["measure_links", "pair_transports", "time_pair"]
 OPEN_S = 15.0
 PAIR_S = 60.0
 _WARM = 3
-_PINGS = 100  # at most; and no longer than
-_PINGS_S = 0.05
+_PINGS = 100  # round trips at most,
+_PINGS_S = 0.05  # and so many seconds at most
 _FIRST_BYTES = 1 << 18
 _MOST_BYTES = 1 << 24
-_COPY_S = 0.1  # a copy that takes so long tells enough
+_COPY_S = 0.1  # a copy that takes so long is large enough
 _COPIES = 3
 
-Share = Callable[[object], list[Any]]  # gathers one thing of every rank, on every rank
+Share = Callable[[object], list[Any]]  # gathers one object of each rank on all ranks
 
 
 def pair_transports(registry: Registry, wanted: Sequence[str], launcher: str) -> list[TransportProvider]:
-    """Those that can be measured between processes started by ``launcher``: all, or the ``wanted`` ones (not empty)."""
+    """Return the transports that can be measured between processes started by ``launcher``.
+
+    ``wanted`` limits them to the transports that it names, unless it is empty.
+    """
     return [
         one
         for one in registry.transports.values()
@@ -53,7 +56,10 @@ def pair_transports(registry: Registry, wanted: Sequence[str], launcher: str) ->
 def measure_links(
     job: Job, transports: Sequence[TransportProvider], ranks: Sequence[int], share: Share | None = None
 ) -> Links:
-    """Every rank calls it with the same arguments, and every one gets the same result. ``share``: allgather_object."""
+    """Measure all pairs of ``ranks``. Every rank must call it with the same arguments; all get the same result.
+
+    ``share`` is allgather_object or a function like it.
+    """
     share = share or ddl.allgather_object
     hosts = job.placement.hosts
     links = Links(tuple(ranks))
@@ -82,7 +88,7 @@ _Measured = tuple[list[Pair], Clock | None, str]
 
 
 def _measure(job: Job, provider: TransportProvider, a: int, b: int, with_clock: bool) -> _Measured | None:
-    """This rank's part; None where it has none."""
+    """Measure one pair. Return None on the ranks that do not belong to the pair."""
     if job.rank not in (a, b):
         return None
     whole = job.context(f"doctor-{provider.name}-{a}-{b}")
@@ -95,7 +101,7 @@ def _measure(job: Job, provider: TransportProvider, a: int, b: int, with_clock: 
     )
     try:
         transport = build_transport(job.registry, Route(provider, "to be measured"))
-        watch = threading.Timer(PAIR_S, transport.abort)  # whatever it hangs in then raises
+        watch = threading.Timer(PAIR_S, transport.abort)  # then the call that hangs raises
         watch.daemon = True
         watch.start()
         try:
@@ -114,13 +120,16 @@ def _measure(job: Job, provider: TransportProvider, a: int, b: int, with_clock: 
 
 
 def time_pair(transport: Transport, rank: int) -> tuple[float, float]:
-    """Of an open transport of two: seconds from ``rank`` to the other one, and bytes a second. Both call it."""
+    """Return the seconds that a message takes from ``rank`` to the other rank, and the bytes per second that way.
+
+    ``transport`` is an open transport of two ranks. Both ranks call it.
+    """
     timed = {root: (_latency_s(transport, root, rank), _rate(transport, root, rank)) for root in (0, 1)}
     return timed[rank]
 
 
 def _latency_s(transport: Transport, root: int, rank: int) -> float:
-    """Half of a round trip of eight bytes that ``root`` begins: the median, as ``root`` sees it."""
+    """Return half of the median round trip of eight bytes from ``root``, in seconds. Returns 0 on the other rank."""
     word = np.zeros(1, np.int64)
     there, back = _sender(transport, word, root), _sender(transport, word, 1 - root)
     for _ in range(_WARM):
@@ -138,7 +147,10 @@ def _latency_s(transport: Transport, root: int, rank: int) -> float:
 
 
 def _rate(transport: Transport, root: int, rank: int) -> float:
-    """Bytes a second from ``root``: the median of some copies, each answered by one word."""
+    """Return the bytes per second from ``root``, as the median of some copies. Returns 0 on the other rank.
+
+    Each copy is answered by one word.
+    """
     nbytes = _FIRST_BYTES
     once_s = _copy_s(transport, nbytes, root)
     while nbytes < _MOST_BYTES and once_s * (nbytes * 2 / _FIRST_BYTES) < _COPY_S:
@@ -151,23 +163,26 @@ def _rate(transport: Transport, root: int, rank: int) -> float:
 def _copy_s(transport: Transport, nbytes: int, root: int) -> float:
     there = _sender(
         transport, np.ones(nbytes // 8, np.int64), root
-    )  # zeros that nobody has written are one page of memory
+    )  # not zeros: unwritten zeros all share one page of memory
     back = _sender(transport, np.zeros(1, np.int64), 1 - root)
-    there(), back()  # pages and buffers are touched once
+    there(), back()  # once before the timing, so that all pages and buffers exist
     begun_s = time.perf_counter()
     there(), back()
     return time.perf_counter() - begun_s
 
 
 def _agreed(transport: Transport, number: int, root: int) -> int:
-    """That of ``root``, on both."""
+    """Return, on both ranks, the number of ``root``."""
     one = np.array([number], np.int64)
     _sender(transport, one, root)()
     return int(one[0])
 
 
 def _clock(transport: Transport, rank: int, other: int) -> Clock | None:
-    """As the first of the two sees the second's, by the quickest of some round trips (as NTP does, RFC 5905)."""
+    """Return how far the second rank's clock is ahead, by the fastest of some round trips (as in NTP, RFC 5905).
+
+    Only the first rank gets a result; the second gets None.
+    """
     word, best = np.zeros(1, np.float64), (float("inf"), 0.0)
     ask, answer = _sender(transport, word, 0), _sender(transport, word, 1)
     for _ in range(10):
@@ -182,7 +197,7 @@ def _clock(transport: Transport, rank: int, other: int) -> Clock | None:
 
 
 def _sender(transport: Transport, array: Any, root: int) -> Callable[[], None]:
-    """Sends ``array`` (int64 or float64) from ``root`` to the other, to its end."""
+    """Return a function that sends ``array`` (int64 or float64) from ``root`` to the other rank and waits for it."""
     dtype = DType.of(str(array.dtype))
     buffer = Buffer(array.__array_interface__["data"][0], array.size, dtype, array.shape, owner=array)
     return lambda: finish(transport.broadcast(buffer, root))

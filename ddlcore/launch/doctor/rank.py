@@ -1,4 +1,4 @@
-"""What each rank does for the doctor: it has the checks look, then takes part in the measurements."""
+"""The program of each rank of the doctor: run the checks, then take part in the measurements."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ __all__ = ["Told", "doctor_rank"]
 
 @dataclass
 class Told:
-    """What a rank comes back with."""
+    """What a rank reports."""
 
     looks: Looks
-    checks: dict[str, str] = field(default_factory=dict)  # why some could not be used there
+    checks: dict[str, str] = field(default_factory=dict)  # by check, why it could not be used there
     links: Links | None = None
     error: str = ""  # why nothing was measured
 
 
 def doctor_rank(measures: bool, wanted: tuple[str, ...], environ: Mapping[str, str] | None = None) -> Told:
-    """The program of one rank. ``measures``: whether ranks meet; ``wanted``: transports, () for all."""
+    """Run the checks on this rank, and then measure the links if ``measures`` is true.
+
+    ``wanted`` names the transports to measure; () means all.
+    """
     environ = os.environ if environ is None else environ
     environment = Environment.read(environ)
     assert environment is not None, "it is started by the doctor"
@@ -46,8 +49,8 @@ def doctor_rank(measures: bool, wanted: tuple[str, ...], environ: Mapping[str, s
             told.links = measure_links(ddl.current_job(), transports, chosen_ranks(place.hosts))
         finally:
             ddl.shutdown()
-    except DeadlineExceeded:  # another rank hangs: to fail is what ends it
+    except DeadlineExceeded:  # another rank hangs: only a failure of this rank makes the launcher end it
         raise
-    except Exception as error:  # what was looked at is told in any case
+    except Exception as error:  # report what the checks saw in any case
         told.error = f"{type(error).__name__}: {error}".partition("\n")[0]
     return told

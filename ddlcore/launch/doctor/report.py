@@ -1,4 +1,4 @@
-"""What the doctor found, as text for people and as JSON for machines. Pure."""
+"""Hold what the doctor found, and write it as text for people or as JSON for programs. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STATES = {"ok": "green", "found": "red", "not looked at": "yellow"}
 
 @dataclass(frozen=True)
 class Line:
-    """What came of one check."""
+    """The result of one check, in one line."""
 
     check: str
     state: str  # "ok", "found", "not looked at"
@@ -26,13 +26,13 @@ class Line:
 
 @dataclass
 class Report:
-    """All of it."""
+    """The whole report of one examination."""
 
     title: str
     lines: list[Line] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # lines below the tables
+    notes: list[str] = field(default_factory=list)  # lines that are shown below the tables
 
     @property
     def code(self) -> int:
@@ -40,18 +40,18 @@ class Report:
         return 1 if self.findings else 0
 
     def add(self, check: str, findings: Iterable[Finding], words: str = "", matrices: Iterable[Matrix] = ()) -> None:
-        """What was found by ``check``; that it was looked at is told in any case."""
+        """Add the findings of ``check``, and a line that says that it ran, even if it found nothing."""
         found = list(findings)
         self.lines.append(Line(check, "found" if found else "ok", words))
         self.findings += found
         self.matrices += matrices
 
     def left_out(self, check: str, why: str) -> None:
-        """It was not looked at."""
+        """Add a line that says that ``check`` did not run, and why."""
         self.lines.append(Line(check, "not looked at", why))
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the report in a form that can be written as JSON."""
         return {
             "title": self.title,
             "checks": [asdict(line) for line in self.lines],
@@ -64,7 +64,10 @@ class Report:
 def judge(
     report: Report, checks: Mapping[str, Check], seen: Mapping[str, Sequence[Seen]], why: Mapping[str, str]
 ) -> None:
-    """Has every check judge what it saw. ``why``: by name, why one saw nothing, or not everywhere."""
+    """Let every check judge what it saw, and add the results to the report.
+
+    ``why`` says, by check, why it saw nothing or did not see all hosts.
+    """
     for name, check in checks.items():
         mine = seen.get(name, ())
         if check.completes:
@@ -76,7 +79,7 @@ def judge(
             continue
         try:
             report.add(name, check.judge(mine), check.line(mine), check.show(mine))
-        except Exception as error:  # whatever foreign code raises: the others go on
+        except Exception as error:  # plugin code may raise anything: the other checks continue
             report.left_out(name, f"it failed ({type(error).__name__}: {error})")
             continue
         if name in why:
@@ -87,7 +90,7 @@ def judge(
 
 
 def text_lines(report: Report, colour: bool = False) -> list[str]:
-    """The whole report; aligned, and on a terminal in colours."""
+    """Return the lines of the whole report, aligned and, with ``colour``, coloured for a terminal."""
     paint = _paint if colour else _plain
     width = max((len(line.check) for line in report.lines), default=0)
     lines = [report.title, ""]
@@ -109,7 +112,7 @@ def text_lines(report: Report, colour: bool = False) -> list[str]:
 
 
 def matrix_lines(matrix: Matrix) -> list[str]:
-    """A heading, and columns under each other."""
+    """Return the lines of a matrix: a heading and aligned columns."""
     if matrix.unit == "Y/N":
         cells = [["–" if value is None else "Y" if value else "N" for value in row] for row in matrix.values]
     else:
@@ -123,7 +126,7 @@ def matrix_lines(matrix: Matrix) -> list[str]:
 
 
 def figure(value: float) -> str:
-    """Three digits or so."""
+    """Return a number with about three digits."""
     return (
         f"{value:.0f}"
         if value >= 100

@@ -1,4 +1,4 @@
-"""Runs a user's program for some steps and tells which share of a step it waits for input."""
+"""Run a user's program for some steps and report which share of a step it waits for input."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["InputWatch", "judge_input", "watch_input"]
 
 SAMPLE_MS = 5.0
-LARGE_SHARE = 0.1  # of a step: more is worth a word
+LARGE_SHARE = 0.1  # of a step: a larger share is reported
 LEAST_STEPS = 3
 _LAST_LINES = 8
 
 
 class InputWatch:
-    """A Watch that ends the job when every rank has seen enough steps, or when ``seconds`` have passed."""
+    """A Watch that ends the job when every rank has run enough steps, or when ``seconds`` have passed."""
 
     def __init__(self, size: int, steps: int, seconds: float) -> None:
         self.profiles: dict[int, Profile] = {}
         self.written: deque[str] = deque(maxlen=_LAST_LINES)
-        self.stopped = False  # by this
+        self.stopped = False  # this object has ended the job
         self._size = size
         self._steps = steps
         self._seconds = seconds
@@ -40,26 +40,26 @@ class InputWatch:
         self._timer: threading.Timer | None = None
 
     def screens(self, screens: tuple[Screen, Screen]) -> tuple[Screen, Screen]:
-        """Nothing is shown: the program is not run for what it prints."""
+        """Return screens that show nothing, because the program is not run for its output."""
         quiet = Screen(self._keep)
         return quiet, quiet
 
     def begin(self, say: Callable[[str], None], stop: Callable[[], None]) -> None:
-        """From here on the time counts."""
+        """Start the time limit."""
         self._stop = stop
         self._timer = threading.Timer(self._seconds, self._enough)
         self._timer.daemon = True
         self._timer.start()
 
     def heard(self, rank: int, message: Pulse | Profile) -> None:
-        """The last of each rank counts."""
+        """Keep the last profile of each rank. End the job when all ranks have run enough steps."""
         if isinstance(message, Profile):
             self.profiles[rank] = message
             if len(self.profiles) == self._size and min(one.steps for one in self.profiles.values()) >= self._steps:
                 self._enough()
 
     def end(self) -> None:
-        """The program has ended."""
+        """Stop the time limit, because the program has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer.join()
@@ -74,7 +74,7 @@ class InputWatch:
 
 
 def watch_input(subject: Subject, question: Question, report: Report) -> None:
-    """Adds to the report what came of it; that the ranks could not be started, too."""
+    """Run the program and add the result to the report; also if the ranks could not be started."""
     watch = InputWatch(subject.layout.size, question.steps, question.seconds)
     launch = Launch(
         command=question.program,
@@ -90,7 +90,7 @@ def watch_input(subject: Subject, question: Question, report: Report) -> None:
     command = " ".join(question.command)
     try:
         code = run_job(launch)
-    except NotStarted as error:  # what was found so far is told in any case
+    except NotStarted as error:  # keep the report of what was found so far
         finding = Finding(
             "input",
             f"`{command}` could not be started: {error}",
@@ -118,7 +118,7 @@ def watch_input(subject: Subject, question: Question, report: Report) -> None:
 
 
 def judge_input(profiles: dict[int, Profile], host_of: Callable[[int], str]) -> Sequence[Finding]:
-    """One finding at most: of the rank that waits longest, for which the others wait."""
+    """Return at most one finding: of the rank that waits longest, because the other ranks wait for it."""
     rank, worst = max(profiles.items(), key=lambda item: item[1].input_s / item[1].seconds)
     share = worst.input_s / worst.seconds
     if share <= LARGE_SHARE:
@@ -132,7 +132,8 @@ def judge_input(profiles: dict[int, Profile], host_of: Callable[[int], str]) -> 
             f"rank {rank} waits for input for {share:.0%} of a step: {share * step_ms:.1f} of {step_ms:.1f} ms{where}",
             f"a step would take {(1 - share) * step_ms:.1f} ms if input were there in time"
             + ("; while one rank waits, all others wait for it in their next reduction" if len(profiles) > 1 else ""),
-            "load ahead and with more processes: DataLoader(num_workers=4, persistent_workers=True, prefetch_factor=4), "
+            "load ahead and with more processes: "
+            "DataLoader(num_workers=4, persistent_workers=True, prefetch_factor=4), "
             "tf.data .map(…, num_parallel_calls=AUTOTUNE).prefetch(AUTOTUNE); keep data decoded, and on a local disk; "
             "`top` shows whether the cores are busy with it",
             host_of(rank),
@@ -141,7 +142,7 @@ def judge_input(profiles: dict[int, Profile], host_of: Callable[[int], str]) -> 
 
 
 def _words(profiles: dict[int, Profile]) -> tuple[str, list[str]]:
-    """For the report: shares by rank, and where the first rank's time goes, line by line."""
+    """Return the shares of the ranks in one line, and the lines of code on which the first rank spends its time."""
     shares = ", ".join(f"rank {rank} {one.input_s / one.seconds:.0%}" for rank, one in list(profiles.items())[:8])
     rank, first = next(iter(profiles.items()))
     lines = [f"a step of rank {rank}, by lines of {first.loop} ({first.seconds / first.steps * 1e3:.1f} ms)"]

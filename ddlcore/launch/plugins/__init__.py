@@ -1,1 +1,1 @@
-"""``ddl plugins``: what is installed and how it does, a three-element trial of each, and packages for new ones."""
+"""``ddl plugins``: list the installed plugins and their state, try each one, and write packages for new ones."""

@@ -1,4 +1,4 @@
-"""The command ``ddl plugins``: its table, its trials, and ``ddl plugins new``."""
+"""Implement ``ddl plugins``: its table, its trials, and ``ddl plugins new``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["new", "plugins"]
 
 
 @click.group(invoke_without_command=True)
-@click.option("--probe", is_flag=True, help="Let each do something with three elements.")
-@click.option("--json", "for_machines", is_flag=True, help="Print it for machines.")
+@click.option("--probe", is_flag=True, help="Try each one with three elements.")
+@click.option("--json", "for_machines", is_flag=True, help="Print the list as JSON.")
 @click.pass_context
 def plugins(ctx: click.Context, probe: bool, for_machines: bool) -> int | None:
     """List what is installed at each extension point, its state and the reason.
 
-    DDL_PLUGINS names those that may load, DDL_PLUGINS_OFF those that may not; the built-in ones always do. Exit code: 1
-    where a trial failed.
+    DDL_PLUGINS names the plugins that may load, DDL_PLUGINS_OFF those that may not; the built-in ones always load. The
+    exit code is 1 if a trial failed.
     """
     if ctx.invoked_subcommand is not None:
         return None
@@ -49,7 +49,7 @@ def plugins(ctx: click.Context, probe: bool, for_machines: bool) -> int | None:
 
 
 def _problems(problems: Sequence[str], found: Sequence[Row]) -> list[str]:
-    """Those that no row tells."""
+    """Return the problems that no row shows."""
     rest = [problem for problem in problems if not any(row.reason and row.reason in problem for row in found)]
     return ["", *rest] if rest else []
 
@@ -63,7 +63,7 @@ def _probed(found: Sequence[Row]) -> list[Row]:
 
 @contextmanager
 def _progress(count: int) -> Iterator[Any]:
-    """A line that moves, where somebody is looking."""
+    """Yield a function that is called with each row that is tried. On a terminal it moves a progress bar."""
     if not sys.stderr.isatty():
         yield lambda row: None
         return
@@ -79,16 +79,16 @@ def _progress(count: int) -> Iterator[Any]:
 @plugins.command()
 @click.argument("kind", type=click.Choice(KINDS))
 @click.argument("name")
-@click.option("--into", default=".", metavar="DIR", help="Where its folder is made; default: here.")
+@click.option("--into", default=".", metavar="DIR", help="Where to create its folder. [default: here]")
 def new(kind: str, name: str, into: str) -> None:
-    """Write a package for a new plugin: KIND is what it is, NAME what users will call it.
+    """Write a package for a new plugin: KIND is what it adds, NAME is what users will call it.
 
-    ./ddl-NAME then installs by pip; its tests fail only for what is still to be written.
+    The folder ./ddl-NAME can then be installed with pip. Its tests fail only for what is still to be written.
     """
     try:
         folder = write_package(kind, name, Path(into))
     except ValueError as error:
         raise click.ClickException(f"ddl plugins new: {error}") from None
     click.echo(f"{folder}: a {kind} called {name}")
-    where = os.path.join(".", folder)  # by a bare name pip may look in an index
+    where = os.path.join(".", folder)  # pip may look up a bare name in a package index
     click.echo(f"next: pip install -e {where} && ddl conform {name}")

@@ -1,4 +1,4 @@
-"""What is installed at each extension point, in which state and why, as rows; it imports no plugin's parts."""
+"""List what is installed at each extension point, with its state and the reason. Does not import what plugins offer."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Row:
     name: str
     distribution: str
     version: str
-    kind: str  # in words; - where the plugin as a whole is not in use
+    kind: str  # in words; "-": the plugin as a whole is not in use
     state: str
     reason: str = ""
     provider: Provider | None = None
 
     def told(self, state: str, reason: str) -> Row:
-        """The same, in another state."""
+        """Return the same row with another state and reason."""
         return replace(self, state=state, reason=reason)
 
     def facts(self) -> dict[str, str]:
-        """For a table, or for machines."""
+        """Return the row's texts by column, for a table or for JSON."""
         return {
             "name": self.name,
             "distribution": self.distribution,
@@ -43,7 +43,7 @@ class Row:
 
 
 def rows(registry: Registry, environ: Mapping[str, str] = os.environ) -> list[Row]:
-    """Kind by kind; after that what is refused or off."""
+    """Return a row for each provider, in the order of the plugin kinds, and then rows for what is refused or off."""
     found = []
     for kind, provider in registry.offers():
         name, version = registry.distribution(provider)
@@ -57,7 +57,10 @@ def rows(registry: Registry, environ: Mapping[str, str] = os.environ) -> list[Ro
 
 
 def _waits_for(provider: Provider, environ: Mapping[str, str]) -> str:
-    """What surroundings a launcher applies in, where these are not they; it is usable all the same."""
+    """Return which variables a launcher waits for that are not set here, in words; "" if it applies.
+
+    It is usable anyway.
+    """
     if not isinstance(provider, LauncherProvider):
         return ""
     absent = [name for name in provider.variables if name not in environ]

@@ -1,4 +1,4 @@
-"""Writes the package of a new plugin from the templates that lie beside it."""
+"""Write the package of a new plugin from the templates in this folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "write_package"]
 
 KINDS = ("transport", "adapter", "fusion", "tuner", "compressor", "launcher")
-SUFFIX = ".tmpl"  # so that no tool takes a template for source
+SUFFIX = ".tmpl"  # so that no tool reads a template as source code
 _NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
 
 
 def write_package(kind: str, name: str, into: Path) -> Path:
-    """Makes ``into / ddl-NAME`` and returns it. Raises ValueError, in one line, for a bad name or a folder that is there."""
+    """Create the folder ``into / ddl-NAME`` and return it.
+
+    Raises ValueError, with a message of one line, for a bad name or if the folder exists.
+    """
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"'{name}' is no name for a plugin; take small letters, digits and single hyphens, as in my-{kind}"
@@ -46,7 +49,7 @@ def _words(kind: str, name: str) -> dict[str, str]:
 
 
 def _copy(source: Traversable, target: Path, words: dict[str, str]) -> None:
-    """A folder of templates; words stand in names and in texts."""
+    """Copy a folder of templates, and fill in ``words`` in names and in texts."""
     target.mkdir(parents=True, exist_ok=True)
     for entry in sorted(source.iterdir(), key=lambda one: one.name):
         place = target / _filled(entry.name, words).removesuffix(SUFFIX)

@@ -1,4 +1,4 @@
-"""What one part does with three elements; run in a process of its own, which prints one line about it."""
+"""Try providers with three elements each. Runs in a separate process, which prints one line about each."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ WAIT_S = 30.0
 
 
 class _Untried(Exception):
-    """It cannot be tried here; why."""
+    """Raised when a provider cannot be tried here. The message says why."""
 
 
 def main() -> None:
-    """Arguments: ``kind name``, as often as there is something to try."""
+    """Try the providers that the arguments name: ``kind name``, repeated."""
     registry = settings_of(os.environ)[1]
     offers = {(kind, provider.name): provider for kind, provider in registry.offers()}
     for kind, name in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -50,10 +50,10 @@ def main() -> None:
             state, reason = "works", _trial(offers[kind, name], registry)
         except _Untried as why:
             state, reason = "", str(why)
-        except Exception as error:  # whatever foreign code raises
+        except Exception as error:  # plugin code may raise anything
             state, reason = "fails", " ".join(f"{type(error).__name__}: {error}".split())[:400]
         print(f"trial: {json.dumps([kind, name, state, reason])}", flush=True)
-    os._exit(0)  # past threads of whatever was imported
+    os._exit(0)  # do not wait for threads of imported modules
 
 
 def _trial(provider: Provider, registry: Registry) -> str:
@@ -79,7 +79,7 @@ def _transport(provider: TransportProvider, registry: Registry) -> str:
 
 
 def _world(size: int, backend: str, hosts: Sequence[int], registry: Registry) -> str:
-    """Ranks that are threads."""
+    """Start ranks that are threads of this process, and add 1, 2, 3 over them."""
     jobs = local_jobs(size, backend=backend, hosts=hosts, registry=registry)
     results: list[Any] = [None] * size
     errors: list[Exception] = []
@@ -116,7 +116,7 @@ def _added() -> list[float]:
 
 
 def _as_rank(provider: TransportProvider) -> str:
-    """As one of the ranks that `ddl run` has started for this."""
+    """Add 1, 2, 3 as one of the ranks that ``ddl run`` has started for this trial."""
     init()
     result, ranks = _added(), size()
     shutdown()
@@ -141,12 +141,12 @@ def _array() -> Any:
 
 
 def _adapter(provider: AdapterProvider, registry: Registry) -> str:
-    """Tensors are made in the framework's own way, which only the plugin's suite knows."""
+    """Check that a tensor shows its memory. Only the plugin's suite knows how the framework makes a tensor."""
     registry.load(provider)
     if not provider.suite:
         raise _Untried("its provider names no suite, which would say how a tensor is made")
     try:
-        import pytest  # noqa: F401  # whether it is there
+        import pytest  # noqa: F401  # check that it is installed
     except ImportError:
         raise _Untried("its suite needs pytest; pip install 'ddlcore[testing]'") from None
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""Lets each usable part do something with three elements, in processes of their own, and tells how it went."""
+"""Try each usable provider with three elements, in separate processes, and report the results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["FAILED", "WORKS", "tried"]
 WORKS, FAILED = "works", "fails"
 LIMIT_S = 60.0
 _TRIAL = "from ddlcore.launch.plugins.trial import main; main()"
-_OURS = "ddlcore"  # whose parts, but for transports, are tried in one process: they do not bring it down
+_OURS = "ddlcore"  # its providers, except transports, share one process: they do not crash it
 
 
 def tried(rows: Sequence[Row], told: Callable[[Row], None] = lambda row: None) -> list[Row]:
-    """Each with what its trial came to, in the same order; ``told`` as each begins.
+    """Return the rows, in the same order, with the result of each trial. ``told`` is called when a trial begins.
 
-    As it was, with the reason, where a part cannot be tried here.
+    The row of a provider that cannot be tried here keeps its state and gets the reason.
     """
     together = [row for row in rows if row.distribution == _OURS and not isinstance(row.provider, TransportProvider)]
     outcomes: dict[int, Row] = {}
@@ -56,7 +56,7 @@ def _outcomes(group: Sequence[Row]) -> list[Row]:
 def _judged(row: Row, told: tuple[str, str] | None, done: subprocess.CompletedProcess[str]) -> Row:
     if told is None or done.returncode:
         words = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        last = words[-1] if words else "without a word"
+        last = words[-1] if words else "it wrote nothing"
         return row.told(FAILED, f"its trial ended with code {done.returncode}: {last}")
     state, reason = told
     return row.told(state, reason) if state else row.told(row.state, f"not tried: {reason}")

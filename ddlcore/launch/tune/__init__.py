@@ -1,1 +1,1 @@
-"""``ddl tune``, and what `ddl run --autotune` tells of its search."""
+"""``ddl tune``, and the messages of the search that ``ddl run --autotune`` runs."""

@@ -1,4 +1,4 @@
-"""A line that stays below all others on a terminal: how far a search is, and what it has found."""
+"""Show a line below all others on a terminal: how far a search is, and what it has found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ERASE = b"\r\x1b[2K"
 
 
 class Bar:
-    """A Watcher that redraws its line whenever somebody else has written above it. Any thread."""
+    """A Watcher with a progress line, which is redrawn after other output above it. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class Bar:
         self._shown = False
 
     def beneath(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """``write``, which goes to a terminal, so that what it writes comes above the line."""
+        """Return a function that writes above the line, by way of ``write``, which must write to a terminal."""
 
         def above(data: bytes) -> None:
             with self._lock:
@@ -51,7 +51,7 @@ class Bar:
         self.clear()
 
     def say(self, text: str) -> None:
-        """A line of our own above it; on stderr, where there is no terminal to share."""
+        """Show a line of text above the progress line; on stderr if no terminal is shared."""
         with self._lock:
             if self._write is None:
                 sys.stderr.write(f"{text}\n")
@@ -61,7 +61,7 @@ class Bar:
             self._write(erased + f"{text}\n".encode() + drawn)
 
     def clear(self) -> None:
-        """Takes the line away; it comes again with the next sample."""
+        """Remove the line. It comes back with the next sample."""
         with self._lock:
             if self._shown and self._write is not None:
                 self._write(_ERASE)
@@ -77,7 +77,7 @@ class Bar:
 
 
 def progress(session: Session) -> tuple[int, int]:
-    """How many samples there are, and how many there will be as far as that is known."""
+    """Return the number of samples so far, and the expected total as far as it is known."""
     done = len(session.samples)
     if session.phase is Phase.DONE:
         return done, done
@@ -88,7 +88,7 @@ def progress(session: Session) -> tuple[int, int]:
 
 
 def gain_text(session: Session) -> str:
-    """The best so far, and what it gains over the default, in words; before anything is known what is awaited."""
+    """Return in words the best result so far and its gain over the default, or what is measured before there is one."""
     base, best = session.cost_s(session.default), session.cost_s(session.best)
     if base is None or best is None:
         return "measuring the default"
@@ -96,7 +96,7 @@ def gain_text(session: Session) -> str:
 
 
 def _drawn(session: Session) -> str:
-    """One line, drawn by rich."""
+    """Return the line, drawn by rich."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

@@ -1,4 +1,4 @@
-"""``ddl tune``: runs a training until the search for its settings has come to an end, and writes what it found."""
+"""Implement ``ddl tune``: run a training until the search for its settings has ended, and write the result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = ["tune"]
     options_metavar="-np N [OPTIONS]",
 )
 @click.option(
-    "--trials", type=click.IntRange(min=1), metavar="N", help="Samples of the search. [default 20; DDL_AUTOTUNE_TRIALS]"
+    "--trials", type=click.IntRange(min=1), metavar="N", help="Samples to take. [default 20; DDL_AUTOTUNE_TRIALS]"
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("tuned.toml"), metavar="FILE",
@@ -52,11 +52,11 @@ __all__ = ["tune"]
 )
 @click.option(
     "--warm-start", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-    help="Try first what an earlier config file or --autotune-log holds.",
+    help="Try first the settings of an earlier config file or --autotune-log.",
 )  # fmt: skip
 @click.option(
     "--runs", type=click.IntRange(min=1), metavar="N",
-    help="How often the command is run at most, where it ends before the search does. [default: until that ends]",
+    help="Run the command at most N times if it ends before the search does. [default: until the search ends]",
 )  # fmt: skip
 @job_options
 @click.pass_context
@@ -72,8 +72,8 @@ def tune(
 ) -> None:
     """Find good settings for COMMAND, such as: ddl tune -np 4 --out tuned.toml python train.py
 
-    The training runs as under `ddl run` while its steps are timed with one setting after another; it is ended
-    when the search is. A setting is written only where its gain is certain beyond noise.
+    The training runs as under `ddl run` while its steps are timed with one setting after another. It is ended when the
+    search is over. A setting is written only if its gain is certain beyond noise.
     """
     try:
         flags = {**given, "autotune": True}
@@ -97,7 +97,7 @@ def tune(
         _say(str(error) or "interrupted")
         if search.driver.session is None:
             ctx.exit(code)
-        # What earlier runs have measured is still told of.
+        # Write the report all the same: earlier runs may have measured something.
     hosts = len(set(launch.layout.ranks))
     about = about_text(given["command"], launch.size, hosts)
     try:
@@ -114,11 +114,11 @@ class _Search:
 
 
 class _Goal:
-    """A Watcher that ends the ranks when the search has come to its end."""
+    """A Watcher that ends the ranks when the search is over."""
 
     def __init__(self) -> None:
         self.end = EndEarly()
-        self.why = ""  # the search was given up
+        self.why = ""  # why the search was given up; "": it was not
 
     def began(self, session: Session, nbytes: int) -> None:
         pass
@@ -164,14 +164,14 @@ def _read_warm(path: Path) -> list[Values]:
 
 
 def _is_log(path: Path) -> bool:
-    """Whatever it is called: many call it .log, or .txt."""
+    """Return whether the file is a log, by its first line: users name logs .log or .txt, too."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open(path) as file:
         return file.readline().startswith("sample,phase,")
     return False
 
 
 def _check_writable(out: Path, report: Path) -> None:
-    """Before hours are spent on what cannot be kept then."""
+    """Check that the results can be written, before hours are spent on the search."""
     for flag, path in (("--out", out), ("--report", report)):
         if not path.parent.is_dir():
             raise ValueError(f"{flag} {path}: there is no directory {path.parent}")
@@ -184,7 +184,10 @@ def _check_writable(out: Path, report: Path) -> None:
 
 
 def _run(search: _Search, goal: _Goal, runs: int | None) -> int:
-    """The exit code of the last run; 0 where the search ended it. One that measured nothing is the last."""
+    """Run the command until the search ends and return the exit code of the last run; 0 if the search ended it.
+
+    A run that fails or measures nothing is the last one.
+    """
     for number in range(1, runs + 1) if runs else itertools.count(1):
         before = len(search.driver.session.samples) if search.driver.session is not None else 0
         goal.end = EndEarly()
@@ -204,7 +207,7 @@ def _run(search: _Search, goal: _Goal, runs: int | None) -> int:
 
 
 def _conclude(search: _Search, out: Path, report: Path, about: str, code: int, why: str) -> int:
-    """The exit code. ``why``: the search was given up."""
+    """Write the config file and the report, and return the exit code. ``why`` says why the search was given up."""
     session, settings = search.driver.session, search.launch.settings
     base = {
         name: value
@@ -224,9 +227,9 @@ def _conclude(search: _Search, out: Path, report: Path, about: str, code: int, w
         return code or 1
     pictures = write_report(report, session, about)
     if lacks:
-        _say(f"has {len(session.samples)} samples and the best so far; lacks {lacks}")
+        _say(f"there are {len(session.samples)} samples and a best so far; still to do: {lacks}")
         fix = "" if why else "let the training run longer, raise --runs, or lower --trials; "
-        _say(f"{fix}nothing certain is known, so")
+        _say(f"{fix}nothing is certain yet, so no setting is changed")
     found = settings_found(session)
     what = f"{len(found)} setting{'s' if len(found) != 1 else ''}" if found else "no change of the default"
     _say(f"wrote {out} ({what}) and {', '.join(map(str, pictures))}")

@@ -1,4 +1,4 @@
-"""Draws and writes the report of a search: convergence, cost against each knob, and the last comparison."""
+"""Draw and write the report of a search: convergence, cost against each knob, and the last comparison."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ GREY, BLUE, ORANGE = "0.55", "C0", "C1"
 
 
 def write_report(path: Path, session: Session, about: str) -> list[Path]:
-    """Writes ``path`` and, where matplotlib is installed, a picture beside it. The files; ValueError where they cannot be."""
+    """Write ``path`` and, if matplotlib is installed, a picture beside it. Return the files that were written.
+
+    Raises ValueError if a file cannot be written.
+    """
     picture = draw(session, about)
     written = [path]
     try:
@@ -38,7 +41,7 @@ def write_report(path: Path, session: Session, about: str) -> list[Path]:
 
 
 def draw(session: Session, about: str) -> bytes | None:
-    """A PNG; None without matplotlib."""
+    """Return the picture as PNG, or None if matplotlib is not installed."""
     try:
         figure_class = import_module("matplotlib.figure").Figure
         import_module("matplotlib.backends.backend_agg")
@@ -55,7 +58,7 @@ def draw(session: Session, about: str) -> bytes | None:
     _draw_comparison(axes[panels - 1], session)
     for panel in axes[panels:]:
         panel.set_axis_off()
-    figure.suptitle(f"ddl tune: {about}", fontsize=11, parse_math=False)  # a $ is a $
+    figure.suptitle(f"ddl tune: {about}", fontsize=11, parse_math=False)  # show a $ as it is
     sink = io.BytesIO()
     figure.savefig(sink, format="png", dpi=110)
     return sink.getvalue()
@@ -80,7 +83,10 @@ def _draw_convergence(panel: Any, session: Session) -> None:
 
 
 def _best_so_far(samples: Sequence[Sample]) -> list[float]:
-    """As the search takes it: what was looked at again counts by the median, so a lucky sample is taken back."""
+    """Return the lowest cost after each sample, as the search sees it.
+
+    Several samples of the same values count by their median, so a sample that was low by chance does not stay the best.
+    """
     costs: dict[tuple[Any, ...], list[float]] = {}
     found = []
     for sample in samples:
@@ -107,7 +113,7 @@ def _draw_knob(panel: Any, session: Session, knob: Knob) -> None:
         if knob.logarithmic:
             panel.set_xscale("log", base=2)
             panel.xaxis.set_major_formatter(lambda value, _: _label(knob.name, int(value)))
-        places = [values[knob.name] for values in (session.default, chosen)]  # type: ignore[misc]  # a range has numbers
+        places = [values[knob.name] for values in (session.default, chosen)]  # type: ignore[misc]  # they are numbers
     kept = session.result is not None and places[0] == places[1]
     panel.axvline(places[0], color=GREY, linestyle="--", linewidth=1.2, label="default, stays" if kept else "default")
     if session.result is not None and not kept:
@@ -145,8 +151,8 @@ th{font-weight:600}td:first-child,th:first-child{text-align:left}img{max-width:1
 
 
 def html_text(session: Session, about: str, picture: bytes | None) -> str:
-    """One file that needs no other."""
-    says = outcome(session) if session.result is not None else f"not finished; lacking are {session.lacks()}"
+    """Return the report as one HTML file that needs no other files."""
+    says = outcome(session) if session.result is not None else f"not finished; still to do: {session.lacks()}"
     image = (
         f'<img alt="convergence, cost against each knob, comparison" src="data:image/png;base64,'
         f'{base64.b64encode(picture).decode()}">'

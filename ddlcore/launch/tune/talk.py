@@ -1,4 +1,4 @@
-"""Tells the user in plain lines how a search goes; what `ddl run --autotune` has of it."""
+"""Report to the user in plain lines how a search goes, and run a search for ``ddl run --autotune``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ddlcore.tune.session import Phase, Sample, Session, values_text
 
 __all__ = ["Lines", "after_training", "outcome", "while_training"]
 
-EVERY = 5  # samples between two lines where no bar can be shown
+EVERY = 5  # samples between two lines if no bar is shown
 
 
 class Lines:
-    """A Watcher that says what happens, one line at a time."""
+    """A Watcher that reports each event in one line."""
 
     def __init__(self, say: Callable[[str], None], samples: bool) -> None:
-        """``samples``: now and then also how far it is."""
+        """Report by ``say``. With ``samples``, also report the progress every few samples."""
         self._say = say
         self._samples = samples
         self._phase = Phase.SEARCH
@@ -45,7 +45,7 @@ class Lines:
 
 
 def outcome(session: Session) -> str:
-    """What a search that is over has found, in one line."""
+    """Return in one line what a finished search has found."""
     assert session.result is not None
     changed = session.changed(session.result)
     if not changed:
@@ -54,18 +54,21 @@ def outcome(session: Session) -> str:
     assert final is not None
     gain = final.gain
     values = values_text({name: session.result[name] for name in changed})
-    return f"{values}: {gain.mean * 100:.1f} % faster than the default, with 99 % certainty at least {gain.lower * 100:.1f} %"
+    return (
+        f"{values}: {gain.mean * 100:.1f} % faster than the default, "
+        f"with 99 % certainty at least {gain.lower * 100:.1f} %"
+    )
 
 
 def after_training(launch: Launch) -> None:
-    """Takes the bar away, and says what the search lacked where it was not over."""
+    """Remove the bar, and say what is missing if the search was not finished."""
     if launch.bar is not None:
         launch.bar.clear()
     session = launch.driver.session if isinstance(launch.driver, SearchDriver) else None
     if session is None:
         _say("no step was measured: a search needs steps that repeat and allreduce")
     elif session.phase is not Phase.DONE:
-        _say(f"the training has ended before the search; lacking are {session.lacks()}")
+        _say(f"the training has ended before the search; still to do: {session.lacks()}")
 
 
 def _say(text: str, bar: Bar | None = None) -> None:
@@ -73,8 +76,8 @@ def _say(text: str, bar: Bar | None = None) -> None:
 
 
 def while_training(launch: Launch) -> Launch:
-    """``launch`` with a search that goes on while it trains. Raises as ``build_search_driver``."""
-    bar = Bar() if os.isatty(2) and launch.watch is None else None  # a table has the screen for itself
+    """Return ``launch`` with a search that runs during the training. Raises what ``build_search_driver`` raises."""
+    bar = Bar() if os.isatty(2) and launch.watch is None else None  # the table of --top must have the screen to itself
     watchers: list[Watcher] = [Lines(partial(_say, bar=bar), samples=bar is None), *([bar] if bar is not None else [])]
     driver = build_search_driver(launch.settings, launch.registry, launch.layout.ranks, launch.launched_by, watchers)
     return replace(launch, driver=driver, bar=bar)

@@ -1,1 +1,1 @@
-"""``ddl conform``: runs the conformance kit on an installed plugin, in a process of its own, and tells the level reached."""
+"""``ddl conform``: runs the conformance kit on a plugin in a process of its own, and reports the level reached."""

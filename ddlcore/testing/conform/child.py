@@ -1,7 +1,7 @@
-"""The process that runs one plugin's suite under pytest, and tells each result as it comes, as a line of JSON.
+"""The process that runs one plugin's suite under pytest, and reports each result immediately as a line of JSON.
 
-Started by watch.py as ``python -m ddlcore.testing.conform.child ORDER``, where the file ORDER says what to do. It may
-hang or crash in the plugin's native code: then its last line says which test it was in.
+watch.py starts it as ``python -m ddlcore.testing.conform.child ORDER``, where the file ORDER says what to do. It may
+hang or crash in the plugin's native code: then the last line that it wrote names the test that was running.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ddlcore.testing.conform.unwritten import unwritten
 
 __all__ = ["main", "suites"]
 
-CRASHED = 70  # exit code of a test that was not over in time
+CRASHED = 70  # exit code of a test that exceeded its time limit
 _SOURCE = "from ddlcore.testing.conform import child\nglobals().update({one.__name__: one for one in child.suites()})\n"
-_current: dict[str, Any] = {}  # what the collected file is made of; this process has one session
+_current: dict[str, Any] = {}  # what the collected file is made of; a process has one session
 
 
 def main(order: str) -> int:
-    """Obeys the file ``order``; its exit code is 0 where the session came to its end, whatever the tests said."""
+    """Execute the file ``order``. Return 0 if the pytest session came to its end, whether or not tests failed."""
     wanted = json.loads(Path(order).read_text())
     words = open(wanted["words"], "a", buffering=1)  # noqa: SIM115  # closed with the process
-    stderr = os.fdopen(os.dup(2), "w")  # pytest takes the other one for what tests write
+    stderr = os.fdopen(os.dup(2), "w")  # pytest replaces the original one to capture the tests' output
     faulthandler.enable(stderr)
     teller = _Teller(words, stderr, wanted)
     try:
@@ -49,7 +49,7 @@ def main(order: str) -> int:
 
 
 def suites() -> list[Any]:
-    """The classes that pytest collects."""
+    """Return the classes that pytest collects."""
     found: list[Any] = _current["suites"]
     return found
 
@@ -71,13 +71,16 @@ def _to_write(subject: Subject, tested: Any, classes: list[Any]) -> list[str]:
 
 
 def _collected(suite: Any, subject: Subject) -> Any:
-    """pytest wants names that begin with Test; a suite of a plugin's need not have one, nor __test__."""
+    """Return a subclass that pytest collects.
+
+    pytest collects names that begin with Test; a plugin's suite need not have such a name, nor ``__test__``.
+    """
     told = {"provider": subject.provider} if hasattr(suite, "provider") else {}
     return type(f"Test{suite.__name__.removeprefix('Test')}", (suite,), {"__test__": True, **told})
 
 
 class _Teller:
-    """A plugin of pytest that says what happens, and lets no test last longer than it may."""
+    """A pytest plugin that reports what happens, and ends the process when a test exceeds its time limit."""
 
     def __init__(self, words: Any, stderr: Any, wanted: Mapping[str, Any]) -> None:
         self._words, self._stderr = words, stderr
@@ -148,14 +151,17 @@ def _failure(error: BaseException | None) -> dict[str, str]:
 
 
 def _one_line(error: BaseException) -> str:
-    """Its words, of the first paragraph; an assertion's need no name of a class."""
+    """Return the first paragraph of the error's message as one line.
+
+    The class name comes first, unless the error is an assertion that has a message.
+    """
     text = " ".join(str(error).partition("\nTraceback")[0].split("\n--- ")[0].split())
     name = "" if isinstance(error, AssertionError) and text else f"{type(error).__name__}: "
     return (name + text)[:600]
 
 
 def _not_implemented(error: BaseException | None, depth: int = 0) -> str:
-    """The method that raised NotImplementedError, where that is what it comes from; else empty."""
+    """Return the name of the method that raised NotImplementedError, if that caused the error, and otherwise ""."""
     if error is None or depth > 8:
         return ""
     if isinstance(error, NotImplementedError):
@@ -170,7 +176,7 @@ def _not_implemented(error: BaseException | None, depth: int = 0) -> str:
 if __name__ == "__main__":
     sys.modules.update(
         {"ddlcore.testing.conform.child": sys.modules["__main__"]}
-    )  # what is collected meets this session
+    )  # the collected file must import this session's module
     _code = main(sys.argv[1])
     sys.stdout.flush()
-    os._exit(_code)  # past threads that hang in what was tested
+    os._exit(_code)  # do not wait for threads that hang in the plugin

@@ -1,4 +1,4 @@
-"""``ddl conform``: finds the plugin, runs its suites one after the other, and prints what came out."""
+"""``ddl conform``: finds the plugin, runs its suites one after the other, and prints the results."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ TEST_S = 60.0
 
 @click.command()
 @click.argument("name")
-@click.option("--kind", "--door", "kind", type=click.Choice(list(KINDS)), help="Which of several things of that name.")
-@click.option("--only", multiple=True, metavar="TEST", help="Run this test alone; may be given several times.")
+@click.option("--kind", "--door", "kind", type=click.Choice(list(KINDS)), help="The kind, if several share that name.")
+@click.option("--only", multiple=True, metavar="TEST", help="Run only this test; may be given several times.")
 @click.option(
     "--test-timeout", default=TEST_S, show_default=True, metavar="SECONDS", help="How long one test may take."
 )
-@click.option("--json", "for_machines", is_flag=True, help="Print it for machines.")
+@click.option("--json", "for_machines", is_flag=True, help="Print the results as JSON.")
 def conform(name: str, kind: str | None, only: tuple[str, ...], test_timeout: float, for_machines: bool) -> int:
     """Run the conformance kit on an installed plugin.
 
-    NAME is what the plugin is called by, such as shm, or its distribution. Exit code: 0 where everything passed, 1 where
-    something failed or is still to be written, 2 where nothing could be run.
+    NAME is the plugin's name, such as shm, or the name of its distribution. Exit code: 0 if everything passed, 1 if
+    something failed or is still to be written, 2 if nothing could be run.
     """
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
@@ -75,7 +75,10 @@ def _run(subject: Subject, only: tuple[str, ...], test_s: float) -> Run:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Any]:
-    """A line that moves, where somebody is looking."""
+    """Show a progress line while the suite runs, if standard error is a terminal.
+
+    Yields a function to call as ``told(done, all, name)``.
+    """
     if not sys.stderr.isatty():
         yield lambda done, all_, name: None
         return

@@ -1,4 +1,4 @@
-"""Which suite tests what a plugin offers: its own, which its provider names, or the kit's for its kind."""
+"""Decides which suite tests a plugin: the one that its provider names, or the kit's own suite for that kind."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["KINDS", "PluginKind", "Subject", "contract_methods", "subjects", "su
 class PluginKind:
     """A kind of plugin that has a suite."""
 
-    table: str  # attribute of the registry
-    word: str  # for messages
-    suite: str  # "module:Class" in the kit, which a plugin's own must extend
-    standard: str  # "module:function" that makes one from (provider, class, registry); empty: the plugin must bring one
-    contract: type  # whose methods are to be written
+    table: str  # attribute of the registry that lists the providers
+    word: str  # what messages call it
+    suite: str  # "module:Class" in the kit; a plugin's own suite must be a subclass of it
+    standard: str  # "module:function" that makes one from (provider, class, registry); empty: plugins bring their own
+    contract: type  # the class whose methods a plugin must write
 
 
 KINDS: Mapping[str, PluginKind] = {
@@ -65,12 +65,12 @@ KINDS: Mapping[str, PluginKind] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tested: one provider of one kind."""
+    """One provider of one kind, which is tested."""
 
     kind: str  # key of KINDS
     provider: Provider
     origin: str  # its distribution, name and version
-    missing: str = ""  # what keeps it from being used here; then only a suite that stands by itself can run
+    missing: str = ""  # why it cannot be used here; then only a suite with ``suite_over`` can run
 
     def __str__(self) -> str:
         word = KINDS[self.kind].word
@@ -78,9 +78,9 @@ class Subject:
 
 
 def subjects(registry: Registry, name: str, kind: str = "") -> list[Subject]:
-    """Everything of that name that has a suite; ``name`` may also be a distribution's.
+    """Return every provider that has a suite and is called ``name``, or belongs to the distribution of that name.
 
-    Raises PluginError, in one line, where there is nothing of the kind.
+    Raises PluginError with a message of one line if there is none of that kind.
     """
     all_of_them = [
         Subject(key, provider, str(registry.distribution(provider)))
@@ -100,9 +100,10 @@ def subjects(registry: Registry, name: str, kind: str = "") -> list[Subject]:
 
 
 def suites_of(subject: Subject, registry: Registry) -> tuple[Any, list[Any]]:
-    """The class that is tested, and the suite classes that test it.
+    """Return the class that is tested, and the suite classes that test it.
 
-    Raises PluginError where the provider's own suite is none, or its kind needs one and the provider names none.
+    Raises PluginError if the provider's suite is not a subclass of the kit's suite, or if the kind requires a suite and
+    the provider names none.
     """
     row = KINDS[subject.kind]
     tested = _tested(subject, registry)
@@ -110,7 +111,7 @@ def suites_of(subject: Subject, registry: Registry) -> tuple[Any, list[Any]]:
     if subject.provider.suite:
         suite = _own(subject)
         if not (isinstance(suite, type) and issubclass(suite, standard)):
-            raise PluginError(f"{subject}: its suite {subject.provider.suite} is no {standard.__name__}")
+            raise PluginError(f"{subject}: its suite {subject.provider.suite} is not a {standard.__name__}")
         return tested, [suite, *_besides(subject, registry)]
     if not row.standard:
         raise PluginError(
@@ -125,13 +126,13 @@ def _tested(subject: Subject, registry: Registry) -> Any:
         return registry.load(subject.provider)  # type: ignore[call-overload]  # each provider by its own overload
     try:
         return _named(subject.provider.target)
-    except Exception as error:  # whatever a foreign module raises while it is imported
+    except Exception as error:  # importing a plugin's module can raise anything
         text = f"{subject} cannot be used: {subject.missing}; nor does it load ({type(error).__name__}: {error})"
         raise PluginError(text) from error
 
 
 def _besides(subject: Subject, registry: Registry) -> list[Any]:
-    """What the kit tests of its own accord, whatever the plugin's suite is."""
+    """Return the suites that the kit always adds to a plugin's own suite."""
     if subject.kind != "transport":
         return []
     return [_named("ddlcore.testing.conform.standard:killed")(subject.provider, registry)]
@@ -140,7 +141,7 @@ def _besides(subject: Subject, registry: Registry) -> list[Any]:
 def _own(subject: Subject) -> Any:
     try:
         return _named(subject.provider.suite)
-    except Exception as error:  # whatever a foreign module raises while it is imported
+    except Exception as error:  # importing a plugin's module can raise anything
         raise PluginError(
             f"{subject}: its suite {subject.provider.suite} cannot be loaded ({type(error).__name__}: {error})"
         ) from error
@@ -159,5 +160,5 @@ def _plain(name: str) -> str:
 
 
 def contract_methods(contract: type) -> Sequence[str]:
-    """The public methods of a contract, in the order in which they stand there."""
+    """Return the names of a contract's public methods, in the order of their definition."""
     return [name for name, value in vars(contract).items() if callable(value) and not name.startswith("_")]

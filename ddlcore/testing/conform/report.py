@@ -1,4 +1,4 @@
-"""What `ddl conform` prints of a run, as text and for machines."""
+"""What ``ddl conform`` prints about a run, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ WIDTH = 118
 
 
 def succeeded(run: Run) -> bool:
-    """Whether everything that ran passed, and something did."""
+    """Return whether at least one test passed, none failed, and no method is still to be written."""
     outcomes = {result.outcome for result in run.results}
     return not run.refused and "failed" not in outcomes and "passed" in outcomes and not run.unwritten
 
 
 def as_json(run: Run, partial: bool) -> dict[str, Any]:
-    """Everything, each case by itself. ``partial``: some tests were left out by the user, so no level is reached."""
+    """Return everything about a run, each test case separately.
+
+    ``partial``: the user left out some tests, so no level is reported.
+    """
     level, why = reached(run.subject.kind, run.results)
     name, _, version = run.subject.origin.partition(" ")
     return {
@@ -53,7 +56,11 @@ def as_json(run: Run, partial: bool) -> dict[str, Any]:
 
 
 def as_text(run: Run, partial: bool) -> str:
-    """A line for each standard test, level by level; then what failed and why, what is to be written, and the level."""
+    """Return the report as text.
+
+    It has a line for each standard test, level by level; then the failures and their reasons, the methods to be
+    written, and the level reached.
+    """
     kind = run.subject.kind
     lines = [str(run.subject), *(f"  {line}" for line in _over(run))]
     if run.refused:
@@ -71,7 +78,7 @@ def as_text(run: Run, partial: bool) -> str:
 
 
 def _over(run: Run) -> Iterator[str]:
-    """What was not tested, where the suite has something else in its place."""
+    """Yield what the suite used instead of the plugin itself, and why the plugin cannot be used here."""
     subject = run.subject
     if subject.provider.suite_over:
         yield f"its suite runs over {subject.provider.suite_over}"
@@ -92,7 +99,7 @@ def _by_test(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _failures(failures: Sequence[Result]) -> Iterator[str]:
-    """Each reason once, with the tests that it failed."""
+    """Yield each reason once, with the names of the tests that failed for it."""
     by_reason: dict[str, list[str]] = {}
     for result in failures:
         key = f"{result.unwritten}() is still to be written" if result.unwritten else _cut(result.reason, 400)

@@ -1,4 +1,4 @@
-"""The kit's suites for what needs no word from its author: made from the provider and its class."""
+"""Makes the kit's suites for plugins whose author need not write one, from the provider and its class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = (1, 2, 3, 4)
 
 
 def _settings(registry: Registry) -> Settings:
-    """Defaults of all rows, the plugins' own among them; what this process's environment says does not count."""
+    """Return the default settings of the core and of all plugins; the process's environment variables do not count."""
     return settings_of({}, registry=registry)[0]
 
 
@@ -34,7 +34,7 @@ def _titled(provider: Provider, suite: type) -> Any:
 
 
 def transport(provider: TransportProvider, tested: type[Transport], registry: Registry) -> Any:
-    """All ranks are threads of one process."""
+    """Return a suite in which all ranks are threads of one process."""
     from ddlcore.testing.transports import TransportSuite
 
     least, most = provider.sizes
@@ -53,7 +53,7 @@ def transport(provider: TransportProvider, tested: type[Transport], registry: Re
 
 
 def killed(provider: TransportProvider, registry: Registry) -> Any:
-    """Ranks that are processes, one of which is killed."""
+    """Return a suite in which ranks are processes, one of which is killed."""
     from ddlcore.testing.killed import KilledSuite
 
     least, most = provider.sizes
@@ -73,7 +73,7 @@ def killed(provider: TransportProvider, registry: Registry) -> Any:
 
 
 def fusion(provider: FusionProvider, tested: Any, registry: Registry) -> Any:
-    """A policy is built without arguments."""
+    """Return a suite for a fusion policy whose class takes no arguments."""
     from ddlcore.testing.fusion import FusionSuite
 
     class Suite(FusionSuite):
@@ -85,14 +85,14 @@ def fusion(provider: FusionProvider, tested: Any, registry: Registry) -> Any:
 
 
 def compressor(provider: CompressorProvider, tested: type[Compressor], registry: Registry) -> Any:
-    """One that loses nothing; a lossy one says in a suite of its own how much."""
+    """Return a suite for a lossless compressor; a lossy one needs its own suite, which says how large the error is."""
     from ddlcore.testing.compressors import CompressorSuite
 
     return _titled(provider, type("Suite", (CompressorSuite,), {"compressor": tested}))
 
 
 def launcher(provider: LauncherProvider, tested: type[Launcher], registry: Registry) -> Any:
-    """A launcher is built without arguments."""
+    """Return a suite for a launcher whose class takes no arguments."""
     from ddlcore.testing.launchers import LauncherSuite
 
     settings = _settings(registry)
@@ -111,7 +111,7 @@ def launcher(provider: LauncherProvider, tested: type[Launcher], registry: Regis
 
 
 def tuner(provider: TunerProvider, tested: type[Tuner], registry: Registry) -> Any:
-    """A tuner is built from knobs and a seed."""
+    """Return a suite for a tuner whose class takes knobs and a seed."""
     from ddlcore.testing.tuners import TunerSuite
 
     class Suite(TunerSuite):

@@ -1,4 +1,4 @@
-"""Finds the methods of a plugin's class that are still to be written, by reading it; it calls none of them."""
+"""Finds the methods of a plugin's class that are still to be written, from its source code; it calls none of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["unwritten"]
 
 
 def unwritten(tested: Any, contract: type) -> list[str]:
-    """``Class.method``, with file and line where there is one, of each that is abstract or does nothing but raise NotImplementedError."""
+    """Return ``Class.method`` for each method that is abstract, or only raises NotImplementedError.
+
+    The file and the line follow if the method has a source.
+    """
     found = dict.fromkeys(name for name in contract_methods(contract) if _absent(tested, name, contract))
     lines = [f"{tested.__name__}.{name}" for name in found]
     for owner, name, function in _methods(tested):
@@ -30,7 +33,7 @@ def _absent(tested: Any, name: str, contract: type) -> bool:
 
 
 def _methods(tested: Any) -> Iterator[tuple[str, str, FunctionType]]:
-    """Those of the class and of its bases outside ddlcore's contracts and kit, in the order of the file."""
+    """Yield the functions of the class and of its bases, except those of ddlcore's contracts and kit, in file order."""
     for base in getattr(tested, "__mro__", ()):
         if base.__module__.startswith(("ddlcore.contracts", "ddlcore.testing", "builtins", "abc", "typing")):
             continue
@@ -43,7 +46,7 @@ def _methods(tested: Any) -> Iterator[tuple[str, str, FunctionType]]:
 def _only_raises(function: FunctionType) -> bool:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):  # made without a source
+    except (OSError, TypeError, SyntaxError):  # it has no source file
         return False
     definition = tree.body[0] if tree.body else None
     if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,4 +1,4 @@
-"""Runs a suite in a process of its own and gathers its results; a test that hangs or crashes is one that failed."""
+"""Runs a suite in a process of its own and collects its results; a test that hangs or crashes counts as failed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ddlcore.testing.levels import Result
 
 __all__ = ["Run", "conform"]
 
-RESTARTS = 8  # after so many tests that took their process along, the rest does not run
+RESTARTS = 8  # after this many tests that ended their process, the remaining tests do not run
 POLL_S = 0.05
-_OUTPUT = 2000  # characters of a crashed process's last words
+_OUTPUT = 2000  # how many characters of a crashed process's output are kept
 
 
 @dataclass
 class Run:
-    """What one suite has come to."""
+    """The results of one suite."""
 
     subject: Subject
     results: list[Result] = field(default_factory=list)
@@ -43,9 +43,10 @@ def conform(
     only: Sequence[str] = (),
     told: Callable[[int, int, str], None] = lambda done, all_, name: None,
 ) -> Run:
-    """Runs the suite of ``subject`` to its end. ``test_s``: how long one test may take, in seconds.
+    """Run the suite of ``subject`` to its end, and return its results.
 
-    ``only``: names of tests, with or without parameters; empty: all. ``told(done, all, name)`` is called as each begins.
+    ``test_s``: how long one test may take, in seconds. ``only``: names of tests, with or without parameters; empty
+    means all. ``told(done, all, name)`` is called when each test begins.
     """
     run = Run(subject)
     begun_s = time.monotonic()
@@ -62,7 +63,7 @@ def conform(
 
 
 class _Gathering:
-    """The lines of the child, made into results."""
+    """Makes results of the lines that the child process writes."""
 
     def __init__(self, run: Run, told: Callable[[int, int, str], None]) -> None:
         self.run, self._told = run, told
@@ -89,14 +90,14 @@ class _Gathering:
             word["reason"] = f"in {phase}: {word['reason']}"
         if word["name"] not in self.done():
             self.run.results.append(Result(**word))
-        elif word["outcome"] == "failed":  # it passed, and what came after it did not
+        elif word["outcome"] == "failed":  # the test passed, and its teardown failed
             self.run.results = [Result(**word) if r.name == word["name"] else r for r in self.run.results]
 
     def done(self) -> set[str]:
         return {result.name for result in self.run.results}
 
     def lost(self, code: int, output: str) -> None:
-        """The process ended amid ``current``."""
+        """Record that the process ended during the test ``current``."""
         late = "Timeout (" in output
         ended = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
         what = "was not over in time; its process was ended" if late else f"ended the process {ended}"
@@ -108,7 +109,7 @@ class _Gathering:
 
 
 def _session(folder: Path, subject: Subject, gathering: _Gathering, test_s: float, only: Sequence[str]) -> bool:
-    """One process over the tests that have no result yet; True where it came to its end."""
+    """Run one process on the tests that have no result yet. Return True if no other process is needed."""
     words, output = folder / "words", folder / "output"
     words.write_text("")
     order = {
@@ -134,7 +135,7 @@ def _session(folder: Path, subject: Subject, gathering: _Gathering, test_s: floa
         try:
             _listen(process, words, gathering)
         finally:
-            with suppress(ProcessLookupError):  # whatever its tests have started goes with it
+            with suppress(ProcessLookupError):  # also ends what the tests have started
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if process.returncode == 0:
@@ -148,7 +149,7 @@ def _session(folder: Path, subject: Subject, gathering: _Gathering, test_s: floa
 
 
 def _listen(process: subprocess.Popen[bytes], words: Path, gathering: _Gathering) -> None:
-    """Until the process has ended, and all that it said is heard."""
+    """Read the child's lines until the process has ended and every line is handled."""
     rest = ""
     with open(words) as file:
         while True:
@@ -164,7 +165,7 @@ def _listen(process: subprocess.Popen[bytes], words: Path, gathering: _Gathering
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with our paths of modules; of pytest's plugins none but the kit's own."""
+    """Return this process's environment and module search path, without pytest plugins other than the kit's."""
     environ = dict(os.environ)
     environ.pop("PYTEST_ADDOPTS", None)
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"

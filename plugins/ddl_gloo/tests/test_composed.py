@@ -1,4 +1,4 @@
-"""The conformance kit on Gloo across hosts with shared memory within them."""
+"""The conformance kit on Gloo between hosts and shared memory within hosts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class OverGloo(ComposedSuite):
 
 
 class TestTwoHosts(OverGloo):
-    """Side by side, by shares."""
+    """Two hosts with equally many ranks, of which each reduces a share."""
 
     layouts: ClassVar[Mapping[int, Sequence[int]]] = {4: (0, 0, 1, 1)}
 
 
 class TestThreeHosts(OverGloo):
-    """In turn, and uneven."""
+    """Three hosts, with interleaved ranks and uneven sizes."""
 
     layouts: ClassVar[Mapping[int, Sequence[int]]] = {5: (0, 1, 2, 0, 1)}

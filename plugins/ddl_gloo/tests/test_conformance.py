@@ -1,4 +1,4 @@
-"""The conformance kit on Gloo: ranks of one host, and each on a host of its own, where fewer bytes are sent."""
+"""The conformance kit on Gloo: all ranks on one host, and each rank on its own host, where message limits are lower."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddlcore.types import Member
 
 
 class TestOneHost(TransportSuite):
-    """Over the loopback."""
+    """All ranks on one host, over the loopback interface."""
 
     offers = GlooTransport.capabilities
 
@@ -21,7 +21,7 @@ class TestOneHost(TransportSuite):
 
 
 class TestManyHosts(TransportSuite):
-    """As the launcher tells of hosts; more ranks than meet directly in a barrier."""
+    """Hosts as the launcher reports them, with more ranks than the direct barrier supports."""
 
     sizes = (2, 9)
     offers = GlooTransport.capabilities

@@ -1,4 +1,4 @@
-"""Integers are averaged exactly where Gloo adds them, alone and across hosts."""
+"""Averages of integers are exact where Gloo adds them, alone and across hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.mark.parametrize(("backend", "hosts"), [("gloo", [0, 0, 0]), ("shm+gloo", [0, 0, 1])], ids=["gloo", "by hosts"])
 def test_an_average_is_exact(backend: str, hosts: list[int]) -> None:
-    """Each host's sum and the sum of those are exact, and it is divided once."""
+    """The sums within and between hosts are exact, and the result is divided only once."""
 
     def program(rank: int, job: Job) -> None:
         check_averages(rank, 3, 5)

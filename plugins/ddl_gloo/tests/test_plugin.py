@@ -1,4 +1,4 @@
-"""The plugin introduces itself without torch, and is chosen where it should be."""
+"""The plugin declares itself without torch, and is chosen in the right cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddlcore.types import Member
 
 
 def test_introduction_imports_no_torch() -> None:
-    """Listing plugins must not import a framework: the plugin's module asks for none, and runs without its package."""
+    """Listing plugins does not import a framework: the plugin's module works without the rest of its package."""
     code = (
         "import sys; from ddlcore.plug.finding import run_alone; "
         "(one,) = run_alone('ddl_gloo.plugin').ddl_transports(); print(one.target, 'torch' in sys.modules)"
@@ -36,7 +36,10 @@ def test_introduction_imports_no_torch() -> None:
     ],
 )
 def test_where_it_is_chosen(backend: str, hosts: tuple[int, ...], name: str) -> None:
-    """Across hosts, with shared memory within them; on one host, or alone, when asked for by name."""
+    """By default, Gloo is chosen between hosts, with shared memory within them.
+
+    On one host, or without shared memory, it is used only if it is requested by name.
+    """
     _, registry = settings_of({})
     assert registry.transports["gloo"].target == ddl_transports()[0].target
     members = [Member(rank, host) for rank, host in enumerate(hosts)]

@@ -1,4 +1,4 @@
-"""Gloo under `ddl run`: the example learns, steady steps send no control message, a death is told at once."""
+"""Gloo with `ddl run`: the example learns, repeated steps send no control message, a dead rank is reported at once."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ STEPS = 30
 
 
 def launch(size: int, program: Path, *args: str) -> tuple[int, str]:
-    """The exit code and what the ranks printed, with its prefixes."""
-    checks = ["--verify-every", "10"] if EXAMPLES in program.parents else []  # it trains one model, all the way
+    """Return the exit code, and what the ranks printed, with its prefixes."""
+    # Only the example trains one model on all ranks, which can be verified.
+    checks = ["--verify-every", "10"] if EXAMPLES in program.parents else []
     words = ["run", "-np", str(size), "--backend", "gloo", *checks, sys.executable, str(program), *args]
     done = subprocess.run(
         [sys.executable, "-m", "ddlcore.launch", *words],
@@ -35,13 +36,13 @@ def launch(size: int, program: Path, *args: str) -> tuple[int, str]:
 
 
 def told(word: str, shown: str) -> list[dict[str, Any]]:
-    """What ranks said after ``word``."""
+    """Return what ranks printed after ``word``."""
     return [json.loads(line) for line in re.findall(rf"^\[\d+\] {word} (\{{.*\}})$", shown, re.MULTILINE)]
 
 
 @pytest.mark.slow
 def test_digits() -> None:
-    """Two ranks learn, and agree to the last bit."""
+    """Two ranks learn, and end with equal parameters to the last bit."""
     pytest.importorskip("ddl_torch", reason="the example is ddl_torch's")
     code, shown = launch(2, EXAMPLES / "torch_digits.py")
     assert code == 0, shown
@@ -51,7 +52,10 @@ def test_digits() -> None:
 
 
 def test_steady_steps_send_nothing_and_a_death_is_told(tmp_path: Path) -> None:
-    """0 control messages in replay; rank 1 killed: the others know whom soon, and let go of everything."""
+    """Repeated steps send no control message in replay.
+
+    When rank 1 is killed, the others soon learn which rank is lost, and release everything.
+    """
     code, shown = launch(3, PROGRAMS / "steps.py", str(tmp_path / "died"))
     found = told("found", shown)
     assert len(found) == 3, shown
@@ -66,7 +70,7 @@ def test_steady_steps_send_nothing_and_a_death_is_told(tmp_path: Path) -> None:
 
 
 def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says which there are; no rank hangs."""
+    """A wrong interface gives one line that lists the existing ones, and no rank hangs."""
     monkeypatch.setenv("DDL_NETWORK_INTERFACE", "nothing0")
     code, shown = launch(2, PROGRAMS / "steps.py")
     assert code != 0

@@ -1,4 +1,4 @@
-"""Only names that torch 2.13 to 2.15 have in common are used: the newer ones are held to it by a stand-in."""
+"""The shim uses only names that torch 2.13 to 2.15 have in common: a stand-in for the newer torch has no others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddlcore.errors import TransportError
 from ddlcore.types import DType, ReduceOp
 from plugins.ddl_gloo.tests.worlds import buffer, call, ones, open_group, unopened
 
-RENAMED = {  # in 2.15, whose old names are kept for a while
+RENAMED = {  # renamed in torch 2.15, which still has the old names for a while
     "_allgather_base": "all_gather_single",
     "_reduce_scatter_base": "reduce_scatter_single",
     "alltoall_base": "all_to_all_single",
@@ -26,7 +26,7 @@ REAL: Any = dist.ProcessGroupGloo
 
 
 class Newer:
-    """ProcessGroupGloo as torch 2.15 has it, without the names that it only keeps for a while."""
+    """ProcessGroupGloo as in torch 2.15, without the deprecated names."""
 
     asked: set[str]
     _Options = REAL._Options
@@ -44,7 +44,7 @@ class Newer:
 
 
 def test_the_newer_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every collective, small and large, on a group that has no others."""
+    """Every collective works, small and large, on a group that has only the newer names."""
 
     def play(rank: int, transport: Transport) -> None:
         for count in (8, 400_000):
@@ -70,14 +70,14 @@ def test_the_newer_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_that_are_used_are_there() -> None:
-    """In the torch that is installed, with the options that are set."""
+    """The installed torch has all names and options that the shim uses."""
     assert all(hasattr(REAL, name) for name in ("allreduce", "broadcast", "barrier", "send", "recv", "_Options"))
     for options in (dist.AllreduceOptions(), dist.BroadcastOptions(), dist.BarrierOptions()):
         assert hasattr(options, "timeout")
 
 
 def test_what_gloo_is_left_to_reduce() -> None:
-    """Neither 16-bit types, nor the least and greatest of floats."""
+    """Gloo reduces neither 16-bit types nor the minimum and maximum of floats."""
     assert {dtype for dtype, _ in NATIVE}.isdisjoint({DType.I16, DType.U16, DType.F16, DType.BF16})
     assert (DType.F32, ReduceOp.Sum) in NATIVE
     assert (DType.F32, ReduceOp.Min) not in NATIVE
@@ -85,14 +85,14 @@ def test_what_gloo_is_left_to_reduce() -> None:
 
 
 def test_tensors_are_the_memory() -> None:
-    """No copy, one dimension, no gaps."""
+    """A tensor uses the memory without a copy; it has one dimension and no gaps."""
     memory = Memory(64)
     one = tensor(memory.address, 8, DType.I64)
     assert (one.data_ptr(), one.shape, one.is_contiguous()) == (memory.address, (8,), True)
 
 
 def test_a_torch_without_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line, with what to install."""
+    """A torch without Gloo gives one line that says what to install."""
     monkeypatch.setattr("ddl_gloo.shim.dist.is_gloo_available", lambda: False)
     group = unopened(2)
 

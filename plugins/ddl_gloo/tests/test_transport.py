@@ -1,4 +1,7 @@
-"""What Gloo does wrong or not at all, and this transport does: types, order, patience, addresses, and how it ends."""
+"""What Gloo lacks or does wrong, and this transport provides.
+
+Types, rounding order, patience, addresses, and a clean end.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ from ddlcore.testing.group import Group
 from ddlcore.types import DType, ReduceOp
 from plugins.ddl_gloo.tests.worlds import buffer, call, ones, open_group, unopened
 
-LARGE = 300_000  # elements: beyond what everybody sends to all
+LARGE = 300_000  # elements: too large to be sent whole to all ranks
 
 # --- values
 
 
 def reduced(group: Group, sources: list[Any], op: ReduceOp) -> list[Any]:
-    """The result on every rank."""
+    """Return the result on every rank."""
     targets = [np.zeros_like(source) for source in sources]
     group.run(call(lambda rank, transport: transport.allreduce(buffer(sources[rank]), buffer(targets[rank]), op)))
     return targets
@@ -42,7 +45,7 @@ def reduced(group: Group, sources: list[Any], op: ReduceOp) -> list[Any]:
 @pytest.mark.parametrize("op", [ReduceOp.Sum, ReduceOp.Product], ids=["sum", "product"])
 @pytest.mark.parametrize("count", [10, LARGE])
 def test_overflow_wraps(dtype: str, op: ReduceOp, count: int) -> None:
-    """As numpy's does, whichever way the tensor goes."""
+    """Integer overflow wraps around as in numpy, for every size of tensor."""
     random = np.random.default_rng(count)
     sources = [np.frombuffer(random.bytes(count * np.dtype(dtype).itemsize), dtype) for _ in range(3)]
     with open_group(3) as group:
@@ -54,7 +57,7 @@ def test_overflow_wraps(dtype: str, op: ReduceOp, count: int) -> None:
 @pytest.mark.parametrize("op", [ReduceOp.Min, ReduceOp.Max], ids=["min", "max"])
 @pytest.mark.parametrize("count", [10, LARGE])
 def test_nan_is_not_lost(dtype: str, op: ReduceOp, count: int) -> None:
-    """On whichever rank it stands."""
+    """A NaN on any rank reaches the result."""
     sources = [np.full(count, rank, dtype) for rank in range(3)]
     for rank, source in enumerate(sources):
         source[rank] = np.nan
@@ -67,7 +70,7 @@ def test_nan_is_not_lost(dtype: str, op: ReduceOp, count: int) -> None:
 @pytest.mark.parametrize("op", sorted(module.GlooTransport.capabilities.ops), ids=lambda op: op.name.lower())
 @pytest.mark.parametrize("count", [10, 2_000_000])
 def test_bool(op: ReduceOp, count: int) -> None:
-    """Any for sum and greatest, all for product and least."""
+    """Sum and maximum are logical or; product and minimum are logical and."""
     sources = [oracle.values(DType.BOOL, count, rank) for rank in range(3)]
     with open_group(3) as group:
         for target in reduced(group, sources, op):
@@ -75,7 +78,7 @@ def test_bool(op: ReduceOp, count: int) -> None:
 
 
 def test_sizes_that_do_not_fit_are_told() -> None:
-    """Before Gloo, which would end the process, sees them."""
+    """Wrong sizes raise an error before Gloo sees them, which would kill the process."""
     with open_group(2) as group:
         transport = group.transports[0]
         four, five = buffer(ones(4)), buffer(ones(5))
@@ -107,7 +110,7 @@ CALLS: dict[str, Callable[[Transport, Any, Any], Work]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_slow_peer_is_not_a_dead_one(name: str) -> None:
-    """It comes long after the time that opening was given, and is waited for."""
+    """A call waits for a peer that comes long after the time limit of opening."""
 
     def play(rank: int, transport: Transport) -> Work:
         if rank:
@@ -120,7 +123,7 @@ def test_a_slow_peer_is_not_a_dead_one(name: str) -> None:
 
 @pytest.mark.parametrize("barrier", [1, 8])
 def test_a_barrier_of_gloos_own_is_as_patient(monkeypatch: pytest.MonkeyPatch, barrier: int) -> None:
-    """That of many ranks, and that of few."""
+    """The barrier waits for a slow peer too, both Gloo's own (many ranks) and the direct one (few ranks)."""
     monkeypatch.setattr(module, "DIRECT_BARRIER", barrier)
     come: list[int] = []
 
@@ -140,7 +143,7 @@ def test_a_barrier_of_gloos_own_is_as_patient(monkeypatch: pytest.MonkeyPatch, b
 
 
 def test_works_overlap() -> None:
-    """A longer call returns at once, and runs while its caller does something else; they end in order."""
+    """A large call returns immediately and runs while its caller does something else; calls complete in order."""
     with open_group(2) as group:
         halves, whole = [np.ones(LARGE, np.float16) for _ in range(2)], [ones(LARGE) for _ in range(2)]
 
@@ -148,7 +151,7 @@ def test_works_overlap() -> None:
             started = [
                 transport.allreduce(buffer(halves[rank]), buffer(halves[rank]), ReduceOp.Sum),
                 transport.allreduce(buffer(whole[rank]), buffer(whole[rank]), ReduceOp.Sum),
-                transport.barrier(),  # short, and yet behind the first
+                transport.barrier(),  # short, but it must complete after the others
             ]
             for work in reversed(started):
                 while not work.wait(0.001):
@@ -164,10 +167,13 @@ def test_works_overlap() -> None:
 
 @pytest.mark.parametrize("wanted", ["", "lo", "nothing0,lo", "::1"])
 def test_where_it_listens(wanted: str) -> None:
-    """On the interface that was named, else on the route to the launcher, else on the loopback; IPv6 too."""
+    """The address is on the interface that was named, else on the route to the launcher, else the loopback address.
+
+    IPv6 works too.
+    """
     if ":" in wanted and wanted not in interface_addresses().get("lo", ()):
         pytest.skip("this host has no IPv6 loopback")
-    routed = "127.0.0.3"  # a loopback address that is no default of anybody's
+    routed = "127.0.0.3"  # a loopback address that nothing uses by default
     with open_group(2, settings={"network_interface": wanted}, address=routed) as group:
         group.run(call(lambda rank, transport: transport.barrier()))
         wires = group.transports[0]._wires  # type: ignore[attr-defined]  # what it is about
@@ -186,7 +192,7 @@ def test_where_it_listens(wanted: str) -> None:
     ],
 )
 def test_no_such_address(settings: dict[str, str], address: str, told: str) -> None:
-    """One line of what is wrong, on every rank, and what there is."""
+    """A wrong address gives one line on every rank: what is wrong, and which addresses there are."""
     group = unopened(2, settings=settings)
 
     def play(rank: int, transport: Transport) -> None:
@@ -203,7 +209,7 @@ def test_no_such_address(settings: dict[str, str], address: str, told: str) -> N
 
 
 class Losing(Store):
-    """A store in which a rank is found dead while others wait for it."""
+    """A store that reports a dead rank while others wait for it."""
 
     def __init__(self, base: Store) -> None:
         self._base = base
@@ -225,7 +231,7 @@ class Losing(Store):
 
 
 def test_a_loss_while_ranks_meet_is_told_as_it_is() -> None:
-    """Through Gloo and back: whose death, and how."""
+    """A loss while ranks meet passes through Gloo: the error says which rank died, and how."""
     group = unopened(2)
 
     def play(rank: int, transport: Transport) -> None:
@@ -240,7 +246,7 @@ def test_a_loss_while_ranks_meet_is_told_as_it_is() -> None:
 
 
 def test_abort_ends_open() -> None:
-    """At once, although a peer never comes."""
+    """abort() ends ``open`` at once, although a peer never comes."""
     group = unopened(2)
     threading.Timer(0.2, group.transports[0].abort).start()
 
@@ -258,7 +264,10 @@ def test_abort_ends_open() -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_closed_peer_is_noticed(name: str) -> None:
-    """Within a second, by ranks that are not connected to it in this call either; from then on every call fails."""
+    """When a peer closes, the calls of all ranks fail soon, also on ranks that do not talk to it in this call.
+
+    After that every call fails.
+    """
     gone_s: list[float] = []
 
     def play(rank: int, transport: Transport) -> None:
@@ -287,7 +296,7 @@ def test_a_closed_peer_is_noticed(name: str) -> None:
 
 
 def test_what_comes_after_close() -> None:
-    """A call says that it is not open; abort does nothing."""
+    """A call on a transport that is not open raises an error; abort() after close() does nothing."""
     with open_group(2) as group:
         group.run(lambda rank, transport: transport.close())
         group.transports[0].abort()
@@ -299,8 +308,10 @@ def test_what_comes_after_close() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["allreduce", "alltoallv"])
 def test_abort_in_mid_message(name: str) -> None:
-    """Gloo waits without end for what was half sent or received when its connection was cut; neither the caller does,
-    nor the process at its end."""
+    """After an abort in the middle of a message, neither the caller waits forever, nor the process at its end.
+
+    Gloo itself waits forever for a message that was half sent or received when its connection was cut.
+    """
     program = str(Path(__file__).parent / "programs" / "midway.py")
     done = subprocess.run([sys.executable, program, name], capture_output=True, text=True, timeout=220, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["done"]), done.stderr

@@ -1,4 +1,4 @@
-"""A group's connections are found among all that the process has open, and only they."""
+"""A group's connections, and only they, are found among all connections of the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plugins.ddl_gloo.tests.worlds import buffer, call, ones, open_group
 
 
 def test_a_strangers_connection_is_left_alone() -> None:
-    """A user's own socket, to the same host, outlives an abort; so does another group's."""
+    """A user's own socket to the same host, and another group's connections, survive an abort."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
         theirs, _ = server.accept()
         with theirs, open_group(3) as group, open_group(2) as other:
@@ -30,7 +30,7 @@ def test_a_strangers_connection_is_left_alone() -> None:
 
 
 def test_descriptors_are_not_inherited() -> None:
-    """A program that a rank starts gets none of the connections: they must not outlive the rank."""
+    """A program that a rank starts inherits none of the connections, because they must not outlive the rank."""
     with open_group(2) as group:
         numbers = list(group.transports[0]._wires._wires)  # type: ignore[attr-defined]  # what it is about
         assert numbers
@@ -38,7 +38,7 @@ def test_descriptors_are_not_inherited() -> None:
 
 
 def test_nothing_published_finds_nothing() -> None:
-    """Whatever else is connected."""
+    """If nothing was published, no connection is taken for the group's."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
         wires = Wires([], [])
         assert len(wires) == 0
@@ -46,7 +46,10 @@ def test_nothing_published_finds_nothing() -> None:
 
 
 def test_a_descriptor_of_a_path_is_no_connection(tmp_path: Path) -> None:
-    """The process may hold the path of a Unix socket open (O_PATH): its status is a socket's, and it is none."""
+    """A descriptor of a Unix socket's path (O_PATH) is ignored.
+
+    Its status says that it is a socket, but it cannot be used as one.
+    """
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
         place = os.open(tmp_path / "socket", os.O_PATH)
@@ -57,7 +60,7 @@ def test_a_descriptor_of_a_path_is_no_connection(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_anothers_by_now() -> None:
-    """Where Gloo has closed a connection itself, abort touches nobody who got its number since."""
+    """If Gloo has closed a connection itself, abort does not touch the file that has its number now."""
     with open_group(2) as group:
         wires = group.transports[0]._wires  # type: ignore[attr-defined]  # what it is about
         group.run(lambda rank, transport: transport.close())
@@ -77,7 +80,7 @@ def test_a_number_that_is_anothers_by_now() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_takes_no_part(capfd: pytest.CaptureFixture[str]) -> None:
-    """It ends by itself, holds no connection, and its parent's group goes on: also after the child's exit."""
+    """A forked child can exit and holds no connection; the parent's group still works, also after the child's exit."""
 
     def play(rank: int, transport: Transport) -> None:
         array = ones(400_000)
@@ -109,7 +112,7 @@ def test_a_forked_child_takes_no_part(capfd: pytest.CaptureFixture[str]) -> None
 
 
 def test_calm_waits_for_what_is_on_its_way() -> None:
-    """Not longer than it is told to, and hardly at all where nothing is."""
+    """calm() waits while bytes are on their way, but no longer than its limit, and returns soon if there are none."""
     with open_group(2) as group:
         wires = group.transports[0]._wires  # type: ignore[attr-defined]  # what it is about
         begun_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Groups of Gloo transports whose ranks are threads of the test."""
+"""Makes groups of Gloo transports whose ranks are threads of the test."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["buffer", "call", "ones", "open_group", "unopened"]
 
 
 def buffer(array: Array) -> Buffer:
-    """The memory of a one-dimensional array."""
+    """Return a Buffer on a one-dimensional array."""
     return Buffer(array.ctypes.data, array.size, DType.of(array.dtype.name), array.shape, owner=array)
 
 
 def unopened(size: int, hosts: Sequence[int] = (), settings: Mapping[str, str] | None = None) -> Group:
-    """Ranks on one host, or each on its ``hosts``."""
+    """Return a group that is not open; its ranks are on one host, or on those in ``hosts``."""
     members = [Member(rank, host) for rank, host in enumerate(hosts or (0,) * size)]
     transports = [GlooTransport() for _ in range(size)]
     return Group(transports, CpuKernels(), members=members, settings=settings or {}, deadline_s=20.0)
@@ -38,7 +38,7 @@ def open_group(
     address: str = "",
     timeout_s: float = 80.0,
 ) -> Iterator[Group]:
-    """Opened with these, and closed whatever happens."""
+    """Open a group with these options, and close it at the end, even after an error."""
     group = unopened(size, hosts, settings)
     try:
         group.run(
@@ -51,10 +51,10 @@ def open_group(
 
 
 def call(function: Callable[[int, Transport], Work]) -> Callable[[int, Transport], None]:
-    """``function`` to its end."""
+    """Return a function that calls ``function`` and waits for its Work."""
     return lambda rank, transport: finish(function(rank, transport))
 
 
 def ones(count: int, dtype: str = "float32") -> Array:
-    """As many ones."""
+    """Return an array of ``count`` ones."""
     return np.ones(count, dtype)

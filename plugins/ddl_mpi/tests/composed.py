@@ -1,4 +1,4 @@
-"""MPI across hosts and shared memory within them, as a transport that the suite's processes can build."""
+"""MPI between hosts and shared memory within them, as a transport that the suite's processes can make."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["ShmOverMpi"]
 
 
 class ShmOverMpi(HierarchicalTransport):
-    """As `--backend shm+mpi` makes it."""
+    """The transport that `--backend shm+mpi` makes."""
 
-    capabilities = Capabilities(order_fixed=True, host_first=True)  # of every instance; the suite asks the class
+    capabilities = Capabilities(order_fixed=True, host_first=True)  # the suite reads them from the class
 
     def __init__(self) -> None:
         super().__init__(ShmTransport(), MpiTransport, attended=True)

@@ -1,4 +1,4 @@
-"""Stands between mpiexec and a rank: tells how that ended, and stays until the job is over. Started by jobs.py."""
+"""Runs between mpiexec and a rank: records how the rank ended, and stays until the job is over. Started by jobs.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main(folder: Path, command: list[str]) -> None:
-    """``folder`` holds what the ranks' environments have beyond this one's, in the order of MPI's ranks."""
+    """Run the rank; ``folder`` has a file with each rank's additional environment, in the order of MPI's ranks."""
     own = int(
         next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK") if name in os.environ)
     )
@@ -23,7 +23,7 @@ def main(folder: Path, command: list[str]) -> None:
             env={**os.environ, **added, "PYTHONUNBUFFERED": "1"},
             stdout=out,
             stderr=subprocess.STDOUT,
-            close_fds=False,  # the descriptor by which MPI's ranks speak with mpiexec
+            close_fds=False,  # keeps the descriptor by which MPI's ranks talk to mpiexec
         )
         (folder / f"{rank}.pid").write_text(str(process.pid))
         process.wait()

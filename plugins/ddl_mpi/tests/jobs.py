@@ -1,7 +1,7 @@
-"""Jobs whose ranks mpiexec starts, with the test as launcher: a guard stands between mpiexec and each rank.
+"""Jobs whose ranks mpiexec starts, with the test as the launcher: a guard runs between mpiexec and each rank.
 
-mpiexec kills all when one process ends badly; behind guards it does not see that, as under `ddl run`,
-and what becomes of the other ranks can be watched.
+mpiexec kills all processes when one of them fails. It does not notice that behind guards, as with `ddl run`, so a test
+can observe what happens to the other ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["OPENMPI", "PROGRAMS", "Job", "run"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 GUARD = Path(__file__).parent / "guard.py"
-# As root in a container, and with more ranks than cores, Open MPI wants to be told that this is meant.
+# Open MPI refuses to run as root, or with more ranks than cores, unless it is told that this is intended.
 OPENMPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -38,7 +38,7 @@ OPENMPI = {
 
 
 class Job:
-    """``size`` ranks of one job, which are MPI's ranks in reverse; they run ``program`` with ``args``."""
+    """A job of ``size`` ranks, which have MPI's ranks in reverse order; they run ``program`` with ``args``."""
 
     def __init__(
         self, folder: Path, size: int, program: Path, *args: str, environ: Mapping[str, str] | None = None
@@ -76,38 +76,38 @@ class Job:
             time.sleep(0.01)
 
     def code(self, rank: int) -> int:
-        """Its exit code; negative for a signal's number."""
+        """Return the rank's exit code, or the negative number of the signal that ended it."""
         return int((self._folder / f"{rank}.code").read_text())
 
     def output(self, rank: int) -> str:
-        """What it has printed so far, errors too."""
+        """Return what the rank has printed so far, errors included."""
         return (self._folder / f"{rank}.out").read_text()
 
     def kill(self, rank: int) -> None:
-        """kill -9."""
+        """Kill the rank with signal 9."""
         os.kill(int((self._folder / f"{rank}.pid").read_text()), signal.SIGKILL)
 
     def await_word(self, rank: int, word: str, timeout_s: float = 120.0) -> None:
-        """Until ``rank`` has printed ``word``."""
+        """Wait until ``rank`` has printed ``word``."""
         until_s = time.monotonic() + timeout_s
         while not (self._folder / f"{rank}.out").exists() or word not in self.output(rank):
             assert time.monotonic() < until_s, f"rank {rank} did not say {word!r}\n{self.told()}"
             time.sleep(0.01)
 
     def await_end(self, rank: int, timeout_s: float = 160.0) -> int:
-        """Its exit code, once it has ended."""
+        """Wait until the rank has ended, and return its exit code."""
         assert self._ended[rank].wait(timeout_s), f"rank {rank} did not end within {timeout_s:g} s\n{self.told()}"
         return self.code(rank)
 
     def told(self) -> str:
-        """All that was printed."""
+        """Return everything that was printed."""
         self._output.flush()
         texts = [(self._folder / "mpiexec").read_text()]
         texts += [f"[{r}] {self.output(r)}" for r in range(self._size) if (self._folder / f"{r}.out").exists()]
         return "\n".join(texts)
 
     def close(self) -> None:
-        """Ends what is left."""
+        """End all remaining processes."""
         self._closed = True
         (self._folder / "over").touch()
         try:
@@ -125,7 +125,10 @@ class Job:
 
 
 def run(folder: Path, size: int, program: Path, *args: str, environ: Mapping[str, str] | None = None) -> list[str]:
-    """What each rank of a job that ends well has printed; AssertionError with everything where it does not."""
+    """Run a job that must succeed, and return what each rank has printed.
+
+    Raises AssertionError with all output if a rank fails.
+    """
     job = Job(folder, size, program, *args, environ=environ)
     try:
         for rank in range(size):

@@ -19,7 +19,7 @@ def findings(view: HostView) -> dict[str, str]:
 
 @pytest.mark.parametrize(("version", "bad"), [("3.1.3", True), ("3.1.2", False), ("4.0.0", False), ("5.0.11", False)])
 def test_open_mpi(tmp_path: Path, version: str, bad: bool) -> None:
-    """By what mpirun says of itself; only 3.1.3 hangs."""
+    """The release is found by the version that mpirun prints; only 3.1.3 hangs."""
     (tmp_path / "output").mkdir()
     (tmp_path / "output" / "mpirun").write_text(MPIRUN.format(version))
     found = findings(HostView("node1", root=str(tmp_path)))
@@ -28,7 +28,7 @@ def test_open_mpi(tmp_path: Path, version: str, bad: bool) -> None:
 
 
 def test_mpirun_is_asked(tmp_path: Path) -> None:
-    """On a host that is no record: the one on the rank's PATH."""
+    """On a real host, the mpirun on the rank's PATH is run."""
     program = tmp_path / "mpirun"
     program.write_text("#!/bin/sh\ntest \"$1\" = --version && echo 'mpirun (Open MPI) 3.1.3'\n")
     program.chmod(0o755)

@@ -12,15 +12,18 @@ from ddl_mpi.process import SHARED
 
 @pytest.mark.processes
 class TestMpi(MpiSuite):
-    """As `ddl conform mpi` runs it."""
+    """The transport suite as `ddl conform mpi` runs it."""
 
 
 @pytest.mark.processes
 class TestAcrossHosts(MpiSuite):
-    """With shared memory within hosts, of which one has two ranks more than another: some cross, some do not."""
+    """The suite with MPI between hosts and shared memory within them.
+
+    One host has two ranks more than the other, so some ranks communicate across hosts and some do not.
+    """
 
     target = "plugins.ddl_mpi.tests.composed:ShmOverMpi"
-    first = ""  # no rank begins MPI unless the transport sees to it
+    first = ""  # no rank initializes MPI unless the transport does
     sizes = (4,)
 
     def hosts(self, size: int) -> Sequence[int]:
@@ -30,7 +33,10 @@ class TestAcrossHosts(MpiSuite):
         return {**super().settings(), "hierarchical_chunk_bytes": 64 << 10}
 
     def test_what_mpi_shares_has_no_name(self) -> None:
-        """So a rank that is killed leaves none behind, though some ranks have no part in MPI."""
+        """MPI's shared memory has no name, so a killed rank leaves none behind.
+
+        This holds although some ranks take no part in MPI.
+        """
         self.group(4)
         pids = self.processes.pids
         shared = [line for pid in pids for line in _maps(pid) if any(name in line for name in SHARED)]

@@ -1,4 +1,4 @@
-"""The command by which an MPI starts agents, and real jobs by it: output, exit code and summary are as ever."""
+"""The command by which each MPI starts agents, and real jobs with it: output, exit code and summary are as with ssh."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ def plan(*hosts: str, environ: Mapping[str, str] | None = None, **settings: str 
 
 @pytest.fixture(params=["mpich", "openmpi"])
 def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Of the MPI that is pretended to be there."""
+    """Return the name of the MPI that the test pretends to find."""
     library = MpiLibrary(request.param, "/opt/lib/libmpi.so", "1.0", "/opt/bin/mpiexec")
     monkeypatch.setattr(launcher, "find_library", lambda: library)
     return library.name
 
 
 def test_one_command_with_an_agent_a_rank(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts in the MPI's own words, the user's arguments, and no key in any of them."""
+    """One command starts an agent per rank.
+
+    With hosts in that MPI's syntax, the user's arguments, and without the key.
+    """
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     (command,) = MpiLauncher().commands(plan("a", "a", "b"))
     flag, number = {"mpich": ("-hosts", "PMI_RANK"), "openmpi": ("--host", "OMPI_COMM_WORLD_RANK")}[name]
@@ -49,7 +52,7 @@ def test_one_command_with_an_agent_a_rank(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_root_is_told_to_open_mpi(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Which refuses else; a line says so."""
+    """Open MPI is told that running as root is intended, because it refuses otherwise; a log line says so."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with caplog.at_level("INFO", "ddl"):
         (command,) = MpiLauncher().commands(plan("a"))
@@ -58,13 +61,13 @@ def test_root_is_told_to_open_mpi(name: str, monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_a_key_whose_path_has_a_space_is_refused(name: str) -> None:
-    """Its ssh would get pieces of it."""
+    """An SSH key whose path has a space is refused, because MPI would split the path."""
     with pytest.raises(ValueError, match=r"^--ssh-identity-file /my keys/id: "):
         MpiLauncher().commands(plan("a", "b", ssh_identity_file="/my keys/id"))
 
 
 def test_ssh_options_reach_its_ssh(name: str) -> None:
-    """Port and key, by a variable or an argument."""
+    """Port and key reach MPI's ssh, by a variable or an argument."""
     (command,) = MpiLauncher().commands(plan("a", "b", ssh_port=2222, ssh_identity_file="/k"))
     told = {"mpich": command.environ.get("HYDRA_LAUNCHER_EXTRA_ARGS"), "openmpi": " ".join(command.argv)}[name]
     assert told is not None and "-p 2222 -i /k" in told
@@ -74,13 +77,13 @@ def test_ssh_options_reach_its_ssh(name: str) -> None:
     ("hosts", "listed", "by_srun"),
     [
         (("n1", "n1", "n2", "n2"), "pmi2", True),
-        (("n1", "n1", "n2"), "pmi2", False),  # srun places equally many
-        (("n2", "n1"), "pmi2", False),  # and in its own order
+        (("n1", "n1", "n2"), "pmi2", False),  # srun places equally many ranks on each node
+        (("n2", "n1"), "pmi2", False),  # and it uses its own order of nodes
         (("n1", "n2"), "pmix none", False),
     ],
 )
 def test_srun_where_it_serves(name: str, hosts: tuple[str, ...], listed: str, by_srun: bool, tmp_path: Path) -> None:
-    """Within an allocation, for MPICH, where srun speaks PMI-2; mpiexec in all other cases."""
+    """srun is used within an allocation, for MPICH, if it supports PMI-2; mpiexec in all other cases."""
     srun = tmp_path / "srun"
     srun.write_text(f"#!/bin/sh\necho MPI plugin types are...; echo {listed}\n")
     srun.chmod(0o755)
@@ -93,7 +96,7 @@ def test_srun_where_it_serves(name: str, hosts: tuple[str, ...], listed: str, by
 
 
 def test_without_mpi_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As everywhere, on one line."""
+    """Without MPI, one line says what to install."""
 
     def find() -> MpiLibrary:
         raise PluginError("mpi4py finds no MPI library; pip install 'ddl-mpi[mpich]'")
@@ -104,7 +107,7 @@ def test_without_mpi_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_command_that_fails_is_explained() -> None:
-    """By its last line that is not drawing."""
+    """A failed command is explained by its last line that is not only drawing."""
     text = "=====\n=   BAD TERMINATION\n=====\n"
     assert MpiLauncher().explain("a", 1, text) == "a: mpiexec ended with code 1: =   BAD TERMINATION"
 
@@ -120,7 +123,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.processes
 def test_ranks_are_mpis_own() -> None:
-    """The same ranks as MPI's; marked output; the route."""
+    """The ranks are MPI's, the output is marked with them, and the route is MPI."""
     done = run("python", str(PROGRAM))
     assert done.returncode == 0, done.stderr
     for rank in range(2):
@@ -132,7 +135,7 @@ def test_ranks_are_mpis_own() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(("how", "code", "words"), [("exit", 3, "exited with code 3"), ("kill", 137, "signal 9")])
 def test_the_end_is_told_as_over_ssh(how: str, code: int, words: str) -> None:
-    """The first rank that failed, its code, and what became of the others."""
+    """The summary gives the first rank that failed, its exit code, and what happened to the others, as with ssh."""
     done = run("python", str(PROGRAM), how)
     assert done.returncode == code, done.stderr
     assert re.search(rf"^ddl run: rank 1 on \S+ failed first: it .*{words}", done.stderr, re.MULTILINE), done.stderr
@@ -141,7 +144,7 @@ def test_the_end_is_told_as_over_ssh(how: str, code: int, words: str) -> None:
 
 @pytest.mark.processes
 def test_a_dry_run_shows_the_command_and_no_key() -> None:
-    """The MPI's own mpiexec."""
+    """A dry run shows the command with that MPI's own mpiexec, without the job's key."""
     done = run("--dry-run", "python", str(PROGRAM))
     assert done.returncode == 0, done.stderr
     assert re.search(r"^  \S*(mpiexec|mpirun)\S* ", done.stdout, re.MULTILINE), done.stdout

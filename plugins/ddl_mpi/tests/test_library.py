@@ -1,4 +1,4 @@
-"""Which MPI mpi4py loads, and the mpiexec that belongs to it."""
+"""Which MPI mpi4py loads, and which mpiexec belongs to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the wheels of M
 
 
 def test_the_library_and_its_mpiexec_are_of_one_environment() -> None:
-    """What is found is the wheel beside the interpreter."""
+    """The library and the mpiexec are those of the wheel in the interpreter's environment."""
     found = find_library()
     assert found.name in ("mpich", "openmpi")
     assert Path(found.path).name.startswith("libmpi")
@@ -41,12 +41,12 @@ def test_the_library_and_its_mpiexec_are_of_one_environment() -> None:
     ],
 )
 def test_names(text: str, name: str) -> None:
-    """An MPI that is derived from another is called by its own name."""
+    """An MPI that is derived from another one is called by its own name."""
     assert name_of(text) == name
 
 
 def test_the_probe_initializes_nothing() -> None:
-    """MPI is asked its name, and neither mpi4py.MPI nor MPI_Init ran."""
+    """The probe reads MPI's version without importing mpi4py.MPI and without MPI_Init."""
     check = PROBE + (
         "\nimport sys; assert 'mpi4py.MPI' not in sys.modules"
         "\nflag = ctypes.c_int(7); mpi.MPI_Initialized(ctypes.byref(flag)); assert flag.value == 0"
@@ -63,13 +63,13 @@ def _script(path: Path, says: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def forgotten() -> None:
-    """What another test found is looked for again."""
+    """Clear the cache, so that each test searches again."""
     find_library.cache_clear()
 
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An environment whose mpi4py loads an MPICH that lies in its lib; returns its bin, which is empty."""
+    """Return the empty bin folder of an environment whose mpi4py loads an MPICH from its lib folder."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "bin").mkdir()
     monkeypatch.setattr(library, "_ask_library", lambda python: (str(tmp_path / "lib/libmpi.so.12"), "MPICH 5.0.2"))
@@ -78,7 +78,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_another_mpis_mpiexec_is_refused(loaded: Path) -> None:
-    """Two MPIs mixed: both are named, with what to do."""
+    """If two MPIs are mixed, the error names both and says what to do."""
     _script(loaded / "mpiexec", "mpiexec (Open MPI) 5.0.11")
     with pytest.raises(
         PluginError, match=r"two MPIs are mixed: mpi4py loads mpich .*mpiexec is openmpi's.*pip install"
@@ -87,20 +87,20 @@ def test_another_mpis_mpiexec_is_refused(loaded: Path) -> None:
 
 
 def test_the_mpiexec_that_fits_is_taken_where_there_are_two(loaded: Path) -> None:
-    """The other's wheel has written over mpiexec, but not over mpiexec.hydra."""
+    """The right mpiexec is found if another MPI's wheel has overwritten mpiexec, but not mpiexec.hydra."""
     _script(loaded / "mpiexec", "mpiexec (Open MPI) 5.0.11")
     own = _script(loaded / "mpiexec.hydra", "HYDRA build details:")
     assert find_library(f"{loaded}/python").mpiexec == str(own)
 
 
 def test_no_mpiexec(loaded: Path) -> None:
-    """The line that installs one."""
+    """A missing mpiexec gives an error with the command that installs one."""
     with pytest.raises(PluginError, match=r"no mpiexec.*pip install 'ddl-mpi\[mpich\]'"):
         find_library(f"{loaded}/python")
 
 
 def test_no_mpi4py(tmp_path: Path) -> None:
-    """An interpreter without mpi4py gets the line that installs it."""
+    """An interpreter without mpi4py gives an error with the command that installs it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True, timeout=120)
     with pytest.raises(PluginError, match=r"mpi4py is not installed.*pip install 'ddl-mpi\[mpich\]'"):
         find_library(str(tmp_path / "bare/bin/python"))

@@ -1,4 +1,4 @@
-"""A peer dies at any moment: the others are told at once, and their processes end although MPI would wait."""
+"""When a peer dies, the others get an error at once, and their processes end although MPI itself would wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDS = {"raise": 1, "exit": 3, "go on": 0}  # exit codes
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("first", ["ddl", "program"])
 def test_a_killed_peer(tmp_path: Path, first: str, end: str) -> None:
-    """kill -9 of one: PeerLost on the others, which then end, with the code that is theirs."""
+    """When one rank is killed, the others raise PeerLost and then end with their own exit codes."""
     job = Job(tmp_path, 3, PROGRAMS / "lose_a_peer.py", first, end)
     try:
         for rank in range(3):
@@ -25,7 +25,7 @@ def test_a_killed_peer(tmp_path: Path, first: str, end: str) -> None:
         job.kill(1)
         for rank in (0, 2):
             job.await_word(rank, "lost (1,)")
-        assert [job.await_end(rank) for rank in (0, 2)] == [ENDS[end]] * 2, job.told()  # MPI alone would wait for ever
+        assert [job.await_end(rank) for rank in (0, 2)] == [ENDS[end]] * 2, job.told()  # MPI alone would wait forever
         for rank in (0, 2):
             found = re.search(r"lost \(1,\) after ([\d.]+) s", job.output(rank))
             assert found is not None and float(found[1]) < 20.0, job.told()
@@ -36,7 +36,7 @@ def test_a_killed_peer(tmp_path: Path, first: str, end: str) -> None:
 @pytest.mark.parametrize(("end", "code"), [("raise", 1), ("exit", 3)])
 @pytest.mark.parametrize("first", ["ddl", "program"])
 def test_a_rank_that_leaves(tmp_path: Path, first: str, end: str, code: int) -> None:
-    """It does not wait in MPI for those whom it has left; they get PeerLost, and end with 1."""
+    """A rank that leaves does not wait in MPI for the others; they raise PeerLost and end with code 1."""
     job = Job(tmp_path, 3, PROGRAMS / "leave.py", first, end)
     try:
         assert [job.await_end(rank) for rank in range(3)] == [1, code, 1], job.told()

@@ -1,4 +1,4 @@
-"""What the core learns of MPI before anybody uses it."""
+"""What the core learns of the MPI plugin before anything uses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plugins.ddl_mpi.tests.jobs import PROGRAMS, run
 
 
 def test_introducing_it_imports_nothing() -> None:
-    """Asking for its providers does not load mpi4py."""
+    """Asking for the plugin's providers does not load mpi4py."""
     check = (
         "import sys; from ddl_mpi import plugin; "
         "names = [p.name for p in plugin.ddl_transports() + plugin.ddl_communicators() + plugin.ddl_bench_peers()]; "
@@ -25,12 +25,15 @@ def test_introducing_it_imports_nothing() -> None:
 
 
 def test_what_is_installed_is_built() -> None:
-    """Before init; it says nothing of what a job uses."""
+    """mpi_built() works before ``init``, and says nothing about what a job uses."""
     assert built("mpi")
 
 
 def test_a_world_that_mpi_has_not_started() -> None:
-    """It does not use MPI, and mpi4py is not mixed with it: an error that says what to do, without beginning MPI."""
+    """A job without MPI says that it does not use MPI, and that mpi4py calls cannot be mixed with it.
+
+    The error says what to do, and MPI is not initialized.
+    """
 
     def program(rank: int, job: object) -> None:
         assert not enabled("mpi")
@@ -45,7 +48,7 @@ def test_a_world_that_mpi_has_not_started() -> None:
 
 @pytest.mark.processes
 def test_the_benchmark_starts_ranks_as_its_peer_wants_them() -> None:
-    """`ddl bench --against mpi` is all that is said."""
+    """`ddl bench --against mpi` starts ranks by MPI without any further option."""
     words = ["bench", "-np", "2", "--against", "mpi", "--ops", "allreduce", "--sizes", "64", "--rounds", "1"]
     shown = subprocess.run(
         [sys.executable, "-m", "ddlcore.launch", *words], capture_output=True, text=True, timeout=200
@@ -56,5 +59,5 @@ def test_the_benchmark_starts_ranks_as_its_peer_wants_them() -> None:
 
 @pytest.mark.processes
 def test_the_peer_of_the_benchmarks(tmp_path: Path) -> None:
-    """Each collective of bare mpi4py gives what the contract asks for."""
+    """Each collective of plain mpi4py gives the result that the contract asks for."""
     assert run(tmp_path, 2, PROGRAMS / "peer.py") == ["done\n"] * 2

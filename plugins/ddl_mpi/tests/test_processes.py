@@ -1,4 +1,4 @@
-"""MPI on ranks that mpiexec has started, through the public verbs and under them."""
+"""MPI on ranks that mpiexec has started, by the public functions and by the transport."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def test_memory_that_comes_again(tmp_path: Path) -> None:
-    """Persistent requests give the right sums, whoever's memory changes, and touch no other memory."""
+    """Persistent requests give the right sums, whichever rank's memory changes, and touch no other memory."""
     assert run(tmp_path, 3, PROGRAMS / "persistent.py") == ["done\n"] * 3
 
 
 def test_shared_memory_has_no_name(tmp_path: Path) -> None:
-    """So a rank that is killed leaves none behind."""
+    """MPI's shared memory has no name, so a killed rank leaves none behind."""
     for said in run(tmp_path, 2, PROGRAMS / "names.py"):
         _, mapped, _, named = said.split()
         assert (int(mapped) > 0, int(named)) == (True, 0)
@@ -26,27 +26,30 @@ def test_shared_memory_has_no_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("own_calls", ["mixed", "none"])
 def test_a_steady_step_is_silent(tmp_path: Path, own_calls: str) -> None:
-    """0 control messages over 20 steps; persistent requests for what is large, and the program's own calls between."""
+    """20 repeated steps send no control message, with persistent requests for large tensors.
+
+    The program's own MPI calls run in between.
+    """
     for said in run(tmp_path, 2, PROGRAMS / "steps.py", own_calls):
         assert said.startswith("messages 0 persistent "), said
         assert int(said.split()[3]) > 0
 
 
 def test_integers_are_averaged_exactly(tmp_path: Path) -> None:
-    """At the ends of every type, negotiated and replayed."""
+    """Averages of integers are exact at the limits of every type, negotiated and replayed."""
     assert run(tmp_path, 3, PROGRAMS / "integers.py") == ["exact\n"] * 3
 
 
 @pytest.mark.parametrize("backend", ["mpi", "auto"])
 def test_example_of_mixed_calls(tmp_path: Path, backend: str) -> None:
-    """ddl and MPI agree about the ranks, whatever transport moves the gradients."""
+    """ddl and MPI agree about the ranks, whichever transport reduces the gradients."""
     said = run(tmp_path, 4, EXAMPLES / "mpi4py_mixed.py", environ={"DDL_BACKEND": backend})
     assert sorted(said) == ["", "", "", "4 ranks agree in ddl and in MPI\n"]
 
 
 @pytest.mark.parametrize("backend", ["mpi", "auto"])
 def test_example_of_sub_communicators(tmp_path: Path, backend: str) -> None:
-    """Four ranks, two worlds of two, in the order of the communicators."""
+    """Four ranks form two jobs of two, in the order of the communicators."""
     said = run(tmp_path, 4, EXAMPLES / "mpi4py_subcomm.py", environ={"DDL_BACKEND": backend})
     worlds = ([0, 2], [1, 3])
     assert sorted(said) == [
@@ -57,5 +60,5 @@ def test_example_of_sub_communicators(tmp_path: Path, backend: str) -> None:
 
 
 def test_communicators_that_are_no_world(tmp_path: Path) -> None:
-    """One line each, on every rank, and the job can still begin afterwards."""
+    """A wrong communicator gives one line on every rank, and the job can still begin afterwards."""
     assert run(tmp_path, 2, PROGRAMS / "wrong_comms.py") == ["done\n"] * 2

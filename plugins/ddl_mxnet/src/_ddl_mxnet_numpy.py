@@ -1,8 +1,8 @@
-"""Gives numpy 1.24 to 1.26 the name ``numpy.bool`` back when MXNet is imported: MXNet 1.9.1 asks for it.
+"""Restores the name ``numpy.bool``, which MXNet 1.9.1 needs, in numpy 1.24 to 1.26 when MXNet is imported.
 
-``ddl_mxnet.pth`` has every interpreter of the environment import this, so that ``import mxnet`` works as a
-script's first line too. Nothing else happens before that line: no import of numpy, no look at the disk. Hence this
-imports nothing that an interpreter has not loaded anyway, which is why its annotations are strings.
+``ddl_mxnet.pth`` makes every interpreter of the environment import this module, so that ``import mxnet`` works even as
+the first line of a script. Until MXNet is imported, nothing else happens: numpy is not imported and no file is read.
+This module imports only modules that every interpreter has loaded already, which is why its annotations are strings.
 """
 
 import sys
@@ -17,17 +17,20 @@ __all__ = ["mend_numpy", "watch_for_mxnet"]
 
 
 def mend_numpy() -> None:
-    """Sets ``numpy.bool`` to Python's own, as it was until numpy 1.23; no effect where numpy has one, or is missing."""
+    """Set ``numpy.bool`` to Python's ``bool``, as it was until numpy 1.23.
+
+    Does nothing if numpy has the name already, or is not installed.
+    """
     try:
         import numpy as np
-    except ImportError:  # MXNet will say so
+    except ImportError:  # MXNet's import will report it
         return
-    if "bool" not in vars(np):  # not hasattr, which would warn
+    if "bool" not in vars(np):  # hasattr would cause a warning
         np.bool = bool  # type: ignore[attr-defined]
 
 
 class _Watch:
-    """Stands in front of the finders of modules, and has a word only where the module is MXNet."""
+    """A finder in front of all other finders of ``sys.meta_path``; it acts only if the module is MXNet."""
 
     @classmethod
     def find_spec(cls, name: str, path: "Any" = None, target: "ModuleType | None" = None) -> "ModuleSpec | None":
@@ -42,7 +45,7 @@ class _Watch:
 
 
 def _mend_before(spec: "ModuleSpec") -> None:
-    """numpy is mended when the module is run, not when somebody only asks whether it is there."""
+    """Make numpy be patched when the module is executed, not when a program only asks whether it is installed."""
     run = getattr(spec.loader, "exec_module", None)
     if run is None:
         return
@@ -55,6 +58,6 @@ def _mend_before(spec: "ModuleSpec") -> None:
 
 
 def watch_for_mxnet() -> None:
-    """Has numpy mended when MXNet is imported in this interpreter, once it is."""
+    """Install the finder that patches numpy when this interpreter imports MXNet."""
     if "mxnet" not in sys.modules and _Watch not in sys.meta_path:
         sys.meta_path.insert(0, _Watch)

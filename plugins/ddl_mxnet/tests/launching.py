@@ -1,4 +1,4 @@
-"""Runs programs on real processes, by `ddl run`."""
+"""Runs programs on real processes, started by `ddl run`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 
 def launch(size: int, program: Path, *args: str, timeout_s: float = 400.0, check: bool = True, **env: str) -> str:
-    """What the ranks printed, with its prefixes; AssertionError with all of it where the exit code is not 0."""
+    """Return what the ranks printed, with prefixes; raise AssertionError with all output if the exit code is not 0."""
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), sys.executable, str(program), *args]
     done = _run(command, timeout_s, {"PYTHONUNBUFFERED": "1", **env})
     assert not check or done.returncode == 0, f"{program.name} ended with {done.returncode}:\n{done.stdout}"
@@ -23,7 +23,7 @@ def launch(size: int, program: Path, *args: str, timeout_s: float = 400.0, check
 
 
 def run_python(code: str, *flags: str, timeout_s: float = 240.0, **env: str) -> tuple[int, str]:
-    """The exit code of an interpreter that runs ``code``, and what it printed."""
+    """Return the exit code and the output of an interpreter that runs ``code``."""
     done = _run([sys.executable, *flags, "-c", code], timeout_s, env)
     return done.returncode, done.stdout
 

@@ -1,11 +1,11 @@
-"""The MXNet adapter passes the standard suite, and refuses what is peculiar to MXNet with a way out."""
+"""The MXNet adapter passes the standard suite, and refuses unsupported arrays with an error that says what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import ddl_mxnet  # numpy is mended before MXNet comes
+import ddl_mxnet  # first, because it patches numpy before MXNet is imported
 import mxnet as mx
 import numpy as np
 import pytest
@@ -25,18 +25,18 @@ DTYPES = frozenset(DType) - {DType.U16, DType.I16}
 
 @pytest.fixture(autouse=True)
 def numpy_shapes() -> Iterator[None]:
-    """Scalars and arrays without elements are MXNet's only where it is told so; in every thread of the tests."""
-    before = mx.util.set_np_shape(2)  # in all threads
+    """Switch MXNet to NumPy's shapes in all threads: otherwise it has no scalars and no arrays without elements."""
+    before = mx.util.set_np_shape(2)  # 2: in all threads
     yield
     mx.util.set_np_shape(before)
 
 
 class TestMxnetAdapter(MxnetSuite):
-    """As `ddl conform mxnet` runs it."""
+    """The standard suite, as `ddl conform mxnet` runs it."""
 
 
 class TestEngineOperations(Arrays, AdapterVerbs):
-    """MXNet's engine waits for the arrays, and the verbs do not."""
+    """The suite for collectives of MXNet's engine, which waits for the arrays while the calls do not."""
 
     def on_ranks(self, function: Callable[[int, int, Operations], None]) -> None:
         operations = EngineOperations()
@@ -56,13 +56,13 @@ class TestEngineOperations(Arrays, AdapterVerbs):
 )
 @pytest.mark.parametrize("operations", [Operations(MxnetAdapter()), EngineOperations()], ids=["plain", "engine"])
 def test_refusals(make: Any, way_out: str, operations: Operations) -> None:
-    """ValueError that says what to call."""
+    """An unsupported array raises ValueError, which says what to call."""
     with pytest.raises(ValueError, match=way_out):
         operations.adapter.buffer(make(), elementwise=True)
 
 
 def test_the_class_of_arrays_is_kept() -> None:
-    """mx.np's stay mx.np's, whether made like one or from memory; other arrays do not become them."""
+    """Arrays of mx.np stay arrays of mx.np, whether made like one or from memory; other arrays do not become such."""
     adapter = MxnetAdapter()
     for like in (mx.nd.ones((3,)), mx.np.ones((3,))):
         assert type(adapter.allocate(like)) is type(like)
@@ -70,7 +70,7 @@ def test_the_class_of_arrays_is_kept() -> None:
 
 
 def test_a_buffer_waits_for_what_is_written_and_read() -> None:
-    """Its memory holds the values, and may be written: nothing that was asked for before reads it any more."""
+    """After ``buffer`` the memory holds the values and may be written: no earlier operation reads it any more."""
     array = mx.nd.random.normal(shape=(700, 700))
     square = mx.nd.dot(array, array)
     later = mx.nd.dot(square, square)
@@ -82,7 +82,7 @@ def test_a_buffer_waits_for_what_is_written_and_read() -> None:
 
 
 def test_layouts_of_onednn_are_seen() -> None:
-    """What a convolution leaves in another layout is put in order when it is waited for, and never misread."""
+    """An array that a convolution leaves in another layout is converted when it is waited for, and never misread."""
     data = mx.nd.random.normal(shape=(2, 16, 8, 8))
     weight = mx.nd.random.normal(shape=(32, 16, 3, 3))
     made = mx.nd.Convolution(data, weight, no_bias=True, kernel=(3, 3), num_filter=32)

@@ -1,4 +1,4 @@
-"""The gradient of every collective, by the rules in ddl_mxnet.autograd, against sums written down by hand."""
+"""The gradient of every collective follows the rules in ddl_mxnet.autograd; the expected sums are written by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = 3
 
 
 def gradients(function: Any, *, size: int = SIZE, grad_req: str = "write", passes: int = 1) -> list[list[float]]:
-    """``function(rank, x)`` gives this rank's loss for its x of 6 rows; d loss / d x, by rank."""
+    """Return d loss / d x for each rank, where ``function(rank, x)`` gives the loss of a rank for its x of 6 rows."""
 
     def play(rank: int, job: Any) -> list[float]:
         x = mx.nd.arange(1.0, 7.0) * (rank + 1)
@@ -32,11 +32,11 @@ def gradients(function: Any, *, size: int = SIZE, grad_req: str = "write", passe
 
 
 def weights(rank: int, rows: int = 6) -> Any:
-    """What each row counts in a rank's loss."""
+    """Return the weight of each row in a rank's loss."""
     return mx.nd.arange(1.0, rows + 1) * float(10**rank)
 
 
-TOTAL = [111.0 * row for row in range(1, 7)]  # of all ranks' weights
+TOTAL = [111.0 * row for row in range(1, 7)]  # the weights of all ranks, summed
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ TOTAL = [111.0 * row for row in range(1, 7)]  # of all ranks' weights
     ids=["average", "sum", "scaled", "compressed", "named"],
 )
 def test_allreduce(options: dict[str, Any], factor: float) -> None:
-    """An allreduce of the gradients, with the same op and scales."""
+    """The gradient of allreduce is an allreduce with the same op and scales."""
     found = gradients(lambda rank, x: (ddl.allreduce(x, **options) * weights(rank)).sum())
     tolerance = 0.01 if "compression" in options else 1e-4
     for one in found:
@@ -59,7 +59,7 @@ def test_allreduce(options: dict[str, Any], factor: float) -> None:
 
 
 def test_gradients_are_added_where_that_is_asked_for() -> None:
-    """grad_req="add", which MXNet's own Function leaves out."""
+    """With grad_req="add" gradients accumulate, which MXNet's own Function does not do."""
     found = gradients(
         lambda rank, x: (ddl.allreduce(x, op=ddl.Sum, name="a") * weights(rank)).sum(), grad_req="add", passes=2
     )
@@ -67,7 +67,7 @@ def test_gradients_are_added_where_that_is_asked_for() -> None:
 
 
 def test_grouped_allreduce() -> None:
-    """As allreduce, for all arrays of the group; an input that needs no gradient does not keep the others from theirs."""
+    """Each array of a group gets its gradient, even if another input needs none."""
 
     def loss(rank: int, x: Any) -> Any:
         constant = mx.nd.ones((6,))
@@ -78,7 +78,7 @@ def test_grouped_allreduce() -> None:
 
 
 def test_allgather() -> None:
-    """The average of the gradients of the rows that this rank had given; rows differ between ranks."""
+    """The gradient is the average of the gradients of this rank's rows; ranks give different numbers of rows."""
 
     def loss(rank: int, x: Any) -> Any:
         gathered = ddl.allgather(x[: rank + 1], name="rows")  # (1 + 2 + 3,)
@@ -89,7 +89,7 @@ def test_allgather() -> None:
 
 
 def test_grouped_allgather() -> None:
-    """Each array has its own rows."""
+    """Each array of a group gets the gradients of its own rows."""
 
     def loss(rank: int, x: Any) -> Any:
         one, two = ddl.grouped_allgather([x[:2], x[2:4]])
@@ -102,13 +102,13 @@ def test_grouped_allgather() -> None:
 
 
 def test_broadcast() -> None:
-    """The average of the gradients at the root, zero elsewhere."""
+    """The root gets the average of the gradients, and the other ranks get zero."""
     found = gradients(lambda rank, x: (ddl.broadcast(x, 1, name="b") * weights(rank)).sum())
     assert found == [[0.0] * 6, [value / SIZE for value in TOTAL], [0.0] * 6]
 
 
 def test_alltoall() -> None:
-    """Each row's gradient comes back from where the row went."""
+    """The gradient of every row comes back from the rank that received the row."""
 
     def loss(rank: int, x: Any) -> Any:
         rows, received = ddl.alltoall(x, splits=[1, 2, 3], name="a")
@@ -120,7 +120,7 @@ def test_alltoall() -> None:
 
 @pytest.mark.parametrize(("op", "factor"), [(ddl.Average, 1.0), (ddl.Sum, float(SIZE))], ids=["average", "sum"])
 def test_reducescatter(op: Any, factor: float) -> None:
-    """Everybody's gradients of their rows, gathered."""
+    """Each rank gets the gradients of all rows, gathered from the ranks that have them."""
 
     def loss(rank: int, x: Any) -> Any:
         return (ddl.reducescatter(x, op=op, prescale_factor=2.0) * float(10**rank)).sum()
@@ -130,7 +130,7 @@ def test_reducescatter(op: Any, factor: float) -> None:
 
 
 def test_what_has_no_gradient_says_so() -> None:
-    """Only when one is asked for: whoever waits for it has the error, by its name."""
+    """Only computing a gradient that does not exist raises; a thread that waits for it gets the named error."""
 
     def play(rank: int, job: Any) -> None:
         x = mx.nd.ones((3,))
@@ -146,7 +146,7 @@ def test_what_has_no_gradient_says_so() -> None:
 
 
 def test_nothing_is_recorded_outside() -> None:
-    """Without record(), and for arrays that need no gradient, a collective leaves nothing behind."""
+    """Without record(), and for arrays that need no gradient, a collective is not recorded."""
     from ddl_mxnet import function
 
     def play(rank: int, job: Any) -> None:
@@ -155,13 +155,13 @@ def test_nothing_is_recorded_outside() -> None:
         with mx.autograd.record():
             ddl.allreduce(x, name="in").wait_to_read()
 
-    before = set(function._recorded)  # what earlier tests recorded may go meanwhile
+    before = set(function._recorded)  # what earlier tests recorded may be deleted meanwhile
     run_world(2, play)
     assert function._recorded.keys() <= before
 
 
 def test_backward_passes_in_another_order_on_each_rank() -> None:
-    """Without names, too, each gradient meets its own kind; nor does a call after ``backward`` come between."""
+    """Gradients of calls without names are paired correctly, even if ranks run backward passes in different orders."""
 
     def play(rank: int, job: Any) -> list[float]:
         traffic = job.companions.get(Traffic)
@@ -169,7 +169,7 @@ def test_backward_passes_in_another_order_on_each_rank() -> None:
         factors = [mx.nd.full((4,), 2.0), mx.nd.full((4,), 30.0)]
         mx.autograd.mark_variables(inputs, [mx.nd.zeros((4,)), mx.nd.zeros((4,))])
         begun = threading.Event()
-        late = Pushed((), [factors[rank]], begun.set)  # the factor stands when this ends
+        late = Pushed((), [factors[rank]], begun.set)  # the factor is ready when this operation ends
         late.push()
         with mx.autograd.record():
             reduced = [ddl.allreduce(array, op=ddl.Sum) for array in inputs]

@@ -1,4 +1,4 @@
-"""broadcast_parameters brings every rank to the root's values, now or when a parameter comes about."""
+"""broadcast_parameters gives every rank the root's values, at once or when a parameter is initialized."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def filled(parameter: Any, value: float) -> None:
 
 
 def test_parameters_of_a_network() -> None:
-    """A ParameterDict, from another root than 0, with a prefix; gradients are left alone."""
+    """A ParameterDict is broadcast from a root other than 0 with a prefix, and gradients do not change."""
 
     def play(rank: int, job: Any) -> list[float]:
         net = gluon.nn.HybridSequential(prefix="whole_")
@@ -37,7 +37,7 @@ def test_parameters_of_a_network() -> None:
 
 
 def test_dicts_of_a_module() -> None:
-    """Plain NDArrays, of several types."""
+    """A dict of NDArrays of several types is broadcast."""
 
     def play(rank: int, job: Any) -> list[Any]:
         params = {
@@ -45,7 +45,7 @@ def test_dicts_of_a_module() -> None:
             "b": mx.nd.full((4,), rank + 1, dtype="int32"),
             "c": mx.nd.full((1,), rank + 1.0, dtype="float16"),
         }
-        late = params["a"] * 1.0  # the engine may still be at it
+        late = params["a"] * 1.0  # the engine may still be computing it
         params["a"] = late
         ddl.broadcast_parameters(params)
         return [value.asnumpy().max().item() for value in params.values()]
@@ -54,7 +54,7 @@ def test_dicts_of_a_module() -> None:
 
 
 def test_deferred_parameters_come_later() -> None:
-    """In the first forward pass, each with the root's values; the second pass sends nothing."""
+    """Deferred parameters are broadcast in the first forward pass; the second pass sends nothing."""
 
     def play(rank: int, job: Any) -> tuple[list[Any], int, int]:
         net = gluon.nn.HybridSequential(prefix="deferred_")
@@ -70,13 +70,13 @@ def test_deferred_parameters_come_later() -> None:
         return found, counted[1] - counted[0], counted[2] - counted[1]
 
     for found, first, second in run_world(2, play, backend="threads"):
-        assert found == [1.0, 0.0, 1.0, 0.0]  # biases begin with zeros
+        assert found == [1.0, 0.0, 1.0, 0.0]  # biases are initialized with zeros
         assert first > 0
         assert second == 0
 
 
 def test_the_root_has_values_and_the_others_do_not() -> None:
-    """As when the root alone has read a checkpoint: shape and values come at once."""
+    """If only the root has read a checkpoint, the other ranks get shapes and values at once."""
 
     def play(rank: int, job: Any) -> tuple[Any, ...]:
         net = gluon.nn.Dense(3, prefix="checkpoint_")
@@ -90,7 +90,7 @@ def test_the_root_has_values_and_the_others_do_not() -> None:
 
 
 def test_what_cannot_be_broadcast() -> None:
-    """One error on every rank, with the way out."""
+    """Every rank raises the same error, which says what to do."""
 
     def play(rank: int, job: Any) -> list[str]:
         told = []
@@ -119,7 +119,7 @@ def test_what_cannot_be_broadcast() -> None:
 
 
 def test_values_are_numbers_again() -> None:
-    """What was broadcast can be computed with at once."""
+    """Broadcast values can be used at once."""
 
     def play(rank: int, job: Any) -> float:
         values = {"x": mx.nd.full((1000,), rank + 1.0)}

@@ -1,4 +1,4 @@
-"""`ddl doctor` names an MXNet that cannot be imported with the numpy beside it, and says what to type."""
+"""`ddl doctor` finds an MXNet that cannot be imported with the installed numpy, and says what to type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def judged(installed: dict[str, str]) -> list[Finding]:
 
 
 def test_what_is_bad() -> None:
-    """Both versions are named."""
+    """The finding names both versions."""
     (found,) = judged({"mxnet": "1.8.0", "numpy": "1.26.4"})
     assert found.what == "mxnet 1.8.0 beside numpy 1.26.4 on node1"
     assert "pip " in found.fix
@@ -30,5 +30,5 @@ def test_what_is_bad() -> None:
     ],
 )
 def test_what_is_fine(installed: dict[str, str]) -> None:
-    """Where there is one, or what fits."""
+    """There is no finding if MXNet or numpy is missing, or if their versions fit."""
     assert judged(installed) == []

@@ -1,4 +1,4 @@
-"""The setting ``compression`` is for gradients that were given none, in every step; metrics are as they are."""
+"""The setting ``compression`` applies to gradients without a compression of their own, and never to metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
     ids=["by the setting", "groups", "none"],
 )
 def test_gradients_of_a_trainer(options: dict[str, Any], compressed: bool) -> None:
-    """Their sum is that of float16 values, or exact."""
+    """The sum of the gradients is that of float16 values, or exact."""
 
     def play(rank: int, job: Job) -> None:
         weight = gluon.Parameter("w", shape=(40,))
@@ -44,7 +44,7 @@ def test_gradients_of_a_trainer(options: dict[str, Any], compressed: bool) -> No
 
 
 def test_gradients_of_a_module() -> None:
-    """DistributedOptimizer has no argument for it: the setting decides."""
+    """DistributedOptimizer has no argument for compression, so the setting decides."""
 
     def play(rank: int, job: Job) -> None:
         optimizer = ddl.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1.0))

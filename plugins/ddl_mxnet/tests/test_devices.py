@@ -1,4 +1,4 @@
-"""The device that is a rank's own, as MXNet counts, and arrays that lie on one."""
+"""Tests which device belongs to a rank, as MXNet numbers devices, and collectives on arrays of a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(240)
     ("count", "expected"), [(0, [mx.cpu(), mx.cpu()]), (1, [mx.gpu(0)] * 2), (2, [mx.gpu(0), mx.gpu(1)])]
 )
 def test_local_device(monkeypatch: pytest.MonkeyPatch, count: int, expected: list[mx.Context]) -> None:
-    """As many as MXNet sees."""
+    """Only the GPUs that MXNet sees count."""
     monkeypatch.setattr(mx.context, "num_gpus", lambda: count)
     with World(2) as world:
         assert world.run(lambda rank, job: ddl.local_device()) == expected
@@ -30,14 +30,14 @@ def test_local_device(monkeypatch: pytest.MonkeyPatch, count: int, expected: lis
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> mx.Context:
-    """A device that ddl takes for a GPU. MXNet's engine copies to it and from it as it would there."""
+    """Return a device that ddl takes for a GPU; MXNet's engine copies to and from it as with a GPU."""
     place = mx.cpu(1)
     monkeypatch.setattr(devices, "_is_gpu", lambda context: context == place)
     return place
 
 
 def test_verbs_on_a_gpu(elsewhere: mx.Context, caplog: pytest.LogCaptureFixture) -> None:
-    """By way of the host, with a line in the log; what comes back lies where it came from."""
+    """Arrays are staged on the host, with a line in the log, and results are on the device of the input."""
 
     def play(rank: int, job: Any) -> None:
         array = mx.nd.full((2, 3), rank + 1.0, ctx=elsewhere)
@@ -54,7 +54,7 @@ def test_verbs_on_a_gpu(elsewhere: mx.Context, caplog: pytest.LogCaptureFixture)
             assert result.ctx == elsewhere
             assert result.asnumpy().tolist() == expected.tolist()
         ddl.allreduce_(array, op=ddl.Sum)
-        array *= 2  # MXNet's engine waits for what comes back
+        array *= 2  # MXNet's engine waits for the copy back
         assert array.asnumpy().tolist() == np.full((2, 3), 6.0).tolist()
 
     gpus._log.cache_clear()
@@ -66,7 +66,7 @@ def test_verbs_on_a_gpu(elsewhere: mx.Context, caplog: pytest.LogCaptureFixture)
 
 
 def test_an_error_reaches_who_reads(elsewhere: mx.Context) -> None:
-    """The ranks disagree: the array on the GPU has no values, and says why."""
+    """If the ranks disagree, reading the array on the GPU raises the error."""
 
     def play(rank: int, job: Any) -> None:
         result = ddl.allreduce(mx.nd.ones((2 + rank,), ctx=elsewhere), name="x")
@@ -78,7 +78,7 @@ def test_an_error_reaches_who_reads(elsewhere: mx.Context) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"num_groups": 2}], ids=["plain", "groups"])
 def test_training_on_a_gpu(elsewhere: mx.Context, options: dict[str, Any]) -> None:
-    """The same as on one process."""
+    """Training on a GPU gives the same parameters as one process."""
 
     def train(part: Part) -> None:
         with elsewhere:

@@ -1,4 +1,4 @@
-"""Collectives that MXNet's engine runs: they wait for what it computes, and what it computes waits for them."""
+"""Collectives in MXNet's engine and MXNet's own operators wait for each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddlcore.testing import run_world
 
 
 def held(*arrays: Any) -> tuple[Pushed, threading.Event]:
-    """An operation of the engine that writes the arrays, and is not over until ``end`` is called; begun."""
+    """Return an operation of the engine that has begun to write the arrays and ends only when ``end`` is called."""
     begun = threading.Event()
     operation = Pushed((), arrays, begun.set)
     operation.push()
@@ -30,13 +30,13 @@ def held(*arrays: Any) -> tuple[Pushed, threading.Event]:
 
 
 def stand(*arrays: Any) -> None:
-    """Waits for these; not for all, for the ranks share one engine here."""
+    """Wait for these arrays only, because the ranks share one engine here."""
     for array in arrays:
         array.wait_to_read()
 
 
 def test_results_are_waited_for_like_any_operators() -> None:
-    """A chain of operators and collectives, pushed without a wait in between."""
+    """Operators and collectives can be chained without a wait in between."""
 
     def play(rank: int, job: Any) -> Any:
         array = mx.nd.ones((1000,)) * (rank + 1)
@@ -55,13 +55,13 @@ def test_results_are_waited_for_like_any_operators() -> None:
 
 
 def test_the_call_does_not_wait_for_what_is_computed() -> None:
-    """It returns while the array's values do not stand, and sends them off when they do."""
+    """The call returns before the array's values are ready, and sends them when they are."""
 
     def play(rank: int, job: Any) -> None:
         array = mx.nd.full((4,), rank + 1.0)
         array.wait_to_read()
         writing, _ = held(array)
-        outcome = ddl.allreduce(array, name="new", op=ddl.Sum)  # returns, or this test would hang
+        outcome = ddl.allreduce(array, name="new", op=ddl.Sum)  # if it waited, this test would hang
         ddl.allreduce_(array, name="place", op=ddl.Sum)
         handle = ddl.allreduce_async(array, name="handle", op=ddl.Sum)
         assert not ddl.poll(handle)
@@ -75,7 +75,7 @@ def test_the_call_does_not_wait_for_what_is_computed() -> None:
 
 
 def test_views_of_one_array_in_one_call() -> None:
-    """They have one variable in MXNet's engine, which would wait for itself."""
+    """Views of one array share an engine variable; a call with several of them does not deadlock."""
 
     def play(rank: int, job: Any) -> None:
         array = mx.nd.full((4, 3), rank + 1.0)
@@ -92,7 +92,7 @@ def test_views_of_one_array_in_one_call() -> None:
 
 
 def test_pending_reads_see_the_old_values() -> None:
-    """What was asked for before the reduction in place reads what stood there before."""
+    """An operator that was called before a reduction in place reads the old values."""
 
     def play(rank: int, job: Any) -> None:
         array, other = mx.nd.full((5,), rank + 1.0), mx.nd.zeros((5,))
@@ -100,7 +100,7 @@ def test_pending_reads_see_the_old_values() -> None:
         reading, _ = held(other)
         old = array + other  # waits for ``other``
         ddl.allreduce_(array, name="a", op=ddl.Sum)
-        time.sleep(0.05)  # a reduction that does not wait would be over
+        time.sleep(0.05)  # a reduction that does not wait would have ended by now
         reading.end()
         assert old.asnumpy().tolist() == [rank + 1.0] * 5
         assert array.asnumpy().tolist() == [3.0] * 5
@@ -109,7 +109,7 @@ def test_pending_reads_see_the_old_values() -> None:
 
 
 def test_each_gradient_goes_off_when_it_stands() -> None:
-    """Of two that are pushed, the one that the engine has computed is reduced while the other is not."""
+    """Of two pushed arrays, the one that is computed first is reduced while the other is not ready."""
 
     def play(rank: int, job: Any) -> None:
         early, late = mx.nd.ones((3,)), mx.nd.ones((3,))
@@ -126,7 +126,7 @@ def test_each_gradient_goes_off_when_it_stands() -> None:
 
 
 def test_calls_of_one_name_keep_their_order() -> None:
-    """The second waits for the first, though its array stands earlier, and pairs with the second everywhere."""
+    """The second call of a name waits for the first even if its array is ready earlier, so calls pair on all ranks."""
 
     def play(rank: int, job: Any) -> list[Any]:
         first, second = mx.nd.full((2,), 1.0 + rank), mx.nd.full((2,), 10.0 + rank)
@@ -134,7 +134,7 @@ def test_calls_of_one_name_keep_their_order() -> None:
         writing = held(first)[0] if rank == 0 else None
         one, two = (ddl.allreduce(array, name="same", op=ddl.Sum) for array in (first, second))
         if writing is not None:
-            time.sleep(0.05)  # the other rank's are both there by now
+            time.sleep(0.05)  # both calls of the other rank are ready by now
             writing.end()
         return [one.asnumpy().tolist(), two.asnumpy().tolist()]
 
@@ -142,7 +142,7 @@ def test_calls_of_one_name_keep_their_order() -> None:
 
 
 def test_named_calls_are_replayed() -> None:
-    """In the steady state a step of them sends no control message."""
+    """In replay, a step of named calls sends no control message."""
 
     def play(rank: int, job: Any) -> tuple[int, int, int]:
         arrays = [mx.nd.ones((n,)) for n in range(1, 9)]
@@ -156,7 +156,7 @@ def test_named_calls_are_replayed() -> None:
             total = sum(array.sum() for array in arrays).asscalar()
             assert total == pytest.approx(36 * (step + 0.5))
         after = ddl.stats()
-        ddl.barrier()  # who leaves sends messages
+        ddl.barrier()  # a rank that leaves replay sends messages
         return (
             after["control_messages"] - before["control_messages"],
             after["buckets_replayed"] - before["buckets_replayed"],
@@ -169,8 +169,8 @@ def test_named_calls_are_replayed() -> None:
 
 
 def test_who_waits_in_mxnet_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that will not fill is left in milliseconds, though nobody waits for it in ddl."""
-    monkeypatch.setattr("ddlcore.runtime.alarm.IDLE_S", 60.0)  # so late would the control thread see to it by itself
+    """Replay leaves a bucket that will not fill within milliseconds, although the user waits in MXNet only."""
+    monkeypatch.setattr("ddlcore.runtime.alarm.IDLE_S", 60.0)  # so the control thread would act only after 60 s
 
     def play(rank: int, job: Any) -> float:
         arrays = [mx.nd.ones((4,)) for _ in range(4)]
@@ -189,7 +189,7 @@ def test_who_waits_in_mxnet_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_errors_are_raised_by_who_waits() -> None:
-    """By their own class, from an array's wait; what is computed from it has it too; the job goes on."""
+    """A wait for the array, or for one computed from it, raises the original error, and the job goes on."""
 
     def play(rank: int, job: Any) -> None:
         array = mx.nd.ones((2 + rank,))
@@ -206,7 +206,7 @@ def test_errors_are_raised_by_who_waits() -> None:
 
 
 def test_what_mxnet_cannot_compute_is_not_waited_for() -> None:
-    """An operation whose array has an error is dropped by the engine: handles say so, and the name is free again."""
+    """If MXNet cannot compute an array, the handle raises an error, and the name can be used again."""
 
     def play(rank: int, job: Any) -> None:
         array = mx.nd.ones((3,))
@@ -224,7 +224,7 @@ def test_what_mxnet_cannot_compute_is_not_waited_for() -> None:
 
 
 def test_nothing_is_taken_after_shutdown() -> None:
-    """NotInitialized at the call; and shutdown itself lets what was asked for come to its end."""
+    """After shutdown calls raise NotInitialized; shutdown itself lets earlier calls finish."""
 
     def play(rank: int, job: Any) -> None:
         array = mx.nd.full((3,), rank + 1.0)
@@ -241,7 +241,7 @@ def test_nothing_is_taken_after_shutdown() -> None:
 
 
 def test_layouts_of_onednn_are_put_in_order() -> None:
-    """What a convolution gives, and the weights that it has turned around for inference, travel by their values."""
+    """Outputs of convolutions, and weights that oneDNN has reordered for inference, are sent with the right values."""
 
     def play(rank: int, job: Any) -> None:
         net = mx.gluon.nn.Conv2D(32, 3, in_channels=16)
@@ -260,14 +260,18 @@ def test_layouts_of_onednn_are_put_in_order() -> None:
         assert made.asnumpy().tolist() == np.full(made.shape, 4 * 16 * 9.0).tolist()
         dense = mx.gluon.nn.Dense(64, in_units=64, use_bias=False)
         dense.initialize(mx.init.Constant(rank + 1.0))
-        dense(mx.nd.ones((8, 64)))  # turns its weights around
+        dense(mx.nd.ones((8, 64)))  # reorders its weights
         assert ddl.allreduce(dense.weight.data(), op=ddl.Sum).asnumpy().tolist() == np.full((64, 64), 3.0).tolist()
 
     run_world(2, play)
 
 
 def test_what_is_being_computed_is_not_looked_at() -> None:
-    """MXNet makes an array's memory when it is first looked at or computed: two who do so at once would have one each."""
+    """ddl does not look at an array that MXNet is computing.
+
+    MXNet allocates its memory when it is first looked at or computed; two threads that do so at once would get two
+    memories.
+    """
 
     def memory(array: Any) -> int | None:
         chunk = ctypes.c_void_p.from_address(array.handle.value or 0).value
@@ -290,7 +294,7 @@ def test_what_is_being_computed_is_not_looked_at() -> None:
 
 
 def test_the_jobs_thread_ends_with_it() -> None:
-    """One thread a job waits in the user's place; it goes with the job."""
+    """Each job has one thread that waits in the user's place, and it ends with the job."""
 
     def play(rank: int, job: Any) -> str:
         ddl.allreduce(mx.nd.ones((1,))).wait_to_read()
@@ -305,7 +309,7 @@ def test_the_jobs_thread_ends_with_it() -> None:
 
 
 def test_the_end_does_not_wait_for_what_the_peers_lack(caplog: Any) -> None:
-    """Each rank leaves a call that the other never makes."""
+    """Shutdown does not wait for a call that the other rank never makes."""
 
     def play(rank: int, job: Any) -> None:
         lost = ddl.allreduce(mx.nd.ones((3,)), name=f"of {rank} alone")
@@ -318,7 +322,7 @@ def test_the_end_does_not_wait_for_what_the_peers_lack(caplog: Any) -> None:
 
 
 def test_a_call_behind_one_of_its_name_is_handed_over_later() -> None:
-    """``join`` and ``remove_process_set`` wait until ddl itself has every call, not just MXNet's callback."""
+    """``join`` and ``remove_process_set`` also wait for calls that are queued behind a call of the same name."""
 
     def play(rank: int, job: Any) -> None:
         traffic = job.companions.get(Traffic)

@@ -1,4 +1,4 @@
-"""MXNet is imported with today's numpy, whoever imports it; where that cannot be, one line says what to install."""
+"""MXNet can be imported with current numpy by any script; if that is impossible, one line says what to install."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ print("sum", ddl.allreduce(mx.np.array([True]).astype("int32"), op=ddl.Sum).asnu
 
 
 def test_a_script_that_begins_with_mxnet(tmp_path: Path) -> None:
-    """Unchanged, by plain python and by `ddl run`, in an environment where the wheel's files lie."""
+    """A script that imports mxnet first runs unchanged if the wheel is installed, also under `ddl run`."""
     venv.create(tmp_path / "env", with_pip=False, symlinks=True)
     python = tmp_path / "env" / "bin" / "python"
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")}))
@@ -41,7 +41,7 @@ def test_a_script_that_begins_with_mxnet(tmp_path: Path) -> None:
 
 
 def test_nothing_happens_before_mxnet_is_imported() -> None:
-    """Neither at start nor when somebody asks whether MXNet is there: no numpy, no change of it; and no warning after."""
+    """Neither the interpreter's start nor a search for MXNet imports or changes numpy; the import warns of nothing."""
     code = (
         f"import sys, site, importlib.util; site.addsitedir({str(SOURCE)!r})\n"
         "assert [getattr(finder, '__name__', '') for finder in sys.meta_path].count('_Watch') == 1\n"
@@ -73,7 +73,7 @@ def _stub(folder: Path, name: str, text: str) -> None:
 def test_what_is_wrong_is_said_with_the_line_that_helps(
     tmp_path: Path, numpy: str, mxnet: str | None, line: str
 ) -> None:
-    """ImportError in one line, before MXNet itself fails."""
+    """A wrong installation raises ImportError with the command to run in one line, before MXNet itself fails."""
     _stub(tmp_path, "numpy", f"__version__ = {numpy!r}\n")
     if mxnet is not None:
         _stub(tmp_path, "mxnet", mxnet)
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_said_with_the_line_that_helps(
 
 
 def test_beside_torch() -> None:
-    """Both compute in one process, though each brings libraries for threads and matrices of its own."""
+    """MXNet and torch both compute in one process, although each brings its own threading and matrix libraries."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     code = (
         "import torch, _ddl_mxnet_numpy as n; n.watch_for_mxnet(); import mxnet\n"

@@ -1,4 +1,4 @@
-"""An exception in the midst of a step: it is made again as if nothing had been, or all ranks are told; never other values."""
+"""After an exception within a step, the step is repeated or all ranks get an error; values never differ."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class Interrupted(Exception):
-    """As from a signal's handler."""
+    """An exception as a signal's handler may raise it."""
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", ["trainer", "optimizer"])
 def test_a_signal_while_gradients_are_under_way(kind: str, tmp_path: Path) -> None:
-    """The peer gets what had been sent, whatever is computed after it; the next step is a named error on both ranks."""
+    """The peer gets the gradients that were sent, whatever is computed later; the next step raises on both ranks."""
     shown = launch(2, PROGRAMS / "interrupted.py", kind, str(tmp_path))
     told = re.findall(r"\[(\d)\] told: .*has interrupted a step on rank 0", shown)
     assert sorted(told) == ["0", "1"], shown
 
 
 def stepping(rank: int) -> tuple[Any, Any]:
-    """A parameter with gradient ``rank + 1``, and its trainer, which has made one step."""
+    """Return a parameter with gradient ``rank + 1``, and its trainer, which has made one step."""
     weight = gluon.Parameter("weight", shape=(4,))
     weight.initialize(mx.init.Zero())
     trainer = ddl.DistributedTrainer([weight], "sgd", {"learning_rate": 1.0})
@@ -51,7 +51,7 @@ def compute(weight: Any, rank: int) -> None:
 
 
 def test_an_exception_before_anything_was_sent_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same step, called again, is made as if nothing had been."""
+    """If nothing was sent, the step can be called again and gives the right values."""
     interrupt: set[int] = set()
     wait = Fence.wait
 
@@ -77,7 +77,10 @@ def test_an_exception_before_anything_was_sent_costs_nothing(monkeypatch: pytest
 
 @pytest.mark.parametrize("where", ["names", "reduction", "update"])
 def test_an_exception_after_something_was_sent_is_told_to_all(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever it strikes in a step: while names are agreed upon, behind the reduction, or amid the update."""
+    """All ranks get an error wherever a step is interrupted after it has sent something.
+
+    The places: while names are agreed on, after the reduction, and within the update.
+    """
     interrupted: list[Any] = []
     inner = {"names": "in_one", "reduction": "reduce", "update": "_update"}[where]
 
@@ -124,7 +127,7 @@ def test_an_exception_after_something_was_sent_is_told_to_all(where: str, monkey
 
 
 class _Torn:
-    """A context that an exception leaves."""
+    """A context that ends with an exception."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

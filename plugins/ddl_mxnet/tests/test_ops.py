@@ -1,4 +1,4 @@
-"""The verbs as Horovod names them: arguments and their order, process sets, compression, wrong arguments."""
+"""Tests the collectives under Horovod's names: arguments and their order, process sets, compression, refusals."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ MOVE = ["name", "priority", "process_set"]
     ],
 )
 def test_arguments_stand_in_horovods_order(verb: str, arguments: list[str]) -> None:
-    """Ours come behind."""
+    """Arguments have Horovod's order, and ddl's own arguments come last."""
     found = list(inspect.signature(getattr(ddl, verb)).parameters)
     assert found[: len(arguments)] == arguments
     assert set(found[len(arguments) :]) <= {"compression"}
 
 
 def test_process_sets() -> None:
-    """Only the members call; roots are ranks of the world."""
+    """Only the members call, and roots are ranks of the world."""
 
     def play(rank: int, job: Any) -> None:
         odd = ddl.add_process_set([1, 2])
@@ -52,14 +52,14 @@ def test_process_sets() -> None:
             assert ddl.allgather(array, process_set=odd).shape == (4,)
             with pytest.raises(ValueError, match="root_rank=0"):
                 ddl.broadcast(array, 0, process_set=odd)
-            ddl.allreduce_(array, name="left", process_set=odd)  # handed over before the set goes
+            ddl.allreduce_(array, name="left", process_set=odd)  # submitted before the set is removed
         assert ddl.remove_process_set(odd)
 
     run_world(3, play)
 
 
 class Halving:
-    """A user's compressor."""
+    """A user's own compressor."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, float]:
@@ -74,7 +74,7 @@ class Halving:
     "compression", [ddl.Compression.none, ddl.Compression.fp16, ddl.Compression.bf16, "bf16", Halving]
 )
 def test_compression(compression: Any) -> None:
-    """float32 comes back as float32, and near."""
+    """float32 values come back as float32 and approximately equal."""
 
     def play(rank: int, job: Any) -> None:
         array = mx.nd.arange(8.0) * (rank + 1)
@@ -89,7 +89,7 @@ def test_compression(compression: Any) -> None:
 
 
 def test_compressors_methods_are_horovods() -> None:
-    """compress and decompress by hand; other types than floats stay as they are."""
+    """compress and decompress can be called directly; they leave types other than floats unchanged."""
     for one in (ddl.Compression.fp16, ddl.Compression.bf16):
         for array in (mx.nd.arange(4.0), mx.nd.arange(4.0).astype("int32")):
             packed, ctx = one.compress(array)
@@ -100,7 +100,7 @@ def test_compressors_methods_are_horovods() -> None:
 
 
 def test_wrong_arguments_are_refused_at_the_call() -> None:
-    """ValueError, in the user's thread, and the job goes on."""
+    """Invalid arguments raise ValueError in the user's thread, and the job goes on."""
 
     def play(rank: int, job: Any) -> None:
         array = mx.nd.ones((4,))
@@ -126,7 +126,7 @@ def test_wrong_arguments_are_refused_at_the_call() -> None:
 
 
 def test_built_questions() -> None:
-    """Horovod's questions have answers; MXNet's own build is told by MXNet."""
+    """Horovod's questions have answers; those about MXNet's build are answered by MXNet."""
     assert not ddl.cuda_built()
     assert not ddl.rocm_built()
     assert not ddl.ddl_built()

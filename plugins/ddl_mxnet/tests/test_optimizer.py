@@ -1,4 +1,4 @@
-"""DistributedOptimizer in a Module on ranks comes to what the bare one comes to in one process."""
+"""DistributedOptimizer in a Module on ranks gives the same parameters as the bare optimizer in one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS, STEPS = 8, 10
 
 
 def module(rows: int, values: dict[str, Any] | None = None, hidden: int = 8) -> Any:
-    """A bound Module, always from the same start unless ``values`` say otherwise."""
+    """Return a bound Module with fixed initial parameters, or with ``values``."""
     x = mx.sym.Activation(mx.sym.FullyConnected(mx.sym.Variable("x"), num_hidden=hidden, name="body"), act_type="tanh")
     out = mx.sym.LinearRegressionOutput(
         mx.sym.FullyConnected(x, num_hidden=3, name="head"), mx.sym.Variable("y"), name="out"
@@ -36,7 +36,7 @@ def module(rows: int, values: dict[str, Any] | None = None, hidden: int = 8) -> 
 
 
 def train(made: Any, rank: int, size: int, steps: range = range(STEPS)) -> list[Any]:
-    """Takes this rank's rows of each global batch; the parameters it comes to."""
+    """Train on this rank's rows of each global batch; return the parameters."""
     rows = ROWS // size
     for step in steps:
         random = np.random.RandomState(step)
@@ -49,7 +49,7 @@ def train(made: Any, rank: int, size: int, steps: range = range(STEPS)) -> list[
 
 
 def alone(name: str, **settings: Any) -> list[Any]:
-    """What one process comes to."""
+    """Return the parameters that one process computes."""
     made = module(ROWS)
     made.init_optimizer(None, mx.optimizer.create(name, rescale_grad=1 / ROWS, **settings))
     return train(made, 0, 1)
@@ -66,7 +66,7 @@ def alone(name: str, **settings: Any) -> list[Any]:
     ],
 )
 def test_ten_steps_agree_with_one_process(name: str, options: dict[str, Any]) -> None:
-    """Those that update several parameters in one call, and those that take one at a time."""
+    """Optimizers that update several parameters per call and those that update one agree with one process."""
     settings = {"learning_rate": 0.05, "wd": 0.01}
     expected = alone(name, **settings)
 
@@ -86,7 +86,7 @@ def test_ten_steps_agree_with_one_process(name: str, options: dict[str, Any]) ->
 
 
 def test_all_gradients_go_off_together() -> None:
-    """MXNet updates a few parameters a call; all gradients are reduced together all the same, in the end without a message."""
+    """All gradients are reduced together although MXNet updates few parameters per call; later steps are replayed."""
 
     def play(rank: int, job: Any) -> tuple[int, int]:
         made = module(ROWS // 2)
@@ -95,7 +95,7 @@ def test_all_gradients_go_off_together() -> None:
         before = job.stats()
         train(made, rank, 2, range(20, 40))
         after = job.stats()
-        train(made, rank, 2, range(1))  # none has left before the other has counted
+        train(made, rank, 2, range(1))  # no rank leaves replay before the other has counted
         replayed = after["buckets_replayed"] - before["buckets_replayed"]
         return replayed, after["control_messages"] - before["control_messages"]
 
@@ -105,7 +105,7 @@ def test_all_gradients_go_off_together() -> None:
 
 
 def test_states_and_the_optimizer_itself_are_saved(tmp_path: Path) -> None:
-    """A Module saves momentum; a pickled optimizer goes on as a distributed one, for any number of ranks."""
+    """A Module saves momentum, and an unpickled optimizer is distributed again, for any number of ranks."""
     settings = {"learning_rate": 0.05, "momentum": 0.9}
     expected = alone("sgd", **settings)
 
@@ -131,7 +131,7 @@ def test_states_and_the_optimizer_itself_are_saved(tmp_path: Path) -> None:
 
 
 def test_a_process_set_trains_by_itself() -> None:
-    """Its members together, the third rank alone."""
+    """The members of a process set train together, and the third rank trains alone."""
     expected = alone("sgd", learning_rate=0.05)
 
     def play(rank: int, job: Any) -> list[Any]:
@@ -149,7 +149,7 @@ def test_a_process_set_trains_by_itself() -> None:
 
 
 def test_arguments_that_do_not_fit() -> None:
-    """Each with what to do about it."""
+    """Each invalid argument raises an error that says what to do."""
 
     def play(rank: int, job: Any) -> None:
         with pytest.raises(ValueError, match=r"make one: mx.optimizer.create"):
@@ -164,15 +164,16 @@ def test_arguments_that_do_not_fit() -> None:
 
 
 def test_two_optimizers_do_not_share_names_and_are_replayed() -> None:
-    """As of a generator and its critic: each counts its parameters from 0, and the steps of both repeat.
+    """Two optimizers that both count their parameters from 0 do not clash, and the steps of both are replayed.
 
-    How far MXNet's engine is when a value is waited for, and so what may share a batch, is another in some step: the
-    schedule that is found after it holds. So not each ten steps need be without a message, but some are.
+    An example is a generator and its critic. How far MXNet's engine is when a value is waited for differs between
+    steps, and so does what may share a bucket. A schedule that is found after such a step holds. So not every ten steps
+    need be without a message, but some are.
     """
 
     def play(rank: int, job: Any) -> tuple[list[Any], list[tuple[int, int]]]:
         modules = [module(ROWS // 2), module(ROWS // 2, hidden=5)]
-        if rank:  # one that never reduces anything, on one rank only
+        if rank:  # an optimizer that never reduces anything, on one rank only
             ddl.DistributedOptimizer(mx.optimizer.create("sgd"))
         for made, rate in zip(modules, (0.05, 0.01)):
             bare = mx.optimizer.create("sgd", rescale_grad=2 / ROWS, learning_rate=rate)
@@ -199,7 +200,7 @@ def test_two_optimizers_do_not_share_names_and_are_replayed() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_half_precision_with_a_float32_copy_of_the_weights(name: str) -> None:
-    """``multi_precision``: float16 gradients are averaged in float32 and rounded once."""
+    """With ``multi_precision``, float16 gradients are averaged in float32 and rounded once."""
     shapes = [(4, 3), (5,)]
 
     def gradients(step: int, rank: int) -> list[Any]:
@@ -211,7 +212,7 @@ def test_half_precision_with_a_float32_copy_of_the_weights(name: str) -> None:
         states = [optimizer.create_state_multi_precision(i, weight) for i, weight in enumerate(weights)]
         for step in range(STEPS):
             arrays = [mx.nd.array(gradient, dtype="float16") for gradient in gradients_of(step)]
-            if name == "sgd":  # several in one call
+            if name == "sgd":  # several parameters in one call
                 optimizer.update_multi_precision([0, 1], weights, arrays, states)
             else:
                 for i in (0, 1):
@@ -236,7 +237,7 @@ def test_half_precision_with_a_float32_copy_of_the_weights(name: str) -> None:
 
 @pytest.mark.parametrize("groups", [0, 2])
 def test_gradients_that_share_memory_are_summed_once(groups: int) -> None:
-    """One array for two parameters, a view of it in another shape, a part of it; beside one with memory of its own."""
+    """Gradients that share memory are summed once: one array twice, a view in another shape, and a part."""
 
     def play(rank: int, job: Any) -> list[list[float]]:
         optimizer = ddl.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=1.0), num_groups=groups)

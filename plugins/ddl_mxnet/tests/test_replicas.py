@@ -1,4 +1,4 @@
-"""The ranks' parameters are compared after a trainer's steps, and a Module's optimizer's; planted faults are found."""
+"""The ranks' parameters are compared after steps of a trainer or of a Module's optimizer; planted faults are found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENT: dict[str, object] = {"leave_timeout_s": 30.0, "start_timeout_s": 30.0, 
 
 
 def train(rank: int, steps: int, flip: int = 0) -> Any:
-    """Steps of a trainer; 0: until something is raised. One element on rank 1 changes before step ``flip``."""
+    """Train for ``steps`` steps; 0: until an error is raised. One element changes on rank 1 before step ``flip``."""
     net = Network("float32")
     trainer = ddl.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     for step in range(1, steps + 1) if steps else count(1):
@@ -37,7 +37,7 @@ def train(rank: int, steps: int, flip: int = 0) -> Any:
 
 
 def test_a_changed_element_is_found() -> None:
-    """Every rank raises, and is told the parameter, the ranks and the steps."""
+    """Every rank raises an error that names the parameter, the ranks and the steps."""
 
     def rank(rank: int, job: Job) -> ddl.ReplicasDiffer:
         with pytest.raises(ddl.ReplicasDiffer) as info:
@@ -50,7 +50,7 @@ def test_a_changed_element_is_found() -> None:
 
 
 def test_equal_parameters_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """A sound training tells nothing; running statistics, which differ by design, are not compared."""
+    """A correct training gives no warning; running statistics, which differ by design, are not compared."""
 
     def rank(rank: int, job: Job) -> None:
         train(rank, 6)
@@ -61,7 +61,7 @@ def test_equal_parameters_are_left_alone(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_modules_updates_are_compared(caplog: pytest.LogCaptureFixture) -> None:
-    """One call with several indices is a step; weights that nobody sent are told of after the first."""
+    """One call with several indices is a step; weights that were not broadcast give a warning after the first."""
 
     def rank(rank: int, job: Job) -> None:
         optimizer = ddl.DistributedOptimizer(mx.optimizer.SGD(learning_rate=0.1))
@@ -77,7 +77,10 @@ def test_a_modules_updates_are_compared(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_verify_takes_what_holds_parameters() -> None:
-    """A block without its running statistics, its parameters, a dict, and bare arrays; the error has the distance."""
+    """``verify`` takes a block (without running statistics), its parameters, a dict or arrays.
+
+    The error states how far the values are apart.
+    """
 
     def rank(rank: int, job: Job) -> None:
         net = gluon.nn.Sequential()

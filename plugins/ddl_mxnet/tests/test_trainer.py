@@ -1,4 +1,4 @@
-"""DistributedTrainer on ranks comes to what Gluon's Trainer comes to in one process, and says what does not fit."""
+"""DistributedTrainer on several ranks gives the same as Gluon's Trainer in one process, and reports wrong use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plugins.ddl_mxnet.tests.training import STEPS, Network, Part, agree, values
 
 pytestmark = pytest.mark.timeout(240)
 
-STEP_S = 10.0  # nothing here takes nearly as long
+STEP_S = 10.0  # much longer than any step here takes
 
 
 class Halves:
@@ -39,7 +39,7 @@ class Halves:
     ids=["plain", "predivide", "groups", "prefix", "compressor"],
 )
 def test_ten_steps_agree_with_one_process(options: dict[str, Any]) -> None:
-    """The same global batches on one process and on two ranks."""
+    """Two ranks give the same parameters as one process on the same global batches."""
 
     def train(part: Part) -> None:
         trainer = part.trainer(**options)
@@ -50,7 +50,7 @@ def test_ten_steps_agree_with_one_process(options: dict[str, Any]) -> None:
 
 
 def test_half_precision_travels() -> None:
-    """fp16 on the way, float64 at both ends."""
+    """With fp16, float64 gradients are sent as float16."""
 
     def train(part: Part) -> None:
         trainer = part.trainer(compression=ddl.Compression.fp16)
@@ -62,7 +62,7 @@ def test_half_precision_travels() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "lamb", "nag"])
 def test_optimizers(optimizer: str) -> None:
-    """Whatever an optimizer does with gradients, it does with averaged ones."""
+    """Every optimizer uses averaged gradients."""
 
     def train(part: Part) -> None:
         trainer = part.trainer(optimizer=(optimizer, {"learning_rate": 0.01}))
@@ -73,7 +73,7 @@ def test_optimizers(optimizer: str) -> None:
 
 
 def test_gradients_can_be_clipped_between_reduction_and_update() -> None:
-    """They are sums then, as with Horovod, and the same on every rank."""
+    """Between reduction and update gradients are sums, as with Horovod, and equal on every rank."""
 
     def train(part: Part) -> None:
         trainer = part.trainer()
@@ -88,7 +88,7 @@ def test_gradients_can_be_clipped_between_reduction_and_update() -> None:
 
 
 def test_accumulated_gradients() -> None:
-    """grad_req "add": several passes, one step."""
+    """With grad_req "add", several passes accumulate before one step."""
 
     def train(part: Part) -> None:
         trainer = part.trainer()
@@ -102,12 +102,12 @@ def test_accumulated_gradients() -> None:
 
 
 def test_a_rank_without_a_gradient_gets_the_others() -> None:
-    """ignore_stale_grad: updated where any rank had one, with zeros of the others; skipped where none had."""
+    """With ignore_stale_grad a parameter is updated if any rank had a gradient, and skipped if none had."""
 
     def train(part: Part) -> list[int]:
         trainer = part.trainer()
         for step in range(STEPS):
-            skipped = step % 3 == 2  # by both, but for the first step
+            skipped = step % 3 == 2  # by both ranks, except in the first step
 
             def forward(rank: int, x: Any, skipped: bool = skipped) -> Any:
                 return part.net.leave_right_out(x) if skipped or rank == 1 else part.net(x)
@@ -120,7 +120,7 @@ def test_a_rank_without_a_gradient_gets_the_others() -> None:
 
 
 def test_stale_gradients_are_refused_on_every_rank() -> None:
-    """As Gluon does, but everywhere: none waits for a rank that has stopped."""
+    """Stale gradients raise UserWarning, as in Gluon, but on every rank, so no rank waits for another."""
 
     def play(rank: int, job: Any) -> str:
         part = Part(rank, 2, "float64")
@@ -137,7 +137,7 @@ def test_stale_gradients_are_refused_on_every_rank() -> None:
 
 
 def test_sparse_gradients() -> None:
-    """Rows that only one rank has seen, rows of both, and none of the rest."""
+    """Rows that one rank has, and rows that both have, are summed; other rows get no gradient."""
 
     def train(part: Part) -> None:
         random = np.random.RandomState(5)
@@ -160,7 +160,7 @@ def test_sparse_gradients() -> None:
 
 
 class Scaled(gluon.HybridBlock):  # type: ignore[misc]  # MXNet has no types
-    """A layer in float32 and a factor in float16 behind it: MXNet's processors have no layers in float16."""
+    """A float32 layer followed by a float16 factor, because MXNet on the CPU has no float16 layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Scaled(gluon.HybridBlock):  # type: ignore[misc]  # MXNet has no types
 
 
 def test_types_may_be_mixed() -> None:
-    """float16 with a master copy beside float32."""
+    """float16 parameters with a master copy can be mixed with float32 parameters."""
 
     def train(part: Part) -> None:
         part.net = Scaled()
@@ -190,7 +190,7 @@ def test_types_may_be_mixed() -> None:
 
 
 def test_a_process_set_trains_by_itself() -> None:
-    """Ranks 0 and 2 of three together, rank 1 alone."""
+    """Ranks 0 and 2 of three train together, and rank 1 trains alone."""
     alone = Part(0, 1, "float64")
     trainer = alone.trainer()
     for step in range(STEPS):
@@ -212,7 +212,7 @@ def test_a_process_set_trains_by_itself() -> None:
 
 
 def test_two_trainers_are_replayed_together() -> None:
-    """What they send beside the gradients has a name for each of them."""
+    """The auxiliary arrays of two trainers have different names, so both are replayed."""
 
     def play(rank: int, job: Any) -> int:
         mine: list[Any] = []
@@ -234,7 +234,7 @@ def test_two_trainers_are_replayed_together() -> None:
 
 
 def test_trainers_whose_parameters_are_called_alike_do_not_meet() -> None:
-    """As of a generator and its critic of one prefix, or of two parameters in a list; the first keeps the plain names."""
+    """Equal names of parameters in two trainers, or in one list, do not clash; the first keeps the plain names."""
 
     def play(rank: int, job: Any) -> list[str]:
         trainers = []
@@ -261,7 +261,7 @@ def test_trainers_whose_parameters_are_called_alike_do_not_meet() -> None:
 
 @pytest.mark.parametrize("request_of", ["write", "add"])
 def test_one_parameter_of_two_layers_and_gradients_that_share_memory(request_of: str) -> None:
-    """Layers with the same weight sum its gradient here and then over the ranks; so do parameters whose gradients are views."""
+    """A weight shared by two layers, and gradients that are views of one array, are summed correctly."""
 
     def play(rank: int, job: Any) -> list[Any]:
         first = gluon.nn.Dense(3, in_units=3, use_bias=False)
@@ -296,11 +296,11 @@ def test_one_parameter_of_two_layers_and_gradients_that_share_memory(request_of:
     for tied, lone, flat in run_world(2, play):
         assert tied == [-9.0] * 9
         assert lone == [-4.5] * 9
-        assert flat == [3.0] * 9  # a sum, as it stands between reduction and update
+        assert flat == [3.0] * 9  # a sum, because the update has not divided it yet
 
 
 def test_states_are_saved_and_loaded(tmp_path: Path) -> None:
-    """Momentum goes on where it was."""
+    """Momentum is restored from a saved state."""
 
     def train(part: Part) -> None:
         trainer = part.trainer()
@@ -309,7 +309,7 @@ def test_states_are_saved_and_loaded(tmp_path: Path) -> None:
         file = str(tmp_path / f"{part.size}.{part.rank}")
         trainer.save_states(file)
         begun = part.begun
-        trainer = part.trainer(optimizer=("sgd", {"learning_rate": 7.0}))  # what was saved says otherwise
+        trainer = part.trainer(optimizer=("sgd", {"learning_rate": 7.0}))  # the saved state has another value
         part.begun = begun
         trainer.load_states(file)
         assert trainer.learning_rate == 0.1
@@ -320,7 +320,7 @@ def test_states_are_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_blocks_may_be_numbered_otherwise_elsewhere() -> None:
-    """Gluon counts blocks as they are made; a rank that has made one more trains with the others all the same."""
+    """A rank that has created more blocks, so that Gluon numbers them otherwise, can still train with the others."""
 
     def play(rank: int, job: Any) -> list[Any]:
         if rank == 1:
@@ -340,7 +340,7 @@ def test_blocks_may_be_numbered_otherwise_elsewhere() -> None:
 
 
 def test_different_networks_are_refused() -> None:
-    """With what differs, before anything is reduced."""
+    """Different networks raise an error that names the difference, before anything is reduced."""
 
     def play(rank: int, job: Any) -> str:
         net = gluon.nn.Dense(3 + rank, in_units=2)
@@ -359,7 +359,7 @@ def test_different_networks_are_refused() -> None:
 
 
 class Gate(autograd.Function):  # type: ignore[misc]  # MXNet has no types
-    """Lets gradients pass only once ``opened`` is set; ``passed`` tells whether that came in time."""
+    """Lets gradients pass only after ``opened`` is set; ``passed`` tells whether it was set in time."""
 
     opened: threading.Event
     passed = False
@@ -373,8 +373,8 @@ class Gate(autograd.Function):  # type: ignore[misc]  # MXNet has no types
 
 
 def test_the_first_allreduce_starts_before_the_last_gradient_is_computed() -> None:
-    """The first layer's gradient waits until a batch with the last layer's has run: negotiated ones, then replayed ones."""
-    settings = {"overlap": "on", "first_bucket_bytes": 100_000}  # the last layer's gradients are enough for a batch
+    """The first layer's gradient waits until a bucket with the last layer's has run, in negotiation and in replay."""
+    settings = {"overlap": "on", "first_bucket_bytes": 100_000}  # the last layer's gradients fill a bucket
 
     def play(rank: int, job: Any) -> tuple[list[bool], int]:
         first, last = gluon.nn.Dense(600, in_units=600), gluon.nn.Dense(600, in_units=600)  # of 1.4 MB each
@@ -405,7 +405,7 @@ def test_the_first_allreduce_starts_before_the_last_gradient_is_computed() -> No
 
 
 def _open_after_a_batch(job: Any, opened: threading.Event) -> None:
-    """Sets ``opened`` when one more batch than now is over."""
+    """Set ``opened`` when one more bucket than now has ended."""
 
     def batches() -> int:
         counted = job.stats()
@@ -418,11 +418,11 @@ def _open_after_a_batch(job: Any, opened: threading.Event) -> None:
         opened.set()
 
 
-# --- what does not fit
+# --- invalid use
 
 
 def test_arguments_that_do_not_fit() -> None:
-    """Each with what to do about it."""
+    """Each invalid argument raises an error that says what to do."""
 
     def play(rank: int, job: Any) -> None:
         net = Network()
@@ -453,6 +453,6 @@ def test_arguments_that_do_not_fit() -> None:
 
 
 def test_before_init() -> None:
-    """A named error."""
+    """Creating a trainer before ``init`` raises a named error."""
     with pytest.raises(ValueError, match="call init"):
         ddl.DistributedTrainer(Network().collect_params(), "sgd")

@@ -1,4 +1,4 @@
-"""Processes train as one does, and send nothing to the coordinator once they have found their rhythm."""
+"""Several processes train as one process does, and send nothing to the coordinator in replay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def test_processes_agree_and_steady_steps_are_quiet() -> None:
-    """1 and 2 ranks, a network whose shapes come late: ten steps to the same, and then no message to the coordinator."""
+    """1 and 2 ranks agree after ten steps of a network with deferred shapes, and then send no control message."""
     found = {
         size: [json.loads(line) for line in re.findall(r"found (\{.*\})", launch(size, PROGRAMS / "quiet.py"))]
         for size in (1, 2)
@@ -30,7 +30,7 @@ def test_processes_agree_and_steady_steps_are_quiet() -> None:
 
 
 def test_a_trainer_outlives_its_world_and_hears_of_a_death() -> None:
-    """After shutdown and init it goes on in the new world; when a rank is killed, ``step`` raises PeerLost and names it."""
+    """After shutdown and init a trainer continues in the new world; if a rank is killed, ``step`` raises PeerLost."""
     shown = launch(2, PROGRAMS / "lives.py", check=False)
     sums = re.findall(r"^\[\d\] sum (\S+)", shown, re.MULTILINE)
     assert len(re.findall(r"^\[\d\] alone True", shown, re.MULTILINE)) == 2, shown

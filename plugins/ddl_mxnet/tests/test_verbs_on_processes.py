@@ -1,4 +1,4 @@
-"""Real processes under `ddl run`: all verbs under MXNet's engines, a peer's death, a script that just ends."""
+"""Tests real processes under `ddl run`: all collectives under MXNet's engines, a peer's death, scripts that end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENGINES = ("ThreadedEnginePerDevice", "NaiveEngine")
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ENGINES)
 def test_all_verbs_under_each_engine(engine: str) -> None:
-    """Where MXNet computes in the background and where it computes at once; the script ends without a wait."""
+    """All collectives work with the background and the naive engine; the script ends without a wait."""
     output = launch(2, PROGRAMS / "verbs.py", MXNET_ENGINE_TYPE=engine)
     assert output.count("done") == 2, output
     assert "Exception" not in output, output
@@ -21,7 +21,7 @@ def test_all_verbs_under_each_engine(engine: str) -> None:
 
 @pytest.mark.processes
 def test_a_lost_peer_is_named_by_a_wait_of_mxnets() -> None:
-    """PeerLost itself, with its ranks, though it came through MXNet's engine."""
+    """A wait of MXNet raises PeerLost itself with its ranks, although the error passed through MXNet's engine."""
     output = launch(2, PROGRAMS / "lose_a_peer.py", check=False)
     assert "lost (1,) within True: rank 1 lost" in output, output
     assert "Traceback" not in output, output
@@ -29,7 +29,7 @@ def test_a_lost_peer_is_named_by_a_wait_of_mxnets() -> None:
 
 @pytest.mark.processes
 def test_a_script_that_raises_ends_by_its_error() -> None:
-    """MXNet's engine still has much to do then; what it would call back must not abort the interpreter."""
+    """If a script raises while MXNet's engine has work left, late callbacks do not abort the interpreter."""
     output = launch(2, PROGRAMS / "end_in_an_error.py", check=False)
     assert "rank 1 on" in output, output
     assert "failed first: it exited with code 1 " in output, output

@@ -1,4 +1,4 @@
-"""Trains one small Gluon network in one process or on the ranks of a world, and tells whether they come to the same."""
+"""Trains one small Gluon network in one process or on the ranks of a world, and compares the parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 10
 
 
 class Network(gluon.HybridBlock):  # type: ignore[misc]  # MXNet has no types
-    """Two branches, so that a rank can leave one out."""
+    """A network of two branches, so that a rank can leave one of them out."""
 
     def __init__(self, kind: str = "float64") -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Network(gluon.HybridBlock):  # type: ignore[misc]  # MXNet has no types
             self.left = gluon.nn.Dense(3, in_units=8, dtype=kind)
             self.right = gluon.nn.Dense(3, in_units=8, dtype=kind)
         self.initialize()
-        random = np.random.RandomState(3)  # MXNet's own is shared by all threads
+        random = np.random.RandomState(3)  # MXNet's own generator is shared by all threads
         for parameter in self.collect_params().values():
             parameter.set_data(mx.nd.array(random.randn(*parameter.shape) / 3, dtype=kind))
 
@@ -37,12 +37,12 @@ class Network(gluon.HybridBlock):  # type: ignore[misc]  # MXNet has no types
         return self.left(hidden) + self.right(hidden)
 
     def leave_right_out(self, x: Any) -> Any:
-        """The same without its right branch."""
+        """Return the output without the right branch."""
         return self.left(self.body(x))
 
 
 class Part:
-    """What one rank of ``size`` sees: its rows of each global batch. ``size`` 1 is the process to compare with."""
+    """What one rank of ``size`` trains on: its rows of each global batch. ``size`` 1 is the process to compare with."""
 
     def __init__(self, rank: int, size: int, kind: str) -> None:
         self.rank = rank
@@ -52,7 +52,7 @@ class Part:
         self.begun: list[Any] = []
 
     def trainer(self, **options: Any) -> Any:
-        """Gluon's own in the process to compare with."""
+        """Return the distributed trainer, or Gluon's own in the process to compare with."""
         parameters = self.net.collect_params()
         self.begun = values(self.net)
         optimizer, settings = options.pop("optimizer", ("sgd", {"learning_rate": 0.1, "momentum": 0.9}))
@@ -61,7 +61,7 @@ class Part:
         return ddl.DistributedTrainer(parameters, optimizer, settings, **options)
 
     def shards(self, step: int, size: int) -> Iterator[tuple[int, Any, Any]]:
-        """Every rank's rows of a step: (rank, inputs, targets)."""
+        """Yield (rank, inputs, targets) for the rows of every rank in a step."""
         random = np.random.RandomState(step)
         x, y = random.randn(ROWS, 6), random.randn(ROWS, 3)
         rows = ROWS // size
@@ -70,13 +70,13 @@ class Part:
             yield rank, mx.nd.array(x[own], dtype=self.kind), mx.nd.array(y[own], dtype=self.kind)
 
     def mine(self, step: int, size: int = 2) -> Iterator[tuple[int, Any, Any]]:
-        """What this process computes: its own rows, or in the process to compare with everybody's."""
+        """Yield what this process computes: its own rows, or in the process to compare with those of all ranks."""
         for rank, x, y in self.shards(step, size):
             if self.size == 1 or rank == self.rank:
                 yield rank, x, y
 
     def backward(self, step: int, forward: Callable[[int, Any], Any] | None = None) -> int:
-        """Computes gradients of a step, of a sum over rows; how many rows they are."""
+        """Compute gradients of a step, of a sum over rows; return the number of rows."""
         losses = []
         with autograd.record():
             for rank, x, y in self.mine(step):
@@ -87,20 +87,20 @@ class Part:
 
 
 def values(net: Any) -> list[Any]:
-    """Copies of all parameters."""
+    """Return copies of all parameters."""
     return [parameter.data().asnumpy().copy() for parameter in net.collect_params().values()]
 
 
 def differences(one: list[Any], other: list[Any]) -> float:
-    """The greatest distance between parameters; infinite where one is not a number."""
+    """Return the greatest distance between parameters; infinite if a value is not a number."""
     distances = [np.abs(a.astype(float) - b.astype(float)).max() for a, b in zip(one, other, strict=True)]
     return float(np.nan_to_num(np.array(distances), nan=np.inf).max())
 
 
 def agree(train: Callable[[Part], Any], *, size: int = 2, tolerance: float = 1e-12, kind: str = "float64") -> list[Any]:
-    """Runs ``train`` in one process and on a world of ``size``; AssertionError where a rank's parameters differ.
+    """Run ``train`` in one process and on a world of ``size`` ranks, and compare the parameters.
 
-    Returns what ``train`` returned, by rank.
+    Returns what ``train`` returned on each rank. Raises AssertionError if a rank's parameters differ.
     """
     alone = Part(0, 1, kind)
     train(alone)

@@ -1,4 +1,4 @@
-"""What is asked of NCCL for each operation: which types it reduces itself, which are carried, and all of it on the queue."""
+"""Tests of the calls of NCCL that each operation makes: which types NCCL reduces, and that all work is queued."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def buffer(array: Any) -> Buffer:
 
 
 def reduce(group: Group, dtype: DType, op: ReduceOp, count: int) -> list[oracle.Array]:
-    """What an allreduce gives each rank, checked against the oracle."""
+    """Run an allreduce, and return what each rank gets."""
     sources = [oracle.values(dtype, count, rank) for rank in range(group.size)]
     targets = [np.zeros_like(source) for source in sources]
 
@@ -46,7 +46,7 @@ def reduce(group: Group, dtype: DType, op: ReduceOp, count: int) -> list[oracle.
 
 
 def asked(standin: StandIn, call: Callable[[], object]) -> set[str]:
-    """Which of NCCL's functions ``call`` has called, with the types."""
+    """Return the names of NCCL's functions that ``call`` has called."""
     standin.called.clear()
     call()
     return set(standin.called)
@@ -66,7 +66,10 @@ def group(standin: StandIn) -> Iterator[Group]:
 
 @pytest.mark.parametrize(("dtype", "op"), REDUCED, ids=lambda value: getattr(value, "label", None) or value.name)
 def test_who_reduces(standin: StandIn, group: Group, dtype: DType, op: ReduceOp) -> None:
-    """NCCL where it keeps ddl's promises; bool as its bytes; the rest is moved as bytes and reduced by the kernels."""
+    """NCCL reduces where it keeps ddl's promises; other values are moved as bytes and reduced by the kernels.
+
+    A bool is reduced by NCCL as a byte.
+    """
     count = 200_000
     calls = asked(standin, lambda: reduce(group, dtype, op, count))
     itself = dtype is DType.BOOL or not (
@@ -77,7 +80,7 @@ def test_who_reduces(standin: StandIn, group: Group, dtype: DType, op: ReduceOp)
 
 
 def test_all_ranks_get_the_same_bits(group: Group) -> None:
-    """Also where they reduce different parts, and the rest each by itself."""
+    """All ranks get the same bits, also if they reduce different parts, or the rest on every rank."""
     for dtype in (DType.BF16, DType.I16):
         for count in (1, 1001, 300_007):
             first, *others = reduce(group, dtype, ReduceOp.Sum, count)
@@ -85,7 +88,7 @@ def test_all_ranks_get_the_same_bits(group: Group) -> None:
 
 
 def test_large_ones_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So scratch memory has a bound; values are as always."""
+    """Large tensors are reduced in pieces, which limits scratch memory, with the same values."""
     monkeypatch.setattr(reductions, "PIECE_BYTES", 1 << 20)
     monkeypatch.setattr(reductions, "WHOLE_BYTES", 1 << 16)
     standin = StandIn()
@@ -102,7 +105,7 @@ def test_large_ones_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nccls_own_16_bits_are_a_setting() -> None:
-    """Asked for, NCCL adds them itself, as it likes to: 2048 and ones in 16 bits stay 2048."""
+    """With the setting, NCCL itself adds 16-bit floats and rounds at each hop: 2048 and ones stay 2048."""
     standin = StandIn()
     with open_group(SIZE, standin, {"nccl_native_16bit": True}) as group:
         arrays = [np.full(8, 2048 if rank == 1 else 1, np.float16) for rank in range(SIZE)]
@@ -118,7 +121,7 @@ def test_nccls_own_16_bits_are_a_setting() -> None:
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "float16", "bfloat16"])
 def test_average(group: Group, kind: str) -> None:
-    """Of floats: by NCCL, or by the kernels in the same breath as the sum."""
+    """Floats are averaged by NCCL, or by the kernels in the same pass as the sum."""
     dtype = np.dtype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
     arrays = [np.array([3.0 * rank, 1.0, -6.0], dtype) for rank in range(SIZE)]
 
@@ -156,7 +159,7 @@ def _like(like: Buffer) -> Buffer:
     ],
 )
 def test_the_shortest_way(name: str, calls: list[str]) -> None:
-    """One call of NCCL's where it has one, and a message for each pair else."""
+    """An operation uses one call of NCCL if NCCL has one, and otherwise one message for each pair of ranks."""
     standin = StandIn()
     with open_group(SIZE, standin) as group:
 
@@ -171,13 +174,13 @@ def test_the_shortest_way(name: str, calls: list[str]) -> None:
 
 
 class Ordered(HostedTransport):
-    """As the engine uses it: calls are queued, and nobody waits."""
+    """A transport used as the engine uses it: calls are queued, and nobody waits."""
 
     capabilities = NcclTransport.capabilities
 
 
 def test_calls_are_queued_and_nothing_waits() -> None:
-    """With the device held, every call returns at once; what follows on the queue comes after it."""
+    """While the device is held, every call returns immediately; what is queued later runs after it."""
     standin = StandIn()
     transports = [Ordered(standin) for _ in range(2)]
     with open_group(2, standin) as plain:
@@ -218,7 +221,10 @@ def test_calls_are_queued_and_nothing_waits() -> None:
 
 
 class Placed(StandIn):
-    """Notes whether NCCL was called by a thread whose current device is another: there it would make a context."""
+    """A stand-in that records calls of NCCL from a thread with another current device.
+
+    NCCL would create a context on that device.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +260,10 @@ class Placed(StandIn):
 
 
 def test_nccl_finds_its_device_current(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every call, on whatever thread: else each rank would take memory of the host's first GPU."""
+    """In every call of NCCL, on any thread, the rank's device is current.
+
+    Otherwise each rank would use memory of the host's first GPU.
+    """
     standin = Placed()
     monkeypatch.setattr(PretendRuntime, "current", lambda runtime: standin.current())
     with open_group(2, standin) as group:
@@ -266,6 +275,6 @@ def test_nccl_finds_its_device_current(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_serves_devices_only() -> None:
-    """Without a queue of one it says what to do."""
+    """Opening without a device's queue raises an error that says what to do."""
     with open_group(1, StandIn()) as group, pytest.raises(TransportError, match="use another --backend"):
         NcclTransport(StandIn()).open(group.context(0))

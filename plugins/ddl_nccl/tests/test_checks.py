@@ -1,4 +1,4 @@
-"""`ddl doctor` names NCCLs that do not fit, with the fix, and nothing else."""
+"""`ddl doctor` reports NCCLs that do not fit each other, with the fix, and reports nothing else."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ def judged(*hosts: dict[str, str]) -> list[Finding]:
         (A, A),
         (A, {**A, "nvidia-nccl-cu13": "2.32.3.post1"}),
         ({"nvidia-nccl-cu12": "2.32.3"},),
-        ({"nvidia-nccl-cu12": "2.32.3", **A},),  # two wheels are what another check tells
+        ({"nvidia-nccl-cu12": "2.32.3", **A},),  # another check reports two wheels
     ],
 )
 def test_nothing_is_wrong(hosts: tuple[dict[str, str], ...]) -> None:
-    """Where no NCCL is, or one, or one that was packed anew."""
+    """Nothing is reported without NCCL, with one NCCL, or with one that was repackaged."""
     assert judged(*hosts) == []
 
 
 def test_hosts_with_different_nccls() -> None:
-    """Which, where, and what to install."""
+    """The finding names the versions and their hosts, and what to install."""
     (found,) = judged(A, {**A, "nvidia-nccl-cu13": "2.29.7"}, A)
     assert found.what == "NCCL differs: 2.32.3 on host0, host2; 2.29.7 on host1"
     assert "nvidia-nccl-cu13==2.32.3.*" in found.fix and found.means
-    (patched,) = judged(A, {**A, "nvidia-nccl-cu13": "2.32.10"})  # NCCL itself compares these, too
+    (patched,) = judged(A, {**A, "nvidia-nccl-cu13": "2.32.10"})  # NCCL itself compares these numbers, too
     assert "nvidia-nccl-cu13==2.32.10.*" in patched.fix
 
 
 def test_nccl_of_another_cuda_than_the_kernels() -> None:
-    """On one host."""
+    """NCCL and cuda-bindings for different versions of CUDA on one host are reported."""
     (found,) = judged({**A, "cuda-bindings": "12.9.10"})
     assert (found.where, found.what) == ("host0", "nvidia-nccl-cu13 2.32.3 beside cuda-bindings 12.9.10 on host0")
     assert "ddl-nccl[cu13]" in found.fix
 
 
 def test_its_line() -> None:
-    """For the report."""
+    """The check's line for the report names the wheel and its version."""
     check = NcclCheck()
     assert (
         check.line([Seen("host0", 0, 0, check.look(HostView("host0", distributions=A)))]) == "nvidia-nccl-cu13 2.32.3"
@@ -62,7 +62,7 @@ def test_its_line() -> None:
 
 @pytest.mark.parametrize("names", [(), ("nvidia-nccl-cu12",), ("nvidia-nccl-cu12", "nvidia-nccl-cu13")])
 def test_wheels_that_overwrite_each_other(names: tuple[str, ...]) -> None:
-    """Two of them, whatever their versions; the fix says which to keep and what to type."""
+    """Two wheels are reported, whatever their versions; the fix says which to keep and which command to run."""
     check = KnownBadNccl()
     facts = check.look(HostView("host0", distributions={**dict.fromkeys(names, "2.27.3"), "numpy": "2.1.0"}))
     found = list(check.judge([Seen("host0", 0, 0, facts)]))

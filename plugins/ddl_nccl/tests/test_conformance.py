@@ -1,4 +1,4 @@
-"""The conformance kit on NCCL's transport over a stand-in for NCCL: its calls are put on the queues of pretend devices."""
+"""Runs the conformance kit on NCCL's transport over a stand-in for NCCL, on the queues of pretend devices."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ddl_nccl.conformance import NcclSuite
 
 
 class TestOverTheStandIn(NcclSuite):
-    """As `ddl conform nccl` runs it."""
+    """The same suite that `ddl conform nccl` runs."""

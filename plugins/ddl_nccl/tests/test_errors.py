@@ -1,4 +1,4 @@
-"""What NCCL, CUDA and the loader say comes out as one line with its fix."""
+"""Errors of NCCL, CUDA and the loader become one line with a fix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddl_nccl.standin import StandInError
 
 from ddlcore.errors import DdlInternalError, PeerLost, TransportError
 
-CASES = [  # (status, what is raised, NCCL's own account, what must be in the line)
+CASES = [  # (status, the error's text, NCCL's own description, what the line must contain)
     (5, "InvalidUsage (5)", "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000", "two ranks are on one GPU"),
     (5, "InvalidUsage (5)", "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1 to enable "
      "this configuration.", "two ranks are on one GPU"),
@@ -31,7 +31,7 @@ CASES = [  # (status, what is raised, NCCL's own account, what must be in the li
 
 @pytest.mark.parametrize(("status", "text", "account", "fix"), CASES, ids=lambda value: str(value)[:24])
 def test_one_line_with_the_cure(status: int, text: str, account: str, fix: str) -> None:
-    """It says during what, what was said, and what to do."""
+    """The line names what was done, what the error says, and what to do."""
     error = explained(
         "opening communicator world",
         StandInError(status, text + "\nand more") if status else RuntimeError(text),
@@ -45,13 +45,13 @@ def test_one_line_with_the_cure(status: int, text: str, account: str, fix: str) 
 
 
 def test_what_ddl_raises_is_left_as_it_is() -> None:
-    """Who is lost must not become a transport's error."""
+    """An error of ddl's own stays as it is, because a lost peer must not become a transport error."""
     lost: DdlInternalError = PeerLost([3], "killed")
     assert explained("opening", lost) is lost
 
 
 def test_what_is_told_later() -> None:
-    """By its number, known or not, and never longer than a screen's line or three."""
+    """A late error is described by its number, known or unknown, in a limited length."""
     assert "remote process exited" in str(meaning("communicator world", 6))
     assert "result 77" in str(meaning("communicator world", 77, "x" * 1000))
     assert len(str(meaning("communicator world", 77, "x" * 1000))) < 500

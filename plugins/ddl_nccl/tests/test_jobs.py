@@ -1,4 +1,4 @@
-"""Whole jobs over NCCL's transport, from the verbs to the stand-in: negotiated, replayed, and with a rank that dies."""
+"""Tests of whole jobs over NCCL's transport and the stand-in: negotiated, replayed, and with a dying rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tensor(values: Any, dtype: str = "float32") -> PretendTensor:
 
 
 def test_every_verb() -> None:
-    """Negotiated: each is right on every rank, on streams that nothing waits for."""
+    """Every verb is right on every rank, negotiated, on streams that nobody waits for."""
 
     def program(rank: int, job: Job) -> None:
         n = job.size
@@ -57,7 +57,7 @@ def test_every_verb() -> None:
 
 @pytest.mark.parametrize("backend", ["shm", "threads"])
 def test_steps_are_replayed(backend: str) -> None:
-    """With hosts that learn together that all have come, and without: values are right in every step."""
+    """Replayed steps give the right values, whether or not the hosts learn at once that all ranks have come."""
 
     def program(rank: int, job: Job) -> None:
         for step in range(12):
@@ -78,7 +78,7 @@ def test_steps_are_replayed(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["shm", "threads"])
 def test_integers_are_averaged_exactly(backend: str) -> None:
-    """At the ends of every type, negotiated and replayed, in place and scattered: they are staged on the host."""
+    """Integer averages are exact at the limits of every type, negotiated and replayed; they are staged on the host."""
 
     def program(rank: int, job: Job) -> None:
         for dtype in TYPES:
@@ -108,7 +108,7 @@ KINDS = ("float32", "float16", "float32", "float32", "float16")
 
 
 def test_a_rank_that_dies() -> None:
-    """The others, in the midst of a bucket on their devices, hear who it was, within 5 s; nothing of NCCL's is left."""
+    """When a rank dies during a bucket on the devices, the others learn soon which one, and nothing of NCCL is left."""
     began: list[float] = []
     gone = threading.Event()
 

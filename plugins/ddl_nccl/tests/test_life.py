@@ -1,4 +1,4 @@
-"""Errors that NCCL finds later, dead peers, aborts and closing: nobody waits, and nothing is used after its end."""
+"""Tests of late errors of NCCL, dead peers, aborts and closing: nobody waits, and nothing is used after its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from plugins.ddl_nccl.tests.worlds import hosted, open_group
 COUNT = 1000
 
 
-_kept: list[Any] = []  # as an executor keeps memory until the queue is past it, whatever became of the call
+_kept: list[Any] = []  # as an executor does, keeps memory until the queue is past it, even if the call fails
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +74,9 @@ def ones_like(like: Buffer) -> Buffer:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_dead_peer(name: str) -> None:
-    """It never comes; when the job says who it is, by aborting, the others' calls end within a second.
+    """When a peer never comes and the job aborts, the calls of the other ranks end soon.
 
-    So with NCCL who is lost is known within 5 s: 3 s at most for the job to notice, and this.
+    So a lost rank is known within 5 s with NCCL: the job needs at most 3 s to notice, and the abort the rest.
     """
     standin = StandIn()
     with open_group(3, standin) as group:
@@ -105,7 +105,7 @@ def test_a_dead_peer(name: str) -> None:
 
 
 def test_an_error_that_nccl_finds_later() -> None:
-    """The watchdog reads it: pending and later calls raise at once, with NCCL's account and the fix."""
+    """The watchdog finds an error that NCCL reports later: pending and later calls raise it, with a fix."""
     standin = StandIn()
     with open_group(2, standin) as group:
 
@@ -125,12 +125,12 @@ def test_an_error_that_nccl_finds_later() -> None:
 
         group.run(play)
         time.sleep(3 * watchdog.INTERVAL_S)
-        assert len(standin.alive()) == 2  # the job has its say first: ended, the queue would go on with garbage
+        assert len(standin.alive()) == 2  # the job aborts first; ended now, the queue would go on with garbage
     assert standin.faults == []
 
 
 def test_the_watchdog_ends_what_nobody_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the job does not abort after an error, the communicator is aborted all the same, so that the queue goes on."""
+    """If the job does not abort after an error, the watchdog aborts the communicator, so that the queue continues."""
     monkeypatch.setattr(module, "GRACE_S", 0.3)
     standin = StandIn()
     with open_group(2, standin) as group:
@@ -150,14 +150,14 @@ def test_the_watchdog_ends_what_nobody_ends(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_bucket_that_takes_too_long() -> None:
-    """Only where the user has set a limit: then it is an error that names the setting."""
+    """A bucket that takes too long is an error only if the user has set a limit; the error names the setting."""
     standin = StandIn()
     with open_group(2, standin, {"nccl_timeout_s": 0.2}) as group:
 
         def play(rank: int, transport: Transport) -> None:
             done = transport.allreduce(buffer(ones()), buffer(ones()), ReduceOp.Sum)
             finish(done)
-            time.sleep(0.3)  # between buckets time does not count
+            time.sleep(0.3)  # time between buckets does not count
             finish(transport.allreduce(buffer(ones()), buffer(ones()), ReduceOp.Sum))
             if rank == 0:
                 with pytest.raises(TransportError, match=r"not complete after 0\.2 s \(DDL_NCCL_TIMEOUT_S\)"):
@@ -168,7 +168,7 @@ def test_a_bucket_that_takes_too_long() -> None:
 
 
 def test_abort_returns_in_time_however_long_nccl_takes() -> None:
-    """NCCL's goes on behind it, and close does not wait for it for ever either."""
+    """Abort and close return in time, however long NCCL's abort takes, which continues in the background."""
     standin = StandIn()
     with open_group(2, standin) as group:
         standin.abort_s = 4.0
@@ -182,7 +182,7 @@ def test_abort_returns_in_time_however_long_nccl_takes() -> None:
 
 
 def test_one_watchdog_for_all_and_none_afterwards() -> None:
-    """It begins with the first communicator of the process and ends with the last, however often."""
+    """One watchdog thread exists while the process has communicators, and none afterwards."""
     for _ in range(2):
         assert until(lambda: not watchdogs())
         with open_group(3, StandIn()), open_group(2, StandIn()):
@@ -191,7 +191,7 @@ def test_one_watchdog_for_all_and_none_afterwards() -> None:
 
 
 def test_the_watchdog_outlives_a_fault() -> None:
-    """Of one communicator; the others are looked after."""
+    """The watchdog survives an error in one object's check, and continues to check the others."""
     looked: list[str] = []
 
     class One:
@@ -216,7 +216,10 @@ def test_the_watchdog_outlives_a_fault() -> None:
 
 
 def test_nothing_is_called_after_the_end() -> None:
-    """Not by the watchdog either, which looks all the time: closing and aborting again and again, from two threads."""
+    """Closing and aborting repeatedly from two threads never uses a communicator after its end.
+
+    The watchdog, which checks communicators all the time, does not use one either.
+    """
     standin = StandIn()
     for _ in range(10):
         with open_group(2, standin) as group:
@@ -230,7 +233,7 @@ def test_nothing_is_called_after_the_end() -> None:
 
 
 def test_abort_ends_open() -> None:
-    """At once, wherever it is: waiting for a peer, or in NCCL."""
+    """Abort ends open soon, whether open waits for a peer or inside NCCL."""
     for stuck in (False, True):
         standin = StandIn()
         standin.stuck = stuck
@@ -258,7 +261,7 @@ def test_abort_ends_open() -> None:
 
 
 def test_gpus_that_do_not_reach_each_other() -> None:
-    """Opening tries it out, so that it is told there, with what helps, and not in some step."""
+    """If GPUs cannot connect, open fails with a hint, because it runs a first reduction."""
     standin = StandIn()
     group = hosted(2, standin)
 
@@ -276,7 +279,7 @@ def test_gpus_that_do_not_reach_each_other() -> None:
 
 
 def test_a_first_call_that_does_not_return() -> None:
-    """NCCL connects in it, and waits there for a peer that is gone: the watchdog ends it when opening has taken its time."""
+    """If the first call blocks for a lost peer, the watchdog aborts it when the time for opening is over."""
 
     class Waiting(StandIn):
         def all_reduce(self, *arguments: Any) -> None:
@@ -299,7 +302,7 @@ def test_a_first_call_that_does_not_return() -> None:
 
 
 def test_what_comes_after_close() -> None:
-    """A call says that it is not open; abort and close do nothing."""
+    """After close, a call raises "not open", and abort and close do nothing."""
     standin = StandIn()
     with open_group(2, standin) as group:
         group.run(lambda rank, transport: transport.close())
@@ -311,7 +314,7 @@ def test_what_comes_after_close() -> None:
 
 
 def test_a_failed_call_tells_what_and_where() -> None:
-    """What NCCL raises at the call itself, with its fix; from then on the communicator is of no use."""
+    """An error in a call names the operation and the fix, and makes the communicator unusable."""
 
     class Failing(StandIn):
         def all_gather(self, *arguments: Any) -> None:
@@ -327,7 +330,7 @@ def test_a_failed_call_tells_what_and_where() -> None:
 
 
 def test_an_abort_in_the_midst_of_a_call() -> None:
-    """NCCL then raises something or other; that this rank was aborted says more."""
+    """If abort comes during a call, the call's error says that this rank was aborted, not what NCCL raised."""
 
     class Ended(StandIn):
         def all_gather(self, *arguments: Any) -> None:
@@ -342,7 +345,7 @@ def test_an_abort_in_the_midst_of_a_call() -> None:
 
 @pytest.mark.parametrize("wait_s", [5.0, 0.0])
 def test_no_call_goes_on_with_what_an_abort_has_freed(monkeypatch: pytest.MonkeyPatch, wait_s: float) -> None:
-    """It waits for NCCL's call that is under way; whatever ddl's own does in several steps ends with that one."""
+    """Abort waits for a call of NCCL in progress; an operation of several calls ends after that call."""
     monkeypatch.setattr(module, "CALL_S", wait_s)
     monkeypatch.setattr(module, "ABORT_S", 5.0)
     monkeypatch.setattr(reductions, "PIECE_BYTES", 1 << 12)
@@ -367,16 +370,16 @@ def test_no_call_goes_on_with_what_an_abort_has_freed(monkeypatch: pytest.Monkey
 
         ender = threading.Thread(target=end)
         ender.start()
-        array = ones(3 << 11, "float16")  # three pieces, with a group each
+        array = ones(3 << 11, "float16")  # three pieces, each with a group of calls
         with pytest.raises(TransportError, match="aborted here"):
             finish(first.allreduce(buffer(array), buffer(array), ReduceOp.Sum))
         ender.join()
-    assert left == [2 if wait_s else 1]  # communicators at the end of the only group
+    assert left == [2 if wait_s else 1]  # communicators alive at the end of the only group
     assert standin.faults == []
 
 
 def test_memory_outlives_a_queue_that_does_not_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing waits for it so long and no longer; what is still queued finds its memory all the same."""
+    """Close waits only a limited time for the queue, and memory of what is still queued stays alive."""
     monkeypatch.setattr(module, "CLOSE_S", 0.1)
     standin = StandIn()
     with open_group(1, standin) as group:
@@ -387,11 +390,11 @@ def test_memory_outlives_a_queue_that_does_not_come_to_its_end(monkeypatch: pyte
             begun_s = time.monotonic()
             NcclTransport.close(transport)
             assert time.monotonic() - begun_s < 20.0
-        assert transport.queue.record().wait(20.0)  # raises where memory was let go
+        assert transport.queue.record().wait(20.0)  # raises if the memory was freed
 
 
 def test_a_communicator_that_nobody_waits_for() -> None:
-    """Whether it comes before or after the wait ended, it is given back, once; what init raises is raised."""
+    """A communicator that arrives too late is dropped exactly once; an error of init is raised."""
     dropped: list[str] = []
 
     def given_up() -> None:
@@ -415,7 +418,7 @@ def test_a_communicator_that_nobody_waits_for() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_takes_no_part(capfd: pytest.CaptureFixture[str]) -> None:
-    """It calls nothing of NCCL's, whatever it does, and the parent goes on."""
+    """A forked child calls nothing of NCCL, and the parent continues."""
     standin = StandIn()
 
     def add(rank: int, transport: Transport) -> None:

@@ -1,4 +1,4 @@
-"""Copies between GPUs, against a stand-in for CUDA's library: what is told, in whose order, and what a copy that hangs leaves."""
+"""Tests of copies between GPUs, with a stand-in for libcuda: the facts, their order, and copies that hang."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from ddl_nccl.links import Cuda, LinksCheck, main, put_together
 from ddlcore.contracts.check import Gpu, HostView, Seen
 from ddlcore.contracts.check import Links as Measured
 
-BUSES = ("0000:83:00.0", "0000:02:00.0", "0000:03:00.0")  # in CUDA's order, which is not the bus's
+BUSES = ("0000:83:00.0", "0000:02:00.0", "0000:03:00.0")  # in CUDA's order, which differs from the bus order
 PEERS = {(1, 2), (2, 1)}
 GPUS = [Gpu(i, "H100", f"GPU-{i}", bus) for i, bus in enumerate(sorted(BUSES))]
 
 
 class Library:
-    """Three GPUs with memory that is real; a peer's copy takes 1 µs and a byte 0.01 ns, others' ten times that."""
+    """Three GPUs with real memory.
+
+    A copy with peer access takes 1 µs and 0.01 ns for each byte; other copies take ten times as long.
+    """
 
     def __init__(self, broken: tuple[int, int] | None = None) -> None:
-        self.broken = broken  # a pair whose copies with peer access bring something else
+        self.broken = broken  # a pair whose copies with peer access arrive damaged
         self.on: set[tuple[int, int]] = set()
         self.current = -1
         self.now_ms = 0.0
@@ -126,7 +129,7 @@ def told(library: Library) -> list[dict[str, Any]]:
 
 
 def test_matrices_in_the_driver_s_order() -> None:
-    """CUDA's 0 is the driver's 2: peers are 0 and 1, which are ten times as quick with peer access as without."""
+    """Matrices are in the driver's order of GPUs, and copies with peer access are ten times as fast."""
     facts = put_together(told(Library()), sorted(BUSES), True)
     on, off = facts["latency_us"]["on"], facts["latency_us"]["off"]
     assert on[0][1] == pytest.approx(1.0, rel=0.01) and off[0][1] == pytest.approx(10.0, rel=0.03)
@@ -136,12 +139,12 @@ def test_matrices_in_the_driver_s_order() -> None:
 
 
 def test_data_that_arrives_wrong() -> None:
-    """With peer access alone; the pair is named."""
+    """A pair is reported if its data arrives wrong, even with peer access only."""
     assert put_together(told(Library(broken=(1, 2))), sorted(BUSES), True)["wrong"] == [[0, 1]]
 
 
 def test_a_copy_that_does_not_end() -> None:
-    """The pair that was begun last; what was measured before is kept."""
+    """If a copy hangs, the facts name the pair that began last, and keep what was measured before."""
     messages = told(Library())
     at = next(i for i, one in enumerate(messages) if one.get("begin") == [1, 2] and one["state"] == "on")
     facts = put_together(messages[: at + 1], sorted(BUSES), False)
@@ -150,13 +153,13 @@ def test_a_copy_that_does_not_end() -> None:
 
 
 def test_a_gpu_that_is_hidden() -> None:
-    """What CUDA does not see has no numbers."""
+    """A GPU that CUDA does not see has no numbers."""
     facts = put_together(told(Library()), [*sorted(BUSES), "0000:84:00.0"], True)
     assert facts["latency_us"]["on"][3] == [None] * 4
 
 
 def test_a_driver_that_refuses() -> None:
-    """Named by the call."""
+    """An error of the driver names the call that failed."""
     library = Library()
     library.cuInit = lambda flags: 100  # type: ignore[method-assign]  # a stand-in for this test
     with pytest.raises(OSError, match="cuInit failed with CUDA's error 100"):
@@ -175,7 +178,7 @@ class Driver:
 
 
 def test_the_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it tells until it hangs or fails, it has told; one that cannot begin says why."""
+    """What the child process reports before it hangs or fails is kept; a child that cannot start gives the reason."""
     program = tmp_path / "python"
     lines = "\n".join(json.dumps(message) for message in told(Library())[:4])
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\nEND\nexec sleep 60\n")
@@ -194,7 +197,7 @@ def test_the_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_where_there_is_no_pair() -> None:
-    """Nothing is started."""
+    """Without a pair of GPUs no process is started."""
     assert LinksCheck().look(HostView("node1")) == {}
     assert LinksCheck().look(HostView("node1", root="/somewhere", gpus=Driver())) == {}
     assert list(LinksCheck().judge([Seen("node1", 0, 0, {})])) == []

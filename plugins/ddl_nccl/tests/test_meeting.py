@@ -1,4 +1,4 @@
-"""Before NCCL is called all ranks are there, each on a device of its own, and have one NCCL: else all hear why not."""
+"""Tests of the meeting before NCCL is called: all ranks come, with a device each and one NCCL, or all hear why not."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ FINE = Arrival(0, 0, "GPU-a", 23203)
     ],
 )
 def test_who_can_be_served(others: list[Arrival], said: str) -> None:
-    """And if not, whose fault it is, and what to do."""
+    """The objection names the ranks that cannot be served and what to do, or is empty."""
     told = objection([FINE, *others])
     assert (said in told) if said else told == ""
 
 
 def test_an_arrival_goes_there_and_back() -> None:
-    """As bytes; what no rank has said is refused."""
+    """An arrival survives the conversion to bytes and back; other bytes are refused."""
     one = Arrival(7, 2, 'GPU-"ü"', 23203, "a\nb")
     assert Arrival.from_bytes(one.to_bytes()) == one
     with pytest.raises(ValueError, match="Expecting"):
@@ -47,14 +47,14 @@ def test_an_arrival_goes_there_and_back() -> None:
 
 
 class Broken(StandIn):
-    """No libnccl, on one rank."""
+    """A stand-in without libnccl, used on one rank."""
 
     def version(self) -> int:
         raise RuntimeError('Failure finding "libnccl.so.2"')
 
 
 def test_a_rank_without_nccl_is_heard_of_by_all() -> None:
-    """At once, not when the others have waited long enough."""
+    """All ranks hear soon that one rank has no NCCL, instead of waiting for their timeout."""
     standin = StandIn()
     group = hosted(3, standin)
     group.transports[2]._given = Broken()  # type: ignore[attr-defined]  # this transport's own
@@ -72,7 +72,7 @@ def test_a_rank_without_nccl_is_heard_of_by_all() -> None:
 
 
 def test_two_ranks_on_one_gpu() -> None:
-    """Said by name on both, before NCCL would."""
+    """Two ranks on one GPU are named on both ranks, before NCCL is called."""
     standin = StandIn()
     group = hosted(2, standin)
     for transport in group.transports:
@@ -89,7 +89,7 @@ def test_two_ranks_on_one_gpu() -> None:
 
 
 def test_ranks_that_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Because the user has told NCCL so: then it is NCCL that takes them, or says that it does not."""
+    """If the user lets ranks share a GPU, only NCCL decides whether it accepts that."""
     monkeypatch.setenv(SHARED, "1")
     standin = StandIn()
     group = hosted(2, standin)
@@ -108,7 +108,10 @@ def test_ranks_that_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_wheels_in_one_environment(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """One warning a host names both and the fix, and NCCL is used: torch may have been built for the one that is left."""
+    """Two wheels cause one warning for each host with the fix, and NCCL is used.
+
+    The remaining library may be the one for which torch was built.
+    """
     monkeypatch.setattr(library, "wheels", lambda: {"nvidia-nccl-cu13": "2.28.7", "nvidia-nccl-cu12": "2.27.3"})
     library.overwritten.cache_clear()
     try:
@@ -125,7 +128,7 @@ def test_two_wheels_in_one_environment(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 def test_nccls_own_refusal_is_explained() -> None:
-    """Where a device does not tell who it is, NCCL says it, and the fix is the same."""
+    """If a device has no identity, NCCL itself refuses two ranks on it, and the error has the same fix."""
     standin = StandIn()
     group = hosted(2, standin)
 
@@ -142,7 +145,7 @@ def test_nccls_own_refusal_is_explained() -> None:
 
 
 def test_who_did_not_come_is_named() -> None:
-    """By its world rank, at rank 0; the others say that they had no answer."""
+    """Rank 0 names the missing rank by its world rank; the other ranks say that rank 0 did not answer."""
     group = hosted(3, StandIn())
 
     def play(rank: int, transport: Transport) -> None:
@@ -158,7 +161,7 @@ def test_who_did_not_come_is_named() -> None:
 
 
 def test_a_peer_that_dies_while_nccl_connects() -> None:
-    """NCCL waits without end; its thread is left behind, and what it may get is given back."""
+    """If a peer dies while NCCL connects, open ends in time, and a communicator that comes later is aborted."""
     standin = StandIn()
     standin.stuck = True
     group = hosted(2, standin)
@@ -179,11 +182,11 @@ def test_a_peer_that_dies_while_nccl_connects() -> None:
     assert len(standin.made()) == 2 and standin.alive() == [] and standin.faults == []
 
 
-# --- what NCCL is told by its environment
+# --- the environment variables that NCCL gets
 
 
 def test_the_interface_reaches_nccl() -> None:
-    """By its exact name, also where an address was given; what the user told NCCL stands; unasked, nothing is said."""
+    """NCCL gets the interface by its exact name, also if an address was given; a variable of the user's is kept."""
     environ: dict[str, str] = {}
     tell(environ, {"network_interface": "none0,lo"})
     assert environ == {"NCCL_SOCKET_IFNAME": "=lo"}
@@ -199,13 +202,13 @@ def test_the_interface_reaches_nccl() -> None:
 
 
 def test_calls_that_return_too_early_are_refused() -> None:
-    """The user's variable stands over what a communicator is opened with; that calls block, ddl relies on."""
+    """NCCL_COMM_BLOCKING=0 is refused, because it overrides the configuration and ddl needs calls that block."""
     with pytest.raises(TransportError, match=r"NCCL_COMM_BLOCKING=0 makes .* unset NCCL_COMM_BLOCKING"):
         tell({surroundings.BLOCKING: "0"}, {})
     tell({surroundings.BLOCKING: "1"}, {})
 
 
 def test_an_interface_that_is_not_there() -> None:
-    """Is an error that lists what there is."""
+    """The error for an unknown interface lists those that exist."""
     with pytest.raises(TransportError, match=r"nccl: no network interface is called none0 .*there are lo"):
         chosen_interface("none0")

@@ -1,4 +1,4 @@
-"""The plugin introduces itself without NCCL, CUDA or numba, and says what is missing to use it."""
+"""The plugin registers without importing NCCL, CUDA or numba, and says what is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_DRIVER = "no NVIDIA driver (libcuda.so.1 not found)"
 
 
 def test_introduction_imports_nothing() -> None:
-    """Listing plugins loads none of what this one needs; nor does asking what is missing."""
+    """Listing the plugin and asking what is missing import none of its dependencies."""
     code = (
         "import sys; from ddlcore.plug.finding import run_alone; one = run_alone('ddl_nccl.plugin'); "
         "names = [p.name for p in one.ddl_transports() + one.ddl_kernels() + one.ddl_checks()]; "
@@ -31,14 +31,14 @@ def test_introduction_imports_nothing() -> None:
 
 
 def test_what_it_offers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between CUDA devices of any hosts, one for each rank; its kernels for the same kind; settings of its own."""
+    """The transport connects CUDA devices of any hosts, one for each rank; the kernels are for the same devices."""
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
     (transport,), (kernels,), checks = ddl_transports(), ddl_kernels(), ddl_checks()
     assert transport.devices == ("cuda",) and transport.spans_devices and transport.own_device
     assert kernels.device == "cuda" and all(check.target for check in checks)
     settings, registry = settings_of({"DDL_NCCL_NATIVE_16BIT": "1"})
     assert registry.transports["nccl"].target == transport.target
-    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # the user has told NCCL that ranks may share a GPU
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")  # the user lets ranks share a GPU
     assert not ddl_transports()[0].own_device
     assert settings["nccl_native_16bit"] is True and settings["nccl_timeout_s"] == 0.0
 
@@ -56,13 +56,13 @@ def test_what_it_offers(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_hidden_gpus(listed: str | None, said: str) -> None:
-    """CUDA ends the list at the first entry that makes no sense."""
+    """CUDA ends the list of visible devices at the first invalid entry."""
     told = probe.visible({} if listed is None else {"CUDA_VISIBLE_DEVICES": listed})
     assert (said in told) if said else told == ""
 
 
 def test_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The driver first, then a GPU, then NCCL; each with what to do."""
+    """First the driver is reported missing, then a GPU, then NCCL; each with what to do."""
     there = {probe.DRIVER: False, probe.LIBRARY: False}
     devices: list[str] = []
     monkeypatch.setattr(probe, "_loads", lambda name: there[name])
@@ -81,7 +81,7 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def test_a_wheel_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where pip puts it, without loading it."""
+    """The library of a wheel is found where pip puts it, without loading it."""
     place = tmp_path / "nvidia" / "nccl" / "lib"
     place.mkdir(parents=True)
     (place / probe.LIBRARY).write_bytes(b"")
@@ -91,7 +91,7 @@ def test_a_wheel_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_built_is_the_version_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """0 where it could not be used; else the code of the library that is loaded."""
+    """``built_version`` is 0 if NCCL cannot be used, and otherwise the version code of the loaded library."""
     _, registry = settings_of(os.environ)
     provider = registry.transports["nccl"]
     usable = not registry.missing(provider)
@@ -102,12 +102,12 @@ def test_built_is_the_version_or_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_built_versions_of_others() -> None:
-    """1 where no library stands behind a transport; 0 for what is not there."""
+    """``built_version`` is 1 for a transport without a library, and 0 for one that does not exist."""
     assert built_version("solo") == 1 and built_version("no such") == 0
 
 
 def test_a_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is none: no traceback where somebody only asks."""
+    """A library that cannot be loaded counts as missing, without a traceback."""
     from ddl_nccl import library
 
     def broken() -> Any:

@@ -1,4 +1,4 @@
-"""The one file that calls nccl4py: it fits the nccl4py that is installed, and finds another way where that has changed."""
+"""Tests of the file that calls nccl4py: it fits the installed version, and uses another layer if that has changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ARGUMENTS |= {
 
 
 def without(what: str) -> str:
-    """Why a test is left out: ``what`` is installed where there is a GPU for it, though the test needs none."""
+    """Return why a test is skipped: ``what`` is installed only on machines with a GPU, although the test needs none."""
     return f"no GPU, and so no {what}" if gpu() else f"{what} is not installed"
 
 
@@ -44,7 +44,7 @@ def test_the_raw_layer_is_as_it_is_called() -> None:
 
 
 def test_the_numbers_are_those_of_the_header() -> None:
-    """Of types, ops and results, as nccl4py took them from nccl.h."""
+    """The numbers of types, ops and results are those that nccl4py takes from nccl.h."""
     nccl = installed()
     names = {
         DType.I8: "Int8", DType.U8: "Uint8", DType.I32: "Int32", DType.I64: "Int64",
@@ -65,7 +65,7 @@ def test_the_numbers_are_those_of_the_header() -> None:
 
 
 def test_a_configuration_is_taken() -> None:
-    """The fields that are set exist, and a unique id goes there and back."""
+    """The fields that ddl sets exist, and a unique id survives the conversion to bytes and back."""
     nccl = installed()
     config = nccl.Config()
     config.blocking, config.split_share, config.comm_name = 1, 0, "ddl-test"
@@ -75,7 +75,7 @@ def test_a_configuration_is_taken() -> None:
 
 
 def test_without_the_library_it_says_which_to_install() -> None:
-    """Whatever nccl4py raises where there is no libnccl.so.2 (else: it has a version)."""
+    """Without libnccl.so.2, the error says which package to install."""
     installed()
     raw = _raw.load()
     found = library()
@@ -88,7 +88,7 @@ def test_without_the_library_it_says_which_to_install() -> None:
 
 
 def loaded() -> Any:
-    """The raw layer over NCCL itself, of which much works without a GPU."""
+    """Return the raw layer over NCCL itself, much of which works without a GPU."""
     installed()
     if library() is None:
         pytest.skip(without("libnccl.so.2"))
@@ -96,7 +96,7 @@ def loaded() -> Any:
 
 
 def test_groups_of_the_library_itself() -> None:
-    """Empty ones are legal; an error in one lasts until its end, and no longer; after an abort there is no communicator."""
+    """Empty groups are allowed, an error in a group ends with the group, and None is not a communicator."""
     raw = loaded()
     nobody = installed().Comm()
     raw.group_start()
@@ -113,7 +113,7 @@ def test_groups_of_the_library_itself() -> None:
 
 
 def test_a_communicator_of_the_library_itself() -> None:
-    """Of one rank; where there is no GPU NCCL gets as far as CUDA, and its account tells what is missing."""
+    """A communicator of one rank works; without a GPU, NCCL's error says what is missing."""
     raw = loaded()
     unique_id, other = raw.unique_id(), raw.unique_id()
     assert len(unique_id) == 128 and unique_id != other
@@ -128,7 +128,7 @@ def test_a_communicator_of_the_library_itself() -> None:
 
 
 def test_the_name_of_a_communicator_outlives_its_opening() -> None:
-    """NCCL keeps its address, so the configuration is not let go; nothing is set but what is meant to be."""
+    """The configuration is kept alive, because NCCL keeps the address of the name; only intended fields are set."""
     opened: list[Any] = []
     nccl = installed()
     names = {name: getattr(nccl, name) for name in ("Config", "UniqueId", *_raw.DIRECT)}
@@ -146,7 +146,7 @@ def test_the_name_of_a_communicator_outlives_its_opening() -> None:
 
 
 def test_the_public_layer_is_as_it_is_called() -> None:
-    """What stands in for a raw layer that has changed takes these arguments."""
+    """The public functions that replace a changed raw layer take these arguments."""
     core = pytest.importorskip("nccl.core", reason=without("cuda-bindings"), exc_type=ImportError)
     calls: dict[str, tuple[Any, ...]] = {
         "allreduce": (1, 2, 0), "reduce": (1, 2, 0, 0), "reduce_scatter": (1, 2, 0), "allgather": (1, 2),
@@ -165,7 +165,7 @@ def test_the_public_layer_is_as_it_is_called() -> None:
 
 
 class _Core:
-    """nccl.core, as far as it is used; ``heard`` are its calls."""
+    """The part of nccl.core that is used; ``heard`` records its calls."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
@@ -186,7 +186,7 @@ class _Core:
 
 
 class _Communicator:
-    """One of its communicators, of three ranks."""
+    """A communicator of that fake, with three ranks."""
 
     nranks = 3
 
@@ -204,7 +204,7 @@ class _Communicator:
 
 
 def test_another_raw_layer_is_not_called(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Where a signature has changed, each call goes by what nccl4py promises; a line says so."""
+    """If a signature of the raw layer has changed, all calls use the public layer, and a warning says so."""
 
     def all_reduce(comm: object, sendbuff: int, recvbuff: int) -> None:
         raise AssertionError("called")
@@ -248,7 +248,7 @@ def test_another_raw_layer_is_not_called(monkeypatch: pytest.MonkeyPatch, caplog
 
 @pytest.mark.parametrize("error", [OSError("libnccl.so.2"), StandInError(2, "SystemError (2)")])
 def test_a_library_that_fails_is_none(error: Exception) -> None:
-    """Whoever says so: another library's stub of NCCL answers with NCCL's own error where it finds none to call."""
+    """A library whose version call fails counts as missing, also if it is another library's stub of NCCL."""
 
     class Failing(StandIn):
         def version(self) -> int:
@@ -258,7 +258,7 @@ def test_a_library_that_fails_is_none(error: Exception) -> None:
 
 
 def test_what_a_version_offers() -> None:
-    """Asked of the library that is loaded."""
+    """The features are those of the loaded library's version."""
     new, old = library(StandIn(23203)), library(StandIn(2708))
     assert new is not None and old is not None
     assert (new.name, new.version) == ("NCCL 2.32.3", 23203) and "average" in new.facts["reduces by"]

@@ -1,4 +1,4 @@
-"""The stand-in bites: what NCCL does not allow is noted, and where NCCL falls short of ddl's promises, so does it."""
+"""Tests of the stand-in: it records what NCCL does not allow, and has NCCL's defects."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Ranks:
         return int(self.memory[rank].ctypes.data)
 
     def both(self, call: Callable[[int, Comm, int], Any]) -> None:
-        """``call(rank, comm, stream)`` of each, and then all of it has run, or been aborted."""
+        """Call ``call(rank, comm, stream)`` for each rank, and wait until everything has run or was aborted."""
         for rank in range(2):
             call(rank, self.comms[rank], self.queues[rank].handle)
         events = [queue.record() for queue in self.queues]
@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[Callable[[Ranks, int, Comm, int], Any], str]] = {
 
 @pytest.mark.parametrize("name", [name for name in WRONG if name not in ("a type", "an op", "a root", "nothing")])
 def test_ranks_that_do_not_agree(ranks: Ranks, name: str) -> None:
-    """NCCL would hang, or write over memory; here it is a line."""
+    """If ranks do not agree, NCCL would hang or overwrite memory; the stand-in records a fault."""
     call, said = WRONG[name]
     ranks.both(lambda rank, comm, stream: call(ranks, rank, comm, stream))
     assert any(said in fault for fault in ranks.standin.faults), ranks.standin.faults
@@ -109,9 +109,9 @@ def test_ranks_that_do_not_agree(ranks: Ranks, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a type", "an op", "a root", "nothing"])
 def test_what_no_rank_may_ask_for(ranks: Ranks, name: str) -> None:
-    """Whatever the others do."""
+    """Invalid arguments are recorded, whatever the other ranks do."""
     call, said = WRONG[name]
-    ranks.standin.group_start()  # asked for, not carried out
+    ranks.standin.group_start()  # called, but not executed
     call(ranks, 0, ranks.comms[0], ranks.queues[0].handle)
     assert any(said in fault for fault in ranks.standin.faults)
     ranks.standin._group.calls.clear()
@@ -119,7 +119,7 @@ def test_what_no_rank_may_ask_for(ranks: Ranks, name: str) -> None:
 
 
 def test_groups_begin_before_they_end(ranks: Ranks) -> None:
-    """Of each thread; nested ones are carried out with the outermost."""
+    """A group must begin before it ends, on each thread; nested groups are executed with the outermost."""
     standin = ranks.standin
     with pytest.raises(StandInError):
         standin.group_end()
@@ -140,7 +140,7 @@ def test_groups_begin_before_they_end(ranks: Ranks) -> None:
 
 
 def test_a_send_without_a_group_waits_for_its_receive(ranks: Ranks) -> None:
-    """Two ranks that first send and then receive are stuck, as with NCCL; an abort lets the queues go on."""
+    """Two ranks that both send before they receive are stuck, as with NCCL; an abort lets the queues continue."""
     standin = ranks.standin
 
     def swap(rank: int, comm: Comm, stream: int) -> None:
@@ -153,7 +153,7 @@ def test_a_send_without_a_group_waits_for_its_receive(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("kind", ["all_reduce", "recv"])
 def test_memory_of_who_was_aborted_is_not_touched(ranks: Ranks, kind: str) -> None:
-    """It may be gone. The other waits, until it is aborted too."""
+    """The memory of an aborted rank is not touched, because it may be freed; the other rank waits for its own abort."""
     comms, streams = ranks.comms, [queue.handle for queue in ranks.queues]
     before = ranks.memory[1].copy()
     if kind == "recv":
@@ -174,7 +174,7 @@ def test_memory_of_who_was_aborted_is_not_touched(ranks: Ranks, kind: str) -> No
 
 
 def test_use_after_the_end(ranks: Ranks) -> None:
-    """Calls, questions and ends of a communicator that is no more; and an end in the midst of work."""
+    """Calls, queries and ends after a communicator's end are recorded, and an end while calls are queued, too."""
     standin = ranks.standin
     comm, stream = ranks.comms[0], ranks.queues[0].handle
     standin.all_reduce(ranks.at(0), ranks.at(0), 4, F32, SUM, comm, stream)
@@ -191,7 +191,7 @@ def test_use_after_the_end(ranks: Ranks) -> None:
 
 
 def test_streams(ranks: Ranks) -> None:
-    """One that nobody knows, and two of one communicator."""
+    """An unknown stream is recorded, and a second stream of one communicator, too."""
     standin = ranks.standin
     other = ranks.runtimes[0].queue()
     standin.know(other)
@@ -208,7 +208,7 @@ def test_streams(ranks: Ranks) -> None:
 
 
 def test_where_nccl_falls_short(ranks: Ranks) -> None:
-    """A NaN is lost, and 16-bit sums are rounded at every hop: who relies on NCCL for these is found out."""
+    """The stand-in loses NaNs as NCCL does, so that code which relies on NCCL for these fails its tests."""
     for rank, memory in enumerate(ranks.memory):
         memory[:2] = [float("nan"), 1.0] if rank else [5.0, float("nan")]
     ranks.both(lambda r, c, s: ranks.standin.all_reduce(ranks.at(r), ranks.at(r), 2, F32, MAX, c, s))
@@ -217,7 +217,7 @@ def test_where_nccl_falls_short(ranks: Ranks) -> None:
 
 
 def test_a_wrong_meeting() -> None:
-    """An id that nobody made, and a rank that is there twice."""
+    """An unknown unique id and a rank that comes twice are refused."""
     standin = StandIn()
     with pytest.raises(StandInError):
         standin.init(1, b"x" * 128, 0, 0, "")

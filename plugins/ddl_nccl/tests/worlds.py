@@ -30,7 +30,7 @@ def hosted(
     settings: Mapping[str, str | int | float | bool] | None = None,
     deadline_s: float = 20.0,
 ) -> Group:
-    """Ranks on one host, not open yet."""
+    """Return a group of ranks on one host, not open yet."""
     members = [Member(2 * rank + 1, 0) for rank in range(size)]
     transports = [HostedTransport(standin) for _ in range(size)]
     return Group(transports, CpuKernels(), members=members, settings=settings or {}, deadline_s=deadline_s)
@@ -40,7 +40,7 @@ def hosted(
 def open_group(
     size: int, standin: StandIn, settings: Mapping[str, str | int | float | bool] | None = None
 ) -> Iterator[Group]:
-    """Opened, and closed whatever happens."""
+    """Yield an open group, and close it in any case."""
     group = hosted(size, standin, settings)
     try:
         group.open()
@@ -51,7 +51,7 @@ def open_group(
 
 
 class PretendNccl(NcclTransport):
-    """What a job opens for pretend devices: all its ranks share the stand-in of the moment."""
+    """The transport that a job opens for pretend devices; all ranks share the current stand-in."""
 
     capabilities = replace(NcclTransport.capabilities, devices=frozenset({KIND}))
     standin: ClassVar[StandIn] = StandIn()
@@ -66,7 +66,7 @@ class PretendNccl(NcclTransport):
 
 
 class NcclWorld(PretendWorld):
-    """A job whose ranks have a pretend device each, and NCCL's transport between these."""
+    """A job whose ranks have a pretend device each, and NCCL's transport between the devices."""
 
     def __init__(
         self,

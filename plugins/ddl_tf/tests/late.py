@@ -1,4 +1,4 @@
-"""A GPU of TensorFlow that there is not: each rank's float tensors on a pretend device of its own, whose queue runs late."""
+"""A pretended GPU for TensorFlow: each rank's float tensors are on a device of its own, whose queue runs late."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ddlcore.types import Device, DType
 
 __all__ = ["CPU_0", "LateGpu", "late_gpu", "on_ranks"]
 
-CPU_0 = "/job:localhost/replica:0/task:0/device:CPU:0"  # where operations of graphs run that would run on the GPU
+CPU_0 = "/job:localhost/replica:0/task:0/device:CPU:0"  # where graph operations run that would otherwise run on the GPU
 
 
 class LateGpu(gpu.Gpu):
-    """Each rank's float tensors lie on its own pretend device; what TensorFlow computes, it waits for by itself.
+    """A Gpu whose float tensors are on each rank's own pretended device; TensorFlow itself waits for what it computes.
 
-    The threads of TensorFlow's pools are no rank's: who comes with an exchange belongs to the exchange's rank.
+    The threads of TensorFlow's pools belong to no rank: a thread that uses an exchange acts for the exchange's rank.
     """
 
     def __init__(self) -> None:
         self.own = threading.local()
         self.ranks: dict[int, tuple[Device, Any]] = {}  # device and stream
         self.waited = 0
-        self.gone = False  # everything lies on the host from now on
-        self.made: list[Any] = []  # called with what ``empty`` has made
+        self.gone = False  # whether all tensors are on the host from now on
+        self.made: list[Any] = []  # functions called with each tensor that ``empty`` makes
 
     def settle_on(self, rank: int) -> None:
         runtime = PretendRuntime()
@@ -46,7 +46,7 @@ class LateGpu(gpu.Gpu):
         self.turn_to(rank)
 
     def turn_to(self, rank: int) -> None:
-        """The calling thread is that rank's from now on."""
+        """Make the calling thread act for that rank from now on."""
         self.own.device, self.own.stream = self.ranks[rank]
 
     def place(self, tensor: Any) -> Device | None:
@@ -70,7 +70,10 @@ class LateGpu(gpu.Gpu):
 
 @contextmanager
 def late_gpu() -> Iterator[LateGpu]:
-    """ddl_tf's, for the time being; in graphs every variable lies on it but those whose name begins with "host"."""
+    """Replace ddl_tf's GPU for the duration of the context.
+
+    In graphs, all variables are on it except those whose names begin with "host".
+    """
     device = LateGpu()
 
     def of_its_rank(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +98,10 @@ def late_gpu() -> Iterator[LateGpu]:
 def on_ranks(
     late: LateGpu, play: Callable[[int], Any], world: Callable[..., World] = PretendWorld, **options: Any
 ) -> Any:
-    """``play(rank)`` on two ranks with a device each, which another ``world`` does not serve; the results, by rank."""
+    """Run ``play(rank)`` on two ranks with a device each, and return the results by rank.
+
+    A ``world`` other than the default does not serve the devices.
+    """
 
     def on_device(rank: int, job: Any) -> Any:
         late.settle_on(rank)
@@ -105,4 +111,4 @@ def on_ranks(
             late.own.stream.close(10.0)
 
     with world(2, **options) as ranks:
-        return ranks.run(on_device, deadline_s=110.0, last=True)  # beside much else, a hundred runs take that long
+        return ranks.run(on_device, deadline_s=110.0, last=True)  # on a loaded machine, a hundred runs take that long

@@ -1,4 +1,4 @@
-"""Runs programs on real processes, by `ddl run`."""
+"""Runs programs on real processes with `ddl run`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def launch(size: int, program: Path, *args: str, timeout_s: float = 400.0, check: bool = True) -> str:
-    """What the ranks printed, with its prefixes; AssertionError with all of it where the exit code is not 0."""
+    """Return what the ranks printed, with its prefixes.
+
+    Raises AssertionError with all output if the exit code is not 0.
+    """
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), sys.executable, str(program), *args]
     done = subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""The TensorFlow adapter passes the standard suite, and refuses what is peculiar to TensorFlow with a way out."""
+"""The TensorFlow adapter passes the standard suite, and its refusals of TensorFlow's special tensors say what to do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddlcore.types import DType
 
 
 class TestTfAdapter(TfSuite):
-    """As `ddl conform tensorflow` runs it."""
+    """The adapter suite as `ddl conform tensorflow` runs it."""
 
 
 def _symbolic() -> Any:
@@ -38,14 +38,14 @@ def _symbolic() -> Any:
     ids=["slices", "complex", "uint32", "string", "variable", "symbolic", "list"],
 )
 def test_refusals(make: Any, way_out: str) -> None:
-    """ValueError that says what to call."""
+    """Unsupported tensors raise a ValueError that says what to call."""
     with pytest.raises(ValueError, match=way_out):
         TfAdapter().buffer(make(), elementwise=True)
 
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.label)
 def test_adopted_memory_is_let_go_with_the_tensor(dtype: DType) -> None:
-    """The tensor is an ordinary one over the memory itself, which lives as long as it does, and no longer."""
+    """A tensor made of memory uses it without a copy, and the memory lives exactly as long as the tensor."""
     memory = Memory(64)
     gone = weakref.ref(memory)
     tensor = TfAdapter().adopt(memory, (2, 2), dtype, None)
@@ -61,7 +61,7 @@ def test_adopted_memory_is_let_go_with_the_tensor(dtype: DType) -> None:
 
 
 def test_a_range_can_be_entered_whether_a_profiler_runs_or_not() -> None:
-    """By any name; an error within it passes."""
+    """A range may have any name, and errors inside it pass through."""
     one = TfAdapter().range("ddl ALLREDUCE x")
     assert one is not None
     with pytest.raises(KeyError), one:

@@ -1,4 +1,4 @@
-"""Gradients are read only: what shares memory with one, be it another gradient, a variable or a constant, keeps its values."""
+"""Gradients are only read: whatever shares memory with one (a gradient, a variable or a constant) keeps its values."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ WAYS: dict[str, dict[str, Any]] = {
 @MODES
 @pytest.mark.parametrize("way", WAYS)
 def test_aliases_are_reduced_once_each(way: str, mode: str) -> None:
-    """One tensor as the gradient of several variables, flat, reshaped and identical; what it is made of stays as it was.
+    """One tensor may be the gradient of several variables, flat, reshaped and identical, and keeps its values.
 
-    Small ones, which travel joined, and great ones, which are taken where they lie.
+    Small gradients, which are joined, and large ones, which are sent from where they are.
     """
 
     def play(rank: int, job: Any) -> None:
@@ -55,7 +55,11 @@ def test_aliases_are_reduced_once_each(way: str, mode: str) -> None:
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "function"])
 def test_a_gradient_that_is_a_variable_or_a_constant(graph: bool) -> None:
-    """Of a loss that is a product, the gradient by one factor is the other one's memory; of a sum, both gradients are one."""
+    """A gradient may share its memory with a variable, a constant or another gradient.
+
+    If the loss is a product, the gradient by one factor is the other factor's memory. If it is a sum, both gradients
+    are the same tensor.
+    """
 
     def play(rank: int, job: Any) -> None:
         a, b, c, d = (tf.Variable(tf.fill((300, 100), rank + 1.0)) for _ in range(4))
@@ -78,7 +82,7 @@ def test_a_gradient_that_is_a_variable_or_a_constant(graph: bool) -> None:
 
 
 def test_results_live_as_long_as_something_may_write_them() -> None:
-    """Memory of a result that is under way is nobody else's, whatever becomes of the step; behind it, it is only the user's."""
+    """The memory of a result is kept while its operation is in flight; afterwards only the user refers to it."""
 
     def play(rank: int, job: Any) -> None:
         reducer = Reducer(Reduction(), "kept")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(360)
 
 
 def gradient(mode: str, verb: Any, *tensors: Any) -> list[Any]:
-    """d sum(outputs * weights) / d tensors, with weights that count up from the rank's own number."""
+    """Return d sum(outputs * weights) / d tensors, with weights that count up from the rank's own number."""
 
     def build(*given: Any) -> Any:
         if mode == "session":
@@ -51,7 +51,10 @@ def x(rank: int, count: int = 6) -> Any:
 
 @MODES
 def test_allreduce(mode: str) -> None:
-    """Of the gradient, with the same op and scales; grouped, integers beside it have none."""
+    """The gradient is the allreduce of the gradient with the same op and scales.
+
+    Integers in a group have no gradient.
+    """
 
     def play(rank: int) -> None:
         np.testing.assert_allclose(gradient(mode, ddl.allreduce, x(rank))[0], MEAN)
@@ -67,10 +70,10 @@ def test_allreduce(mode: str) -> None:
 
 @MODES
 def test_allgather(mode: str) -> None:
-    """The average of the gradients, of which a rank takes the rows it had given."""
+    """The gradient is the average of the gradients, of which a rank takes the rows that it had contributed."""
 
     def play(rank: int) -> None:
-        mine = slice(sum(range(1, rank + 1)), sum(range(1, rank + 2)))  # ranks give 1, 2, 3 rows
+        mine = slice(sum(range(1, rank + 1)), sum(range(1, rank + 2)))  # the ranks contribute 1, 2 and 3 rows
         np.testing.assert_allclose(gradient(mode, ddl.allgather, x(rank, rank + 1))[0], MEAN[mine])
         for result in gradient(mode, lambda *t: ddl.grouped_allgather(t), x(rank, rank + 1), x(rank, rank + 1)):
             np.testing.assert_allclose(result, MEAN[mine])
@@ -80,7 +83,7 @@ def test_allgather(mode: str) -> None:
 
 @MODES
 def test_broadcast(mode: str) -> None:
-    """The average at the root, nothing elsewhere."""
+    """The gradient is the average at the root, and zero on other ranks."""
 
     def play(rank: int) -> None:
         result = gradient(mode, lambda t: ddl.broadcast(t, 1), x(rank))[0]
@@ -91,12 +94,12 @@ def test_broadcast(mode: str) -> None:
 
 @MODES
 def test_alltoall(mode: str) -> None:
-    """Back the way they came, with splits and without."""
+    """The gradient is sent back along the same splits, or equally divided without splits."""
 
     def play(rank: int) -> None:
         back = np.concatenate([weights(r, 6)[2 * rank : 2 * rank + 2] for r in range(SIZE)])
         np.testing.assert_allclose(gradient(mode, ddl.alltoall, x(rank))[0], back)
-        splits = [1, 2, 3]  # r receives r + 1 rows from each
+        splits = [1, 2, 3]  # rank r receives r + 1 rows from each
         back = np.concatenate([weights(r, 9)[(r + 1) * rank : (r + 1) * (rank + 1)] for r in range(SIZE)])
         np.testing.assert_allclose(gradient(mode, lambda t: ddl.alltoall(t, splits)[0], x(rank))[0], back)
 
@@ -105,7 +108,7 @@ def test_alltoall(mode: str) -> None:
 
 @MODES
 def test_reducescatter(mode: str) -> None:
-    """Gathered, times the scales, and times the size for Sum."""
+    """The gradient is the allgather of the gradient, times the scales, and times the size for Sum."""
 
     def play(rank: int) -> None:
         parts = np.concatenate([weights(r, 2) for r in range(SIZE)])
@@ -120,7 +123,7 @@ def test_reducescatter(mode: str) -> None:
 
 @MODES
 def test_slices(mode: str) -> None:
-    """Through the values; the indices have none."""
+    """The gradient passes through the values of IndexedSlices; their indices have none."""
 
     def play(rank: int) -> None:
         def verb(values: Any) -> Any:
@@ -132,7 +135,7 @@ def test_slices(mode: str) -> None:
 
 
 def test_a_sparse_gradient_is_made_dense() -> None:
-    """Of a result of which only rows were looked up."""
+    """The gradient of a result of which only some rows were looked up becomes dense."""
 
     def play(rank: int) -> None:
         table = tf.ones([3, 2])
@@ -145,7 +148,7 @@ def test_a_sparse_gradient_is_made_dense() -> None:
 
 
 def test_second_derivatives() -> None:
-    """The gradient is itself differentiable: sum(allreduce(x)³) has 6·size²·sum behind it."""
+    """The gradient is itself differentiable: the second derivative of sum(allreduce(x)³) contains 6·size²·sum."""
 
     def play(rank: int) -> None:
         value = tf.constant([2.0])
@@ -163,7 +166,7 @@ def test_second_derivatives() -> None:
 
 @pytest.mark.parametrize("op", [ddl.Min, ddl.Max, ddl.Product])
 def test_operations_without_a_gradient(op: int) -> None:
-    """They are computed; whoever asks for a gradient is told what to do."""
+    """Operations without a gradient can be computed; requesting the gradient raises an error that says what to do."""
 
     def play(rank: int) -> None:
         value = tf.ones(2)
@@ -177,7 +180,7 @@ def test_operations_without_a_gradient(op: int) -> None:
 
 
 def test_a_mixed_group_keeps_the_floats_gradients() -> None:
-    """Integers among the tensors are gathered beside, and none is asked of them."""
+    """Floats in a group with integers keep their gradients; the integers are gathered and have none."""
 
     def play(rank: int) -> None:
         value = x(rank, 2)

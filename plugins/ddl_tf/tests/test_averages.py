@@ -1,4 +1,4 @@
-"""Averages of integers: in their own type, exact, truncated toward zero, dense and as slices alike."""
+"""Averages of integers keep their type, are exact and are truncated toward zero, both dense and as slices."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ pytestmark = pytest.mark.timeout(120)
 
 INTEGERS = [tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64]
 ROWS = {0: [0, 2, 2], 1: [2, 3, 0], 2: [1, 2, 3]}  # the index of each slice, by rank
-SIGNED = {0: [5, -1, -1], 1: [-1, -7, -6], 2: [4, 1, -1]}  # and its value
+SIGNED = {0: [5, -1, -1], 1: [-1, -7, -6], 2: [4, 1, -1]}  # the value of each slice, by rank
 UNSIGNED = {0: [5, 1, 1], 1: [1, 7, 6], 2: [4, 1, 1]}
 
 
 def truncated(total: Any, count: int) -> Any:
-    """The quotient of Python's own integers, toward zero."""
+    """Return the quotient of Python integers, truncated toward zero."""
     return np.array([abs(int(one)) // count * (1 if one >= 0 else -1) for one in total])
 
 
 def expected(values: dict[int, list[int]]) -> Any:
-    """What the dense average of all ranks' slices is."""
+    """Return the dense average of all ranks' slices."""
     total = np.zeros(4, np.int64)
     for rank, rows in ROWS.items():
         np.add.at(total, rows, values[rank])
@@ -36,9 +36,9 @@ def expected(values: dict[int, list[int]]) -> Any:
 
 @MODES
 def test_slices_of_integers(mode: str) -> None:
-    """The average of integer IndexedSlices has their type, and made dense it is that of the dense tensors.
+    """The average of integer IndexedSlices has their type, and equals the average of the dense tensors.
 
-    By the verb and by the reduction of gradients, alone and in one group with dense tensors.
+    For the collective and for the reduction of gradients, alone and in one group with dense tensors.
     """
 
     def play(rank: int) -> None:
@@ -72,14 +72,14 @@ def test_slices_of_integers(mode: str) -> None:
 
 
 def test_floats_keep_every_slice() -> None:
-    """Their rows stand one behind another, divided."""
+    """The rows of floating-point slices are joined and divided."""
     values, indices = average_of_slices(tf.constant([3.0, 6.0]), tf.constant([1, 1]), 3)
     assert values.numpy().tolist() == [1.0, 2.0]
     assert indices.numpy().tolist() == [1, 1]
 
 
 def test_great_integers_are_exact() -> None:
-    """The average of int64 values whose sum int64 does not hold, and of some that float64 does not tell apart."""
+    """Averages are exact for int64 values whose sum overflows int64, and for values that float64 cannot tell apart."""
     low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
     everyones = [
         [low, high, 2**53 + 1, -(2**53) - 1, -1],
@@ -95,6 +95,6 @@ def test_great_integers_are_exact() -> None:
 
 
 def test_a_rank_s_own_integers_are_divided_as_an_average_would() -> None:
-    """Toward zero, in their type."""
+    """A rank's local integer gradients keep their type, and are truncated toward zero."""
     halves = divided(tf.constant([-3, 3, -1, 4], tf.int32), 2)
     assert (halves.dtype, halves.numpy().tolist()) == (tf.int32, [-1, 1, 0, 2])

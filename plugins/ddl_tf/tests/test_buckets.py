@@ -1,4 +1,4 @@
-"""What travels joined, and in which groups it leaves."""
+"""Which gradients are joined into a bucket, and in which groups they are sent."""
 
 from __future__ import annotations
 

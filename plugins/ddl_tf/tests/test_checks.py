@@ -1,4 +1,4 @@
-"""`ddl doctor` names TensorFlows that lie in each other's place, and says what to type."""
+"""`ddl doctor` names TensorFlow distributions that overwrite each other's files, and says what to type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def judged(installed: dict[str, str]) -> list[Finding]:
 
 
 def test_what_is_bad() -> None:
-    """Both versions are named."""
+    """Two distributions: both are named with their versions."""
     (found,) = judged({"tensorflow": "2.21.0", "tensorflow-cpu": "2.20.0"})
     assert found.what == "tensorflow 2.21.0 beside tensorflow-cpu 2.20.0 on node1"
     assert "pip " in found.fix
@@ -22,5 +22,5 @@ def test_what_is_bad() -> None:
 
 @pytest.mark.parametrize("installed", [{}, {"tensorflow-cpu": "2.21.0"}, {"tensorflow": "2.21.0", "numpy": "2.1.0"}])
 def test_what_is_fine(installed: dict[str, str]) -> None:
-    """Where there is one, or what fits."""
+    """One distribution, or packages that fit together, are not reported."""
     assert judged(installed) == []

@@ -1,4 +1,4 @@
-"""The setting ``compression`` is for gradients that were given none, in every step; metrics are as they are."""
+"""The setting ``compression`` applies in every step to gradients without their own compression, and not to metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_gradients_alone(options: dict[str, Any], compressed: bool) -> None:
 
 
 def test_who_gave_none() -> None:
-    """Tapes and optimizers leave it open where the user does."""
+    """Tapes and optimizers leave the compression open if the user gives none."""
 
     def play(rank: int, job: Job) -> None:
         assert ddl.DistributedGradientTape(tf.GradientTape())._reduction.compression is None

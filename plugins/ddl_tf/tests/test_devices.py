@@ -1,4 +1,4 @@
-"""The device that is a rank's own, as TensorFlow counts."""
+"""A rank's own device, in TensorFlow's numbering."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddlcore.testing import World
 
 @pytest.mark.parametrize(("count", "devices"), [(0, ["/cpu:0"] * 2), (1, ["/gpu:0"] * 2), (2, ["/gpu:0", "/gpu:1"])])
 def test_local_device(monkeypatch: pytest.MonkeyPatch, count: int, devices: list[str]) -> None:
-    """As many as are visible to TensorFlow, and a name that tf.device takes."""
+    """Only devices visible to TensorFlow count, and the name is one that tf.device accepts."""
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind] * count)
     with World(2) as world:
         assert world.run(lambda rank, job: ddl.local_device()) == devices

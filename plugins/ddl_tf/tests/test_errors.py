@@ -1,4 +1,7 @@
-"""Errors are ddl's and TensorFlow's at once, eagerly; in graphs TensorFlow's, with our message in them."""
+"""In eager mode, errors are instances of ddl's and TensorFlow's classes.
+
+In graphs, TensorFlow's errors contain our message.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ pytestmark = pytest.mark.timeout(360)
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_both_classes(error: Exception, theirs: Any) -> None:
-    """Whoever catches either catches it; the text and what else it holds are the first's; it can be pickled."""
+    """Either class catches the error; text and attributes are those of the original; the error can be pickled."""
     made: Any = translated(error)
     assert [isinstance(made, kind) for kind in (type(error), theirs)] == [True, True]
     assert str(made) == made.message == str(error)
@@ -42,7 +45,10 @@ def test_both_classes(error: Exception, theirs: Any) -> None:
 
 
 def test_before_init() -> None:
-    """FailedPreconditionError, and a ValueError as in Horovod, when built and when run."""
+    """Before ``init()``.
+
+    A FailedPreconditionError that is also a ValueError as in Horovod, when a graph is built or run.
+    """
     for error in (tf.errors.FailedPreconditionError, ValueError):
         with pytest.raises(error, match=r"init\(\)"):
             ddl.allreduce(tf.zeros(1))
@@ -70,7 +76,7 @@ BAD: list[tuple[str, Any, str]] = [
 
 
 def test_bad_arguments() -> None:
-    """InvalidArgumentError that says what is wrong, eagerly also a ValueError; nothing waits, and the job goes on."""
+    """A wrong argument raises InvalidArgumentError, eagerly also ValueError; no rank waits, and the job continues."""
 
     def play(rank: int) -> None:
         for what, build, text in BAD:
@@ -88,12 +94,12 @@ def test_bad_arguments() -> None:
     "device", ["", "cpu", "CPU", "/cpu:0", "cpu:0", "/device:CPU:0", "/job:localhost/replica:0/task:0/device:CPU:0"]
 )
 def test_this_host_has_many_names(device: str) -> None:
-    """All of them are accepted, for dense and for sparse tensors."""
+    """All names of this host are accepted, for dense and for sparse tensors."""
     assert ranks(lambda rank: ddl.allreduce(tf.ones(1), None, device, device).numpy().tolist(), 1) == [[1.0]]
 
 
 def test_slices_refuse_what_has_no_meaning() -> None:
-    """Another operation, and scales, as in Horovod; the message tells the way out."""
+    """IndexedSlices refuse other ops and scale factors, as in Horovod; the message says what to do instead."""
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
 
     def play(rank: int) -> None:
@@ -106,7 +112,7 @@ def test_slices_refuse_what_has_no_meaning() -> None:
 
 
 def test_ranks_that_disagree() -> None:
-    """The table of who asked what, on every rank, eagerly and in graphs; the job goes on."""
+    """Every rank gets the table of who submitted what, eagerly and in graphs; the job continues."""
 
     def play(rank: int) -> None:
         def build(x: Any) -> Any:
@@ -125,7 +131,7 @@ def test_ranks_that_disagree() -> None:
 
 
 def test_a_lost_peer_is_named() -> None:
-    """In eager mode PeerLost; in a function that waits, TensorFlow's error with its text."""
+    """A lost peer raises PeerLost in eager mode, and TensorFlow's error with its text in a function that waits."""
 
     def play(rank: int) -> None:
         if rank == 1:
@@ -141,7 +147,10 @@ def test_a_lost_peer_is_named() -> None:
 
 
 def test_xla_is_refused_before_anything_waits() -> None:
-    """While the function is traced, with what to do; a compiled function beside the verbs is fine."""
+    """XLA is refused while the function is traced, with an error that says what to do.
+
+    A compiled function beside the collectives is allowed.
+    """
 
     def play(rank: int) -> None:
         for verb in (ddl.allreduce, lambda x: ddl.barrier()):

@@ -1,4 +1,4 @@
-"""The examples learn, agree to the last bit, and go on from their checkpoints."""
+"""The examples learn, end with equal parameters to the last bit, and resume from their checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plugins.ddl_torch.tests.launching import EXAMPLES
 DOCUMENT = (EXAMPLES.parent / "docs" / "tensorflow.md").read_text()
 COMMANDS = re.findall(r"(?m)^(?:ddl run .*)?python examples/.*$", DOCUMENT)
 
-# A script of TensorFlow 1 as Horovod's documents show it; what is to be filled in is the loss, and the folder.
+# A TensorFlow 1 script as in Horovod's documentation; the loss and the folder are filled in.
 SESSION = """
 hvd.init()
 config = tf.ConfigProto()
@@ -42,25 +42,25 @@ callbacks.append(hvd.callbacks.BroadcastGlobalVariablesCallback(0))
 
 
 def statements(source: str) -> list[str]:
-    """Of the top level, whatever their layout."""
+    """Return the top-level statements of a script, in a normalized layout."""
     return [ast.unparse(statement) for statement in ast.parse(source).body]
 
 
 @pytest.mark.parametrize(("name", "published"), [("tf1_session_digits.py", SESSION), ("keras_slides.py", SLIDES)])
 def test_published_scripts_move_over_by_their_imports(name: str, published: str) -> None:
-    """Every statement stands in the example, in the same order."""
+    """Every statement of the published script occurs in the example, in the same order."""
     own = iter(statements((EXAMPLES / name).read_text()))
     assert [line for line in statements(published) if line not in own] == []
 
 
 def facts(shown: str) -> tuple[float, list[str]]:
-    """Test accuracy in %, and the digest of each rank's parameters."""
+    """Return the test accuracy in %, and the digest of each rank's parameters."""
     (accuracy,) = re.findall(r"test accuracy ([\d.]+) %", shown)
     return float(accuracy), re.findall(r"parameters (\w{12})", shown)
 
 
 def ran(command: str, folder: Path) -> str:
-    """What a command of the document printed, with ``folder`` in the place of /tmp."""
+    """Run a command of the document with ``folder`` in place of /tmp, and return what it printed."""
     launcher, python = [sys.executable, "-m", "ddlcore.launch", "run"], sys.executable
     words = command.replace("/tmp/", f"{folder}/").replace(" examples/", f" {EXAMPLES}/").split()
     words = launcher + words[2:] if words[:2] == ["ddl", "run"] else words
@@ -76,7 +76,7 @@ def ran(command: str, folder: Path) -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", [0, 2, 4, 6], ids=["tf2", "keras", "slides", "session"])
 def test_an_example_learns_and_resumes(first: int, tmp_path: Path) -> None:
-    """95 % of the test images and the same parameters on two ranks; from the checkpoint one rank goes on a little."""
+    """Two ranks reach 95 % on the test images with equal parameters; then one rank resumes from the checkpoint."""
     pytest.importorskip("tf_keras", reason="legacy Keras is a package of its own")
     assert len(COMMANDS) == 8
     accuracy, digests = facts(ran(COMMANDS[first], tmp_path))

@@ -1,4 +1,4 @@
-"""TensorFlow's tensors on a GPU: on a pretend device here, whose queue runs late, and by the driver's calls."""
+"""TensorFlow's tensors on a GPU: with a pretended device whose queue runs late, and with fakes of the CUDA driver."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def late() -> Iterator[LateGpu]:
 
 @pytest.mark.parametrize("route", [KIND, "cpu"])
 def test_verbs(late: LateGpu, route: str) -> None:
-    """Results stand when the verbs return, whatever the device has still to do then; integers are staged on the host."""
+    """Results are ready when a collective returns, although the device is late; integers are staged on the host."""
 
     def play(rank: int) -> None:
         for _ in range(4):
@@ -56,7 +56,7 @@ def test_verbs(late: LateGpu, route: str) -> None:
 
 
 def test_gradients(late: LateGpu) -> None:
-    """A tape's are reduced where they are, replayed from the third step on."""
+    """A tape's gradients are reduced on their device, and replayed from the third step on."""
 
     def play(rank: int) -> list[float]:
         weight = tf.Variable([1.0, 2.0])
@@ -74,7 +74,7 @@ def test_gradients(late: LateGpu) -> None:
 
 
 def test_what_goes_by_way_of_the_host(late: LateGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked to, and what goes together but does not lie together."""
+    """Tensors are staged on the host if the user requests it, and if those of one group are on different devices."""
     monkeypatch.setattr(adapter, "on_host", lambda tensor: "brought")
     here, whole = tf.zeros(2), tf.zeros(2, tf.int32)
 
@@ -90,13 +90,13 @@ def test_what_goes_by_way_of_the_host(late: LateGpu, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["", "/cpu:0", "CPU", "/job:localhost/device:CPU:0"])
 def test_names_of_the_host(name: str) -> None:
-    """'' is wherever a tensor lies."""
+    """'' means the device on which a tensor is."""
     check_device(name, "device_dense")
     assert is_host(name) == (name != "")
 
 
 def test_a_gpu_that_nothing_serves(late: LateGpu, caplog: pytest.LogCaptureFixture) -> None:
-    """By way of the host, and a line in the log that says what would change that."""
+    """Tensors on a GPU without a transport are staged on the host, and a log line says what would change that."""
 
     def play(rank: int, job: Any) -> None:
         place = Device("cuda", 0)
@@ -113,7 +113,7 @@ def test_a_gpu_that_nothing_serves(late: LateGpu, caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32, DType.F64], ids=lambda dtype: dtype.label)
 def test_memory_becomes_a_tensor(dtype: DType) -> None:
-    """Without a copy; it lives as long as the tensor, and no longer."""
+    """Memory becomes a tensor without a copy, and lives exactly as long as the tensor."""
     memory = Memory(64)
     ctypes.memset(memory.address, 0, 64)
     gone = weakref.ref(memory)
@@ -130,7 +130,7 @@ def test_memory_becomes_a_tensor(dtype: DType) -> None:
 
 
 class Driver:
-    """As much of CUDA's as is asked."""
+    """The part of the CUDA driver that the test calls."""
 
     def __init__(self, codes: Sequence[int]) -> None:
         self.codes = list(codes)
@@ -142,7 +142,7 @@ class Driver:
 
 
 def test_waiting_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until it has come; an error of the GPU's is one of ddl's."""
+    """Waiting ends when the event has occurred; an error of the GPU becomes one of ddl's errors."""
     driver = Driver([600, 600, 0])
     monkeypatch.setattr(gpu, "_driver", lambda: driver)
     gpu.Gpu().wait(0xAB)
@@ -153,7 +153,7 @@ def test_waiting_for_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Elsewhere:
-    """A tensor that TensorFlow would say is on a GPU."""
+    """A stand-in for a tensor that TensorFlow reports to be on a GPU."""
 
     def __init__(self, name: str, dtype: Any = tf.float32) -> None:
         self.backing_device = name
@@ -161,7 +161,10 @@ class Elsewhere:
 
 
 def test_where_a_tensor_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's number, which the driver knows; TensorFlow counts what it may see. Types that it keeps on the host are none."""
+    """The device number is CUDA's, which the driver knows; TensorFlow numbers only visible devices.
+
+    Types that TensorFlow keeps on the host have no GPU device.
+    """
     asked = []
 
     def device(name: str, tensor: Any) -> Device:
@@ -177,7 +180,10 @@ def test_where_a_tensor_lies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pointers:
-    """As much of CUDA's driver as tells on which device an address is; of none that it is 0 or unknown."""
+    """The part of the CUDA driver that finds the device of an address.
+
+    It knows no device for address 0 and for the address ``nowhere``.
+    """
 
     def __init__(self, nowhere: int) -> None:
         self.nowhere = nowhere
@@ -190,7 +196,10 @@ class Pointers:
 
 
 def test_where_a_tensor_without_elements_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On its GPU: on another rank the same tensor has elements, and the two must say the same, also in their first call."""
+    """A tensor without elements is on its GPU, also in the first call.
+
+    On another rank the same tensor may have elements, and both ranks must find the same device.
+    """
     empty = tf.zeros((0, 4))
     address = TfAdapter().buffer(empty, elementwise=True).address
     monkeypatch.setattr(gpu, "_driver", lambda: Pointers(address))
@@ -200,7 +209,10 @@ def test_where_a_tensor_without_elements_lies(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_threads_run_while_tensorflow_computes(late: LateGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent is waited for by an operation, before it is asked where it lies: that would stop all of Python."""
+    """Before a tensor is sent, an operation waits for the GPU, and only then is the address requested.
+
+    Requesting the address first would block all Python threads.
+    """
     synced: list[str] = []
     sync = tf.raw_ops.SyncDevice
 
@@ -218,11 +230,11 @@ def test_threads_run_while_tensorflow_computes(late: LateGpu, monkeypatch: pytes
         assert [gradient.numpy().tolist() for gradient in gradients] == [[2.0, 4.0], [6.0]]
 
     on_ranks(late, play)
-    assert len(synced) == 2  # once on each rank, for both
+    assert len(synced) == 2  # once on each rank, for both tensors
 
 
 def test_another_makers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no driver of CUDA's to ask, and nothing of ours serves it."""
+    """A GPU of another vendor has no CUDA driver, and ddl does not use it."""
 
     def missing() -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
@@ -232,7 +244,7 @@ def test_another_makers_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_graphs_tell_of_the_host(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Once, where there is a GPU."""
+    """Staging tensors of graphs on the host is logged once, if there is a GPU."""
     gpus._log.cache_clear()
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
 

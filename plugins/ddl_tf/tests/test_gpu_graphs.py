@@ -1,4 +1,7 @@
-"""Gradients of graphs that stay on a GPU: on a pretend device here, whose queue runs late; its operations on the CPU."""
+"""Gradients of graphs that stay on a GPU.
+
+With a pretended device, whose queue runs late and whose operations run on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,16 @@ def late() -> Iterator[LateGpu]:
 
 
 def crossings(function: Any, *args: Any) -> list[str]:
-    """The operations of Python's in what a tf.function has traced: PyFunc takes arrays, EagerPyFunc takes what is on a GPU."""
+    """Return the Python operations that a tf.function has traced.
+
+    PyFunc passes arrays, and EagerPyFunc passes tensors on a GPU.
+    """
     graph = function.get_concrete_function(*args).graph
     return sorted(operation.type for operation in graph.get_operations() if "PyFunc" in operation.type)
 
 
 def of_sizes() -> list[Any]:
-    """Variables that travel joined, flattened and alone."""
+    """Return variables whose gradients are joined, flattened and sent alone."""
     shapes = ((3,), (3,), (4, 2), (), (0, 3), (300, 100))
     return [tf.Variable(tf.ones(shape, dtype)) for shape in shapes for dtype in TYPES]
 
@@ -53,8 +59,8 @@ def of_sizes() -> list[Any]:
 @pytest.mark.parametrize("route", [KIND, "cpu"])
 @pytest.mark.parametrize("groups", [None, 3])
 def test_a_function_in_replay(late: LateGpu, route: str, groups: int | None) -> None:
-    """Values are those of one rank; all stays on the device; from the first steps on no control message is sent."""
-    measured = threading.Barrier(2)  # who ends leaves the world, which the other would count
+    """Values equal those of one rank, all tensors stay on the device, and repeated steps send no control message."""
+    measured = threading.Barrier(2)  # a rank that ended would leave the world, and the other would count that message
 
     def play(rank: int) -> None:
         weights = of_sizes()
@@ -77,7 +83,7 @@ def test_a_function_in_replay(late: LateGpu, route: str, groups: int | None) -> 
 
 
 def test_without_the_wait_values_are_wrong(late: LateGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it is the wait that makes them right above."""
+    """Without the wait for the device values are wrong, so the wait is what makes them right above."""
     monkeypatch.setattr(PretendRuntime, "dawdle_s", 0.02)
     monkeypatch.setattr(late, "wait", lambda event: None)
 
@@ -91,7 +97,7 @@ def test_without_the_wait_values_are_wrong(late: LateGpu, monkeypatch: pytest.Mo
 
 
 def test_a_loop_of_a_graph(late: LateGpu) -> None:
-    """Steps within one call follow each other; what one has reduced, the next begins with."""
+    """Steps within one call run in order: each begins with the values that the previous one has reduced."""
 
     def play(rank: int) -> float:
         weight = tf.Variable(tf.ones((40, 3)))
@@ -112,7 +118,7 @@ def test_a_loop_of_a_graph(late: LateGpu) -> None:
 
 
 def test_fit_of_keras(late: LateGpu) -> None:
-    """A few steps on two ranks come to what one rank makes of the whole batches."""
+    """A few steps on two ranks give what one rank gives with the whole batches."""
     inputs = np.random.default_rng(0).random((32, 4), np.float32)
     targets = inputs.sum(axis=1, keepdims=True)
 
@@ -136,7 +142,7 @@ def test_fit_of_keras(late: LateGpu) -> None:
 
 
 def test_a_mixed_model(late: LateGpu) -> None:
-    """What a GPU does not hold, or not serve, is staged on the host, and all of it together is one reduction."""
+    """Gradients that a GPU does not hold or serve are staged on the host; all gradients together are one reduction."""
 
     def play(rank: int) -> None:
         weights = [
@@ -162,7 +168,7 @@ def test_a_mixed_model(late: LateGpu) -> None:
             for value, weight in zip(dense, weights[:5], strict=True):
                 np.testing.assert_array_equal(value, np.full(weight.shape, 2 * turn + 3))
             assert tf.convert_to_tensor(slices).numpy()[5, 0] == 2 * turn + 3
-        # two groups of which each has both, the slices, the wait's is in a function of its own, and the handing out
+        # Each of two groups has both kinds. One PyFunc more sends slices, one EagerPyFunc more returns results.
         assert crossings(step, tf.constant(0.0)) == ["EagerPyFunc"] * 3 + ["PyFunc"] * 3
 
     on_ranks(late, play)
@@ -170,7 +176,7 @@ def test_a_mixed_model(late: LateGpu) -> None:
 
 @pytest.mark.parametrize("way", ["asked", "unserved"])
 def test_all_by_way_of_the_host(late: LateGpu, way: str) -> None:
-    """Where device_dense says so, or the job reaches no such device."""
+    """All gradients are staged on the host if device_dense says so, or if the job does not reach the device."""
 
     def play(rank: int) -> None:
         weights = of_sizes()
@@ -186,7 +192,7 @@ def test_all_by_way_of_the_host(late: LateGpu, way: str) -> None:
 
 
 def test_a_tape_that_asks_for_the_host_is_not_another(late: LateGpu) -> None:
-    """Two tapes over the same variables, of which one says where."""
+    """Two tapes over the same variables may differ in where their gradients are reduced."""
 
     def play(rank: int) -> list[list[str]]:
         weight = tf.Variable(tf.ones(3))
@@ -204,7 +210,10 @@ def test_a_tape_that_asks_for_the_host_is_not_another(late: LateGpu) -> None:
 def test_a_session_goes_by_way_of_the_host(
     late: LateGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its devices are its own. The log says so, once, where there is a GPU."""
+    """Gradients in a session are staged on the host, because it has devices of its own.
+
+    This is logged once if there is a GPU.
+    """
     gpus._log.cache_clear()
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
 
@@ -229,7 +238,7 @@ def test_a_session_goes_by_way_of_the_host(
 
 
 def test_a_device_that_is_gone_when_the_graph_runs(late: LateGpu) -> None:
-    """What was traced for it then takes what lies on the host."""
+    """If the device of the tracing is gone when the graph runs, the tensors are taken from the host."""
 
     def play(rank: int) -> float:
         weight = tf.Variable(tf.ones(3))
@@ -246,7 +255,7 @@ def test_a_device_that_is_gone_when_the_graph_runs(late: LateGpu) -> None:
 
 
 def test_results_are_let_go(late: LateGpu) -> None:
-    """By ddl, as soon as TensorFlow has them: their memory is the next step's."""
+    """ddl releases results as soon as TensorFlow has them, so that the next step can use their memory."""
     made: list[Any] = []
     late.made.append(lambda tensor: made.append(weakref.ref(tensor)))
     both = threading.Barrier(2)
@@ -262,7 +271,7 @@ def test_results_are_let_go(late: LateGpu) -> None:
         for _ in range(8):
             step()
         both.wait(120.0)
-        until = time.monotonic() + 10.0  # the engine looks from time to time whether its queue is done with them
+        until = time.monotonic() + 10.0  # the engine checks only from time to time whether its queue is done
         while left() and time.monotonic() < until:
             time.sleep(0.01)
         kept = left()
@@ -275,7 +284,10 @@ def test_results_are_let_go(late: LateGpu) -> None:
 
 @pytest.mark.parametrize("names", [("gpu gpu", "gpu host"), ("gpu host gpu", "host gpu gpu")])
 def test_ranks_that_have_it_elsewhere(late: LateGpu, names: tuple[str, str]) -> None:
-    """Raise on both, and say how many lay where; also where what travels looks the same."""
+    """If ranks have gradients on different devices, both raise and say how many are on a GPU.
+
+    This holds even if the buckets look the same.
+    """
 
     def play(rank: int) -> str:
         weights = [tf.Variable(tf.ones(3), name=name) for name in names[rank].split()]
@@ -291,7 +303,7 @@ def test_ranks_that_have_it_elsewhere(late: LateGpu, names: tuple[str, str]) -> 
 
 @pytest.mark.timeout(140)
 def test_one_thread_and_orders_of_their_own() -> None:
-    """Ranks that run independent reductions in different orders never wait for each other; see the program."""
+    """Ranks that run independent reductions in different orders never wait forever; see the program."""
     done = subprocess.run(
         [sys.executable, str(PROGRAMS / "gpu_orders.py")],
         stdout=subprocess.PIPE,
@@ -304,7 +316,7 @@ def test_one_thread_and_orders_of_their_own() -> None:
 
 
 def test_which_gpu_holds_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorFlow's, Keras's around it, and what is no variable."""
+    """The GPU is found for a TensorFlow variable and for a Keras variable around one, and not for other tensors."""
     plain, wrapped = tf.Variable(1.0), keras.Variable(1.0)
     assert [placing.gpu_of(variable) for variable in (plain, wrapped, tf.constant(1.0))] == [""] * 3
     name = "/job:localhost/replica:0/task:0/device:GPU:1"
@@ -313,12 +325,12 @@ def test_which_gpu_holds_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_goes_off_together_is_parted_by_device() -> None:
-    """In the order in which the devices come first."""
+    """Gradients are split by device, in the order in which the devices first occur."""
     assert placing.apart([4, 3, 1, 0], ["", CPU_0, "", "", CPU_0]) == [(CPU_0, [4, 1]), ("", [3, 0])]
 
 
 def test_a_strategy_goes_by_way_of_the_host(late: LateGpu) -> None:
-    """A variable is several there, and none of them is asked."""
+    """Under a tf.distribute strategy a variable has several copies, so its gradient is staged on the host."""
     variable, gradient = tf.Variable(1.0), tf.constant(1.0)
     serves = {CPU_0: True}.__getitem__
     assert placing.places([gradient], [variable], late.types, serves) == [CPU_0]
@@ -327,7 +339,10 @@ def test_a_strategy_goes_by_way_of_the_host(late: LateGpu) -> None:
 
 
 def test_reasons_are_told(late: LateGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """One line for each, however many gradients have it, and none for what stays."""
+    """Each reason for staging is logged once, however many gradients it applies to.
+
+    Gradients that stay are not logged.
+    """
     gpus._log.cache_clear()
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
     slices = tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([2, 2]))
@@ -345,7 +360,7 @@ def test_reasons_are_told(late: LateGpu, monkeypatch: pytest.MonkeyPatch, caplog
 
 
 def test_results_are_handed_out_once() -> None:
-    """Whoever comes when they are gone has run beside another."""
+    """A second request for the same results raises an error: two runs of the graph have overlapped."""
     landed = {0: "a", 1: "b", 2: "c"}
     assert crossing._hand_out(landed, [0, 2]) == ["a", "c"]
     with pytest.raises(ValueError, match="one thread at a time"):

@@ -1,4 +1,4 @@
-"""Gradients in graphs and sessions, on processes: threads would share TensorFlow's pool."""
+"""Gradients in graphs and sessions, on processes, because threads would share TensorFlow's pool."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ CHECKS = (
 
 
 def test_two_processes_reduce_as_one_would() -> None:
-    """See the program: values, no control message in replay, 200 shuffled runs on one thread, errors, broadcasts."""
+    """All checks of the program pass: values, no control message in replay, shuffled runs, errors, broadcasts.
+
+    The program makes 200 shuffled runs on one thread.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", sys.executable, str(PROGRAM)],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A signal's handler raises in the midst of a step: all ranks come to what they would have come to, or all are told."""
+"""When a signal's handler raises during a step, all ranks get the results they would have got, or all get an error."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ pytestmark = pytest.mark.timeout(150)
 
 
 class Interrupted(Exception):
-    """As from a signal's handler."""
+    """An exception as a signal's handler may raise it."""
 
 
 @pytest.mark.processes
 def test_signals_in_every_way_to_train(tmp_path: Path) -> None:
-    """By a tape, by Keras, in a function and in a session values are those of a run without signals.
+    """Training with a tape, with Keras, in a function and in a session gives the same values as without signals.
 
-    Torn between reduction and update, a Keras optimizer ends the job with a named error on both ranks.
+    If an interrupt separates a reduction from its update, a Keras optimizer ends the job with a clear error on both
+    ranks.
     """
     shown = launch(2, PROGRAMS / "interrupted.py", str(tmp_path), timeout_s=130.0)
     for way in ("tape", "tape, sparse", "keras", "function", "session"):
@@ -37,7 +38,10 @@ def test_signals_in_every_way_to_train(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_while_sending_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can say how much has gone off: the next call raises on this rank, and the peer, which waits, is told."""
+    """After an interrupt while tensors are sent, the next call raises, and so does the waiting peer.
+
+    Nobody can say how much has been sent.
+    """
     gather = Exchange.gather
     interrupts: list[int] = []
 
@@ -63,7 +67,7 @@ def test_an_interrupt_while_sending_is_told_to_all(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_interrupt_before_sending_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next call is the first of that step."""
+    """After an interrupt before anything was sent, the next call begins that step normally."""
     made_ready = Exchange._made_ready
     interrupts: list[int] = []
 
@@ -87,7 +91,10 @@ def test_an_interrupt_before_sending_costs_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_part_of_a_run_that_is_given_up_says_why() -> None:
-    """Parts go off on several threads, and TensorFlow shows the first error: each names the cause, not only one."""
+    """Every part of a run that was given up raises the reason.
+
+    Several threads send the parts, and TensorFlow shows the first error only.
+    """
 
     def play(rank: int, job: Any) -> None:
         exchange = Reducer(Reduction(), "late")._exchange("late", 3, "", None)
@@ -109,7 +116,10 @@ def test_every_part_of_a_run_that_is_given_up_says_why() -> None:
 
 
 def test_a_run_of_a_function_that_failed_after_it_had_sent_is_told_to_all() -> None:
-    """An operation's error on one rank, between two parts of a step: the next run ends the job, with a named error on both."""
+    """If an operation fails on one rank between two parts of a step, the next run ends the job on both ranks.
+
+    The error on both ranks says why.
+    """
 
     def play(rank: int, job: Any) -> None:
         reducer = Reducer(Reduction(groups=2), "parts")

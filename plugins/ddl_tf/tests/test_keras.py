@@ -1,4 +1,7 @@
-"""ddl_tf.keras on two ranks, with Keras 3 and with tf_keras: each check of the program is a test, and runs once for all."""
+"""ddl_tf.keras on two ranks, with Keras 3 and with tf_keras.
+
+All checks of the program run once, and each is a test here.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ KERAS = {"keras3": {}, "legacy": {"TF_USE_LEGACY_KERAS": "1"}}
 
 @cache
 def shown_by(keras: str) -> str:
-    """What two ranks print in all checks."""
+    """Return what two ranks print while they run all checks."""
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", "2", sys.executable, str(PROGRAM), folder]
         done = subprocess.run(
@@ -46,7 +49,7 @@ def shown_by(keras: str) -> str:
     ],
 )
 def test_check(keras: str, check: str) -> None:
-    """It held on both ranks."""
+    """The check passed on both ranks."""
     shown = shown_by(keras)
     held = re.findall(rf"\[(\d)\] held {check} ", shown)
     assert sorted(held) == ["0", "1"], f"{check} did not hold with {keras}:\n{shown[-6000:]}"
@@ -54,7 +57,7 @@ def test_check(keras: str, check: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_other_backends_are_refused(backend: str) -> None:
-    """In one line that says what to set, whether or not that framework is there."""
+    """Other backends raise one line that says what to set, whether or not that framework is installed."""
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     code = "import ddl_tf.keras"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400, env=environment)
@@ -65,5 +68,5 @@ def test_other_backends_are_refused(backend: str) -> None:
 
 
 def test_every_check_is_found() -> None:
-    """Checks are found by their marks; none is lost to a change of the pattern."""
+    """The checks are found by their decorators; none is lost if the pattern changes."""
     assert len(CHECKS) == len(re.findall(r"^@check", PROGRAM.read_text(), re.MULTILINE)) > 20

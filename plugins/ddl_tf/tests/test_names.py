@@ -1,4 +1,4 @@
-"""What travels has one name on all ranks, and no two things that may be under way at once have the same."""
+"""A tensor has the same name on all ranks, and no two operations that may be in flight at once have the same name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRAPHS = pytest.mark.parametrize("graph", [False, True], ids=["eager", "function
 
 
 def local_shapes(rank: int, kind: str) -> list[tuple[int, ...]]:
-    """Those of a rank's own variables: of another shape on each rank, or more of them on each next one."""
+    """Return the shapes of a rank's own variables, which differ in shape or in number from those of the other ranks."""
     return [(3 + rank, 2)] if kind == "shapes" else [(2,)] * (1 + 2 * rank)
 
 
@@ -32,7 +32,7 @@ LOCALS = pytest.mark.parametrize("kind", ["shapes", "number"])
 
 
 def check_shared_and_local(shared: Any, local: Any, rank: int) -> None:
-    """Gradients of ``(rank + 1) * sum(variable)`` on two ranks: the mean, and this rank's share of its own."""
+    """Check gradients of ``(rank + 1) * sum(variable)`` on two ranks: shared ones are the mean, local ones scaled."""
     np.testing.assert_array_equal(shared, np.full(shared.shape, 1.5))
     for one in local:
         np.testing.assert_array_equal(one, np.full(one.shape, (rank + 1) / 2))
@@ -41,7 +41,7 @@ def check_shared_and_local(shared: Any, local: Any, rank: int) -> None:
 @GRAPHS
 @LOCALS
 def test_a_tape_with_other_local_variables_on_each_rank(kind: str, graph: bool) -> None:
-    """Ranks whose local variables differ in shape or number reduce the others as ever, local ones first or last."""
+    """Ranks whose local variables differ in shape or number still reduce the others, with local ones first or last."""
 
     def play(rank: int, job: Any) -> None:
         shared = tf.Variable(tf.ones((2, 2)))
@@ -66,7 +66,7 @@ def test_a_tape_with_other_local_variables_on_each_rank(kind: str, graph: bool) 
 
 @LOCALS
 def test_a_keras_optimizer_with_other_local_layers_on_each_rank(kind: str) -> None:
-    """PartialDistributedOptimizer steps by the mean where layers are shared, by each rank's own in local layers."""
+    """PartialDistributedOptimizer steps by the mean in shared layers, and by own gradients in local layers."""
 
     def play(rank: int, job: Any) -> None:
         layers = [_Weight((2, 2)), *(_Weight(shape) for shape in local_shapes(rank, kind))]
@@ -82,7 +82,7 @@ def test_a_keras_optimizer_with_other_local_layers_on_each_rank(kind: str) -> No
 
 
 class _Weight(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """A layer that is built from the start."""
+    """A layer that is built when it is made."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Weight(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
 
 @LOCALS
 def test_a_session_with_other_local_variables_on_each_rank(kind: str) -> None:
-    """The same by an optimizer of tf.compat.v1.train."""
+    """An optimizer of tf.compat.v1.train also steps correctly if the ranks' local variables differ."""
     v1 = tf.compat.v1
 
     def play(rank: int, job: Any) -> None:
@@ -113,7 +113,7 @@ def test_a_session_with_other_local_variables_on_each_rank(kind: str) -> None:
 
 
 def test_shared_variables_that_differ_are_an_error_on_every_rank() -> None:
-    """A tape over another model on one rank raises there and elsewhere; nobody waits."""
+    """If one rank's tape is over another model, every rank raises an error, and no rank waits forever."""
 
     def play(rank: int, job: Any) -> None:
         variable = tf.Variable(tf.ones((2 + rank,)))
@@ -126,7 +126,10 @@ def test_shared_variables_that_differ_are_an_error_on_every_rank() -> None:
 
 
 def test_tapes_over_two_models_of_equal_shapes_do_not_meet() -> None:
-    """As of a generator and its critic: names are the models' own, also of one that came after another was let go."""
+    """Tapes over two models with equal shapes, such as a generator and its critic, use different names.
+
+    This also holds for a model made after another one was freed.
+    """
 
     def play(rank: int, job: Any) -> tuple[list[str], int]:
         names: list[str] = []
@@ -156,12 +159,15 @@ def test_tapes_over_two_models_of_equal_shapes_do_not_meet() -> None:
 
 
 def gradient_names(job: Any) -> set[str]:
-    """Of what the job's tapes and optimizers have reduced so far."""
+    """Return the names of all gradients that the job's tapes and optimizers have reduced so far."""
     return {name for _, name in job.tensor_queue._persistent if "gradient." in name}
 
 
 def test_optimizers_of_one_name_do_not_meet() -> None:
-    """Be they of Keras or of sessions, named by the user or not; each process set's members agree."""
+    """Optimizers of one name get different names, for Keras and for sessions, named by the user or not.
+
+    The ranks agree on the names.
+    """
 
     def play(rank: int, job: Any) -> list[str]:
         v1 = tf.compat.v1.train
@@ -182,9 +188,10 @@ def test_optimizers_of_one_name_do_not_meet() -> None:
 
 
 def test_several_broadcasts_in_one_function() -> None:
-    """Model and optimizer variables in the first step of one tf.function, as Horovod's tensorflow2_mnist does it.
+    """Several broadcasts in one tf.function are matched correctly: model and optimizer variables in the first step.
 
-    TensorFlow runs them in parallel. Retraced, and run again, they pair as before.
+    Horovod's tensorflow2_mnist example does this. TensorFlow runs the broadcasts in parallel. They are also matched
+    when the function is retraced and run again.
     """
 
     def play(rank: int, job: Any) -> None:
@@ -201,7 +208,7 @@ def test_several_broadcasts_in_one_function() -> None:
             return ddl.allreduce(x) + ddl.allreduce(2.0 * x)
 
         for turn in range(6):
-            x = tf.fill((1 + turn % 2,), float(rank))  # of another shape in each second turn: it is traced anew
+            x = tf.fill((1 + turn % 2,), float(rank))  # the shape alternates, so that the function is retraced
             for variables in (model, state):
                 for which, variable in enumerate(variables):
                     variable.assign(tf.fill((4, 3), 10.0 * which + rank))
@@ -215,7 +222,7 @@ def test_several_broadcasts_in_one_function() -> None:
 
 
 def test_a_reducer_keeps_its_name_apart_in_the_next_job() -> None:
-    """After ``shutdown()`` and ``init()`` an optimizer of before and a new one have names of their own, too."""
+    """After ``shutdown()`` and ``init()``, old and new optimizers of one name still have different names."""
 
     def play(rank: int, job: Any) -> list[str]:
         before = Reducer(Reduction(), "same", unique=True)
@@ -237,6 +244,9 @@ def test_a_reducer_keeps_its_name_apart_in_the_next_job() -> None:
 
 @pytest.mark.processes
 def test_minimize_where_version_2_is_turned_off() -> None:
-    """``tf.disable_v2_behavior()``, under which shapes hold objects that cannot be hashed: two ranks train by the mean."""
+    """Two ranks train by the mean gradient under ``tf.disable_v2_behavior()``.
+
+    Shapes then contain objects that cannot be hashed.
+    """
     shown = launch(2, PROGRAMS / "version_1.py")
     assert shown.count("trained by the mean") == 2, shown

@@ -1,4 +1,4 @@
-"""Horovod's verbs on TensorFlow's tensors, eagerly, in functions and in sessions: values, shapes, what they refuse."""
+"""Horovod's collectives on TensorFlow tensors, eagerly, in functions and in sessions: values, shapes and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def own(rank: int, *shape: int) -> Any:
 
 @MODES
 def test_allreduce(mode: str) -> None:
-    """Average by default; scales before and after; every operation; compressed."""
+    """Allreduce averages by default; scale factors, every op and compression give the right values."""
 
     def build(x: Any) -> list[Any]:
         return [
@@ -43,7 +43,7 @@ def test_allreduce(mode: str) -> None:
 
 @MODES
 def test_every_dtype(mode: str) -> None:
-    """What ddl carries, bfloat16 and bool among it, in one group; scalars and empty tensors, too."""
+    """One group may have all of ddl's types, including bfloat16 and bool; scalars and empty tensors work too."""
     kinds = [(dtype, shape) for dtype in DType for shape in ((), (0,), (2, 3))]
 
     def build(*tensors: Any) -> Any:
@@ -66,7 +66,10 @@ def test_every_dtype(mode: str) -> None:
 
 @MODES
 def test_gather_and_broadcast(mode: str) -> None:
-    """Ranks differ in their rows; broadcast gives the root's; shapes are known as far as they can be."""
+    """Allgather joins different numbers of rows; broadcast gives the root's values.
+
+    Static shapes are as complete as possible.
+    """
 
     def build(x: Any) -> list[Any]:
         gathered, sent = ddl.allgather(x), ddl.broadcast(x[:1], 1)
@@ -87,7 +90,10 @@ def test_gather_and_broadcast(mode: str) -> None:
 
 @MODES
 def test_alltoall(mode: str) -> None:
-    """Without splits the rows alone; with them, also how many came from each, as int32."""
+    """Without splits only the rows are returned.
+
+    With splits also an int32 tensor of how many rows came from each rank.
+    """
 
     def build(x: Any, splits: Any) -> Any:
         return ddl.alltoall(x), *ddl.alltoall(x, splits), *ddl.alltoall(x, [1, 2, 0])
@@ -104,7 +110,7 @@ def test_alltoall(mode: str) -> None:
 
 @MODES
 def test_reducescatter(mode: str) -> None:
-    """Average by default; the first ranks get a row more; grouped and scaled."""
+    """Reducescatter averages by default, gives the first ranks one more row, and may be grouped and scaled."""
 
     def build(x: Any) -> list[Any]:
         return [
@@ -123,7 +129,10 @@ def test_reducescatter(mode: str) -> None:
 
 @MODES
 def test_slices(mode: str) -> None:
-    """IndexedSlices stay such: everyone's rows behind one another, divided for Average; dense ones beside them in a group."""
+    """IndexedSlices stay slices: all ranks' rows are joined, and divided for Average.
+
+    A group may contain dense tensors too.
+    """
 
     def slices(rows: Any) -> Any:
         count = rows.shape[0]
@@ -150,7 +159,7 @@ def test_slices(mode: str) -> None:
 
 @MODES
 def test_who_we_are(mode: str) -> None:
-    """As int32 scalars; of a process set, too."""
+    """Ranks and sizes are int32 scalars; the size of a process set is available too."""
 
     def build() -> list[Any]:
         return [
@@ -174,7 +183,7 @@ def test_who_we_are(mode: str) -> None:
 
 @MODES
 def test_process_sets(mode: str) -> None:
-    """Members alone call; roots are ranks of the world."""
+    """Only members call a process set's collectives; root ranks are ranks of the world."""
 
     def play(rank: int) -> Any:
         pair = ddl.add_process_set([0, 2])
@@ -193,7 +202,10 @@ def test_process_sets(mode: str) -> None:
 
 @MODES
 def test_join(mode: str) -> None:
-    """The others' allreduce goes on with values that change nothing; the last rank to join is told to all."""
+    """After a join, the other ranks' allreduce continues with values that change nothing.
+
+    All ranks get the last rank to join.
+    """
 
     def play(rank: int) -> tuple[list[float], int]:
         sums = []
@@ -207,7 +219,7 @@ def test_join(mode: str) -> None:
 
 
 def test_a_barrier_in_a_function_keeps_its_place() -> None:
-    """What stands before it has run when it ends, what follows begins after it."""
+    """Operations before a barrier have run when it ends, and those after it begin after it."""
     seen: list[list[str]] = [[] for _ in range(SIZE)]
 
     def play(rank: int) -> None:
@@ -238,7 +250,7 @@ def test_a_barrier_in_a_function_keeps_its_place() -> None:
 
 
 def test_results_nobody_asks_for() -> None:
-    """In a tf.function the operation runs all the same: only one rank may print what all have reduced."""
+    """In a tf.function a collective runs even if its result is unused: only one rank may print the result."""
 
     def play(rank: int) -> None:
         def step(x: Any) -> Any:
@@ -252,7 +264,7 @@ def test_results_nobody_asks_for() -> None:
 
 @pytest.mark.parametrize("mode", ["function", "session"])
 def test_a_rank_may_have_more_in_its_graph(mode: str) -> None:
-    """Where rank 0 alone looks at something, its tensors have other names; the collectives are paired all the same."""
+    """If only rank 0's graph has extra tensors, their names differ between ranks, but collectives are still matched."""
 
     def play(rank: int) -> None:
         def build(x: Any) -> Any:
@@ -267,7 +279,7 @@ def test_a_rank_may_have_more_in_its_graph(mode: str) -> None:
 
 
 def test_tensors_that_are_not_computed_yet() -> None:
-    """Where eager operations run asynchronously, their results are waited for."""
+    """If eager operations run asynchronously, a collective waits for its inputs."""
     before = tf.config.experimental.get_synchronous_execution()
     tf.config.experimental.set_synchronous_execution(False)
     try:
@@ -284,7 +296,7 @@ def test_tensors_that_are_not_computed_yet() -> None:
 
 
 def test_loops_and_branches() -> None:
-    """The same operation again and again; in a loop of a session's graph, one at a time."""
+    """A collective may run repeatedly in loops and branches; in a session's loop, only once at a time."""
     v1 = tf.compat.v1
 
     def many(x: Any) -> Any:
@@ -314,7 +326,7 @@ def test_loops_and_branches() -> None:
 
 
 def test_numpy_and_variables_are_tensors() -> None:
-    """What TensorFlow converts is taken, and stays as it was."""
+    """Everything that TensorFlow converts to tensors is accepted, and is not changed."""
 
     def play(rank: int) -> None:
         variable, array = tf.Variable(own(rank)), np.full(2, rank, np.int64)
@@ -328,7 +340,7 @@ def test_numpy_and_variables_are_tensors() -> None:
 
 
 def test_objects() -> None:
-    """Eagerly and beside a graph; the session is not needed."""
+    """Objects are sent eagerly and while a graph is built; the session is not needed."""
 
     def play(rank: int) -> None:
         assert ddl.broadcast_object({"rank": rank}, 2) == {"rank": 2}
@@ -341,7 +353,7 @@ def test_objects() -> None:
 
 
 def test_a_users_compressor() -> None:
-    """Its two methods run around the reduction, on tensors of the present mode."""
+    """A user's compressor runs around the reduction, on tensors of the current mode."""
 
     class Halves:
         @staticmethod
@@ -362,7 +374,7 @@ def test_a_users_compressor() -> None:
 
 
 def test_the_built_in_compressors_work_on_tensors() -> None:
-    """As scripts call them themselves; integers pass."""
+    """Scripts may call the built-in compressors themselves; integers are not changed."""
     for compression, short in ((ddl.Compression.fp16, tf.float16), (ddl.Compression.bf16, tf.bfloat16)):
         packed, ctx = compression.compress(tf.ones(2))
         assert packed.dtype is short

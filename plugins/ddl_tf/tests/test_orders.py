@@ -1,4 +1,4 @@
-"""On real processes: no pool of TensorFlow's threads, not even of one, makes ranks wait for each other forever."""
+"""On real processes: ranks never wait for each other forever, even if TensorFlow has only one thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(360), pytest.mark.slow]
 
 
 def test_independent_collectives_in_different_orders() -> None:
-    """200 runs of a session and 200 of functions, 16 collectives each, shuffled on each rank by itself."""
+    """200 runs of a session and 200 of functions succeed, with 16 collectives each in another order on each rank."""
     shown = launch(2, PROGRAMS / "orders.py", "session,function")
     lines = re.findall(r"(\w+: correct in 200 runs of 16), ([\d.]+) s", shown)
     print(lines)

@@ -1,4 +1,4 @@
-"""The plugin introduces itself without TensorFlow, offers what Horovod's did, in its order, and checks what it runs on."""
+"""The plugin declares itself without TensorFlow, has Horovod's names and argument orders, and checks the version."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ print(ddl.size(), ddl.rank())
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_argument_order(name: str) -> None:
-    """Positional calls of Horovod's scripts mean the same here."""
+    """Positional arguments of Horovod's scripts have the same meaning here."""
     assert list(inspect.signature(getattr(ddl, name)).parameters) == SIGNATURES[name].split()
 
 
 def test_exports() -> None:
-    """All of it is public, and defined."""
+    """All exported names are public and defined."""
     assert set(SIGNATURES) | set(BASICS.split()) <= set(ddl.__all__)
     assert not [name for name in ddl.__all__ if not hasattr(ddl, name)]
 
 
 def test_horovods_integers() -> None:
-    """The operations' numbers are Horovod's."""
+    """The numbers of the ops are Horovod's."""
     assert [ddl.Average, ddl.Sum, ddl.Adasum, ddl.Min, ddl.Max, ddl.Product] == [0, 1, 2, 3, 4, 5]
 
 
 def test_what_is_built() -> None:
-    """Booleans about this TensorFlow and what is installed; nothing needs a job."""
+    """The functions about TensorFlow and installed transports return booleans and need no job."""
     assert ddl.cuda_built() is tf.test.is_built_with_cuda()
     assert ddl.rocm_built() is tf.test.is_built_with_rocm()
     assert ddl.ddl_built() is False
@@ -80,7 +80,7 @@ def test_versions_that_serve(version: str) -> None:
 
 @pytest.mark.parametrize("version", ["2.15.1", "2.22.0", "1.15.5", "3.0.0", "nightly"])
 def test_versions_that_do_not(version: str) -> None:
-    """One line: which run, which is there, what to install."""
+    """An unsupported version gives one line: the supported range, the installed version, and what to install."""
     text = objection(version)
     assert "2.16 to 2.21" in text and version in text and "pip install" in text and "\n" not in text
 
@@ -90,7 +90,7 @@ def shown(code: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 
 
 def test_introduction_imports_no_tensorflow() -> None:
-    """Listing plugins must not import a framework: the plugin's module asks for none, and runs without its package."""
+    """Listing plugins does not import a framework: the plugin's module works without the rest of its package."""
     code = (
         "import sys; from ddlcore.plug.finding import run_alone; "
         "(one,) = run_alone('ddl_tf.plugin').ddl_adapters(); print(one.target, 'tensorflow' in sys.modules)"
@@ -99,7 +99,7 @@ def test_introduction_imports_no_tensorflow() -> None:
 
 
 def test_a_missing_tensorflow_is_said_in_one_line() -> None:
-    """ImportError that says what to install."""
+    """A missing TensorFlow raises an ImportError that says what to install."""
     done = shown("import sys; sys.modules['tensorflow'] = None; import ddl_tf", check=False)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -107,5 +107,5 @@ def test_a_missing_tensorflow_is_said_in_one_line() -> None:
 
 
 def test_a_world_of_one() -> None:
-    """Without a launcher the five lines run by themselves."""
+    """The five lines of a script run without a launcher, as a job of one rank."""
     assert shown(FIVE_LINES).stdout.split() == ["1", "0"]

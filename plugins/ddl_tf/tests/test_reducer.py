@@ -1,4 +1,4 @@
-"""Reducers in worlds of threads, where TensorFlow runs eagerly, and what they refuse."""
+"""Reducers in worlds of threads, where TensorFlow runs eagerly, and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -60,14 +60,17 @@ def test_a_user_compressor_stands_around_the_reduction() -> None:
 
 
 def test_what_lies_on_a_gpu_is_brought_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There need be none here: what brings tensors to where they are reached is watched, and may be given any."""
+    """All tensors pass through the function that stages them on the host.
+
+    No GPU is needed: the test replaces that function.
+    """
     brought: list[int] = []
 
     def bring(adapter: Any, job: Job, tensors: Sequence[Any], stage_on_host: bool = False) -> list[Any]:
         brought.extend(int(tf.size(tensor)) for tensor in tensors)
         return [tf.identity(tensor) for tensor in tensors]
 
-    for module in ("ddl_tf.reducer", "ddl_tf.broadcast"):  # the package has a verb of that name
+    for module in ("ddl_tf.reducer", "ddl_tf.broadcast"):  # by name, because the package has a function ``broadcast``
         monkeypatch.setattr(import_module(module), "brought", bring)
 
     def play(rank: int, job: Job) -> None:
@@ -156,7 +159,7 @@ def test_what_cannot_be_reduced_is_said_before_anything_is_sent() -> None:
 
 
 def test_tapes_of_one_loop_are_remembered_and_keep_the_structure_of_sources() -> None:
-    measured = threading.Barrier(2)  # who ends leaves the world, which the other would count
+    measured = threading.Barrier(2)  # a rank that ended would leave the world, and the other would count that message
 
     def play(rank: int, job: Job) -> tuple[float, int]:
         variables = {"a": tf.Variable(2.0), "b": [tf.Variable(3.0)]}

@@ -1,4 +1,7 @@
-"""The ranks' variables are compared before each step but the first; planted faults are found, in a tf.function too."""
+"""The ranks' variables are compared before each step except the first.
+
+Deliberate faults are found, also in a tf.function.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ PATIENT: dict[str, object] = {"leave_timeout_s": 30.0, "start_timeout_s": 30.0, 
 
 
 def train(rank: int, mode: str, steps: int, flip: int = 0) -> list[Any]:
-    """Steps of a tape on two variables; one element on rank 1 changes before step ``flip``."""
+    """Make steps of a tape on two variables; one element on rank 1 changes before step ``flip``."""
     weights = [
         tf.Variable(np.full((3, 2), 0.5, np.float32), name="kernel"),
         tf.Variable(np.zeros(2, np.float32), name="bias"),
     ]
-    own = tf.Variable(float(rank))  # a part of the model that each rank has for itself
+    own = tf.Variable(float(rank))  # a part of the model that is local to each rank
 
     def step(x: Any) -> None:
         tape = ddl.DistributedGradientTape(tf.GradientTape())
@@ -46,13 +49,16 @@ def train(rank: int, mode: str, steps: int, flip: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_changed_element_is_found(mode: str) -> None:
-    """Every rank is told the variable and the last step that agreed; local sources, which differ by design, are not compared."""
+    """Every rank learns the variable and the last step in which the ranks agreed.
+
+    Local sources, which differ by design, are not compared.
+    """
     raised: list[str] = []
 
     def rank(rank: int, job: Job) -> None:
         try:
             train(rank, mode, steps=400, flip=7)
-        except Exception as error:  # in a graph TensorFlow makes an error of its own of it, which holds the message
+        except Exception as error:  # in a graph TensorFlow raises an error of its own, which contains the message
             raised.append(str(error))
 
     run_world(2, rank, settings={"verify_every": 3, **PATIENT}, deadline_s=120)
@@ -65,14 +71,14 @@ def test_a_changed_element_is_found(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
 def test_equal_variables_are_left_alone(mode: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A sound training tells nothing, and goes on to its end."""
+    """A correct training logs nothing, and runs to its end."""
     with caplog.at_level(logging.WARNING, "ddl"):
         run_world(2, lambda rank, job: train(rank, mode, 8), settings={"verify_every": 1, **PATIENT}, deadline_s=120)
     assert "parameters differ" not in caplog.text
 
 
 def test_verify_takes_what_holds_variables() -> None:
-    """Variables, a dict of them, tensors, a tf.Module; an error on every rank where one differs."""
+    """verify() accepts variables, a dict of them, tensors and a tf.Module, and raises on every rank if one differs."""
 
     def rank(rank: int, job: Job) -> None:
         module = tf.Module()

@@ -1,4 +1,4 @@
-"""Gradients of several passes are summed for each variable, whichever of the passes had one."""
+"""Gradients of several passes are summed for each variable, whichever passes had one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddl_tf.keras.step import Step
 
 
 def test_a_pass_without_a_gradient_loses_none() -> None:
-    """What a variable got in an earlier pass is applied with the last one, and once."""
+    """A gradient from an earlier pass is applied once, with the last pass, even if that has none."""
     variables = [tf.Variable([1.0]), tf.Variable([1.0])]
     step: Any = Step(None, None, None, 2, False)  # type: ignore[arg-type]  # it only sums here
     applied: list[list[Any]] = []

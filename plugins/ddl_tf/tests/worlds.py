@@ -1,4 +1,4 @@
-"""Runs verbs on ranks that are threads, and each of them eagerly, in a tf.function and in a session."""
+"""Runs collectives on ranks that are threads; each rank runs them eagerly, in a tf.function and in a session."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ MODES = pytest.mark.parametrize("mode", ["eager", "function", "session"])
 
 
 def ranks(function: Callable[[int], Any], size: int = SIZE) -> list[Any]:
-    """``function(rank)`` on every rank of a new world; the results, by rank."""
+    """Call ``function(rank)`` on every rank of a new world, and return the results by rank."""
     return run_world(size, lambda rank, job: function(rank), deadline_s=90.0)
 
 
 def evaluate(mode: str, build: Callable[..., Any], *tensors: Any, times: int = 2) -> Any:
-    """What ``build(*tensors)`` gives, in numpy arrays; in a graph it is run ``times`` times, for the last result.
+    """Return what ``build(*tensors)`` gives, as numpy arrays.
 
-    Sessions have one inter-op thread: whatever blocked it would show as a test that does not end.
+    A graph is run ``times`` times, and the last result is returned.
+
+    Sessions have one inter-op thread, so a collective that blocked it would show as a test that does not end.
     """
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if mode == "session":

@@ -1,4 +1,4 @@
-"""What holds for all torch tests: one compute thread a rank, for the ranks are threads already."""
+"""Sets one compute thread per rank for all torch tests, because ranks are threads already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.cuda and the driver, as far as ddl asks them, without a GPU: every call is noted in its order."""
+"""Replaces torch.cuda and the driver by objects that record every call in order; needs no GPU."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ class FakeStream:
 
 
 class FakeCuda:
-    """Two GPUs. CPU tensors that are given to ``on`` lie there. ``notes`` are tuples: what, and with what."""
+    """Two GPUs.
+
+    CPU tensors that are passed to ``on`` count as being there. ``notes`` are tuples of a call and its arguments.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from ddl_torch import streams
 
         self.notes: list[tuple[Any, ...]] = []
         self.current = {0: FakeStream(self, 0, 0), 1: FakeStream(self, 1, 0x70)}
-        self.failing = 0  # the code that waiting answers
+        self.failing = 0  # the error code that a wait returns
         self.capturing = False  # whether the current stream's work becomes a graph
         self.made = 0
         self._places: dict[int, int] = {}
@@ -45,7 +48,7 @@ class FakeCuda:
                 self.cuda_event = 0
 
             def record(self, stream: FakeStream) -> None:
-                self.cuda_event = self.cuda_event or next(handles)  # torch makes the event when it is first recorded
+                self.cuda_event = self.cuda_event or next(handles)  # torch creates the event when it is first recorded
                 cuda.notes.append(("record", self.cuda_event, stream.index, stream.cuda_stream))
 
         monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -56,7 +59,7 @@ class FakeCuda:
             cached.cache_clear()
 
     def streams(self) -> CudaStreams:
-        """ddl's own, for which the tensors of ``on`` are a GPU's."""
+        """Return ddl's streams, for which the tensors passed to ``on`` are on a GPU."""
         cuda = self
 
         class Claiming(CudaStreams):
@@ -69,7 +72,7 @@ class FakeCuda:
         return Claiming()
 
     def on(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
-        """From now on this lies on GPU ``index``."""
+        """Make this tensor count as being on GPU ``index`` from now on."""
         self._places[id(tensor)] = index
         self._kept.append(tensor)
         return tensor

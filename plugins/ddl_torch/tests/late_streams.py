@@ -1,7 +1,7 @@
-"""Torch's CPU tensors as if they lay on a pretend device, on which everything happens later than torch believes.
+"""Makes torch's CPU tensors behave as if they were on a device that computes later than torch believes.
 
-A tensor that is marked has no values until the device comes to them, and whoever goes on after an event sees what
-the device has done by then, no more. So a fence that is missing shows as a wrong value.
+A tensor that is marked has no values until the device reaches it, and a reader that waits for an event sees only what
+the device has done by then. So a missing fence shows as a wrong value.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ddlcore.types import Buffer, Device
 __all__ = ["LateStreams"]
 
 PATIENCE_S = 120.0
-GARBAGE = 0x7F  # bytes: of floats nearly the greatest, or NaN
+GARBAGE = 0x7F  # as the bytes of a float: nearly the greatest number, or NaN
 
 
 class LateStreams(Streams):
-    """Each thread has a current stream of its own on each device.
+    """Streams of a pretend device; each thread has a current stream of its own on each device.
 
-    A rank has two: the tensors of float32 lie on the second, all others on the first.
+    A rank has two devices: tensors of float32 are on the second, all other tensors on the first.
     """
 
     def __init__(self) -> None:
@@ -35,15 +35,15 @@ class LateStreams(Streams):
         self._lock = threading.Lock()
         self._queues: list[PretendQueue] = []
         self._orders = itertools.count(1)
-        self.marks = 0  # made
-        self.followed = 0  # events that a stream has waited for
+        self.marks = 0  # how many marks were made
+        self.followed = 0  # how many events a stream has waited for
 
     def settle_on(self, rank: int) -> None:
-        """The calling thread is this rank's."""
+        """Make the calling thread belong to this rank."""
         self._own.rank = rank
 
     def turn_to(self, which: int) -> None:
-        """Another of the calling thread's streams is its current one on each device."""
+        """Make another of the calling thread's streams the current one on each device."""
         self._own.which = which
 
     def place(self, tensor: torch.Tensor) -> Device | None:
@@ -61,12 +61,12 @@ class LateStreams(Streams):
     def after(self, event: int, tensors: Sequence[torch.Tensor]) -> None:
         for stream in list(self._streams().values()):
             stream.wait_for(event)
-            if not stream.record().wait(PATIENCE_S):  # torch computes on the CPU, now
+            if not stream.record().wait(PATIENCE_S):  # torch computes on the CPU at once, so the device must be done
                 raise TimeoutError("the event did not come")
         self.followed += 1
 
     def stream(self, index: int) -> PretendQueue:
-        """The calling thread's own on this device, the one that is current."""
+        """Return the calling thread's current stream on this device."""
         mine = self._streams()
         key = index, getattr(self._own, "which", 0)
         if key not in mine:
@@ -80,7 +80,7 @@ class LateStreams(Streams):
         return mine[key]
 
     def put_off(self, tensor: torch.Tensor) -> torch.Tensor:
-        """From now on, and until the current stream comes to it, ``tensor`` holds garbage."""
+        """Let ``tensor`` hold garbage from now on until the current stream reaches it."""
         place = self.place(tensor)
         assert place is not None
         plain = tensor.detach()
@@ -90,9 +90,10 @@ class LateStreams(Streams):
         return tensor
 
     def put_off_gradients(self, parameters: Iterable[torch.Tensor], seen: bool = False) -> None:
-        """All that backward will compute for these. Before the optimizer is wrapped: hooks run in their order.
+        """Delay all gradients that backward computes for these parameters.
 
-        ``seen``: something else sees the gradients' memory meanwhile, so that ddl may not reduce in place.
+        Call it before the optimizer is wrapped, because hooks run in the order of their registration. ``seen``:
+        something else uses the gradients' memory meanwhile, so that ddl may not reduce in place.
         """
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._hook_seen if seen else self._hook)
@@ -112,7 +113,7 @@ class LateStreams(Streams):
         values, address = grad.clone(), grad.data_ptr()
         ctypes.memset(address, GARBAGE, values.nbytes)
 
-        def compute() -> None:  # holds no tensor of this memory, as a device's queue holds none
+        def compute() -> None:  # holds no reference to the tensor, as a device's queue holds none
             if parameter.grad is not None and parameter.grad.data_ptr() == address:
                 ctypes.memmove(address, values.data_ptr(), values.nbytes)
 
@@ -122,7 +123,7 @@ class LateStreams(Streams):
         return next(self._orders)
 
     def close(self) -> None:
-        """Ends all streams."""
+        """End all streams."""
         for queue in self._queues:
             queue.close(PATIENCE_S)
 

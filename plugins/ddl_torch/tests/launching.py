@@ -1,4 +1,4 @@
-"""Runs programs on real processes, by `ddl run`."""
+"""Runs programs on real processes, started by `ddl run`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def launch(
     *args: str,
     timeout_s: float = 400.0,
     check: bool = True,
-    env: Mapping[str, str] | None = None,  # beside this process's own
+    env: Mapping[str, str] | None = None,  # in addition to the variables of this process
 ) -> str:
-    """What the ranks printed, with its prefixes; AssertionError with all of it where the exit code is not 0."""
-    checks = {"DDL_VERIFY_EVERY": "10"} if EXAMPLES in program.parents else {}  # examples train one model, all the way
+    """Return what the ranks printed, with prefixes; raise AssertionError with all output if the exit code is not 0."""
+    checks = {"DDL_VERIFY_EVERY": "10"} if EXAMPLES in program.parents else {}  # their ranks train one model
     command = [sys.executable, "-m", "ddlcore.launch", "run", "-np", str(size), sys.executable, str(program), *args]
     done = subprocess.run(
         command,

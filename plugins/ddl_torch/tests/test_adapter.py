@@ -1,4 +1,4 @@
-"""The torch adapter passes the standard suite, and refuses what is peculiar to torch with a way out."""
+"""The torch adapter passes the standard suite, and refuses unsupported tensors with an error that says what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddlcore.types import DType
 
 
 class TestTorchAdapter(TorchSuite):
-    """As `ddl conform torch` runs it."""
+    """The standard suite, as `ddl conform torch` runs it."""
 
 
 @pytest.mark.parametrize(
@@ -31,15 +31,15 @@ class TestTorchAdapter(TorchSuite):
     ],
     ids=["sparse", "complex", "quantized", "meta", "negated", "float8", "expanded", "list"],
 )
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # to be removed from torch; until then it can come
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")  # deprecated, not gone
 def test_refusals(make: Any, way_out: str) -> None:
-    """ValueError that says what to call."""
+    """An unsupported tensor raises ValueError, which says what to call."""
     with pytest.raises(ValueError, match=way_out):
         TorchAdapter().buffer(make(), elementwise=True)
 
 
 def test_channels_last_is_dense() -> None:
-    """Its strides are part of the description; kinds that need rows refuse it."""
+    """A channels-last tensor is described with its strides; collectives that need rows refuse it."""
     tensor = torch.arange(2 * 3 * 4 * 5.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
     adapter = TorchAdapter()
     assert adapter.buffer(tensor, elementwise=True).strides == (60, 1, 15, 3)
@@ -49,7 +49,7 @@ def test_channels_last_is_dense() -> None:
 
 
 def test_parameters_are_taken_for_their_values() -> None:
-    """Their memory is shared, and what is made like them requires no gradient."""
+    """A parameter's memory is used directly, and tensors allocated like it require no gradient."""
     parameter = torch.nn.Parameter(torch.ones(3))
     adapter = TorchAdapter()
     assert adapter.buffer(parameter, elementwise=True).address == parameter.data_ptr()
@@ -61,7 +61,7 @@ def test_parameters_are_taken_for_their_values() -> None:
 
 
 def test_adopted_memory_may_be_written() -> None:
-    """The tensor is an ordinary one, over the memory itself."""
+    """A tensor made of adopted memory is an ordinary one and uses that memory itself."""
     memory = Memory(12)
     tensor = TorchAdapter().adopt(memory, (3,), DType.F32, torch.zeros(1))
     tensor.fill_(2.0)

@@ -1,4 +1,4 @@
-"""The gradient of every collective, by the rules in ddl_torch.autograd, against sums written down by hand."""
+"""The gradient of every collective follows the rules in ddl_torch.autograd; the expected sums are written by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE = 3
 
 
 def gradients(function: Any, *, size: int = SIZE) -> list[list[float]]:
-    """``function(rank, x)`` gives this rank's loss for its x of 6 rows; d loss / d x, by rank."""
+    """Return d loss / d x for each rank, where ``function(rank, x)`` gives the loss of a rank for its x of 6 rows."""
 
     def play(rank: int, job: Any) -> list[float]:
         x = torch.arange(1.0, 7.0).mul(rank + 1).requires_grad_()
@@ -26,11 +26,11 @@ def gradients(function: Any, *, size: int = SIZE) -> list[list[float]]:
 
 
 def weights(rank: int, rows: int = 6) -> torch.Tensor:
-    """What each row counts in a rank's loss."""
+    """Return the weight of each row in a rank's loss."""
     return torch.arange(1.0, rows + 1) * float(10**rank)
 
 
-TOTAL = [111.0 * row for row in range(1, 7)]  # of all ranks' weights
+TOTAL = [111.0 * row for row in range(1, 7)]  # the weights of all ranks, summed
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ TOTAL = [111.0 * row for row in range(1, 7)]  # of all ranks' weights
     ids=["average", "sum", "scaled", "compressed", "named"],
 )
 def test_allreduce(options: dict[str, Any], factor: float) -> None:
-    """An allreduce of the gradients, with the same op and scales."""
+    """The gradient of allreduce is an allreduce with the same op and scales."""
     found = gradients(lambda rank, x: (ddl.allreduce(x, **options) * weights(rank)).sum())
     tolerance = 0.01 if "compression" in options else 1e-4
     for one in found:
@@ -53,7 +53,7 @@ def test_allreduce(options: dict[str, Any], factor: float) -> None:
 
 
 def test_grouped_allreduce() -> None:
-    """As allreduce, for all tensors of the group; one that does not matter to the loss has a gradient of zero."""
+    """Each tensor of a group gets its gradient as in allreduce; a tensor without influence on the loss gets zeros."""
 
     def loss(rank: int, x: torch.Tensor) -> Any:
         first, second, _ = ddl.grouped_allreduce([x, 2 * x, x * 5], name="g", op=ddl.Sum)
@@ -63,7 +63,7 @@ def test_grouped_allreduce() -> None:
 
 
 def test_allgather() -> None:
-    """The average of the gradients of the rows that this rank had given; rows differ between ranks."""
+    """The gradient is the average of the gradients of this rank's rows; ranks give different numbers of rows."""
 
     def loss(rank: int, x: torch.Tensor) -> Any:
         gathered = ddl.allgather(x[: rank + 1], name="rows")  # (1 + 2 + 3,)
@@ -74,7 +74,7 @@ def test_allgather() -> None:
 
 
 def test_grouped_allgather() -> None:
-    """Each tensor has its own rows."""
+    """Each tensor of a group gets the gradients of its own rows."""
 
     def loss(rank: int, x: torch.Tensor) -> Any:
         one, two = ddl.grouped_allgather([x[:2], x[2 : 3 + rank]])
@@ -90,14 +90,14 @@ def test_grouped_allgather() -> None:
 
 
 def test_broadcast() -> None:
-    """The average of all gradients at the root, nothing elsewhere."""
+    """The root gets the average of all gradients, and the other ranks get zero."""
     found = gradients(lambda rank, x: (ddl.broadcast(x, 1) * weights(rank)).sum())
     assert found == [[0.0] * 6, [value / SIZE for value in TOTAL], [0.0] * 6]
 
 
 @pytest.mark.parametrize("splits", [None, True])
 def test_alltoall(splits: bool | None) -> None:
-    """Every row's gradient goes back to where the row came from."""
+    """The gradient of every row goes back to the rank that sent the row."""
 
     def loss(rank: int, x: torch.Tensor) -> Any:
         if splits is None:
@@ -117,7 +117,7 @@ def test_alltoall(splits: bool | None) -> None:
 )
 @pytest.mark.parametrize("grouped", [False, True])
 def test_reducescatter(grouped: bool, options: dict[str, Any], factor: float) -> None:
-    """All ranks' gradients one behind the other; five rows on three ranks go 2, 2, 1."""
+    """The gradients of all ranks are concatenated; five rows on three ranks are divided into 2, 2 and 1."""
 
     def loss(rank: int, x: torch.Tensor) -> Any:
         if grouped:
@@ -131,7 +131,7 @@ def test_reducescatter(grouped: bool, options: dict[str, Any], factor: float) ->
 @pytest.mark.parametrize("op", [ddl.Min, ddl.Max, ddl.Product])
 @pytest.mark.parametrize("verb", ["allreduce", "grouped_allreduce", "reducescatter"])
 def test_operations_without_a_gradient(verb: str, op: int) -> None:
-    """Their values may be used; asking for the gradient says what to do."""
+    """Results of Min, Max and Product may be used; asking for their gradient raises an error that says what to do."""
 
     def play(rank: int, job: Any) -> None:
         x = torch.ones(6, requires_grad=True)
@@ -145,7 +145,7 @@ def test_operations_without_a_gradient(verb: str, op: int) -> None:
 
 
 def test_in_a_process_set() -> None:
-    """Ranks 0 and 2 alone take part, in backward too; offsets count the set's members."""
+    """Only ranks 0 and 2 take part, in backward too, and offsets count the members of the set."""
 
     def loss(rank: int, x: torch.Tensor) -> Any:
         pair = ddl.add_process_set([0, 2])
@@ -164,7 +164,7 @@ def test_in_a_process_set() -> None:
 
 
 def test_second_derivative() -> None:
-    """Backward is made of differentiable verbs."""
+    """Backward is itself differentiable."""
 
     def play(rank: int, job: Any) -> list[float]:
         x = torch.tensor([2.0, 3.0], requires_grad=True)
@@ -178,7 +178,7 @@ def test_second_derivative() -> None:
 
 
 def test_without_gradients_nothing_is_recorded() -> None:
-    """Plain tensors and no_grad take the short way."""
+    """Tensors that require no gradient, and calls under no_grad, are not recorded."""
 
     def play(rank: int, job: Any) -> None:
         assert ddl.allreduce(torch.ones(2)).grad_fn is None

@@ -1,4 +1,4 @@
-"""Parameters, optimizer states and objects come from one rank, and nothing takes a step meanwhile."""
+"""Parameters, optimizer states and objects are copied from one rank, and no optimizer takes a step meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 3
 
 
 class Buffered(nn.Module):
-    """Parameters and buffers of several types and layouts."""
+    """A module with parameters and buffers of several types and layouts."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Buffered(nn.Module):
 
 @pytest.mark.parametrize("form", ["state_dict", "named_parameters", "list"])
 def test_broadcast_parameters(form: str) -> None:
-    """Every tensor is the root's, in place, whatever its type and layout."""
+    """Every tensor gets the root's values in place, whatever its type and layout."""
 
     def play(rank: int, job: Any) -> None:
         model: Any = Buffered(rank)
@@ -46,7 +46,7 @@ def test_broadcast_parameters(form: str) -> None:
 
 
 def test_broadcast_parameters_refusals() -> None:
-    """What is no tensor, and what has no names."""
+    """Objects that are no tensors and tensors without names are refused."""
 
     def play(rank: int, job: Any) -> None:
         for wrong, text in [
@@ -71,7 +71,7 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 def flat(state: Any) -> Any:
-    """A state that compares by value."""
+    """Return a state in a form that can be compared by value."""
     if isinstance(state, torch.Tensor):
         return state.dtype, state.tolist()
     if isinstance(state, dict):
@@ -83,7 +83,7 @@ def flat(state: Any) -> Any:
 @pytest.mark.parametrize("trained", ["root", "all", "others", "none"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_broadcast_optimizer_state(name: str, trained: str, wrapped: bool) -> None:
-    """State and hyperparameters are the root's; no parameter changes, on any rank, whoever has a state already."""
+    """State and hyperparameters become the root's, whichever ranks have a state already; no parameter changes."""
 
     def play(rank: int, job: Any) -> Any:
         part = Part(0, 1)
@@ -113,7 +113,7 @@ def test_broadcast_optimizer_state(name: str, trained: str, wrapped: bool) -> No
 
 
 def test_lbfgs_state_is_refused() -> None:
-    """Its state has no fixed form."""
+    """The state of L-BFGS is refused, because it has no fixed form."""
 
     def play(rank: int, job: Any) -> None:
         with pytest.raises(ValueError, match=r"cannot broadcast torch.optim.LBFGS state"):
@@ -123,7 +123,7 @@ def test_lbfgs_state_is_refused() -> None:
 
 
 def test_objects() -> None:
-    """Any picklable object, tensors and functions among them; from one rank to all, and from all to all."""
+    """Any picklable object, tensors and functions included, can be broadcast and gathered."""
 
     def play(rank: int, job: Any) -> None:
         mine = {"rank": rank, "tensor": torch.full((2,), rank), "function": lambda: rank * 10}

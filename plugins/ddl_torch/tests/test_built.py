@@ -1,4 +1,4 @@
-"""What Horovod's scripts ask before they choose a way: answered before init, and honestly."""
+"""Tests the functions by which Horovod scripts find out what is installed; most must answer before init."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from ddlcore.testing import run_world
 
 @pytest.mark.parametrize("name", ["mpi", "gloo", "nccl", "ccl", "ddl"])
 def test_what_is_not_installed_is_not_built(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no other plugin allowed, no such transport is there; nobody needs to be initialized."""
+    """If no other plugin is allowed, none of these transports counts as built, even before init."""
     monkeypatch.setenv("DDL_PLUGINS", "torch")
     assert not getattr(ddl, f"{name}_built")()
 
 
 def test_what_a_job_uses_is_known_within_it() -> None:
-    """A world of threads uses neither; asking for MPI's threads then is an error that says what to do."""
+    """A world of threads uses neither MPI nor Gloo.
+
+    Asking for MPI's thread support then raises an error that says what to do.
+    """
 
     def program(rank: int, job: object) -> None:
         assert not ddl.mpi_enabled()

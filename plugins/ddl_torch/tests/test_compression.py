@@ -1,4 +1,4 @@
-"""Compression's classes are usable as Horovod's, and tell the core which of its compressors to take."""
+"""The Compression classes work as Horovod's, and tell the core which of its compressors to use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddlcore.testing import World, run_world
     ],
 )
 def test_there_and_back(kind: Any, dtype: torch.dtype) -> None:
-    """Floats go in the compressor's type and come back in their own; integers are left alone."""
+    """Floats are sent in the compressor's type and come back in their own; integers are unchanged."""
     x = torch.tensor([1.0, -2.5, 1024.0])
     packed, ctx = kind.compress(x)
     assert packed.dtype is dtype
@@ -38,7 +38,7 @@ fp16: Any = ddl.Compression.fp16
 
 
 class Inherited(fp16):  # type: ignore[misc]  # its base is a class attribute, which mypy follows nowhere
-    """A user's class that only builds upon ours."""
+    """A user's class that inherits from one of ddl's."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -50,7 +50,7 @@ class Inherited(fp16):  # type: ignore[misc]  # its base is a class attribute, w
 
 
 def test_who_compresses() -> None:
-    """Ours and names: the core. Anything else with both methods: the class itself."""
+    """The core compresses for ddl's classes and for names; any other class with both methods does it itself."""
     assert wire_compression(ddl.Compression.fp16) == ("fp16", None)
     assert wire_compression("bf16") == ("bf16", None)
     assert wire_compression(Inherited) == ("none", Inherited)
@@ -60,7 +60,7 @@ def test_who_compresses() -> None:
 
 @pytest.mark.parametrize("verb", ["allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter"])
 def test_own_class_in_verbs(verb: str) -> None:
-    """It is run around the collective, and its methods are differentiated."""
+    """A user's class runs around the collective, and its methods are differentiated."""
 
     def play(rank: int, job: Any) -> tuple[float, float]:
         x = torch.ones(2, requires_grad=True)
@@ -76,7 +76,7 @@ def test_own_class_in_verbs(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter"])
 def test_ours_in_verbs(verb: str) -> None:
-    """float16 on the way: 2049 arrives as 2048, in float32."""
+    """With fp16, 2049 is sent as float16 and arrives as 2048 in float32."""
 
     def play(rank: int, job: Any) -> tuple[float, torch.dtype]:
         x = torch.full((2,), 2049.0)
@@ -100,7 +100,7 @@ def test_ours_in_verbs(verb: str) -> None:
     ids=["by the setting", "groups", "two passes", "none", "none in groups"],
 )
 def test_the_setting_is_for_gradients_that_nobody_spoke_of(options: dict[str, Any], compressed: bool) -> None:
-    """Gradients, in every step; a metric that is reduced beside them never is."""
+    """The setting compresses gradients whose optimizer names no compression; it never compresses metrics."""
 
     def play(rank: int, job: Any) -> None:
         weight = torch.nn.Parameter(torch.zeros(50))

@@ -1,4 +1,4 @@
-"""The device that is a rank's own, as torch counts."""
+"""Tests which device belongs to a rank, as torch numbers devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddlcore.testing import World
     [(0, ["cpu", "cpu"]), (1, ["cuda:0", "cuda:0"]), (2, ["cuda:0", "cuda:1"]), (8, ["cuda:0", "cuda:1"])],
 )
 def test_local_device(monkeypatch: pytest.MonkeyPatch, count: int, devices: list[str]) -> None:
-    """As many as torch sees, whatever else is in the machine."""
+    """Only the GPUs that torch sees count, whatever else is in the machine."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     with World(2) as world:
         assert world.run(lambda rank, job: ddl.local_device()) == [torch.device(name) for name in devices]

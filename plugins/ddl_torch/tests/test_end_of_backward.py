@@ -1,4 +1,4 @@
-"""When ``backward()`` returns, ``.grad`` is the reduced gradient, so that a loop written for one process is right."""
+"""When ``backward()`` returns, ``.grad`` is the reduced gradient, so a loop written for one process is right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gradients(part: Part) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("options", [{}, {"groups": 2}], ids=str)
 def test_clipping_without_a_word(overlap: str, options: dict[str, Any]) -> None:
-    """backward, clip_grad_norm_, step: what DDP's users, Lightning and the transformers Trainer do."""
+    """backward, clip_grad_norm_, step is right without further calls, as users of DDP and Lightning write it."""
 
     def train(part: Part) -> None:
         optimizer = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD), **options)
@@ -43,7 +43,7 @@ def test_clipping_without_a_word(overlap: str, options: dict[str, Any]) -> None:
 
 
 def test_noise_that_all_ranks_add(overlap: str) -> None:
-    """From a seed that they share: the gradients that it is added to are the same."""
+    """If all ranks add the same noise to their gradients after backward, the gradients stay equal."""
 
     def train(part: Part) -> None:
         optimizer = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
@@ -61,7 +61,10 @@ def test_noise_that_all_ranks_add(overlap: str) -> None:
 @pytest.mark.parametrize("op", [ddl.Average, ddl.Sum], ids=["average", "sum"])
 @pytest.mark.parametrize("how", ["shared", "disjoint", "one rank has one loss less"])
 def test_several_losses_before_a_step(overlap: str, how: str, op: Any) -> None:
-    """A backward pass each: gradients of the same parameters, of others, of some on one rank alone; clipped after each."""
+    """Several backward passes before a step may compute gradients of the same or of other parameters.
+
+    Some parameters get a gradient on one rank only; gradients are clipped after each pass.
+    """
 
     def train(part: Part) -> None:
         optimizer = part.wrap(torch.optim.SGD(part.model.parameters(), lr=0.02, momentum=0.9), op=op)
@@ -90,7 +93,7 @@ def test_several_losses_before_a_step(overlap: str, how: str, op: Any) -> None:
 
 
 def test_no_sync(overlap: str) -> None:
-    """Gradients of three batches add up on each rank; the fourth pass reduces the sum. A step reduces what none has."""
+    """Gradients of three batches accumulate on each rank; the fourth pass reduces the sum, or else ``step`` does."""
 
     def train(part: Part) -> None:
         optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), lr=0.02, momentum=0.9))
@@ -108,7 +111,7 @@ def test_no_sync(overlap: str) -> None:
 
 
 def test_no_sync_keeps_gradients_local(overlap: str) -> None:
-    """Within it each rank sees its own."""
+    """Within ``no_sync`` each rank sees its own gradients."""
 
     def play(rank: int, job: Any) -> None:
         param = nn.Parameter(torch.ones(2))
@@ -124,7 +127,7 @@ def test_no_sync_keeps_gradients_local(overlap: str) -> None:
 
 
 def test_sum_of_local_and_reduced_gradients(overlap: str) -> None:
-    """With Sum, each pass reduces what it and local passes before it have added, and no result twice."""
+    """With Sum, each pass reduces what it and the local passes before it have added, and no result twice."""
 
     def play(rank: int, job: Any) -> None:
         used, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
@@ -155,7 +158,7 @@ class Pair(nn.Module):
 @pytest.mark.parametrize("named", [False, True], ids=["without names", "equal names"])
 @pytest.mark.parametrize("judge_first", [False, True])
 def test_a_pair_that_trains_against_each_other(overlap: str, judge_first: bool, named: bool) -> None:
-    """A GAN: the judge gets gradients in the generator's pass, and drops them; both have parameters of equal names."""
+    """In a GAN the judge gets gradients in the generator's pass and drops them; both have parameters of equal names."""
 
     def train(part: Part) -> None:
         random = torch.Generator().manual_seed(1)
@@ -194,7 +197,7 @@ def test_a_pair_that_trains_against_each_other(overlap: str, judge_first: bool, 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing(overlap: str, reentrant: bool) -> None:
-    """Layers whose forward pass runs again within backward; what is before and behind them is reduced as well."""
+    """Layers whose forward pass runs again within backward are reduced, and so are the layers before and after them."""
 
     def train(part: Part) -> None:
         model = part.model
@@ -215,7 +218,7 @@ def test_checkpointing(overlap: str, reentrant: bool) -> None:
 @pytest.mark.parametrize("op", [ddl.Average, ddl.Sum], ids=["average", "sum"])
 @pytest.mark.parametrize("head", [True, False], ids=["a head outside", "nothing outside"])
 def test_reentrant_checkpointing_of_a_shared_parameter(overlap: str, head: bool, op: Any) -> None:
-    """It is right, or a named error: autograd adds to a gradient a second time, which must not be under way then."""
+    """The result is right, or an error names the parameter, because autograd adds to a gradient in flight."""
 
     def train(part: Part) -> None:
         weight = nn.Parameter(torch.linspace(-1, 1, 36, dtype=torch.float64).view(6, 6))
@@ -240,7 +243,7 @@ def test_reentrant_checkpointing_of_a_shared_parameter(overlap: str, head: bool,
 
 
 def test_a_rank_that_skips_backward_takes_part_in_step(overlap: str) -> None:
-    """It had no data: synchronize() or step() there takes part with zeros, behind which the others go on."""
+    """A rank without data takes part with zeros in synchronize() or step(), so that the other ranks can go on."""
 
     def train(part: Part) -> None:
         optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
@@ -268,7 +271,7 @@ def failing_at(param: torch.Tensor, when: Callable[[], bool]) -> None:
 
 
 def test_an_exception_in_backward(overlap: str) -> None:
-    """All ranks skip that step. Where gradients had been sent the step is completed first, which else is refused."""
+    """All ranks skip a step whose backward has failed; if gradients were sent, the step must be completed first."""
 
     def train(part: Part) -> None:
         now = {"step": -1}
@@ -287,7 +290,7 @@ def test_an_exception_in_backward(overlap: str) -> None:
                     with pytest.raises(RuntimeError, match=r"call optimizer.synchronize\(\)"):
                         backward(part.loss(step))
                     with pytest.raises(ddl.IncompleteGradients, match=r"call optimizer.zero_grad\(\)"):
-                        optimizer.synchronize()  # all ranks have failed alike, so none is told of another
+                        optimizer.synchronize()  # all ranks failed alike, so none raises MismatchError
                 continue
             optimizer.step()
 
@@ -295,7 +298,7 @@ def test_an_exception_in_backward(overlap: str) -> None:
 
 
 def test_a_parameter_put_into_a_group_by_hand() -> None:
-    """Nobody would reduce its gradient: the next step says so, by the right way to add it, on every rank."""
+    """A parameter put into ``param_groups`` directly makes the next step raise on every rank and say how to add it."""
 
     def play(rank: int, job: Any) -> None:
         one, two = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
@@ -309,14 +312,14 @@ def test_a_parameter_put_into_a_group_by_hand() -> None:
             optimizer.step()
         del optimizer.param_groups[0]["params"][1]
         optimizer.step()
-        optimizer.param_groups[0]["params"].clear()  # it may be reduced, and not stepped on
+        optimizer.param_groups[0]["params"].clear()  # its gradient may still be reduced
         optimizer.step()
 
     run_world(2, play)
 
 
 def test_a_newer_optimizer_takes_a_parameter_over(overlap: str) -> None:
-    """Two that reduce one gradient would do it twice; the older one still steps, on the gradient that is reduced."""
+    """Only the newer of two optimizers reduces a parameter's gradient; the older one steps on the same gradient."""
 
     def play(rank: int, job: Any) -> list[float]:
         params = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
@@ -337,7 +340,7 @@ def test_a_newer_optimizer_takes_a_parameter_over(overlap: str) -> None:
 
 
 def test_the_steady_loop_has_no_control_message(overlap: str) -> None:
-    """Two passes a step, a pair of optimizers, accumulation: each is replayed."""
+    """Loops with two passes per step, with a pair of optimizers and with accumulation are replayed."""
 
     def play(rank: int, job: Any) -> list[int]:
         found = []
@@ -365,7 +368,7 @@ def test_the_steady_loop_has_no_control_message(overlap: str) -> None:
             for _ in range(30):
                 step()
             messages = []
-            for _ in range(10):  # a rank that gets no core for long leaves replay, and comes back to it
+            for _ in range(10):  # a rank that gets no CPU core for some time leaves replay and returns to it
                 before = ddl.stats()["control_messages"]
                 for _ in range(10):
                     step()

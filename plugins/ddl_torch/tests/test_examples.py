@@ -1,4 +1,4 @@
-"""The examples do what their first lines say, and the distributed one is the plain one and five lines."""
+"""The examples do what their first lines say, and the distributed one differs from the plain one in five lines."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PRINTING = r"(first = .*|print\(.*|\"\"\".*)"
 
 
 def facts(shown: str) -> tuple[float, set[str]]:
-    """Test accuracy in %, and the digests of all ranks' parameters."""
+    """Return the test accuracy in % and the digests of all ranks' parameters."""
     (accuracy,) = re.findall(r"test accuracy ([\d.]+) %", shown)
     return float(accuracy), set(re.findall(r"parameters (\w{12})", shown))
 
 
 def test_five_lines_make_the_difference() -> None:
-    """Besides sampling, and who prints and keeps the checkpoint."""
+    """Only five lines differ, besides sampling and the choice of the rank that prints and saves."""
     lines = [[line.strip() for line in file.read_text().splitlines() if line.strip()] for file in (PLAIN, DIGITS)]
     changes = [line for line in difflib.ndiff(lines[0], lines[1]) if line[0] in "+-"]
     added = [line[2:] for line in changes if line[0] == "+"]
@@ -48,14 +48,14 @@ def test_five_lines_make_the_difference() -> None:
 
 
 def test_the_plain_example_learns() -> None:
-    """At least 95 % of the test images."""
+    """The plain example classifies at least 95 % of the test images correctly."""
     done = subprocess.run(
         [sys.executable, str(PLAIN)],
         capture_output=True,
         text=True,
         timeout=480,
         check=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # the network is small: a second thread would only wait
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # the network is too small for a second thread
     )
     accuracy, _ = facts(done.stdout)
     assert accuracy >= 95.0
@@ -63,7 +63,7 @@ def test_the_plain_example_learns() -> None:
 
 @pytest.mark.slow
 def test_digits(tmp_path: Path) -> None:
-    """Two ranks learn, agree to the last bit, and a checkpoint goes on with three."""
+    """Two ranks learn and agree exactly, and training continues from a checkpoint with three ranks."""
     checkpoint = str(tmp_path / "digits.pt")
     shown = launch(2, DIGITS, "--checkpoint", checkpoint)
     accuracy, digests = facts(shown)
@@ -79,12 +79,12 @@ def test_digits(tmp_path: Path) -> None:
 
 
 def counters(shown: str) -> dict[str, int]:
-    """The whole numbers of the table that rank 0 prints."""
+    """Return the integers of the table that rank 0 prints."""
     return {key: int(value) for key, value in re.findall(r"\] +([a-z_]+) +(\d+)\n", shown)}
 
 
 def test_a_loop_that_changes_its_ways_comes_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frozen and thawed layers, evaluations, metrics and an early end: replayed where it repeats, left where it does not."""
+    """A loop that freezes layers, evaluates, reduces metrics and ends early is replayed where it repeats."""
     shown = {}
     for replay in (True, False):
         monkeypatch.setenv("DDL_REPLAY", str(int(replay)))
@@ -99,7 +99,7 @@ def test_a_loop_that_changes_its_ways_comes_to_the_same_bits(monkeypatch: pytest
     print(counts)
     # 82 steps with all ranks, and 40 batches of evaluations among them: most of either is replayed.
     assert counts[True]["buckets_replayed"] >= 60
-    # A frozen layer makes ranks leave once; now and then a slow machine keeps one waiting for too long.
+    # A frozen layer makes ranks leave replay once; a slow machine may now and then delay a rank for too long.
     left = {replay: [int(times) for times in re.findall(r"left replay (\d+) times", shown[replay])] for replay in shown}
     assert 1 <= sum(left[True]) <= 9
     assert left[False] == [0, 0, 0]
@@ -109,7 +109,7 @@ def test_a_loop_that_changes_its_ways_comes_to_the_same_bits(monkeypatch: pytest
 
 
 def test_foreign_ddp_runs_unchanged() -> None:
-    """torch's own DDP finds its ranks by the environment that `ddl run` sets."""
+    """torch's own DDP finds its ranks by the environment variables that `ddl run` sets."""
     shown = launch(2, EXAMPLES / "foreign" / "torch_ddp.py")
     assert len(set(re.findall(r"parameters (\w{12})", shown))) == 1, shown
     assert len(re.findall(r"rank \d of 2", shown)) == 2, shown

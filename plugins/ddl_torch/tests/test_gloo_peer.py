@@ -1,4 +1,4 @@
-"""Gloo as a peer of `ddl bench`: the right result of every collective, and nothing of torch's own state touched."""
+"""Tests Gloo as a peer of `ddl bench`: every collective is right, and torch's own process groups are not touched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddlcore.types import Kind
 SIZE = 3
 RIGHT: dict[
     Kind, Callable[[int], list[int]]
-] = {  # by rank, where rank r's source holds r + 1; two elements for each rank
+] = {  # by rank: the source of rank r holds r + 1; two elements for each rank
     Kind.ALLREDUCE: lambda rank: [6] * 6,
     Kind.BROADCAST: lambda rank: [1] * 6,
     Kind.ALLGATHER: lambda rank: [1, 1, 2, 2, 3, 3],
@@ -29,7 +29,7 @@ RIGHT: dict[
 
 
 def arrays(kind: Kind, rank: int, dtype: str) -> tuple[Any, Any]:
-    """Source and target as ddl bench hands them over."""
+    """Return source and target as ddl bench passes them."""
     source = np.full(2 if kind is Kind.ALLGATHER else 6, rank + 1, dtype)
     if kind in (Kind.ALLREDUCE, Kind.BROADCAST):
         return source, source
@@ -38,7 +38,7 @@ def arrays(kind: Kind, rank: int, dtype: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64", "float16", "float32", "float64"])
 def test_every_collective(dtype: str) -> None:
-    """Again and again by one operation, in a process group of its own."""
+    """One operation may run repeatedly, in a process group of its own."""
 
     def body(rank: int, job: Job) -> None:
         peer = GlooPeer()
@@ -59,7 +59,7 @@ def test_every_collective(dtype: str) -> None:
 
 @pytest.mark.parametrize(("kind", "dtype"), [(Kind.ALLREDUCE, "int16"), (Kind.BARRIER, "float32")])
 def test_what_it_lacks(kind: Kind, dtype: str) -> None:
-    """Said before anything is timed."""
+    """Unsupported collectives and types raise before anything is timed."""
     array = np.zeros(4, dtype)
     with pytest.raises(NotImplementedError):
         GlooPeer().operation(kind, array, array)
@@ -67,7 +67,7 @@ def test_what_it_lacks(kind: Kind, dtype: str) -> None:
 
 @pytest.mark.processes
 def test_ddl_bench_against_gloo() -> None:
-    """A table with its ratios, in a few seconds."""
+    """`ddl bench` prints a table with ratios to Gloo within a few seconds."""
     words = ["bench", "-np", "2", "--against", "gloo", "--ops", "allreduce", "--sizes", "4,64K", "--rounds", "2"]
     done = subprocess.run(
         [sys.executable, "-m", "ddlcore.launch", *words], capture_output=True, text=True, timeout=220, check=False

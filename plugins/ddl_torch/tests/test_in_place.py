@@ -1,4 +1,4 @@
-"""Verbs that write in place: autograd notices, and no machine code writes to memory that is gone."""
+"""Tests collectives that write in place: autograd notices the write, and no machine code writes to freed memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ASYNCHRONOUS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("verb", IN_PLACE)
 def test_autograd_notices(verb: str) -> None:
-    """What it saved before is no more: torch's own error, and no wrong gradient."""
+    """If a tensor that autograd saved is overwritten, torch raises instead of giving a wrong gradient."""
 
     def play(rank: int, job: Any) -> None:
         y = torch.ones(3, requires_grad=True).exp()
@@ -47,7 +47,7 @@ def test_autograd_notices(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ASYNCHRONOUS)
 def test_autograd_notices_what_it_saved_meanwhile(verb: str) -> None:
-    """Between the call and its wait, too."""
+    """Autograd also notices for tensors that it saved between the call and its wait."""
 
     def play(rank: int, job: Any) -> None:
         y, weight = torch.ones(3), torch.ones(3, requires_grad=True)
@@ -63,22 +63,22 @@ def test_autograd_notices_what_it_saved_meanwhile(verb: str) -> None:
 @pytest.mark.parametrize("how", ["set_", "data"])
 @pytest.mark.parametrize("verb", ASYNCHRONOUS)
 def test_a_tensor_that_gets_other_memory_in_flight(verb: str, how: str) -> None:
-    """The first memory lives until the operation is over, which writes there and nowhere else."""
+    """The tensor's first memory lives until the operation has ended, and the operation writes only there."""
 
     def play(rank: int, job: Any) -> None:
         if rank == 1:
-            ddl.barrier()  # so that rank 0's is in flight for long
+            ddl.barrier()  # so that the operation of rank 0 is in flight for a long time
             ddl.synchronize(ASYNCHRONOUS[verb](torch.ones(COUNT)))
             return
         y = torch.ones(COUNT)
         before = y.untyped_storage()._cdata
         handle = ASYNCHRONOUS[verb](y)
         if how == "set_":
-            y.set_(torch.zeros(COUNT))  # type: ignore[call-overload]  # torch takes a tensor, too
+            y.set_(torch.zeros(COUNT))  # type: ignore[call-overload]  # torch accepts a tensor too
         else:
             y.data = torch.zeros(COUNT)
         gc.collect()
-        others = [torch.full((COUNT,), -7.0) for _ in range(50)]  # where freed memory would be given out again
+        others = [torch.full((COUNT,), -7.0) for _ in range(50)]  # one of them would get freed memory
         assert all(other.untyped_storage()._cdata != before for other in others)
         ddl.barrier()
         ddl.synchronize(handle)
@@ -91,13 +91,13 @@ def test_a_tensor_that_gets_other_memory_in_flight(verb: str, how: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64], ids=str)
 @pytest.mark.parametrize("verb", ASYNCHRONOUS)
 def test_a_tensor_is_not_resized_in_flight(verb: str, dtype: torch.dtype) -> None:
-    """torch says so, whatever the type, and whatever of the tensor's views is resized; the sum is right."""
+    """torch refuses to resize the tensor or any view of it, whatever the type, and the sum is right."""
 
     def play(rank: int, job: Any) -> None:
         y = torch.ones(COUNT, dtype=dtype)
         if rank == 0:
             handle = ASYNCHRONOUS[verb](y)
-            for view in (y.detach(), y[:10]):  # torch leaves the one that it refuses with the size that was asked for
+            for view in (y.detach(), y[:10]):  # torch changes the shape of what it refuses to resize
                 with pytest.raises(RuntimeError, match="not resizable"):
                     view.resize_(100 * COUNT)
             with pytest.raises(RuntimeError, match="not resizable"):
@@ -112,7 +112,7 @@ def test_a_tensor_is_not_resized_in_flight(verb: str, dtype: torch.dtype) -> Non
 
 
 def test_verbs_that_wait_leave_a_tensor_resizable() -> None:
-    """Only what is in flight while the user's code goes on is held where it is."""
+    """Only asynchronous operations make a tensor impossible to resize."""
 
     def play(rank: int, job: Any) -> None:
         y = torch.ones(4)

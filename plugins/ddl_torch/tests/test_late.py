@@ -1,4 +1,4 @@
-"""Tensors on a device that computes later than torch believes: every fence that is missing is a wrong value here."""
+"""Tests tensors on a device that computes later than torch believes: every missing fence shows as a wrong value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[LateStreams]:
 
 
 def on_ranks(late: LateStreams, play: Callable[[int], Any], size: int = 2, **options: Any) -> list[Any]:
-    """``play`` on every rank, whose tensors all lie on its own device."""
+    """Run ``play`` on every rank; the tensors of each rank are on a device of its own."""
 
     def on_device(rank: int, job: Any) -> Any:
         late.settle_on(rank)
@@ -44,7 +44,7 @@ ROUTE_IDS = ["told by shm", "told by the device", "staged on the host"]
 
 
 def late_part(late: LateStreams, rank: int, size: int, kind: torch.dtype = torch.float64) -> Part:
-    """What a rank trains, its gradients computed late; in one process as torch has them."""
+    """Return what a rank trains; its gradients are computed late, except in the one process to compare with."""
     part = Part(rank, size, kind)
     if size > 1:
         late.put_off_gradients(part.model.parameters())
@@ -52,7 +52,10 @@ def late_part(late: LateStreams, rank: int, size: int, kind: torch.dtype = torch
 
 
 def agree(late: LateStreams, train: Callable[[Part], Any], make: Any = late_part, **options: Any) -> list[Any]:
-    """AssertionError where a rank's parameters are not those of one process; what ``train`` returned there, by rank."""
+    """Compare each rank's parameters with those of one process; return what ``train`` returned on each rank.
+
+    Raises AssertionError if they differ.
+    """
     alone = make(late, 0, 1)
     train(alone)
 
@@ -79,7 +82,7 @@ def plain(part: Part, **options: Any) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("seen", [False, True], ids=["in place", "seen by others"])
 @pytest.mark.parametrize("options", ROUTES, ids=ROUTE_IDS)
 def test_training(late: LateStreams, options: dict[str, Any], seen: bool) -> None:
-    """The same parameters as on one process, in discovery and in replay; each gradient has one mark for all steps."""
+    """Discovery and replay give the same parameters as one process, and each gradient uses one mark."""
 
     def make(late: LateStreams, rank: int, size: int) -> Part:
         part = Part(rank, size)
@@ -103,13 +106,13 @@ def test_training(late: LateStreams, options: dict[str, Any], seen: bool) -> Non
     ids=["groups", "predivide", "asked off"],
 )
 def test_options(late: LateStreams, options: dict[str, Any]) -> None:
-    """The reducer's other ways; a group has pooled marks."""
+    """The other ways of the reducer are fenced too; a group uses pooled marks."""
     agree(late, lambda part: plain(part, **options))
 
 
 @pytest.mark.parametrize("groups", [None, 1, 2])
 def test_gradients_come_on_several_streams(late: LateStreams, groups: int | None) -> None:
-    """As where a model's parts run on streams of their own: torch calls each hook on that of its gradient."""
+    """Gradients may be computed on different streams; torch calls each hook on the stream of its gradient."""
 
     def make(late: LateStreams, rank: int, size: int) -> Part:
         part = Part(rank, size)
@@ -123,7 +126,7 @@ def test_gradients_come_on_several_streams(late: LateStreams, groups: int | None
 
 
 def test_two_devices(late: LateStreams) -> None:
-    """A module whose parameters lie on two: no batch mixes them, and both streams wait."""
+    """If a module's parameters are on two devices, no bucket mixes them, and the streams of both wait."""
 
     def make(late: LateStreams, rank: int, size: int) -> Part:
         part = Part(rank, size)
@@ -147,7 +150,7 @@ def test_two_devices(late: LateStreams) -> None:
 
 
 def test_a_rank_without_a_gradient(late: LateStreams) -> None:
-    """It takes part with zeros, made on the device."""
+    """A rank without a gradient takes part with zeros, made on the device."""
 
     def train(part: Part) -> None:
         optimizer = part.wrap(torch.optim.SGD(part.model.parameters(), lr=0.1))
@@ -161,7 +164,7 @@ def test_a_rank_without_a_gradient(late: LateStreams) -> None:
 
 
 def test_sparse_gradients(late: LateStreams) -> None:
-    """Gathered on the device, and in the host's memory where that is asked for."""
+    """Sparse gradients are gathered on the device, or through host memory if that is asked for."""
 
     def play(rank: int) -> list[list[float]]:
         found = []
@@ -183,10 +186,10 @@ def test_sparse_gradients(late: LateStreams) -> None:
 
 
 def test_verbs(late: LateStreams) -> None:
-    """Each on a tensor that has its values late; results are followed before they are read."""
+    """Each collective is right on a tensor whose values are late, and streams wait before results are read."""
 
     class Doubled:
-        """A compressor of a user's own, whose product stands late."""
+        """A compressor of a user's own, whose product is computed late."""
 
         @staticmethod
         def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -224,7 +227,7 @@ def test_verbs(late: LateStreams) -> None:
 
 
 def test_a_group_over_two_devices(late: LateStreams) -> None:
-    """A clear error, before anything is sent."""
+    """A group over two devices raises a clear error before anything is sent."""
 
     def play(rank: int) -> None:
         tensors = [torch.zeros(2), torch.zeros(2, dtype=torch.float64)]
@@ -236,7 +239,7 @@ def test_a_group_over_two_devices(late: LateStreams) -> None:
 
 
 def test_state_and_batch_norm(late: LateStreams) -> None:
-    """Parameters, an optimizer's state and statistics over all ranks' batches come to be the same."""
+    """Parameters, optimizer state and batch statistics become equal on all ranks."""
 
     def play(rank: int) -> list[torch.Tensor]:
         torch.manual_seed(rank)
@@ -257,7 +260,7 @@ def test_state_and_batch_norm(late: LateStreams) -> None:
 
 
 def test_a_device_that_nothing_serves(late: LateStreams) -> None:
-    """The optimizer says so when it is made, in one line, and so does a verb."""
+    """If no transport serves a device, the optimizer and each collective say so in one line."""
 
     def play(rank: int, job: Any) -> None:
         late.settle_on(rank)
@@ -271,7 +274,7 @@ def test_a_device_that_nothing_serves(late: LateStreams) -> None:
 
 
 def test_devices_are_numbered_as_the_parameters_stand(late: LateStreams) -> None:
-    """Not as their hooks come, which each device's thread calls on its own."""
+    """Devices are numbered in the order of the parameters, not of the hooks, which run on a thread for each device."""
 
     def play(rank: int) -> list[str]:
         wide, narrow = (nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.float64, torch.float32))

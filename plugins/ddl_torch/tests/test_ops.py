@@ -1,4 +1,4 @@
-"""Horovod's verbs on torch tensors: values, in place, asynchronous, grouped, and what they refuse."""
+"""Tests Horovod's collectives on torch tensors: values, in place, asynchronous, grouped, and what they refuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def own(rank: int, *shape: int) -> torch.Tensor:
 
 
 def test_allreduce() -> None:
-    """Average by default; scales before and after; every operation."""
+    """The default is the average; scales apply before and after; every operation is right."""
 
     def play(rank: int) -> list[float]:
         x = own(rank)
@@ -42,7 +42,7 @@ def test_allreduce() -> None:
 
 
 def test_in_place_results_are_the_arguments() -> None:
-    """Synchronous, asynchronous and grouped."""
+    """In-place collectives return their arguments, whether synchronous, asynchronous or grouped."""
 
     def play(rank: int) -> None:
         x = own(rank)
@@ -65,7 +65,7 @@ def test_in_place_results_are_the_arguments() -> None:
 
 
 def test_autograd_is_told_of_changes_in_place() -> None:
-    """A tensor that was saved for backward and is then reduced in place gives an error, not a wrong gradient."""
+    """If a tensor saved for backward is reduced in place, backward raises instead of giving a wrong gradient."""
 
     def play(rank: int) -> None:
         x = torch.ones(3, requires_grad=True)
@@ -79,7 +79,7 @@ def test_autograd_is_told_of_changes_in_place() -> None:
 
 
 def test_handles_are_asynchronous() -> None:
-    """A rank goes on while another has not called yet; poll says so, and turns true."""
+    """A rank goes on while another has not called yet; ``poll`` is False until that rank calls."""
     import threading
 
     late = threading.Event()
@@ -100,7 +100,7 @@ def test_handles_are_asynchronous() -> None:
 
 
 def test_allgather() -> None:
-    """Unequal rows, in rank order; also grouped, and of a rank that has none."""
+    """Ranks may give different numbers of rows, or none; the result is in rank order, also in a group."""
 
     def play(rank: int) -> Any:
         first = ddl.allgather(own(rank, rank, 2))
@@ -115,7 +115,7 @@ def test_allgather() -> None:
 
 
 def test_broadcast() -> None:
-    """A new tensor; the root is a rank of the world, also in a process set."""
+    """Broadcast returns a new tensor; the root is a rank of the world, even in a process set."""
 
     def play(rank: int) -> list[float]:
         pair = ddl.add_process_set([1, 2])
@@ -136,7 +136,7 @@ def test_broadcast() -> None:
 
 @pytest.mark.parametrize("as_tensor", [True, False])
 def test_alltoall(as_tensor: bool) -> None:
-    """Without splits the rows alone; with them, also how many came from whom."""
+    """Without splits only the rows are returned; with splits also how many came from each rank."""
 
     def play(rank: int) -> Any:
         rows = torch.arange(6.0) + 10 * rank
@@ -160,7 +160,7 @@ def test_alltoall(as_tensor: bool) -> None:
 
 
 def test_alltoall_in_a_process_set() -> None:
-    """Splits and received splits count the set's members, not the world's."""
+    """Splits and received splits count the members of the set, not of the world."""
 
     def play(rank: int) -> Any:
         pair = ddl.add_process_set([0, 2])
@@ -173,7 +173,7 @@ def test_alltoall_in_a_process_set() -> None:
 
 
 def test_reducescatter() -> None:
-    """Average by default; four rows on three ranks go 2, 1, 1; scales and grouped."""
+    """The default is the average; four rows on three ranks are divided into 2, 1 and 1; scales and groups work."""
 
     def play(rank: int) -> Any:
         x = torch.arange(4.0) * (rank + 1)
@@ -194,7 +194,7 @@ def test_reducescatter() -> None:
 
 
 def test_channels_last_allreduce_keeps_the_layout() -> None:
-    """Elementwise verbs take any dense layout, and give it back."""
+    """Elementwise collectives accept any dense layout and keep it in the result."""
 
     def play(rank: int) -> None:
         x = own(rank, 2, 3, 4, 5).to(memory_format=torch.channels_last)
@@ -206,7 +206,7 @@ def test_channels_last_allreduce_keeps_the_layout() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bit_floats_are_added_in_float32(dtype: torch.dtype) -> None:
-    """256 + 1 + 1 rounds once: added in 16 bits, bfloat16 would stay at 256."""
+    """256 + 1 + 1 is rounded once; if bfloat16 were added in 16 bits, it would stay at 256."""
 
     def play(rank: int) -> float:
         x = torch.tensor([256.0 if rank == 0 else 1.0], dtype=dtype)
@@ -216,7 +216,7 @@ def test_sixteen_bit_floats_are_added_in_float32(dtype: torch.dtype) -> None:
 
 
 def test_average_is_deprecated() -> None:
-    """The old argument works, warns, and does not go with the new."""
+    """The old argument ``average`` works, warns, and cannot be combined with ``op``."""
 
     def play(rank: int) -> list[float]:
         with pytest.warns(DeprecationWarning, match="average"):
@@ -227,12 +227,12 @@ def test_average_is_deprecated() -> None:
             ddl.allreduce(own(rank), average=True, op=ddl.Sum)
         return [mean[0].item(), total[0].item()]
 
-    # Warnings are caught for the whole process, so one rank is enough and all that can be.
+    # Catching warnings affects the whole process, so only one rank may do it.
     assert run_world(1, lambda rank, job: play(rank)) == [[1.0, 1.0]]
 
 
 def test_refusals() -> None:
-    """Wrong arguments raise ValueError at the call, on the rank that made them, and the job goes on."""
+    """Invalid arguments raise ValueError at the call, on the calling rank only, and the job goes on."""
 
     def play(rank: int) -> float:
         x = own(rank)
@@ -262,7 +262,7 @@ def test_refusals() -> None:
 
 
 def test_a_name_in_flight() -> None:
-    """Refused at the second call; the first goes on."""
+    """A second call with a name in flight is refused; the first goes on."""
 
     def play(rank: int) -> float:
         if rank == 0:
@@ -276,7 +276,7 @@ def test_a_name_in_flight() -> None:
 
 
 def test_join() -> None:
-    """A rank without data takes part in what the others do; averages divide by the full size."""
+    """A rank without data takes part in the others' collectives; averages divide by the full size."""
 
     def play(rank: int) -> Any:
         done = [float(ddl.allreduce(own(rank), name=f"step {step}")[0]) for step in range(rank + 1)]

@@ -1,4 +1,4 @@
-"""A wrapped optimizer is the optimizer that was given, and says what is wrong with its use."""
+"""A wrapped optimizer is still the given optimizer, and reports wrong use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def on_ranks(play: Any, size: int = 2) -> list[Any]:
 
 
 def test_it_is_the_optimizer_that_was_given() -> None:
-    """The same object, of its own class still, with the same name and state."""
+    """Wrapping returns the same object, which is still an instance of its class, with the same name and state."""
 
     def play(part: Part) -> None:
         bare: Any = torch.optim.Adam(part.model.parameters(), lr=0.01)
@@ -53,7 +53,7 @@ def test_it_is_the_optimizer_that_was_given() -> None:
 
 
 def test_state_dict_is_the_bare_ones() -> None:
-    """Its keys are; and states go from wrapped to bare and back."""
+    """The state dict has the keys of the bare optimizer, and states can be exchanged in both directions."""
 
     def play(part: Part) -> None:
         optimizer = made(part)
@@ -74,7 +74,7 @@ def test_state_dict_is_the_bare_ones() -> None:
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
 def test_copies_are_bare(way: str) -> None:
-    """A copy has no hooks, so it must not wait for any: it is the bare optimizer, with its state."""
+    """A copy has no hooks, so it must not wait for gradients: it is the bare optimizer with its state."""
 
     def play(part: Part) -> None:
         optimizer = made(part)
@@ -90,13 +90,13 @@ def test_copies_are_bare(way: str) -> None:
         assert not hasattr(other, "synchronize")
         assert len(other.state_dict()["state"]) == len(optimizer.state_dict()["state"]) > 0
         other.step()
-        copy.deepcopy(part.model)(part.batch(0)[0]).sum().backward()  # a copied model has no hooks either
+        copy.deepcopy(part.model)(part.batch(0)[0]).sum().backward()  # a copied model has no hooks, either
 
     on_ranks(play)
 
 
 def test_a_forgotten_optimizer_leaves_the_parameters() -> None:
-    """Its hooks go with it, so the next optimizer of the same model is alone; and it is forgotten, without a cycle."""
+    """A deleted optimizer is freed without a garbage collection, and its hooks leave the parameters."""
 
     def play(part: Part) -> None:
         first = made(part)
@@ -113,7 +113,7 @@ def test_a_forgotten_optimizer_leaves_the_parameters() -> None:
 
 
 def test_a_world_of_one_has_no_hooks() -> None:
-    """Everything behaves, at no cost."""
+    """In a world of one rank everything behaves the same, and no hooks are added."""
 
     def play(part: Part) -> None:
         optimizer: Any = ddl.DistributedOptimizer(torch.optim.SGD(part.model.parameters(), lr=0.1), groups=2)
@@ -147,7 +147,7 @@ def test_a_world_of_one_has_no_hooks() -> None:
     ids=str,
 )
 def test_refusals(options: dict[str, Any], text: str) -> None:
-    """ValueError at the call; the optimizer is as it was."""
+    """Invalid arguments raise ValueError at the call and leave the optimizer unchanged."""
 
     def play(part: Part) -> None:
         named = list(part.model.named_parameters())
@@ -165,7 +165,7 @@ def test_refusals(options: dict[str, Any], text: str) -> None:
 
 
 def test_wrapping_what_is_no_optimizer() -> None:
-    """Nor one that is wrapped already."""
+    """Objects that are not optimizers and optimizers that are wrapped already are refused."""
 
     def play(part: Part) -> None:
         with pytest.raises(ValueError, match=r"takes a torch.optim.Optimizer, not Network"):
@@ -178,13 +178,13 @@ def test_wrapping_what_is_no_optimizer() -> None:
 
 
 def test_before_init() -> None:
-    """There is no job to belong to."""
+    """Wrapping before ``init`` raises NotInitialized."""
     with pytest.raises(NotInitialized, match=r"init\(\)"):
         ddl.DistributedOptimizer(torch.optim.SGD(Network().parameters(), lr=0.1))
 
 
 def test_num_groups_is_deprecated() -> None:
-    """It warns, and is groups."""
+    """``num_groups`` gives a DeprecationWarning and works as ``groups``."""
 
     def play(part: Part) -> None:
         with pytest.warns(DeprecationWarning, match="groups"):
@@ -194,7 +194,7 @@ def test_num_groups_is_deprecated() -> None:
 
 
 def test_skip_synchronize_steps_on_what_is_there() -> None:
-    """Where nothing was reduced, as within no_sync(), each rank steps on its own gradients."""
+    """If nothing was reduced, as within no_sync(), each rank steps on its own gradients."""
 
     def play(part: Part) -> list[float]:
         optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), lr=0.1))
@@ -210,7 +210,7 @@ def test_skip_synchronize_steps_on_what_is_there() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"groups": 2}], ids=str)
 def test_zero_grad_after_backward(options: dict[str, Any]) -> None:
-    """Gradients are reduced when backward returns, so that they may be thrown away; nothing is under way."""
+    """After backward gradients are reduced and nothing is in flight, so they may be cleared."""
 
     def play(part: Part) -> list[float]:
         optimizer = made(part, **options)
@@ -228,14 +228,14 @@ def test_zero_grad_after_backward(options: dict[str, Any]) -> None:
 
 
 def test_step_after_synchronize() -> None:
-    """Without skip_synchronize a warning; and the gradients are not summed twice."""
+    """``step`` after ``synchronize`` without skip_synchronize warns, and does not reduce the gradients again."""
 
     def play(part: Part) -> None:
         optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), lr=0.1), op=ddl.Sum)
         backward(part.loss(0))
         optimizer.synchronize()
         before = [param.grad.clone() for param in part.model.parameters() if param.grad is not None]
-        if part.rank == 0:  # warnings are caught for the whole process
+        if part.rank == 0:  # catching warnings affects the whole process
             with pytest.warns(UserWarning, match="skip_synchronize"):
                 optimizer.step()
         ddl.barrier()
@@ -250,7 +250,7 @@ def test_step_after_synchronize() -> None:
 
 
 def test_a_parameter_that_no_rank_uses() -> None:
-    """It gets zeros, on every rank alike."""
+    """A parameter that no rank uses gets zeros on every rank."""
 
     def play(part: Part) -> None:
         optimizer = made(part)
@@ -265,7 +265,7 @@ def test_a_parameter_that_no_rank_uses() -> None:
 
 
 def test_add_param_group_with_a_name_that_is_taken() -> None:
-    """Two gradients under one name would meet each other."""
+    """A parameter name that is taken already is refused, because two gradients would share it."""
 
     def play(part: Part) -> None:
         bare = torch.optim.SGD([("a", part.model.body.weight)], lr=0.1)
@@ -282,7 +282,7 @@ def test_add_param_group_with_a_name_that_is_taken() -> None:
 def test_groups_go_off_together(
     groups: int | None, requests: int, overlap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six gradients in as many requests as there are groups; while backward runs, or at its end."""
+    """Six gradients are sent in as many requests as there are groups, while backward runs or at its end."""
     monkeypatch.setenv("DDL_OVERLAP", overlap)
 
     def play(part: Part) -> tuple[int, bool]:
@@ -301,7 +301,7 @@ def test_groups_go_off_together(
             handles.extend([*round.in_flight, *(one.handle for one in round.attempts.values())])
             complete()
 
-        # Gradients by themselves go with all that have arrived, just before; only those of groups tell.
+        # Gradients without a group are sent just before, with all that have arrived; only groups are counted here.
         sender._send_missing, reducer._complete = send_missing_watched, complete_watched
         backward(part.loss(0))
         assert len(handles) == 6
@@ -313,7 +313,7 @@ def test_groups_go_off_together(
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
 def test_what_is_sent_while_backward_runs(overlap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With overlap each gradient as it arrives, else none: there it would take the cores that compute."""
+    """With overlap each gradient is sent as it arrives; without it none is, because that would take CPU cores."""
     monkeypatch.setenv("DDL_OVERLAP", overlap)
 
     def play(part: Part) -> list[int]:
@@ -330,7 +330,7 @@ def test_what_is_sent_while_backward_runs(overlap: str, monkeypatch: pytest.Monk
 
 
 def test_a_gradient_taken_away_before_the_end_of_backward_counts_as_zeros() -> None:
-    """A hook of the program's takes it away on one rank, before anything is sent."""
+    """If a hook of the program removes a gradient on one rank before it is sent, the rank sends zeros."""
 
     def play(part: Part) -> list[float]:
         optimizer = made(part)
@@ -351,7 +351,7 @@ def test_a_gradient_taken_away_before_the_end_of_backward_counts_as_zeros() -> N
 
 
 def test_ranks_with_different_parameters_in_groups() -> None:
-    """Said on the rank that differs from the first, naming what differs."""
+    """A rank whose parameters differ from those of the first rank raises an error that names them."""
 
     def play(part: Part) -> None:
         params = list(part.model.named_parameters())
@@ -366,7 +366,7 @@ def test_ranks_with_different_parameters_in_groups() -> None:
 
 
 def test_a_mismatch_ends_no_job() -> None:
-    """Ranks whose parameters have different shapes are told; what fits is reduced, and the job goes on."""
+    """Parameters of different shapes raise an error; all others are reduced, and the job goes on."""
 
     def play(part: Part) -> float:
         odd = torch.nn.Parameter(torch.ones(2 + part.rank, dtype=torch.float64))
@@ -375,7 +375,7 @@ def test_a_mismatch_ends_no_job() -> None:
         with pytest.raises(MismatchError, match=r"noname\.0\.0"):
             backward(odd.sum() + part.model.body.weight.sum() * part.rank)
         with pytest.raises(MismatchError, match=r"noname\.0\.0"):
-            optimizer.step()  # it would step on what was not reduced
+            optimizer.step()  # it would step on gradients that are not reduced
         grad = part.model.body.weight.grad
         assert grad is not None
         assert grad.unique().tolist() == [0.5]
@@ -417,7 +417,7 @@ def test_it_goes_on_in_the_next_job() -> None:
 
 
 def test_shutdown_between_backward_and_step() -> None:
-    """Gradients were reduced when backward returned, so that the step is whole; another backward has no world."""
+    """A step after shutdown uses the gradients that backward has reduced; another backward raises."""
 
     def play(rank: int, job: Any) -> list[float]:
         part = Part(rank, 2)
@@ -435,7 +435,7 @@ def test_shutdown_between_backward_and_step() -> None:
 
 
 def test_a_parameter_that_grows_rows_is_reduced_whole() -> None:
-    """Its gradient has the strides of the one before, and another shape."""
+    """A gradient with the strides of the last one and another shape is reduced completely."""
 
     def play(part: Part) -> None:
         weight = torch.nn.Parameter(torch.zeros(3, 4))

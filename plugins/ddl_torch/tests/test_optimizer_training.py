@@ -1,4 +1,4 @@
-"""Each way to train for ten steps comes to the same parameters on two ranks as in one process."""
+"""Each way to train for ten steps gives the same parameters on two ranks as in one process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name: str) -> None:
-    """Plain, foreach and fused optimizers."""
+    """Plain, foreach and fused optimizers train as in one process."""
     agree(lambda part: plain(part, part.wrap(OPTIMIZERS[name](part.model.parameters()))), tolerance=1e-9)
 
 
@@ -55,7 +55,7 @@ SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
 @pytest.mark.parametrize("made", ["before", "after"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_learning_rate_schedulers(name: str, made: str) -> None:
-    """Schedulers made before or after wrapping: they replace ``step`` on the object."""
+    """Schedulers, which replace ``step`` on the object, work whether they are made before or after wrapping."""
 
     def train(part: Part) -> None:
         bare = torch.optim.SGD(part.model.parameters(), **SGD)
@@ -69,12 +69,12 @@ def test_learning_rate_schedulers(name: str, made: str) -> None:
             scheduler.step()
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns where it believes that step() was not called
+        warnings.simplefilter("error")  # torch warns if it believes that step() was not called
         agree(train)
 
 
 def test_reduce_on_plateau() -> None:
-    """A scheduler that looks at a loss, averaged over the ranks."""
+    """A scheduler that depends on a loss works if the loss is averaged over the ranks."""
 
     def train(part: Part) -> None:
         optimizer = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
@@ -91,7 +91,7 @@ def test_reduce_on_plateau() -> None:
 
 
 def test_clipping_between_synchronize_and_step() -> None:
-    """The norm is that of the reduced gradients."""
+    """Clipping after ``synchronize`` uses the norm of the reduced gradients."""
 
     def train(part: Part) -> None:
         optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
@@ -111,7 +111,7 @@ def test_clipping_between_synchronize_and_step() -> None:
 
 
 def test_clipping_in_a_step_hook() -> None:
-    """A hook before ``step``, though registered before wrapping, sees reduced gradients."""
+    """A hook before ``step`` sees reduced gradients, even if it was registered before wrapping."""
 
     def train(part: Part) -> None:
         bare = torch.optim.SGD(part.model.parameters(), **SGD)
@@ -128,9 +128,9 @@ def test_clipping_in_a_step_hook() -> None:
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("way", ["step", "unscale", "synchronize"])
 def test_grad_scaler(way: str, fused: bool) -> None:
-    """By ``step`` alone, by ``unscale_`` and clipping, and by ``synchronize`` first; one step is infinite on one rank.
+    """If a step is infinite on one rank, all ranks skip it and have the same scale at the end.
 
-    All ranks skip that step, and have the same scale at the end.
+    ``way``: ``step`` alone, ``unscale_`` and clipping, or ``synchronize`` first.
     """
 
     def train(part: Part) -> float:
@@ -162,7 +162,7 @@ def test_grad_scaler(way: str, fused: bool) -> None:
 
 
 def test_autocast_bfloat16() -> None:
-    """Parameters in float32, forward in bfloat16: the sum of two ranks' gradients is that of two micro-batches."""
+    """With float32 parameters and a bfloat16 forward pass, two ranks' gradients sum as those of two micro-batches."""
 
     def train(part: Part) -> None:
         optimizer = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
@@ -180,7 +180,7 @@ def test_autocast_bfloat16() -> None:
 
 @pytest.mark.timeout(540)
 def test_compiled_model() -> None:
-    """``torch.compile(model)``: gradients come from compiled code."""
+    """Gradients that come from compiled code (``torch.compile(model)``) are reduced."""
 
     def train(part: Part) -> None:
         compiled: Any = torch.compile(part.model, backend="aot_eager")
@@ -196,7 +196,7 @@ def test_compiled_model() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"groups": 2}], ids=["single", "groups"])
 def test_add_param_group_after_wrapping(options: dict[str, Any]) -> None:
-    """Parameters that come later are reduced too, at the learning rate of their group."""
+    """Parameters that are added later are reduced too, with the learning rate of their group."""
 
     def train(part: Part) -> None:
         bare = torch.optim.SGD([*part.model.body.parameters(), *part.model.left.parameters()], **SGD)
@@ -215,7 +215,7 @@ def test_add_param_group_after_wrapping(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("by_keyword", [False, True], ids=["place", "keyword"])
 @pytest.mark.parametrize("name", ["sgd", "lbfgs"])
 def test_step_with_a_closure(name: str, by_keyword: bool) -> None:
-    """The gradients that the closure computes are reduced; L-BFGS's many evaluations go in step on all ranks."""
+    """Gradients computed by a closure are reduced, and L-BFGS evaluates equally often on all ranks."""
 
     def train(part: Part) -> None:
         params = part.model.parameters()
@@ -239,7 +239,7 @@ def test_step_with_a_closure(name: str, by_keyword: bool) -> None:
 
 @pytest.mark.parametrize("way", ["none", "zeros", "model none", "model zeros"])
 def test_zero_grad(way: str) -> None:
-    """Gradients set to None or to zero, by the optimizer or by the model."""
+    """Gradients may be set to None or to zero, by the optimizer or by the model."""
 
     def train(part: Part) -> None:
         optimizer = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
@@ -256,7 +256,7 @@ def test_zero_grad(way: str) -> None:
 @pytest.mark.parametrize("when", ["before zero_grad", "after zero_grad"])
 @pytest.mark.parametrize("frozen_first", [False, True])
 def test_requires_grad_changes(frozen_first: bool, when: str, options: dict[str, Any]) -> None:
-    """A layer is frozen and thawed, before and after wrapping."""
+    """A layer may be frozen and unfrozen, before and after wrapping."""
 
     def train(part: Part) -> None:
         layer = part.model.left
@@ -278,7 +278,7 @@ def test_requires_grad_changes(frozen_first: bool, when: str, options: dict[str,
 @pytest.mark.parametrize("options", [{}, {"groups": 2}, {"compression": ddl.Compression.none}], ids=str)
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_no_gradient_on_some_ranks(set_to_none: bool, options: dict[str, Any]) -> None:
-    """A branch that in each step one rank leaves out: it takes part with zeros."""
+    """If one rank leaves out a branch in a step, it takes part in its reduction with zeros."""
 
     def train(part: Part) -> None:
         optimizer = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD), **options)
@@ -294,7 +294,7 @@ def test_no_gradient_on_some_ranks(set_to_none: bool, options: dict[str, Any]) -
 
 @pytest.mark.parametrize("options", [{}, {"groups": 2}], ids=str)
 def test_backward_passes_per_step(options: dict[str, Any]) -> None:
-    """Three passes are added up locally, and reduced once; the count may change between steps."""
+    """Three passes accumulate locally and are reduced once; the number may change between steps."""
 
     def train(part: Part) -> None:
         optimizer: Any = part.wrap(
@@ -321,12 +321,12 @@ def grouping(part: Part, how: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", ["1", "2", "4", "100", "lists"])
 def test_groups(how: str) -> None:
-    """Gradients that go off together; parameters in no list go by themselves."""
+    """Gradients of a group are reduced together; parameters in no group are reduced by themselves."""
     agree(lambda part: plain(part, part.wrap(torch.optim.SGD(part.model.parameters(), **SGD), **grouping(part, how))))
 
 
 def test_groups_where_ranks_order_parameters_differently() -> None:
-    """The first rank's order decides."""
+    """If ranks order their parameters differently, the first rank's order decides the groups."""
 
     def train(part: Part) -> None:
         params = list(part.model.parameters())
@@ -336,7 +336,7 @@ def test_groups_where_ranks_order_parameters_differently() -> None:
 
 
 def test_process_set() -> None:
-    """Ranks 0 and 2 train together; rank 1, outside, steps on its own gradients."""
+    """Ranks 0 and 2 train together; rank 1 is outside and steps on its own gradients."""
 
     def train(part: Part) -> None:
         plain(part, part.wrap(torch.optim.SGD(part.model.parameters(), **SGD)))
@@ -359,7 +359,7 @@ def test_process_set() -> None:
 
 
 class Halves:
-    """A user's own compressor: float32 on the way."""
+    """A user's own compressor, which sends float32."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
@@ -383,7 +383,7 @@ class Halves:
     ids=["none", "fp16", "bf16", "by name", "own class"],
 )
 def test_compression(compression: Any, tolerance: float, options: dict[str, Any]) -> None:
-    """Within what the compressed type can tell apart; and, but for none, not to the last bit."""
+    """The result is as exact as the compressed type allows, and is inexact unless compression is none."""
 
     def train(part: Part) -> None:
         plain(part, part.wrap(torch.optim.SGD(part.model.parameters(), lr=0.1), compression=compression, **options))
@@ -411,7 +411,10 @@ class Words(nn.Module):
 @pytest.mark.parametrize("options", [{}, {"groups": 2}, {"compression": Halves}], ids=["single", "groups", "own class"])
 @pytest.mark.parametrize("as_dense", [False, True], ids=["sparse", "as dense"])
 def test_sparse_gradients(as_dense: bool, options: dict[str, Any], skips: bool) -> None:
-    """Embedding gradients, gathered or made dense: the optimizer sees sparse ones; ranks have other words, some twice."""
+    """Embedding gradients are gathered or made dense, and the optimizer gets sparse ones.
+
+    Ranks have different words, and some words occur twice.
+    """
     seen: list[bool] = []
 
     def train(part: Part) -> None:
@@ -435,7 +438,7 @@ def test_sparse_gradients(as_dense: bool, options: dict[str, Any], skips: bool) 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 2}], ids=str)
 def test_gradient_predivide_factor(options: dict[str, Any]) -> None:
-    """Dividing before and after the sum, in parts, is dividing; groups honour it."""
+    """Dividing partly before and partly after the sum gives the average, also with groups."""
 
     def train(part: Part) -> None:
         plain(
@@ -448,7 +451,7 @@ def test_gradient_predivide_factor(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", [{}, {"groups": 1}], ids=str)
 @pytest.mark.parametrize("factor", [1.0, 4.0])
 def test_averages_stay_within_a_type(factor: float, options: dict[str, Any]) -> None:
-    """float16 ends at 65504: the sum of two ranks' 40000 is past it, their average is not, divided before in any way."""
+    """An average of float16 gradients does not overflow although their sum does, for every predivide factor."""
 
     def play(rank: int, job: Any) -> float:
         param = torch.nn.Parameter(torch.ones(1))
@@ -467,7 +470,7 @@ def test_averages_stay_within_a_type(factor: float, options: dict[str, Any]) -> 
 
 
 def test_sum() -> None:
-    """op=Sum with losses that are shares of the whole."""
+    """op=Sum is right for losses that are shares of the whole."""
 
     def train(part: Part) -> None:
         optimizer = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD), op=ddl.Sum)
@@ -482,14 +485,14 @@ def test_sum() -> None:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("backend", ["threads", "shm"])
 def test_worlds(size: int, backend: str) -> None:
-    """Two and four ranks, over threads and shared memory."""
+    """Two and four ranks train as one process, over threads and over shared memory."""
     agree(
         lambda part: plain(part, part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))), size=size, backend=backend
     )
 
 
 def test_shared_parameters() -> None:
-    """A parameter that is used twice has one gradient, which goes off once."""
+    """A parameter that is used twice has one gradient, which is sent once."""
 
     def train(part: Part) -> None:
         part.model.right.weight = part.model.left.weight

@@ -1,4 +1,4 @@
-"""The plugin introduces itself without torch, and its package offers what Horovod's did, in Horovod's order."""
+"""The plugin registers without importing torch, and its package offers Horovod's names and argument order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SIGNATURES = {
     "broadcast_object": "obj root_rank name process_set",
     "allgather_object": "obj name process_set",
     "DistributedOptimizer": "optimizer named_parameters compression backward_passes_per_step op "
-    "gradient_predivide_factor num_groups groups sparse_as_dense process_set device_dense device_sparse",  # the last two are ours
+    "gradient_predivide_factor num_groups groups sparse_as_dense process_set device_dense device_sparse",  # two of ddl
     "SyncBatchNorm": "num_features eps momentum affine track_running_stats",
 }
 BASICS = """
@@ -50,23 +50,23 @@ BASICS = """
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_argument_order(name: str) -> None:
-    """Positional calls of Horovod's scripts mean the same here."""
+    """Positional arguments mean the same as in Horovod."""
     assert list(inspect.signature(getattr(ddl, name)).parameters) == SIGNATURES[name].split()
 
 
 def test_exports() -> None:
-    """All of it is public, and defined."""
+    """All of Horovod's names are in ``__all__``, and every name of ``__all__`` is defined."""
     assert set(SIGNATURES) | set(BASICS.split()) <= set(ddl.__all__)
     assert not [name for name in ddl.__all__ if not hasattr(ddl, name)]
 
 
 def test_horovods_integers() -> None:
-    """The operations' numbers are Horovod's."""
+    """The reduction operations have the same numbers as in Horovod."""
     assert [ddl.Average, ddl.Sum, ddl.Adasum, ddl.Min, ddl.Max, ddl.Product] == [0, 1, 2, 3, 4, 5]
 
 
 def test_introduction_imports_no_torch() -> None:
-    """Listing plugins must not import a framework: the plugin's module asks for none, and runs without its package."""
+    """The plugin's module imports no torch and runs without its package, so listing plugins imports no framework."""
     code = (
         "import sys; from ddlcore.plug.finding import run_alone; "
         "(one,) = run_alone('ddl_torch.plugin').ddl_adapters(); print(one.target, 'torch' in sys.modules)"

@@ -1,4 +1,4 @@
-"""On real processes: the parameters of any number of ranks, one life after another, and children that are no ranks."""
+"""Tests real processes: any number of ranks, repeated init and shutdown, and child processes that are not ranks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 @pytest.mark.slow
 def test_twenty_steps_come_to_the_same(tmp_path: Path) -> None:
-    """1, 2 and 4 ranks of ddl, and of torch's DDP, agree to 1e-10 in float64; ranks agree with each other exactly."""
+    """1, 2 and 4 ranks of ddl and of torch's DDP agree to 1e-10 in float64, and the ranks of a job agree exactly."""
     sizes = (1, 2, 4)
-    with ThreadPoolExecutor() as pool:  # the three jobs at once: one rank alone leaves cores idle
+    with ThreadPoolExecutor() as pool:  # run the three jobs at once, because one rank alone leaves cores idle
         list(pool.map(lambda size: launch(size, PROGRAMS / "steps.py", str(tmp_path / str(size))), sizes))
     found = {}
     for size in sizes:
@@ -34,7 +34,7 @@ def test_twenty_steps_come_to_the_same(tmp_path: Path) -> None:
 
 
 def test_a_hundred_lives() -> None:
-    """init and shutdown, with a collective in between, on two ranks: 100 times in less than 10 s."""
+    """init and shutdown with a collective in between run 100 times on two ranks in less than 10 s."""
     seconds = [float(text) for text in re.findall(r"seconds ([\d.]+)", launch(2, PROGRAMS / "again.py"))]
     print("100 × init, allreduce, shutdown:", seconds, "s")
     assert len(seconds) == 2
@@ -43,17 +43,20 @@ def test_a_hundred_lives() -> None:
 
 @pytest.fixture(scope="module", params=["fork", "spawn"])
 def workers(request: pytest.FixtureRequest) -> str:
-    """What a job of two ranks printed whose loaders' workers were made so: first they end, then a rank is killed."""
+    """Return what two ranks printed whose DataLoader workers were started in this way.
+
+    First the workers end, then a rank is killed.
+    """
     return launch(2, PROGRAMS / "workers.py", request.param, check=False)
 
 
 def test_loader_workers_are_no_ranks(workers: str) -> None:
-    """A collective in one raises, and so does init; their end is nobody's death."""
+    """A collective in a worker raises, and so does init; a worker's end does not count as the death of a rank."""
     assert len(re.findall(r"\] sum 2.0", workers)) == 2, workers
 
 
 def test_loader_workers_delay_no_verdict(workers: str) -> None:
-    """A rank is killed whose workers live on, with all they have inherited: the other hears of it soon."""
+    """If a rank is killed and its workers live on with its sockets, the other rank still learns of it soon."""
     killed, lost = re.search(r"killed ([\d.]+)", workers), re.search(r"lost \(1,\) ([\d.]+)", workers)
     assert killed is not None, workers
     assert lost is not None, workers

@@ -1,4 +1,4 @@
-"""Batches by name in torch's profiler, with the setting that asks for it."""
+"""Buckets appear by name in torch's profiler, if the setting asks for it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from ddlcore.testing import World
 pytestmark = pytest.mark.timeout(240)
 
 TITLE = "ddl ALLREDUCE allreduce.grads"
-TRIES = 10  # of as many steps as leave discovery
+TRIES = 10  # each has as many steps as are needed to leave discovery
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_batches_appear_by_name_where_that_is_wanted(wanted: bool) -> None:
-    """On the thread that runs them: where it waits for them on shared memory, the one that trains.
+    """Buckets appear on the thread that runs them.
 
-    Of steps in replay it is that one, unless the engine's comes first, so that some steps are given another try.
+    In replay over shared memory this is the training thread, which waits for them, unless the engine is faster; so the
+    steps are tried several times.
     """
     names: set[str] = set()
     meet = threading.Barrier(2)
@@ -38,7 +39,7 @@ def test_batches_appear_by_name_where_that_is_wanted(wanted: bool) -> None:
             meet.wait(40)
             if TITLE in names:
                 break
-            meet.wait(40)  # both have looked
+            meet.wait(40)  # wait until both ranks have looked
             if rank == 0:
                 with profile(activities=[ProfilerActivity.CPU]) as seen:
                     steps()
@@ -53,7 +54,7 @@ def test_batches_appear_by_name_where_that_is_wanted(wanted: bool) -> None:
 
 
 def test_no_range_while_no_profiler_runs() -> None:
-    """Nothing is entered for nobody."""
+    """No range is entered while no profiler runs."""
     if torch.cuda.is_initialized():
         pytest.skip("with CUDA in use there is always a range, for NVTX")
     adapter = TorchAdapter()
@@ -63,7 +64,7 @@ def test_no_range_while_no_profiler_runs() -> None:
 
 
 def test_a_name_with_braces_is_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where CUDA is in use, ranges are NVTX's too, whose first argument torch takes for a format."""
+    """A name with braces is not taken for a format string by the NVTX ranges that are used with CUDA."""
     pushed: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", pushed.append)

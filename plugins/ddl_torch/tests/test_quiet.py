@@ -1,10 +1,10 @@
-"""A steady step of the digits example sends nothing to the coordinator and awaits nothing from it.
+"""A replayed step of the digits example sends nothing to the coordinator and waits for nothing from it.
 
-That is counted twice: by ``ddl.stats()``, and by the kernel. Inside a host ranks reach the launcher through
-Unix sockets, of which the kernel keeps no byte counts; so the job's control network is put on TCP (as across
-hosts), where TCP_INFO tells of every connection how many bytes went each way. A rank has two kinds of them: one
-to the coordinator and, from the opening of its transport, idle ones to the store. All bear ZeroMQ's heartbeats:
-a ping each way a second, and its answer, encrypted. So what steps add shows as a difference between the two.
+Two independent counts show it: ``ddl.stats()`` and the kernel. Within a host, ranks reach the launcher through Unix
+sockets, for which the kernel counts no bytes. So the job's control network is put on TCP, as across hosts, where
+TCP_INFO tells for every connection how many bytes went each way. A rank has two kinds of connections: one to the
+coordinator and, after its transport has been opened, idle ones to the store. All carry ZeroMQ's heartbeats: an
+encrypted ping each way per second, and its answer. So whatever steps send shows as a difference between the two kinds.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ pytestmark = [
 ]
 
 STEPS = 50
-BEAT_BYTES = 200  # at most, each way: ping and pong, encrypted and framed
+BEAT_BYTES = 200  # the most bytes of a heartbeat each way: ping and pong, encrypted and framed
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[bool, list[dict[str, Any]]]:
-    """What each of two ranks saw over the fifty steps, with and without replay: two jobs, which mostly sleep, at once."""
+    """Return what each of two ranks saw in the fifty steps, with and without replay; both jobs run at once."""
     with ThreadPoolExecutor() as pool:
         return dict(zip((True, False), pool.map(measured, (True, False))))
 
@@ -47,7 +47,7 @@ def measured(replay: bool) -> list[dict[str, Any]]:
 
 
 def test_steady_steps_send_nothing_by_both_counts(found: dict[bool, list[dict[str, Any]]]) -> None:
-    """0 messages over 50 steps; on every wire heartbeats alone, on the coordinator's as many as on an idle one."""
+    """50 steps send 0 messages, and the coordinator's connection carries no more bytes than an idle one."""
     for rank in found[True]:
         assert rank["messages"] == 0
         assert rank["negotiated"] == 0
@@ -61,7 +61,7 @@ def test_steady_steps_send_nothing_by_both_counts(found: dict[bool, list[dict[st
 
 
 def test_negotiated_steps_show_in_both_counts(found: dict[bool, list[dict[str, Any]]]) -> None:
-    """The same steps without replay: the counts that must be 0 above are not blind."""
+    """Without replay, the same steps show in both counts, so the counts are able to detect messages."""
     for rank in found[False]:
         assert rank["messages"] >= 2 * STEPS
         assert rank["negotiated"] >= STEPS

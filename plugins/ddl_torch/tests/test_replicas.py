@@ -1,4 +1,4 @@
-"""The ranks' parameters are compared after steps: planted faults are found, with their tensor, ranks and step."""
+"""The ranks' parameters are compared after steps, and planted faults are found with their tensor, ranks and step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from plugins.ddl_torch.tests.training import Network
 
 PATIENT: dict[str, object] = {"leave_timeout_s": 30.0, "start_timeout_s": 30.0, "open_timeout_s": 30.0}
 WAITS = {"DDL_LEAVE_TIMEOUT_S": "60"}
-Plant = Callable[[int, int, Network], None]  # what happens to a rank's model before a step (from 1 on)
+Plant = Callable[[int, int, Network], None]  # a fault to apply to a rank's model before a step (the first is 1)
 
 
 def train(rank: int, plant: Plant, steps: int) -> Network:
-    """Train until ``steps``, 0: until something is raised, which stops every rank."""
+    """Train for ``steps`` steps; 0: until an error is raised, which stops every rank."""
     model = Network(torch.float32)
     optimizer = ddl.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     random = torch.Generator().manual_seed(rank)
@@ -41,14 +41,14 @@ def train(rank: int, plant: Plant, steps: int) -> Network:
 
 
 def trained(plant: Plant, steps: int, size: int = 3, **settings: object) -> list[Network]:
-    """The models of all ranks."""
+    """Return the models of all ranks."""
     return run_world(
         size, lambda rank, job: train(rank, plant, steps), settings={**PATIENT, **settings}, deadline_s=100
     )
 
 
 def found(plant: Plant, steps: int = 0, size: int = 3, **settings: object) -> list[ddl.ReplicasDiffer]:
-    """What every rank raised."""
+    """Return the error that each rank raised."""
 
     def rank(rank: int, job: api.Job) -> ddl.ReplicasDiffer:
         with pytest.raises(ddl.ReplicasDiffer) as info:
@@ -66,7 +66,7 @@ def flips_a_bit(rank: int, step: int, model: Network) -> None:
 
 
 def test_a_flipped_bit_is_found() -> None:
-    """In the lowest bit of one element on one rank: every rank raises, and is told tensor, rank and step."""
+    """If the lowest bit of one element flips on one rank, every rank raises and names tensor, rank and step."""
     error = found(flips_a_bit)[0]
     assert (error.tensor, error.groups) == ("left.weight (float32 3x8)", ((0, 2), (1,)))
     assert (error.step, error.agreed_step) == (6, 4)
@@ -74,14 +74,14 @@ def test_a_flipped_bit_is_found() -> None:
 
 
 def test_a_flipped_bit_of_the_last_step_is_found() -> None:
-    """``shutdown`` awaits the last comparison and raises; the values still stand then, and so their distance is known."""
+    """``shutdown`` waits for the last comparison and raises; the error states how far the values are apart."""
     errors = found(flips_a_bit, steps=6)
     assert (errors[0].step, errors[0].agreed_step) == (6, 4)
     assert all(0 < error.distances[1] < 1e-5 for error in errors)
 
 
 def test_noise_on_one_rank_is_found() -> None:
-    """From the step at which it began."""
+    """Noise on one rank is found in the step in which it begins."""
 
     def noisy(rank: int, step: int, model: Network) -> None:
         if rank == 0 and step >= 5:
@@ -94,7 +94,7 @@ def test_noise_on_one_rank_is_found() -> None:
 
 
 def test_a_forgotten_broadcast_is_found_at_the_first_step() -> None:
-    """With ``verify_every`` the first step is compared, too; the message says what was forgotten."""
+    """With ``verify_every`` the first step is compared too, and the message says that the broadcast was forgotten."""
 
     def unsent(rank: int, step: int, model: Network) -> None:
         if step == 1:
@@ -108,7 +108,7 @@ def test_a_forgotten_broadcast_is_found_at_the_first_step() -> None:
 
 
 def test_equal_ranks_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """A sound training under ``verify_every=1`` comes to the same bits, tells nothing, and replays all the same."""
+    """A correct training under ``verify_every=1`` gives the same bits, warns of nothing and is replayed."""
 
     def nothing(rank: int, step: int, model: Network) -> None:
         pass
@@ -121,7 +121,7 @@ def test_equal_ranks_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_check_is_one_message_and_leaves_replay_alone() -> None:
-    """Steps are replayed under ``verify_every=1``, and each tells the coordinator one thing, to which nothing is answered."""
+    """Under ``verify_every=1`` steps are replayed; each sends one message to the coordinator and gets no answer."""
     steps = 40
 
     def rank(rank: int, job: api.Job) -> ddl.Stats:
@@ -139,7 +139,7 @@ def test_a_check_is_one_message_and_leaves_replay_alone() -> None:
 
 
 def test_who_has_joined_is_not_waited_for() -> None:
-    """Ranks with more data go on, are compared among each other, and nobody hangs at the end."""
+    """Ranks with more data go on after another rank has joined, are compared with each other, and do not hang."""
 
     def rank(rank: int, job: api.Job) -> None:
         model = Network(torch.float32)
@@ -155,7 +155,7 @@ def test_who_has_joined_is_not_waited_for() -> None:
 
 
 def test_ranks_outside_the_process_set_are_not_compared() -> None:
-    """Two halves of the world train models of their own, each with its optimizer's process set."""
+    """Two halves of the world may train different models, each with its own process set."""
 
     def rank(rank: int, job: api.Job) -> None:
         halves = [ddl.add_process_set([0, 1]), ddl.add_process_set([2, 3])]
@@ -179,7 +179,7 @@ def test_ranks_outside_the_process_set_are_not_compared() -> None:
 
 
 def test_verify_takes_what_holds_parameters() -> None:
-    """A module (without its buffers), an optimizer, a state dict, pairs and bare tensors; of any layout."""
+    """``verify`` takes a module (without its buffers), an optimizer, a state dict, pairs or tensors, of any layout."""
 
     def rank(rank: int, job: api.Job) -> None:
         torch_model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
@@ -207,7 +207,7 @@ def test_verify_takes_what_holds_parameters() -> None:
 
 
 def test_the_job_keeps_no_model() -> None:
-    """An optimizer that is let go of takes its parameters along, though its job goes on."""
+    """When an optimizer is deleted, its parameters are freed although its job goes on."""
 
     def rank(rank: int, job: api.Job) -> Any:
         model = Network(torch.float32)
@@ -219,7 +219,7 @@ def test_the_job_keeps_no_model() -> None:
         deadline_s = time.monotonic() + 60
         while (
             held() is not None and time.monotonic() < deadline_s
-        ):  # a collection does nothing while another rank's runs
+        ):  # a garbage collection does nothing while another rank's runs
             gc.collect()
             time.sleep(0.01)
         return held() is None
@@ -230,7 +230,7 @@ def test_the_job_keeps_no_model() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_a_difference_behind_the_last_step_fails_the_run() -> None:
-    """The scripts have ended by then: the ranks tell it as they end, and `ddl run` exits with 1 and the reason."""
+    """If a difference is found after the scripts have ended, `ddl run` exits with 1 and prints the reason."""
     with pytest.raises(AssertionError, match="ended with 1:") as info:
         launch(2, PROGRAMS / "replicas.py", "last", timeout_s=200, env={"DDL_VERIFY_EVERY": "5", **WAITS})
     shown = str(info.value)
@@ -243,7 +243,10 @@ def test_a_difference_behind_the_last_step_fails_the_run() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_what_was_forgotten_is_a_warning_at_the_first_step() -> None:
-    """Without any setting: an unsent model and a bare optimizer are told of, once each, by rank 0; the job goes on."""
+    """With default settings rank 0 warns once of a model that was not broadcast and of a bare optimizer.
+
+    The job goes on.
+    """
     shown = launch(2, PROGRAMS / "replicas.py", "forgotten", timeout_s=200)
     assert shown.count("trained to the end") == 2, shown
     first, second = sorted(
@@ -255,7 +258,7 @@ def test_what_was_forgotten_is_a_warning_at_the_first_step() -> None:
 
 
 def test_the_first_comparison_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
-    """``verify_first_step=0``: ranks that are to differ are not told of."""
+    """With ``verify_first_step=0`` there is no warning about ranks that differ."""
 
     def unsent(rank: int, step: int, model: Network) -> None:
         if step == 1:

@@ -1,4 +1,4 @@
-"""Sparse tensors are gathered: what ranks store may differ, and repeated indices add up."""
+"""Sparse tensors are gathered: ranks may store different entries, and entries of equal indices add up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE = 3
 
 
 def stored(rank: int) -> torch.Tensor:
-    """(5, 2), of which rank r stores r rows: 0 … r - 1, each twice."""
+    """Return a tensor of shape (5, 2), of which rank r stores the r rows 0 … r - 1, each twice."""
     rows = [row for row in range(rank) for _ in range(2)]
     values = torch.full((len(rows), 2), float(rank))
     return torch.sparse_coo_tensor(torch.tensor([rows], dtype=torch.int64), values, (5, 2), check_invariants=True)
@@ -23,7 +23,10 @@ def stored(rank: int) -> torch.Tensor:
 @pytest.mark.parametrize("op", [ddl.Average, ddl.Sum])
 @pytest.mark.parametrize("name", [None, "rows"])
 def test_sum_and_average(op: int, name: str | None) -> None:
-    """What the dense tensors give; one rank has nothing to store. The handle is callable, as scripts expect."""
+    """The result equals that of the dense tensors, even if one rank stores nothing.
+
+    The handle is callable, as scripts expect.
+    """
 
     def play(rank: int, job: Any) -> None:
         handle = ddl.sparse_allreduce_async(stored(rank), name, op)
@@ -38,7 +41,7 @@ def test_sum_and_average(op: int, name: str | None) -> None:
 
 
 def test_two_sparse_dimensions() -> None:
-    """Indices are columns, whatever their number."""
+    """Tensors with two sparse dimensions are reduced too."""
 
     def play(rank: int, job: Any) -> Any:
         one = torch.sparse_coo_tensor(
@@ -50,7 +53,7 @@ def test_two_sparse_dimensions() -> None:
 
 
 def test_refusals() -> None:
-    """Dense tensors, and operations that have no meaning here."""
+    """Dense tensors and unsupported operations are refused."""
 
     def play(rank: int, job: Any) -> None:
         with pytest.raises(ValueError, match="use allreduce_async"):
@@ -65,9 +68,9 @@ def test_refusals() -> None:
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad])
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_table_that_some_rank_does_not_use_at_first(first: int, kind: Any, as_dense: bool) -> None:
-    """That rank cannot know that its gradient would be sparse: it and the others find out, and all train alike.
+    """If a rank does not know that its gradient would be sparse, the ranks find out and train alike.
 
-    ``first``: the step in which any rank uses it for the first time; before, all take part with zeros.
+    ``first``: the step in which a rank uses the table for the first time; before it, all ranks take part with zeros.
     """
 
     def play(rank: int, job: Any) -> list[float]:
@@ -100,21 +103,21 @@ def test_a_table_that_some_rank_does_not_use_at_first(first: int, kind: Any, as_
 
 
 def test_a_table_that_is_dense_on_another_rank_is_an_error() -> None:
-    """Ranks whose modules differ do not find out: both are told, and what to do."""
+    """If the ranks' modules differ in ``sparse``, both ranks raise an error that says what to do."""
 
     def play(rank: int, job: Any) -> None:
         table = torch.nn.Embedding(5, 2, sparse=rank == 0)
         optimizer = ddl.DistributedOptimizer(torch.optim.SGD(table.parameters(), 0.1), table.named_parameters())
         with pytest.raises(ddl.DdlInternalError):
             table(torch.tensor([1, 3])).sum().backward()
-        del optimizer  # its hooks went with it
+        del optimizer  # its hooks are removed with it
 
     run_world(2, play)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
 def test_an_average_of_integers_is_exact(dtype: torch.dtype) -> None:
-    """At the ends of the type, where indices repeat, and truncated toward zero after the sum."""
+    """The average is exact at the limits of the type and for repeated indices, and truncated after the sum."""
     info = torch.iinfo(dtype)
     own = [[info.max, info.min, 1, info.min + 1], [info.max, info.min, 1, 0], [info.max, info.min, 0, 0]]
 

@@ -1,4 +1,4 @@
-"""What is asked of CUDA, in which order: marks on the stream that produces, waits on the one that goes on."""
+"""Tests which CUDA calls are made and in which order: marks on the producing stream, waits on the consuming one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def adapter(cuda: FakeCuda) -> TorchAdapter:
 
 
 def test_host_memory_asks_nothing(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """A tensor of the CPU has no event, and none is made."""
+    """A CPU tensor has no event, and none is created for it."""
     tensor = torch.zeros(3)
     buffer = adapter.buffer(tensor, elementwise=True)
     assert (buffer.device, buffer.event, buffer.stream, buffer.order) == (CPU, 0, 0, 0)
@@ -40,7 +40,10 @@ def test_host_memory_asks_nothing(cuda: FakeCuda, adapter: TorchAdapter) -> None
 
 
 def test_a_buffer_has_its_event(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """Recorded on the device's current stream when the buffer is made; later ones of a stream have greater numbers."""
+    """The event is recorded on the device's current stream when the buffer is made.
+
+    Later events of a stream have greater numbers.
+    """
     first = adapter.buffer(cuda.on(1, torch.zeros(3)), elementwise=True)
     second = adapter.buffer(cuda.on(1, torch.zeros(4)), elementwise=True)
     assert first.device == second.device == Device("cuda", 1)
@@ -51,7 +54,7 @@ def test_a_buffer_has_its_event(cuda: FakeCuda, adapter: TorchAdapter) -> None:
 
 
 def test_the_stream_is_the_one_of_the_moment(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """A user who works on another stream is followed there."""
+    """A buffer is marked on the stream that is current when it is made, even if the user has switched streams."""
     tensor = cuda.on(0, torch.zeros(3))
     assert adapter.buffer(tensor, elementwise=True).stream == 0  # the default stream
     cuda.current[0] = FakeStream(cuda, 0, 0x50)
@@ -59,7 +62,7 @@ def test_the_stream_is_the_one_of_the_moment(cuda: FakeCuda, adapter: TorchAdapt
 
 
 def test_events_come_back(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """Of buffers that nobody has any more, another takes the event; one that is held keeps it."""
+    """The event of a freed buffer is used again for another buffer; the event of a buffer that is still held is not."""
     held = adapter.buffer(cuda.on(0, torch.zeros(3)), elementwise=True)
     for _ in range(20):
         adapter.buffer(cuda.on(0, torch.zeros(3)), elementwise=True)
@@ -71,7 +74,7 @@ def test_events_come_back(cuda: FakeCuda, adapter: TorchAdapter) -> None:
 
 
 def test_events_stay_on_their_device(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """CUDA records an event on streams of its own device only."""
+    """An event is reused on its own device only, because CUDA cannot record it on a stream of another device."""
     for _ in range(3):
         for index in (0, 1):
             adapter.buffer(cuda.on(index, torch.zeros(3)), elementwise=True)
@@ -80,7 +83,7 @@ def test_events_stay_on_their_device(cuda: FakeCuda, adapter: TorchAdapter) -> N
 
 
 def test_a_mark_is_one_event(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """What a persistent gradient has: made once, recorded in each step."""
+    """The mark of a persistent gradient is created once and recorded in each step."""
     buffer = adapter.buffer(cuda.on(0, torch.zeros(3)), elementwise=True)
     mark = adapter.streams.mark(buffer.device)
     orders = []
@@ -93,13 +96,13 @@ def test_a_mark_is_one_event(cuda: FakeCuda, adapter: TorchAdapter) -> None:
 
 
 def test_a_look_alike_on_a_device_is_described_anew(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """An address alone would leave out when the values stand."""
+    """A device tensor is always described again, because its address does not tell when its values are ready."""
     tensor = cuda.on(0, torch.zeros(3))
     assert adapter.address(tensor, adapter.buffer(tensor, elementwise=True)) is None
 
 
 class OnGpu:
-    """A tensor that torch would say is on a GPU."""
+    """A tensor that reports to be on a GPU."""
 
     def __init__(self, cuda: FakeCuda, index: int) -> None:
         self.cuda = cuda
@@ -113,7 +116,7 @@ class OnGpu:
 
 
 def test_after(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """The tensors' device's current stream waits, then the allocator learns that they are used there."""
+    """The current stream of the tensors' device waits, then the allocator is told that the tensors are used there."""
     one, other = OnGpu(cuda, 1), OnGpu(cuda, 1)
     adapter.after(0xAB, [one, other])
     assert cuda.notes == [
@@ -123,12 +126,12 @@ def test_after(cuda: FakeCuda, adapter: TorchAdapter) -> None:
         ("used", id(other), 1, 0x70),
     ]
     adapter.after(0xAC, [OnGpu(cuda, 0)])
-    assert cuda.notes[4:6] == [("retain", 0), ("wait", 0xAC, 0, 0)]  # the default stream, in its device's context
+    assert cuda.notes[4:6] == [("retain", 0), ("wait", 0xAC, 0, 0)]  # the default stream, in the context of its device
     assert cuda._contexts == []
 
 
 def test_after_without_tensors(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """The caller knows which they are: the current streams of all devices that were seen wait."""
+    """Without tensors, the current streams of all devices seen so far wait."""
     adapter.buffer(cuda.on(0, torch.zeros(3)), elementwise=True)
     adapter.buffer(cuda.on(1, torch.zeros(3)), elementwise=True)
     cuda.notes.clear()
@@ -137,7 +140,7 @@ def test_after_without_tensors(cuda: FakeCuda, adapter: TorchAdapter) -> None:
 
 
 def test_a_wait_that_cuda_refuses(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """One error, with CUDA's own words; the thread's context is as before."""
+    """A failed wait raises one error with CUDA's own words and restores the thread's context."""
     cuda.failing = 400
     with pytest.raises(DeviceError, match="CUDA error 400: invalid resource handle"):
         adapter.after(0xAB, [OnGpu(cuda, 0)])
@@ -145,7 +148,7 @@ def test_a_wait_that_cuda_refuses(cuda: FakeCuda, adapter: TorchAdapter) -> None
 
 
 def test_memory_that_torch_does_not_manage(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """Some of torch's allocators refuse to be told of it, as of a result of ddl's own; it is no less fenced."""
+    """An allocator that refuses ``record_stream``, as for a result of ddl's own, does not prevent the wait."""
 
     class Foreign(OnGpu):
         def record_stream(self, stream: Any) -> None:
@@ -156,7 +159,10 @@ def test_memory_that_torch_does_not_manage(cuda: FakeCuda, adapter: TorchAdapter
 
 
 def test_a_capture_is_refused(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """Nothing is recorded and nothing waits: a graph that held ddl's own stream would be broken, and its runs wrong."""
+    """During graph capture nothing is recorded and nothing waits.
+
+    A graph that contained ddl's own stream would be broken, and its runs would give wrong values.
+    """
     tensor = cuda.on(0, torch.zeros(3))
     buffer = adapter.buffer(tensor, elementwise=True)
     cuda.notes.clear()
@@ -171,7 +177,7 @@ def test_a_capture_is_refused(cuda: FakeCuda, adapter: TorchAdapter) -> None:
 
 
 def test_a_group_is_on_one_device(cuda: FakeCuda, adapter: TorchAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grouped call over two says which, before anything is sent."""
+    """A grouped call over two devices raises an error that names them, before anything is sent."""
     monkeypatch.setattr(OPERATIONS, "adapter", adapter)
     tensors = [cuda.on(0, torch.zeros(2)), cuda.on(1, torch.zeros(2))]
     with World(1) as world, pytest.raises(ValueError, match="tensors lie on cuda:0 and cuda:1; make one call"):
@@ -179,7 +185,7 @@ def test_a_group_is_on_one_device(cuda: FakeCuda, adapter: TorchAdapter, monkeyp
 
 
 def test_groups_of_parameters_on_two_devices(cuda: FakeCuda, adapter: TorchAdapter) -> None:
-    """A number of groups is parted by device, a list of the user's is refused; here by the devices that torch tells."""
+    """A number of groups is divided by device, and a user's list that mixes devices is refused."""
     here, there = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2, device="meta"))
 
     def form(groups: Any) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Batch norm over the ranks' batches is torch's over all of them put together: outputs, gradients, running statistics."""
+"""Batch norm over all ranks equals torch's over the combined batch: outputs, gradients and running statistics."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def compare(rows: list[int], shape: tuple[int, ...], dtype: torch.dtype, toleran
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rows", [EVEN, UNEVEN, ONE_EMPTY], ids=["even", "uneven", "one empty"])
 def test_as_one_batch(rows: list[int], shape: str) -> None:
-    """Three steps in float64."""
+    """Three steps in float64 equal those on the combined batch."""
     compare(rows, SHAPES[shape], torch.float64, 1e-10)
 
 
@@ -76,32 +76,32 @@ def test_as_one_batch(rows: list[int], shape: str) -> None:
     ids=str,
 )
 def test_options(options: dict[str, Any]) -> None:
-    """Each does what it does in torch."""
+    """Each option does the same as in torch."""
     compare(UNEVEN, SHAPES["4d"], torch.float64, 1e-10, **options)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.2)], ids=str)
 def test_types(dtype: torch.dtype, tolerance: float) -> None:
-    """Statistics are float32 at least, though inputs have 16 bits; values lie around 10, where squares would lose."""
+    """Statistics are float32 at least, even for 16-bit inputs; sums of squares would lose precision here."""
     compare(UNEVEN, SHAPES["4d"], dtype, tolerance)
 
 
 def test_evaluation() -> None:
-    """Running statistics where there are some, else this rank's batch; nobody waits for anybody."""
+    """Evaluation uses the running statistics, or this rank's batch if there are none, and waits for no other rank."""
 
     def play(rank: int, job: Any) -> None:
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(rank))
         for tracks in (True, False):
             own = ddl.SyncBatchNorm(6, track_running_stats=tracks).eval()
             plain = nn.BatchNorm1d(6, track_running_stats=tracks).eval()
-            if rank == 0:  # alone
+            if rank == 0:  # only this rank evaluates
                 torch.testing.assert_close(own(x), plain(x))
 
     run_world(2, play)
 
 
 def test_a_world_of_one() -> None:
-    """It is torch's own."""
+    """In a world of one rank the layer is the same as torch's."""
 
     def play(rank: int, job: Any) -> None:
         x = torch.randn(4, 6)
@@ -113,13 +113,13 @@ def test_a_world_of_one() -> None:
 
 
 def test_state_dict_is_torchs() -> None:
-    """Checkpoints go from one to the other."""
+    """Checkpoints can be exchanged with torch's layers."""
     state = nn.BatchNorm2d(6).state_dict()
     ddl.SyncBatchNorm(6).load_state_dict(state)
 
 
 def test_refusals() -> None:
-    """Wrong channels, too few dimensions, and one value a channel in the whole world."""
+    """Wrong channels, too few dimensions and one value per channel in the whole world are refused."""
 
     def play(rank: int, job: Any) -> None:
         module = ddl.SyncBatchNorm(6)
@@ -134,7 +134,7 @@ def test_refusals() -> None:
 
 
 def test_layers_without_input_gradient() -> None:
-    """As the first layer it needs no gradient for its input; weight and bias have theirs."""
+    """If the input needs no gradient, as for the first layer, weight and bias still get theirs."""
 
     def play(rank: int, job: Any) -> None:
         module = ddl.SyncBatchNorm(6)

@@ -1,4 +1,4 @@
-"""Trains one small network in one process or on the ranks of a world, and tells whether they come to the same."""
+"""Trains one small network in one process or on the ranks of a world, and compares the resulting parameters."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def backward(loss: torch.Tensor) -> None:
 
 
 class Network(nn.Module):
-    """Two branches, so that a rank can leave one out."""
+    """A network of two branches, so that a rank can leave one of them out."""
 
     def __init__(self, kind: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.body = nn.Linear(6, 8, dtype=kind)
         self.left = nn.Linear(8, 3, dtype=kind)
         self.right = nn.Linear(8, 3, dtype=kind)
-        random = torch.Generator().manual_seed(3)  # torch's own is shared by all threads
+        random = torch.Generator().manual_seed(3)  # torch's own generator is shared by all threads
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=random, dtype=torch.float64) / 3)
@@ -41,7 +41,7 @@ class Network(nn.Module):
 
 
 class Part:
-    """What one rank of ``size`` sees: its rows of each global batch. ``size`` 1 is the process to compare with."""
+    """What one rank of ``size`` trains on: its rows of each global batch. ``size`` 1 is the process to compare with."""
 
     def __init__(self, rank: int, size: int, kind: torch.dtype = torch.float64) -> None:
         self.rank = rank
@@ -51,7 +51,7 @@ class Part:
         self.begun: list[torch.Tensor] = []
 
     def wrap(self, optimizer: torch.optim.Optimizer, **options: Any) -> torch.optim.Optimizer:
-        """The optimizer itself in the process to compare with."""
+        """Return the distributed optimizer, or the bare optimizer in the process to compare with."""
         self.begun = parameters(self.model)
         if self.size == 1:
             return optimizer
@@ -59,12 +59,12 @@ class Part:
         return ddl.DistributedOptimizer(optimizer, **options)
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """This rank's (inputs, targets) of a step."""
+        """Return this rank's (inputs, targets) of a step."""
         (shard,) = [shard for rank, shard in self.shards(step, self.size) if rank == self.rank]
         return shard
 
     def shards(self, step: int, size: int) -> Iterator[tuple[int, tuple[torch.Tensor, torch.Tensor]]]:
-        """Every rank's rows: what the process to compare with takes one after another where a rank matters."""
+        """Yield (rank, rows) for every rank; the process to compare with computes them one after another."""
         random = torch.Generator().manual_seed(step)
         x = torch.randn(ROWS, 6, generator=random, dtype=torch.float64).to(self.kind)
         y = torch.randn(ROWS, 3, generator=random, dtype=torch.float64).to(self.kind)
@@ -73,13 +73,13 @@ class Part:
             yield rank, (x[rank * rows : (rank + 1) * rows], y[rank * rows : (rank + 1) * rows])
 
     def mine(self, step: int, size: int = 2) -> Iterator[tuple[int, tuple[torch.Tensor, torch.Tensor]]]:
-        """(rank, rows) that this process computes: its own, or in the process to compare with everybody's."""
+        """Yield the (rank, rows) that this process computes: its own, or those of all ranks if it compares."""
         for rank, shard in self.shards(step, size):
             if self.size == 1 or rank == self.rank:
                 yield rank, shard
 
     def share(self, size: int = 2) -> float:
-        """What a rank's mean loss counts in the process to compare with."""
+        """Return the weight of a rank's mean loss in the process to compare with."""
         return 1.0 / size if self.size == 1 else 1.0
 
     def loss(self, step: int) -> torch.Tensor:
@@ -92,7 +92,7 @@ def parameters(model: nn.Module) -> list[torch.Tensor]:
 
 
 def differences(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
-    """The greatest distance between parameters; infinite where one is not a number."""
+    """Return the greatest distance between parameters; infinite if a value is not a number."""
     distances = [(a.double() - b.double()).abs().max() for a, b in zip(one, other, strict=True)]
     return torch.stack(distances).nan_to_num(nan=float("inf")).max().item()
 
@@ -105,9 +105,9 @@ def agree(
     kind: torch.dtype = torch.float64,
     backend: str = "threads",
 ) -> list[Any]:
-    """Runs ``train`` in one process and on a world of ``size``; AssertionError where a rank's parameters differ.
+    """Run ``train`` in one process and on a world of ``size`` ranks, and compare the parameters.
 
-    Returns what ``train`` returned, by rank.
+    Returns what ``train`` returned on each rank. Raises AssertionError if a rank's parameters differ.
     """
     alone = Part(0, 1, kind)
     train(alone)

@@ -1,6 +1,6 @@
-"""The trainings on MXNet's Gluon: alone, with a barrier a step, with an allreduce's passes over memory, by ddl.
+"""The trainings on MXNet's Gluon: alone, with a barrier in each step, with an allreduce's memory passes, with ddl.
 
-There is none to hold ddl to: MXNet's own needs servers.
+There is no peer to compare ddl with, because MXNet's own way needs servers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tools.training.passes import Passes
 
 __all__ = ["trainings"]
 
-BATCHES = 4  # inputs that a rank takes in turn
-OPTIONS = {"learning_rate": 1e-4, "momentum": 0.9}  # small: what is learned from noise must not diverge
+BATCHES = 4  # different inputs of a rank, used in turn
+OPTIONS = {"learning_rate": 1e-4, "momentum": 0.9}  # small: training on noise must not diverge
 
 
 class MxnetContender:
-    """A model with its trainer, and how many steps it has taken. ``between``: what is called before each update."""
+    """A model with its trainer, and how many steps it has taken. ``between`` is called before each update."""
 
     def __init__(self, net: Any, trainer: Any, batches: list[Batch]) -> None:
         self.net = net
@@ -43,7 +43,7 @@ class MxnetContender:
         self._parameters = list(net.collect_params().values())
 
     def gradients(self) -> list[Any]:
-        """As numpy sees them: flat, the same memory."""
+        """Return the gradients as flat numpy arrays of the same memory."""
         return [_memory(parameter.grad()) for parameter in self._parameters]
 
     def step(self) -> None:
@@ -53,12 +53,12 @@ class MxnetContender:
             loss = self._loss(self.net(inputs), classes)
         loss.backward()
         if self.between is not None:
-            self._parameters[0].grad().wait_to_read()  # the last one; else the barrier would be in front of the step
+            self._parameters[0].grad().wait_to_read()  # the last one, so that the barrier comes after the backward pass
             self.between()
         self._trainer.step(len(inputs))
 
     def steps(self, count: int) -> float:
-        """Seconds of one of ``count`` steps."""
+        """Take ``count`` steps, and return the seconds of one."""
         begun_s = time.perf_counter()
         for _ in range(count):
             self.step()
@@ -66,19 +66,19 @@ class MxnetContender:
         return (time.perf_counter() - begun_s) / count
 
     def sum(self) -> float:
-        """Of all parameters: the same on every rank if they are."""
+        """Return the sum of all parameters, which is equal on all ranks if the parameters are."""
         return sum(float(parameter.data().asnumpy().sum(dtype=np.float64)) for parameter in self._parameters)
 
 
 def _memory(array: Any) -> Any:
-    """Its own, which it has to outlive."""
+    """Return the array's own memory; the array must outlive it."""
     address = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return np.frombuffer((ctypes.c_float * array.size).from_address(address.value or 0), np.float32)
 
 
 def _contenders(workload: Workload, meet: Meeting) -> dict[str, MxnetContender]:
-    """All of them from the same start on the same inputs of this rank."""
+    """Return all contenders, with equal weights and the same inputs of this rank."""
     random = np.random.RandomState(1 + meet.rank)
     batches = [workload.batch(workload.samples, random) for _ in range(BATCHES)]
     made = {}
@@ -102,7 +102,7 @@ def _pass(passes: Passes, contender: MxnetContender) -> None:
 
 
 def _check_agreement(contenders: dict[str, MxnetContender], meet: Meeting) -> None:
-    """RuntimeError unless ddl's ranks have come to the same parameters, and those that train alone to others."""
+    """Raise RuntimeError unless ddl's ranks have equal parameters, and ranks that train alone have different ones."""
     together, alone = (meet.of_ranks(contenders[name].sum()) for name in ("ddl", "none"))
     if len(set(together)) != 1 or (meet.ranks > 1 and len(set(alone)) == 1):
         raise RuntimeError(f"ddl's ranks have trained apart: {together}; alone: {alone}")
@@ -110,7 +110,7 @@ def _check_agreement(contenders: dict[str, MxnetContender], meet: Meeting) -> No
 
 @contextlib.contextmanager
 def trainings(model: str, meet: Meeting) -> Iterator[Trainings]:
-    """All four in this rank, of whose job ddl is initialized; every rank calls it."""
+    """Yield all four contenders of this rank. Every rank calls this, after initializing ddl."""
     workload = WORKLOADS[model]
     contenders = _contenders(workload, meet)
     sizes = [int(np.prod(parameter.shape)) for parameter in contenders["none"].net.collect_params().values()]

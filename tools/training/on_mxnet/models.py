@@ -1,4 +1,4 @@
-"""Two models of the training benchmark in Gluon, as torch has them, each with a synthetic batch; knows nothing of other ranks."""
+"""Two models of the training benchmark in Gluon, as in torch, with synthetic batches; knows nothing of other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, and what one rank's step takes. ``samples`` is a rank's batch size."""
+    """A model, and the input of one rank's step. ``samples`` is a rank's batch size."""
 
     name: str
     samples: int
@@ -27,7 +27,10 @@ class Workload:
 
 
 def _chain(sizes: list[int]) -> Any:
-    """Dense layers with ReLU between them, compiled into one graph. Kaiming's start keeps gradients alive."""
+    """Return dense layers with ReLU between them, compiled into one graph.
+
+    Kaiming initialization keeps the gradients from vanishing.
+    """
     net = gluon.nn.HybridSequential()
     for inputs, outputs in pairwise(sizes):
         net.add(gluon.nn.Dense(outputs, activation="relu" if outputs != CLASSES else None, in_units=inputs))
@@ -41,7 +44,7 @@ def _wide() -> Any:
 
 
 def _deep() -> Any:
-    """200 layers and a head."""
+    """Return 200 layers and a head."""
     return _chain([64] * 201 + [CLASSES])
 
 

@@ -1,4 +1,4 @@
-"""The four trainings on TensorFlow: alone, with a barrier a step, by MultiWorkerMirroredStrategy, by ddl."""
+"""The four trainings on TensorFlow: alone, with a barrier in each step, with MultiWorkerMirroredStrategy, with ddl."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["trainings"]
 
 
 def _contender(workload: Workload, rank: int, wrapped: Callable[[Any], Any]) -> TfContender:
-    """One that trains in this process, with ``wrapped`` around its tapes."""
+    """Return a contender that trains in this process, with ``wrapped`` around its tapes."""
     model = workload.make()
     momentum = Momentum(model)
 
@@ -35,14 +35,14 @@ def _contender(workload: Workload, rank: int, wrapped: Callable[[Any], Any]) -> 
 
 
 def _check_agreement(ours: TfContender, theirs: Companion) -> None:
-    """RuntimeError unless both, after as many steps, have come to the same parameters."""
+    """Raise RuntimeError unless both have the same parameters after as many steps."""
     for one, other in zip(ours.parameters(), theirs.parameters()):
         if not np.allclose(one, other, rtol=1e-3, atol=1e-5):
             raise RuntimeError(f"ddl and MultiWorkerMirroredStrategy have trained apart, by {abs(one - other).max():g}")
 
 
 def _ports(meet: Meeting) -> list[int]:
-    """A free port for each rank, known to all; every rank calls it."""
+    """Return a free port for each rank, the same list on all ranks. Every rank calls this."""
     while True:
         ports = [round(port) for port in meet.of_ranks(free_ports(1)[0])]
         if len(set(ports)) == len(ports):
@@ -51,7 +51,7 @@ def _ports(meet: Meeting) -> list[int]:
 
 @contextlib.contextmanager
 def trainings(model: str, meet: Meeting) -> Iterator[Trainings]:
-    """All four of this rank, of whose job ddl is initialized; every rank calls it."""
+    """Yield all four contenders of this rank. Every rank calls this, after initializing ddl."""
     workload = WORKLOADS[model]
     peer = Companion(model, meet.rank, _ports(meet))
     try:

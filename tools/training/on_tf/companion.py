@@ -1,6 +1,6 @@
-"""A process beside a rank that trains by MultiWorkerMirroredStrategy whenever the rank says so.
+"""A process beside a rank that trains with MultiWorkerMirroredStrategy whenever the rank tells it to.
 
-It is one of its own because TensorFlow's eager context joins its cluster for good, and runs everything else
+It is a process of its own because TensorFlow's eager context joins its cluster permanently, and runs everything else
 differently from then on.
 """
 
@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 __all__ = ["Companion"]
 
-PATIENCE_S = 90.0  # a process that imports TensorFlow, makes a model and traces its step, among others that do
+PATIENCE_S = 90.0  # to import TensorFlow, make a model and trace its step, while other processes do the same
 
 
 class Companion:
-    """The rank's side: a contender whose steps are taken elsewhere. ``ports``: one of this host for each rank.
+    """The rank's side: a contender whose steps run in another process. ``ports``: a port of this host for each rank.
 
-    RuntimeError where the process ends or says nothing for 90 s.
+    Raises RuntimeError if the process ends, or does not answer for 90 s.
     """
 
     def __init__(self, model: str, rank: int, ports: Sequence[int]) -> None:
@@ -36,15 +36,15 @@ class Companion:
         theirs.close()
 
     def steps(self, count: int) -> float:
-        """Seconds of one of ``count`` steps."""
+        """Take ``count`` steps, and return the seconds of one."""
         return float(self._asked(count))
 
     def parameters(self) -> list[npt.NDArray[np.float32]]:
-        """As they are now."""
+        """Return the current parameters."""
         return list(self._asked(0))
 
     def close(self) -> None:
-        """Ends the process. Every rank calls it when no step is under way."""
+        """End the process. Every rank calls this when no step is in progress."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
@@ -62,7 +62,7 @@ class Companion:
 
 
 def _serve(pipe: connection.Connection, model: str, rank: int, ports: list[int]) -> None:
-    """Answers a number of steps by the seconds of one, and 0 by the parameters, until the rank is gone."""
+    """Answer requests until the rank is gone: a number of steps by the seconds of one, and 0 by the parameters."""
     _end_with_parent()
     workers = [f"127.0.0.1:{port}" for port in ports]
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
@@ -73,7 +73,7 @@ def _serve(pipe: connection.Connection, model: str, rank: int, ports: list[int])
 
 
 def _end_with_parent() -> None:
-    """Even in the midst of a step, whose other processes may be gone, too."""
+    """End this process with its parent, even during a step whose other processes may be gone, too."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -85,7 +85,7 @@ def _end_with_parent() -> None:
 
 
 def _contender(name: str, rank: int) -> Any:
-    """The strategy comes first: it must configure the context before anything runs."""
+    """Return the contender. The strategy is made first, because it must configure the context before anything runs."""
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()

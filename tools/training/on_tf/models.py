@@ -1,4 +1,4 @@
-"""Two of the benchmark's models in Keras, each with a synthetic batch; knows nothing of other ranks."""
+"""Two of the benchmark's models in Keras, with synthetic batches; knows nothing of other ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 __all__ = ["BATCHES", "WORKLOADS", "Workload", "batches"]
 
-BATCHES = 4  # inputs that a rank takes in turn
+BATCHES = 4  # different inputs of a rank, used in turn
 CLASSES = 10
 
 Batch = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]  # (samples, inputs), (samples,)
@@ -20,7 +20,7 @@ Batch = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]  # (samples, input
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and what one rank's step takes. ``samples`` is a rank's batch size."""
+    """A model and the input of one rank's step. ``samples`` is a rank's batch size."""
 
     name: str
     samples: int
@@ -28,7 +28,7 @@ class Workload:
     layers: Callable[[], list[Any]]
 
     def make(self) -> Any:
-        """A model that starts from the same weights in every process."""
+        """Return a model with the same initial weights in every process."""
         keras.utils.set_random_seed(0)
         return keras.Sequential([keras.Input((self.inputs,)), *self.layers(), keras.layers.Dense(CLASSES)])
 
@@ -38,12 +38,15 @@ def _wide() -> list[Any]:
 
 
 def _deep() -> list[Any]:
-    """200 layers. Kaiming's start keeps gradients alive: Keras's own would end in denormals, which are slow."""
+    """Return 200 layers, with Kaiming initialization.
+
+    With Keras's own, gradients would become denormal numbers, which are slow.
+    """
     return [keras.layers.Dense(64, activation="relu", kernel_initializer="he_normal") for _ in range(200)]
 
 
 def batches(workload: Workload, rank: int) -> list[Batch]:
-    """The same in all processes that train for ``rank``."""
+    """Return the batches of ``rank``, the same in all processes that train for it."""
     own = np.random.default_rng(1 + rank)
     shape = (workload.samples, workload.inputs)
     return [

@@ -1,4 +1,4 @@
-"""A step of a Keras model in a tf.function, and how long many take; knows nothing of how gradients are reduced."""
+"""A step of a Keras model in a tf.function, and how long steps take; knows nothing of how gradients are reduced."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tools.training.on_tf.models import Workload, batches
 
 __all__ = ["Momentum", "TfContender", "mean_loss"]
 
-LEARNING_RATE = 1e-4  # small: what is learned from noise must not diverge
+LEARNING_RATE = 1e-4  # small: training on noise must not diverge
 
 Step = Callable[[Any, Any], Any]  # (inputs, classes) -> loss
 
 
 class Momentum:
-    """SGD with momentum by TensorFlow's own kernel: one operation a variable, which leaves the more of a step to show.
+    """SGD with momentum as TensorFlow's own kernel, with one operation for each variable.
 
-    Keras 3's SGD takes five, and hides by them much of what communication costs.
+    Keras 3's SGD needs five operations, which would hide much of what communication costs.
     """
 
     def __init__(self, model: Any) -> None:
@@ -31,7 +31,7 @@ class Momentum:
         self._momenta = [tf.Variable(tf.zeros_like(variable)) for variable in self.variables]
 
     def apply(self, gradients: Sequence[Any]) -> None:
-        """Within a tf.function."""
+        """Update the variables. Call this within a tf.function."""
         for variable, momentum, gradient in zip(self.variables, self._momenta, gradients):
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=variable.handle, accum=momentum.handle, lr=LEARNING_RATE, grad=gradient, momentum=0.9
@@ -39,7 +39,7 @@ class Momentum:
 
 
 def mean_loss(model: Any, inputs: Any, classes: Any) -> Any:
-    """Of a batch."""
+    """Return the mean loss of a batch."""
     logits = model(inputs, training=True)
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(classes, logits))
 
@@ -57,22 +57,22 @@ class TfContender:
         self._taken = 0
 
     def meeting(self, meet: Callable[[], None]) -> TfContender:
-        """The same training, but for meeting the others after each step."""
+        """Return a contender for the same training that also meets the other ranks after each step."""
         other = copy.copy(self)
         other._meet = meet
         return other
 
     def steps(self, count: int) -> float:
-        """Seconds of one of ``count`` steps."""
+        """Take ``count`` steps, and return the seconds of one."""
         begun_s = time.perf_counter()
         for _ in range(count):
             loss = self._step(*self._batches[self._taken % len(self._batches)])
             self._taken += 1
             if self._meet is not None:
                 self._meet()
-        np.asarray(loss)  # waits for the last step, should TensorFlow ever run ahead here
+        np.asarray(loss)  # waits for the last step, in case TensorFlow runs asynchronously
         return (time.perf_counter() - begun_s) / count
 
     def parameters(self) -> list[npt.NDArray[np.float32]]:
-        """As they are now."""
+        """Return the current parameters."""
         return [np.asarray(variable) for variable in self.variables]

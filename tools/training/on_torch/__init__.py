@@ -1,4 +1,4 @@
-"""The four trainings on torch: alone, with a barrier a step, by DDP on Gloo, by ddl."""
+"""The four trainings on torch: alone, with a barrier in each step, with DDP on Gloo, with ddl."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tools.training.on_torch.models import WORKLOADS, Batch, Workload
 
 __all__ = ["trainings"]
 
-BATCHES = 4  # inputs that a rank takes in turn
-LEARNING_RATE = 1e-4  # small: what is learned from noise must not diverge
+BATCHES = 4  # different inputs of a rank, used in turn
+LEARNING_RATE = 1e-4  # small: training on noise must not diverge
 
 
 class TorchContender:
@@ -50,7 +50,7 @@ class TorchContender:
         self.optimizer.step()
 
     def steps(self, count: int) -> float:
-        """Seconds of one of ``count`` steps."""
+        """Take ``count`` steps, and return the seconds of one."""
         begun_s = time.perf_counter()
         for _ in range(count):
             self.step()
@@ -58,7 +58,7 @@ class TorchContender:
 
 
 class DdlContender(TorchContender):
-    """Steps as ``optimizer.step()`` does, in its two parts: ``waited_s`` is what the first has taken so far."""
+    """A contender that times the first part of ``optimizer.step()``: ``waited_s`` is the time spent waiting so far."""
 
     waited_s = 0.0
 
@@ -78,7 +78,7 @@ class DdlContender(TorchContender):
 
 
 def _contenders(workload: Workload, meet: Meeting) -> dict[str, TorchContender]:
-    """All of them from the same start on the same inputs of this rank."""
+    """Return all contenders, with equal weights and the same inputs of this rank."""
     torch.manual_seed(0)
     first = workload.make()
     own = torch.Generator().manual_seed(1 + meet.rank)
@@ -97,7 +97,7 @@ def _contenders(workload: Workload, meet: Meeting) -> dict[str, TorchContender]:
 
 
 def _check_agreement(contenders: dict[str, TorchContender]) -> None:
-    """RuntimeError unless ddl and DDP, after as many steps, have come to the same parameters."""
+    """Raise RuntimeError unless ddl and DDP have the same parameters after as many steps."""
     for ours, theirs in zip(contenders["ddl"].model.parameters(), contenders["ddp"].model.parameters()):
         if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5):
             raise RuntimeError(f"ddl and DDP have trained apart, by {float((ours - theirs).abs().max()):g}")
@@ -105,7 +105,7 @@ def _check_agreement(contenders: dict[str, TorchContender]) -> None:
 
 @contextlib.contextmanager
 def trainings(model: str, meet: Meeting) -> Iterator[Trainings]:
-    """All four in this rank, of whose job ddl is initialized; every rank calls it."""
+    """Yield all four contenders of this rank. Every rank calls this, after initializing ddl."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:

@@ -1,4 +1,4 @@
-"""The four models of the training benchmark, each with a synthetic batch; knows nothing of other ranks."""
+"""The four models of the training benchmark, with synthetic batches; knows nothing of other ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCKS = 6
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and what one rank's step takes. ``samples`` is a rank's batch size."""
+    """A model and the input of one rank's step. ``samples`` is a rank's batch size."""
 
     name: str
     samples: int
@@ -40,7 +40,10 @@ def _wide() -> nn.Module:
 
 
 def _deep() -> nn.Module:
-    """200 layers and a head. Kaiming's start keeps gradients alive: torch's own would end in denormals, which are slow."""
+    """Return 200 layers and a head, with Kaiming initialization.
+
+    With torch's own, gradients would become denormal numbers, which are slow.
+    """
     layers: list[nn.Module] = []
     for _ in range(200):
         layer = nn.Linear(64, 64)
@@ -51,7 +54,7 @@ def _deep() -> nn.Module:
 
 
 class _Attention(nn.Module):
-    """A transformer's block, normalized ahead of each half (GPT-2)."""
+    """A transformer block with layer normalization before each half (GPT-2)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +75,7 @@ class _Attention(nn.Module):
 
 
 class _Gpt(nn.Module):
-    """The head shares the embedding's weights, so that their gradient is the last to stand (GPT-2)."""
+    """A small GPT whose head shares the embedding's weights, so that their gradient is complete last (GPT-2)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +93,7 @@ class _Gpt(nn.Module):
 
 
 class _Residual(nn.Module):
-    """Two convolutions, and a way around them."""
+    """Two convolutions with a shortcut around them."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -110,7 +113,7 @@ class _Residual(nn.Module):
 
 
 def _resnet() -> nn.Module:
-    """ResNet-34's blocks (3, 4, 6, 3) at width 32, with the first layer that small images take."""
+    """Return ResNet-34's blocks (3, 4, 6, 3) with width 32, and a first layer for small images."""
     layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
     inputs = 32
     for stage, blocks in enumerate((3, 4, 6, 3)):

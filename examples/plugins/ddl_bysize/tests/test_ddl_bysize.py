@@ -1,4 +1,4 @@
-"""ddl's standard tests of a fusion policy, on this one; and its own order."""
+"""ddl's standard tests of fusion policies, and a test of this policy's own order."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class TestBySize(FusionSuite):
 
 
 def test_small_ones_come_first() -> None:
-    """Of one moment; a later moment waits, however small its tensors."""
+    """Within one interval small tensors come first; a later interval comes later, however small its tensors are."""
     ready = [Ready("a", "f4", 90), Ready("b", "f4", 10), Ready("c", "f4", 20), Ready("d", "f4", 1, time_s=0.5)]
     assert BySizeFusion().arrange(ready, {"fusion_bytes": 40.0}) == [[1, 2], [0], [3]]

@@ -1,4 +1,4 @@
-"""ddl's standard tests of a compressor, on this one."""
+"""ddl's standard tests of compressors, for this compressor."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ddl_int8.conformance import Int8Suite
 
 
 class TestInt8(Int8Suite):
-    """As `ddl conform int8` runs it."""
+    """The same suite that `ddl conform int8` runs."""

@@ -1,4 +1,4 @@
-"""ddl's standard tests of an adapter, on this one; and what is peculiar to JAX."""
+"""ddl's standard tests of adapters for the JAX adapter, and tests of what only JAX has."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ddl_jax.conformance import JaxSuite  # noqa: E402  # after the skip where J
 
 
 class TestJax(JaxSuite):
-    """As `ddl conform jax` runs it."""
+    """The same suite that `ddl conform jax` runs."""
 
 
 def test_traced_arrays_are_refused() -> None:
-    """Within jit there is no memory to show."""
+    """An array that is traced by jit is refused, because it has no memory."""
 
     def traced(x: Any) -> Any:
         JaxAdapter().buffer(x, elementwise=True)

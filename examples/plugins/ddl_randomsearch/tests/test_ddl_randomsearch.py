@@ -1,4 +1,4 @@
-"""ddl's standard tests of a tuner, on this one."""
+"""ddl's standard tests of tuners, for this tuner."""
 
 from __future__ import annotations
 

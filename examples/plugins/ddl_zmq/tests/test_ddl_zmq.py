@@ -1,4 +1,4 @@
-"""ddl's standard tests of a transport, on this one: on one host, and across hosts with shared memory within them."""
+"""ddl's standard tests of transports, on one host, and across hosts with shared memory within each host."""
 
 from __future__ import annotations
 

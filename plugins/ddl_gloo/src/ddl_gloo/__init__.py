@@ -1,1 +1,1 @@
-"""Gloo as a transport of ddl; users choose it by ``--backend gloo``, and need not import anything."""
+"""Gloo as a transport of ddl. Users choose it with ``--backend gloo`` and need not import anything."""

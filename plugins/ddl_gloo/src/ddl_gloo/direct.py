@@ -1,7 +1,7 @@
-"""Collectives as messages between every two ranks, and the reductions that Gloo itself does not do.
+"""Collectives made of messages between all pairs of ranks, and the reductions that Gloo does not support.
 
-Each rank sends to every other at once and reduces what it gets in the order of ranks, by ddl's own kernels: 16-bit
-floats are added in float32 and rounded once, and every type that ddl has is served.
+Each rank sends to all others at once and reduces what it receives, in rank order, with ddl's own kernels. 16-bit floats
+are added in float32 and rounded once, and all of ddl's types are supported.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 __all__ = ["Direct", "copy"]
 
-Piece = tuple[int, int, int]  # a rank, and the address and bytes of what it gets or gives
+Piece = tuple[int, int, int]  # the other rank, the address, and the number of bytes
 
 
 class Direct:
-    """Belongs to one communicator; all methods return when this rank's part is complete, and raise RuntimeError."""
+    """The collectives of one communicator. Each returns when this rank's part is complete; errors are RuntimeErrors."""
 
     def __init__(self, group: Group, context: Context) -> None:
         self._group = group
@@ -29,17 +29,23 @@ class Direct:
         self._size = context.size
         self._scratch = Memory(4096)
         later = [(context.rank + i) % context.size for i in range(1, context.size)]
-        self._to, self._from = later, later[::-1]  # so that not all begin with the same one
+        self._to, self._from = later, later[::-1]  # each rank starts with another peer
 
     def allreduce_whole(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-        """Everybody sends everything to all, and reduces it all: one way through the network, many bytes."""
+        """Allreduce: every rank sends its whole tensor to all and reduces everything.
+
+        One network latency, many bytes.
+        """
         slots = self._slots(source.nbytes, source.address)
         everything = [(rank, source.address, source.nbytes) for rank in self._to]
         self._swap(everything, [(rank, slots[rank], source.nbytes) for rank in self._from])
         self._kernels.reduce(slots, target.address, source.count, source.dtype, op)
 
     def allreduce_shards(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-        """Each rank reduces a shard and sends it to all: as many bytes as a ring, two ways through the network."""
+        """Allreduce: each rank reduces one shard and sends it to all.
+
+        As many bytes as a ring, two network latencies.
+        """
         least, more = divmod(source.count, self._size)
         counts = [least + (rank < more) for rank in range(self._size)]
         at = target.address + sum(counts[: self._rank]) * source.dtype.itemsize
@@ -48,7 +54,7 @@ class Direct:
         self.allgatherv(mine, target, counts)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
-        """Each rank sends to every other what that is to reduce."""
+        """Send to every other rank the part that it reduces, and reduce this rank's part."""
         at = _addresses(source.address, counts, source.dtype)
         slots = self._slots(target.nbytes, at[self._rank])
         outgoing = [(rank, at[rank], counts[rank] * source.dtype.itemsize) for rank in self._to]
@@ -57,14 +63,14 @@ class Direct:
             self._kernels.reduce(slots, target.address, target.count, source.dtype, op)
 
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> None:
-        """Each rank sends its part to every other; ``source`` may lie at its place in ``target``."""
+        """Send this rank's part to every other rank. ``source`` may already be at its place in ``target``."""
         at = _addresses(target.address, counts, source.dtype)
         incoming = [(rank, at[rank], counts[rank] * source.dtype.itemsize) for rank in self._from]
         self._swap([(rank, source.address, source.nbytes) for rank in self._to], incoming)
         copy(source.address, at[self._rank], source.nbytes)
 
     def alltoallv(self, source: Buffer, target: Buffer, counts: Sequence[Sequence[int]]) -> None:
-        """Each rank sends to every other what is that one's."""
+        """Send to every other rank the part that is meant for it."""
         me, size = self._rank, source.dtype.itemsize
         sent, got = counts[me], [row[me] for row in counts]
         out, into = _addresses(source.address, sent, source.dtype), _addresses(target.address, got, source.dtype)
@@ -73,7 +79,7 @@ class Direct:
         copy(out[me], into[me], sent[me] * size)
 
     def broadcast(self, buffer: Buffer, root: int) -> None:
-        """The root sends to every other."""
+        """Send the root's buffer to every other rank."""
         piece = (buffer.address, buffer.nbytes)
         if self._rank == root:
             self._swap([(rank, *piece) for rank in self._to], ())
@@ -81,14 +87,17 @@ class Direct:
             self._swap((), [(root, *piece)])
 
     def barrier(self) -> None:
-        """A byte from each rank to every other."""
+        """Exchange a byte with every other rank."""
         slots = self._slots(1, self._scratch.address)
         self._swap(
             [(rank, self._scratch.address, 1) for rank in self._to], [(rank, slots[rank], 1) for rank in self._from]
         )
 
     def _slots(self, nbytes: int, own: int) -> list[int]:
-        """An address for each rank's ``nbytes``: ``own`` for this one's, scratch memory for the others'."""
+        """Return one address per rank, each for ``nbytes`` bytes.
+
+        ``own`` for this rank, scratch memory for the others.
+        """
         step = (nbytes + 63) & ~63
         if self._scratch.nbytes < self._size * step:
             self._scratch = Memory(self._size * step)
@@ -97,24 +106,24 @@ class Direct:
         return slots
 
     def _swap(self, outgoing: Iterable[Piece], incoming: Iterable[Piece]) -> None:
-        """Sends and receives all of it at once; nothing is posted for zero bytes, on either side."""
+        """Send and receive all pieces at once. Pieces of zero bytes are skipped on both sides."""
         messages: list[Message] = []
         try:
             messages += [self._group.recv(at, nbytes, rank) for rank, at, nbytes in incoming if nbytes]
             messages += [self._group.send(at, nbytes, rank) for rank, at, nbytes in outgoing if nbytes]
             messages.reverse()
             while messages:
-                messages.pop().wait()  # in the order in which they were posted
+                messages.pop().wait()  # in the order of posting
         finally:
-            messages.clear()  # an error's traceback would hold them, and they the group's connections
+            messages.clear()  # otherwise an error's traceback keeps them, and thereby the group's connections
 
 
 def copy(source: int, target: int, nbytes: int) -> None:
-    """What stays on this rank; the two are one memory or disjoint."""
+    """Copy the part that stays on this rank. The two ranges must be identical or disjoint."""
     if source != target and nbytes:
         ctypes.memmove(target, source, nbytes)
 
 
 def _addresses(address: int, counts: Sequence[int], dtype: DType) -> list[int]:
-    """Where each rank's part begins."""
+    """Return the address at which each rank's part begins."""
     return [address + before * dtype.itemsize for before in accumulate(counts[:-1], initial=0)]

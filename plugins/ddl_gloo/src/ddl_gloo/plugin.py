@@ -1,4 +1,4 @@
-"""Introduces ddl_gloo to the core by data alone: it imports neither torch nor anything that does."""
+"""Declares ddl_gloo to the core as plain data; imports neither torch nor anything that imports it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["ddl_transports"]
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """Collectives over TCP.
+    """Return the provider of collectives over TCP.
 
-    Its priority is below shared memory's, which is many times faster on one host and cannot leave it.
+    Its priority is lower than that of shared memory, which is many times faster on one host but works only there.
     """
     return [
         TransportProvider(

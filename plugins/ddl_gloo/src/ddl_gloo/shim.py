@@ -1,7 +1,7 @@
-"""torch's names for Gloo, and its traps: the only file that calls them.
+"""The only file that calls torch's names for Gloo and knows their pitfalls.
 
-They are the names that torch 2.13 to 2.15 have in common. Those that 2.15 renames (``_allgather_base``,
-``_reduce_scatter_base``, ``alltoall_base``) are not needed: what they do is done by ``send`` and ``recv``.
+It uses the names that torch 2.13 to 2.15 have in common. It does not need those that 2.15 renames (``_allgather_base``,
+``_reduce_scatter_base``, ``alltoall_base``), because it does with ``send`` and ``recv`` what they do.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 __all__ = ["NATIVE", "Group", "Message", "Pending", "tensor"]
 
-# By which of torch's types and ops Gloo reduces one of ours. It has no 16-bit integers, adds 16-bit floats in
-# 16 bits, and gives the least or greatest of floats by comparing, which loses a NaN or not as the order falls.
+# The torch types and ops by which Gloo reduces ddl's types. Gloo has no 16-bit integers, and adds 16-bit floats in 16
+# bits. It finds the minimum and maximum of floats by comparing, so it depends on the order of the ranks whether a NaN
+# is lost.
 _TYPES = {
     DType.U8: torch.uint8,
     DType.I8: torch.int8,
@@ -34,34 +35,35 @@ _ORDERED = (ReduceOp.Min, ReduceOp.Max)
 
 NATIVE = frozenset((dtype, op) for dtype in _TYPES for op in _OPS if not (dtype.is_float and op in _ORDERED))
 
-_FOREVER = timedelta(days=365)  # a slow peer is not a dead one; abort ends what waits
-_VIEWS = 64  # of memory, kept; fusion buffers come again and again
-_TAG = 0  # of all messages: between two ranks they arrive in the order in which they were sent
+_FOREVER = timedelta(days=365)  # a slow peer is not an error; only an abort ends a wait
+_VIEWS = 64  # tensors kept by address, because the same fusion buffers are used in every step
+_TAG = 0  # one tag for all messages: between two ranks they arrive in the order of sending
 
 
 def tensor(address: int, count: int, dtype: DType = DType.U8) -> torch.Tensor:
-    """One-dimensional, without a copy, of at least one element. Who calls keeps the memory's owner alive."""
+    """Return a one-dimensional tensor of at least one element on that memory.
+
+    The caller keeps the memory's owner alive.
+    """
     memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     return torch.frombuffer(memory, dtype=_TYPES[dtype])
 
 
 class Group:
-    """The ranks of one communicator, all connected to each other. One thread calls at a time."""
+    """The ranks of one communicator, all connected to each other. Only one thread may call it at a time."""
 
     def __init__(self, store: Any, rank: int, size: int, address: str, timeout_s: float) -> None:
-        """Listens at ``address``, this host's own, and meets the others over ``store``, within ``timeout_s``.
+        """Listen at ``address``, an address of this host, and connect to the others by ``store`` in ``timeout_s``.
 
-        Raises RuntimeError, and what the store raises.
+        Raises RuntimeError, and the errors of the store.
         """
         if not dist.is_gloo_available():
             raise RuntimeError("this torch was built without Gloo; pip install torch")
         gloo: Any = dist.ProcessGroupGloo
-        options = gloo._Options()  # gloo.Options are another class
-        # Lazily, a peer that dies before the first collective would be waited for without end.
+        options = gloo._Options()  # gloo.Options is a different class
+        # With lazy connections, Gloo would wait forever for a peer that dies before the first collective.
         options._devices = [gloo.create_device(hostname=address, lazy_init=False)]
-        options._threads = (
-            2  # as Gloo has by default; with one, calls that follow each other take up to 1.7 times as long
-        )
+        options._threads = 2  # Gloo's default; with one thread, successive calls take up to 1.7 times as long
         options._timeout = timedelta(seconds=timeout_s)
         options.global_ranks_in_group = list(range(size))
         options.group_name = "ddl"
@@ -79,31 +81,35 @@ class Group:
         return options
 
     def allreduce(self, memory: Buffer, op: ReduceOp) -> Pending:
-        """In place, of a type and op of NATIVE, and at least one element."""
+        """Start an allreduce in place. Type and op must be in NATIVE, and there must be at least one element."""
         options = self._reductions[(_OF_BOOL if memory.dtype is DType.BOOL else _OPS)[op]]
         return Pending(self._group.allreduce([self._view(memory.address, memory.count, memory.dtype)], options))
 
     def broadcast(self, memory: Buffer, root: int) -> Pending:
-        """In place, of at least one byte."""
+        """Start a broadcast in place, of at least one byte."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         options.timeout = _FOREVER
         return Pending(self._group.broadcast([self._view(memory.address, memory.nbytes, DType.U8)], options))
 
     def barrier(self) -> Pending:
-        """Complete on no rank before all have come."""
+        """Start a barrier, which completes on no rank before all ranks have called it."""
         return Pending(self._group.barrier(self._barrier))
 
     def send(self, address: int, nbytes: int, to: int) -> Message:
-        """At least one byte; the peer receives as many."""
+        """Start sending at least one byte; the peer must receive the same number of bytes."""
         return Message(self._group.send([tensor(address, nbytes)], to, _TAG))
 
     def recv(self, address: int, nbytes: int, source: int) -> Message:
-        """At least one byte."""
+        """Start receiving at least one byte."""
         return Message(self._group.recv([tensor(address, nbytes)], source, _TAG))
 
     def _view(self, address: int, count: int, dtype: DType) -> torch.Tensor:
-        """Kept: else Gloo's thread may be the last to hold it, and would wait for the interpreter to let it go."""
+        """Return a tensor on that memory, and keep it for later calls.
+
+        If it were not kept, Gloo's thread might hold the last reference, and releasing that would have to wait for the
+        interpreter's lock.
+        """
         key = (address, count, dtype)
         view = self._views.get(key)
         if view is None:
@@ -113,7 +119,11 @@ class Group:
         return view
 
     def leak(self) -> None:
-        """Never to be destroyed: in a forked process, where destroying would join threads that do not exist."""
+        """Keep the group from ever being destroyed.
+
+        Destroying it would join its threads, which do not exist in a forked process, and which may never end after an
+        abort.
+        """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
 
 
@@ -126,25 +136,31 @@ class Pending:
         self._work = work
 
     def wait(self, timeout_s: float) -> bool:
-        """False when ``timeout_s`` passed first. Raises RuntimeError where it failed."""
+        """Return True when it is complete, False if ``timeout_s`` has passed first.
+
+        Raises RuntimeError if it failed.
+        """
         if self._work is None:
             return True
         try:
-            self._work.wait(timedelta(seconds=max(1e-3, min(timeout_s, 1e6))))  # 0 would be for ever
+            self._work.wait(timedelta(seconds=max(1e-3, min(timeout_s, 1e6))))  # 0 would mean no deadline
         except RuntimeError:
             if not self._work.is_completed():
                 return False
             work, self._work = self._work, None
             try:
-                work.wait()  # at once: it has failed, or was complete a moment too late
+                work.wait()  # returns immediately: it has failed, or has completed since
             finally:
-                del work  # it holds the group's connections, and an error's traceback would hold it
+                del work  # otherwise an error's traceback keeps it, and thereby the group's connections
         self._work = None
         return True
 
 
 class Message:
-    """A message on its way. Waiting has no deadline: one that passes would break all of the group's connections."""
+    """A message in flight.
+
+    Waiting for it has no deadline, because a deadline that passes would break all of the group's connections.
+    """
 
     __slots__ = ("_work",)
 
@@ -152,10 +168,13 @@ class Message:
         self._work = work
 
     def wait(self) -> None:
-        """Once, until it is gone, or here. Raises RuntimeError where it was lost."""
+        """Wait until the message is sent or received; call it only once.
+
+        Raises RuntimeError if the message was lost.
+        """
         work, self._work = self._work, None
         try:
             if not work.wait(_FOREVER):
                 raise RuntimeError("a message was given up")
         finally:
-            del work  # as above
+            del work  # as in Pending.wait

@@ -1,4 +1,4 @@
-"""ddl's store as Gloo asks for one: neither a port of its own nor a stranger at it."""
+"""ddl's store behind the interface that Gloo expects, so that Gloo opens no port of its own to strangers."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ _SLICE_S = 0.5
 
 
 class Meeting(TorchStore):
-    """What Gloo calls while ranks connect, until ``until_s`` (of time.monotonic) at the latest.
+    """The store that Gloo calls while ranks connect, at the latest until ``until_s`` (of time.monotonic).
 
-    What the store raises (DeadlineExceeded, PeerLost) goes through Gloo as it is, and comes out of its constructor.
-    ``said`` and ``heard`` keep what this rank and all ranks have published: their listeners' addresses are in it.
+    Errors of ddl's store (DeadlineExceeded, PeerLost) pass through Gloo unchanged, and its constructor raises them.
+    ``said`` and ``heard`` keep what this rank and all ranks have published, which includes the addresses at which they
+    listen.
     """
 
     def __init__(self, store: Store, until_s: float, stopped: Callable[[], bool]) -> None:
         super().__init__()
         self._store = store
         self._until_s = until_s
-        self._stopped = stopped  # asked twice a second
+        self._stopped = stopped  # called twice a second
         self.said: list[bytes] = []
         self.heard: list[bytes] = []
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Publishes; any rank may wait for it."""
+        """Publish a value; any rank may wait for it."""
         value = value.encode() if isinstance(value, str) else bytes(value)
         self.said.append(value)
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """What stands under ``key``; waits for it."""
+        """Wait for the value of ``key``, and return it."""
         value = self._awaited(key)
         self.heard.append(value)
         return value
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Until all of them are there. Gloo's own ``timeout`` begins anew with each call, ours does not."""
+        """Wait until all keys have values.
+
+        Gloo's ``timeout`` starts anew with each call, so ``until_s`` is used instead.
+        """
         for key in keys:
             self._awaited(key)
 

@@ -1,4 +1,4 @@
-"""The transport over Gloo: decides by which way a collective goes, and maps what Gloo raises."""
+"""The transport over Gloo: decides by which method a collective runs, and converts Gloo's errors."""
 
 from __future__ import annotations
 
@@ -27,34 +27,39 @@ __all__ = ["GlooTransport"]
 log = logging.getLogger("ddl")
 
 LOOPBACK = "127.0.0.1"
-# Messages of at most so many bytes are sent and awaited by the caller itself: handing them over takes as long as they
-# do. Gloo never ends a wait for what was half received when its connection was cut; such a message comes as a whole.
+# Messages of at most so many bytes are sent and awaited by the calling thread: giving them to the worker takes as long
+# as sending them. This is safe, although the caller cannot leave a wait in Gloo: Gloo never ends a wait for a message
+# that was half received when its connection was cut, but a message of this size arrives as a whole.
 SHORT_BYTES = 64 << 10
-# Up to so many bytes leave a rank where everybody sends everything to all. Between hosts the link is what counts.
+# Every rank sends its whole tensor to all others if it thereby sends at most so many bytes. Between hosts the limit is
+# lower, because the link is the bottleneck.
 WHOLE_BYTES, WHOLE_BYTES_ACROSS = 768 << 10, 64 << 10
-DIRECT_BARRIER = 8  # ranks; a message to each of more is slower than Gloo's rounds
-LATE_S = 0.3  # how long after its deadline the opening may tell why it failed
-SLICE_S = 0.1  # how often who waits for Gloo looks whether it was aborted
-CALM_S = 0.3  # how long abort lets what is on its way arrive
-CUT_S = 0.25  # how long Gloo may take to close connections that were cut; then it reads and writes no memory
-LEFT_S = 0.5  # how long a call may go on after that, before it is left behind
+DIRECT_BARRIER = 8  # ranks; with more, a message to each is slower than Gloo's barrier
+LATE_S = 0.3  # how long after its deadline ``open`` waits for Gloo's own error
+SLICE_S = 0.1  # how often a thread that waits for Gloo checks for an abort
+CALM_S = 0.3  # how long ``abort`` waits for messages on their way
+CUT_S = 0.25  # how long Gloo may take to close connections after the cut; then it no longer accesses memory
+LEFT_S = 0.5  # how long a call may still run after that, before it is left behind
 
 
 class GlooTransport(Transport):
-    """2 or more ranks, over TCP, on any hosts: torch's ProcessGroupGloo without torch's default group."""
+    """A transport for 2 or more ranks on any hosts, over TCP.
+
+    Torch's ProcessGroupGloo without torch's default group.
+    """
 
     capabilities = Capabilities()
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # abort() against open() and close()
+        self._lock = threading.Lock()  # abort() may come from any thread during open() and close()
         self._aborted = False
         self._group: Group | None = None
         self._direct: Direct | None = None
         self._wires: Wires | None = None
         self._worker = Worker("ddl-gloo")
         self._broken: TransportError | None = None
-        self._over = threading.Event()  # aborted, to the end
-        self._left: list[_Started] = []  # what was not waited for to its end
+        self._over = threading.Event()  # set when ``abort`` has finished
+        self._left: list[_Started] = []  # collectives that nobody waits for any more
         self._whole_bytes = 0
 
     # --- life
@@ -92,7 +97,7 @@ class GlooTransport(Transport):
             raise self._failure("open")
 
     def _address(self) -> str:
-        """This host's own, that the others reach it by."""
+        """Return the address of this host by which the other ranks reach it."""
         wanted = str(self.context.settings.get("network_interface", ""))
         if not wanted:
             return self.context.address or LOOPBACK
@@ -104,7 +109,7 @@ class GlooTransport(Transport):
     def _not_opened(self, error: Exception, address: str) -> Exception:
         context = self.context
         if isinstance(error, DdlInternalError) and not isinstance(error, DeadlineExceeded):
-            return error  # PeerLost, or the abort
+            return error  # PeerLost, or the error of an abort
         if isinstance(error, DeadlineExceeded) or _is_timeout(error):
             return DeadlineExceeded(
                 f"gloo: not all {context.size} ranks of {context.name or 'the communicator'} met within "
@@ -122,14 +127,19 @@ class GlooTransport(Transport):
         left, self._left = self._left, []
         ended = self._worker.close(LEFT_S) and all(started.ends(LEFT_S) for started in left)
         if group is not None and not ended:
-            # A message that was half sent or received when its connection ended is waited for without end, in Gloo.
+            # Gloo waits forever for a message that was half sent or received when its connection ended. Destroying the
+            # group would join Gloo's threads, and so wait forever too.
             log.debug("gloo: a call on %s was left behind", self._name())
             group.leak()
             _kept.append((group, left))
-        del group  # Gloo joins its threads
+        del group  # here Gloo joins its threads
 
     def abort(self) -> None:
         with self._lock:
+            # The order matters. The flag stops new calls. Messages on their way then get time to arrive, because Gloo
+            # waits forever for a message that the cut has split. After the cut, Gloo's threads may access the memory of
+            # pending calls until they have closed the connections. Callers may free that memory, so they are released
+            # only afterwards; a caller whose wait fails because of the cut waits in ``broke`` for this lock.
             self._aborted = True
             if self._wires is not None:
                 self._wires.calm(CALM_S)
@@ -141,8 +151,11 @@ class GlooTransport(Transport):
             self._over.set()
 
     def disown(self) -> None:
-        """In a forked process: it has none of Gloo's threads, and keeps no connection of the parent's open."""
-        self._lock = threading.Lock()  # another thread may have held it
+        """Release everything in a forked process, which has none of Gloo's threads.
+
+        The parent's connections stay open.
+        """
+        self._lock = threading.Lock()  # a thread that does not exist here may have held it
         if self._group is not None:
             self._group.leak()
         if self._wires is not None:
@@ -214,7 +227,7 @@ class GlooTransport(Transport):
         return self._direct
 
     def _send(self, what: str, most_bytes: int, call: Callable[[], None]) -> Work:
-        """A call that returns when it is complete, none of whose messages has more than ``most_bytes``."""
+        """Make a call that returns when it is complete, and whose messages have at most ``most_bytes`` bytes each."""
 
         def guarded() -> None:
             try:
@@ -226,12 +239,12 @@ class GlooTransport(Transport):
             guarded()
             return DONE
         task = self._worker.give(guarded)
-        if self._aborted:  # meanwhile
+        if self._aborted:  # ``abort`` may have come before ``give``, and not have seen the task
             task.end(self._failure(what))
         return task
 
     def _start(self, what: str, call: Callable[[Group], Pending], memory: Buffer | None = None) -> Work:
-        """A call that Gloo's own thread carries out."""
+        """Start a call that Gloo's own thread carries out."""
         assert self._group is not None
         try:
             return _Started(self, what, call(self._group), memory)
@@ -239,13 +252,16 @@ class GlooTransport(Transport):
             raise self.broke(what, error) from error
 
     def check(self, started: _Started, what: str) -> None:
-        """Raises where the transport was aborted while ``started`` was under way: then it may never end."""
+        """Raise TransportError if the transport was aborted while ``started`` was in flight: it may never end."""
         if self._over.is_set():
             self._left.append(started)
             raise self._failure(what)
 
     def broke(self, what: str, error: Exception) -> TransportError:
-        """What to raise where Gloo raised ``error``. The others hear of it too: no call of theirs can end well."""
+        """Return the error to raise after Gloo has raised ``error``, and cut all connections.
+
+        The cut tells the other ranks, none of whose calls can succeed any more.
+        """
         if self._broken is None:
             self._broken = TransportError(f"gloo: {what} on {self._name()} failed: {_told(error)}")
         with self._lock:
@@ -262,12 +278,12 @@ class GlooTransport(Transport):
 
 
 class _Started(Work):
-    """A collective under way in Gloo, with its errors mapped."""
+    """A collective in flight in Gloo, whose errors are converted."""
 
     __slots__ = ("_memory", "_pending", "_transport", "_what")
 
     def __init__(self, transport: GlooTransport, what: str, pending: Pending, memory: Buffer | None) -> None:
-        self._memory = memory  # Gloo knows only where it is
+        self._memory = memory  # keeps the memory alive: Gloo knows only the address
         self._transport = transport
         self._what = what
         self._pending = pending
@@ -286,7 +302,7 @@ class _Started(Work):
                 return False
 
     def ends(self, timeout_s: float) -> bool:
-        """Whether Gloo has done with it, well or not, within ``timeout_s``."""
+        """Return whether Gloo has finished with it, successfully or not, within ``timeout_s``."""
         try:
             return self._pending.wait(timeout_s)
         except RuntimeError:
@@ -294,13 +310,13 @@ class _Started(Work):
 
 
 def _fits(what: str, count: int, expected: int) -> None:
-    """Ranks whose sizes differ would not get an error from Gloo, but be killed by it."""
+    """Raise ValueError if ``count`` is wrong. Gloo would not raise an error, but kill ranks whose sizes differ."""
     if count != expected:
         raise ValueError(f"gloo: {what} of {count} elements where {expected} are told; please report this")
 
 
 def _told(error: BaseException) -> str:
-    """What Gloo says, without where in its source, and without its advice."""
+    """Return Gloo's message without its source position and its advice."""
     first = re.sub(r"^\[[^\]]*\] *", "", str(error).strip().partition("\n")[0])
     return first.partition(". This is typically")[0] or type(error).__name__
 
@@ -310,7 +326,7 @@ def _is_timeout(error: BaseException) -> bool:
 
 
 _open: weakref.WeakSet[GlooTransport] = weakref.WeakSet()
-_kept: list[object] = []  # what Gloo may still look at
+_kept: list[object] = []  # objects whose memory Gloo may still access
 
 
 def _after_fork() -> None:

@@ -1,7 +1,7 @@
-"""The connections of one group, found among the process's descriptors: so they can be cut, which Gloo cannot do.
+"""Finds the connections of one group among the process's file descriptors, to cut them, which Gloo cannot do.
 
-Gloo's ``abort`` does nothing, and a thread that waits in it hears of no signal; but its sockets are the process's,
-and what is shut down wakes who reads.
+Gloo's ``abort`` has no effect, and a thread that waits in Gloo does not react to signals. But Gloo's sockets belong to
+the process, and shutting a socket down wakes the threads that read from it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ __all__ = ["Wires"]
 
 _DESCRIPTORS = "/proc/self/fd"
 _COUNTED = slice(120, 136)  # tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (Linux 4.1 and later)
-_LOOK_S, _ALIKE = 0.01, 3  # nothing is on its way where so many looks in a row find the same
+_LOOK_S, _ALIKE = 0.01, 3  # so many equal observations in a row mean that nothing is on its way
 
-_looking = threading.RLock()  # who looks holds descriptors for a moment that another's look would take for Gloo's
+# While a thread looks, it holds duplicates of descriptors, which another thread's look would mistake for Gloo's.
+_looking = threading.RLock()
 
 
 def _unlocked() -> None:
-    """In a forked process: who held it is not there."""
+    """Replace the lock in a forked process: the thread that held it does not exist there."""
     global _looking
     _looking = threading.RLock()
 
@@ -37,29 +38,33 @@ os.register_at_fork(after_in_child=_unlocked)
 
 
 class Wires:
-    """Knows Gloo's sockets by number and inode. Holds none of them, so that whoever closes one has closed it."""
+    """Gloo's sockets, known by number and inode.
+
+    It keeps no copies of them: a socket that Gloo closes is really closed.
+    """
 
     def __init__(self, said: Sequence[bytes], heard: Sequence[bytes]) -> None:
-        """``said`` is what this rank has published for the others, ``heard`` what the ranks have.
+        """Find the group's connections.
 
-        Gloo publishes where a rank listens, as the system writes addresses. A connection of this rank's has
-        its listener at the near end, or another's at the far end.
+        ``said`` is what this rank has published for the others, and ``heard`` is what all ranks have published. Gloo
+        publishes the address at which a rank listens, in the system's binary form. A connection of this rank has this
+        rank's listening address at the near end, or another rank's at the far end.
         """
         mine, others = b"".join(said), b"\0".join(heard)
-        self._wires: dict[int, int] = {}  # Gloo's descriptor, and the inode that it stands for
+        self._wires: dict[int, int] = {}  # Gloo's descriptors and their inodes
         with _looking:
             for number in map(int, os.listdir(_DESCRIPTORS)):
-                with _taken(number) as wire, contextlib.suppress(OSError):  # not connected, or no longer
+                with _taken(number) as wire, contextlib.suppress(OSError):  # not connected, or not any more
                     if wire is not None and _is_between(wire.getsockname(), wire.getpeername(), mine, others):
                         self._wires[number] = os.fstat(wire.fileno()).st_ino
-                        os.set_inheritable(number, False)  # what is started meanwhile needs none of them
+                        os.set_inheritable(number, False)  # child processes do not need it
 
     def __len__(self) -> int:
-        """How many were found."""
+        """Return how many connections were found."""
         return len(self._wires)
 
     def held(self) -> int:
-        """How many of them Gloo has not closed."""
+        """Return how many of the connections Gloo has not closed."""
         count = 0
         for number, inode in self._wires.items():
             with contextlib.suppress(OSError):
@@ -67,10 +72,10 @@ class Wires:
         return count
 
     def calm(self, patience_s: float) -> None:
-        """Returns when nothing is on its way, in either direction, or after ``patience_s``.
+        """Wait until nothing is on its way in either direction, for at most ``patience_s``.
 
-        Gloo's threads send and receive whatever was begun, whoever waits for it. Cut in its midst, a message
-        would be waited for without end.
+        Gloo's threads send and receive every message that was begun, even if nobody waits for it. If the connection is
+        cut in the middle of a message, Gloo waits for that message forever.
         """
         until_s = time.monotonic() + patience_s
         before, alike = self._traffic(), 0
@@ -81,7 +86,7 @@ class Wires:
             before = now
 
     def _traffic(self) -> list[tuple[bytes, int]]:
-        """By connection, the counts of bytes that came and went, and how many lie in the system's queues."""
+        """Return for each connection how many bytes were sent and received, and how many are in the system's queues."""
         found = []
         for number, inode in self._wires.items():
             with _taken(number, inode) as wire, contextlib.suppress(OSError):
@@ -91,14 +96,17 @@ class Wires:
         return found
 
     def cut(self) -> None:
-        """Ends every connection, at both ends, at once. From any thread."""
+        """Shut every connection down, which both ends notice at once. Any thread may call it."""
         for number, inode in self._wires.items():
             with _taken(number, inode) as wire, contextlib.suppress(OSError):
                 if wire is not None:
                     wire.shutdown(socket.SHUT_RDWR)
 
     def drop(self) -> None:
-        """In a forked process, where no other thread runs: closes its copies, which leaves the parent's as they are."""
+        """Close this process's copies of the connections; the parent's stay open.
+
+        For a forked process, in which no other thread runs.
+        """
         for number, inode in self._wires.items():
             with contextlib.suppress(OSError):
                 if os.fstat(number).st_ino == inode:
@@ -107,14 +115,15 @@ class Wires:
 
 @contextlib.contextmanager
 def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
-    """A TCP socket by a descriptor of our own, for the moment; None for anything else.
+    """Open a TCP socket on a duplicate of the descriptor, for a short time; yield None for anything else.
 
-    ``inode``: only if it is that one. Gloo may have closed its descriptor, and the number be another's by now.
+    ``inode``: yield it only if it has that inode. Gloo may have closed its descriptor, and the number may belong to
+    another file now.
     """
     with _looking:
         try:
             own = os.dup(number)
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             yield None
             return
         status = os.fstat(own)
@@ -124,7 +133,7 @@ def _taken(number: int, inode: int = 0) -> Iterator[socket.socket | None]:
             return
         try:
             found = socket.socket(fileno=own)
-        except OSError:  # a descriptor of a socket's path (O_PATH), as the control network holds one, is no socket
+        except OSError:  # not a socket, but the path of one (O_PATH), as the control network has
             os.close(own)
             yield None
             return
@@ -144,7 +153,7 @@ def _is_between(near: Any, far: Any, mine: bytes, others: bytes) -> bool:
 
 
 def _raw(name: Any) -> bytes:
-    """A socket's name as sockaddr_in(6) has it, up to the scope."""
+    """Return the address of a socket as in struct sockaddr_in(6), up to the scope."""
     if len(name) == 2:
         return (
             struct.pack("=H", socket.AF_INET) + struct.pack(">H", name[1]) + socket.inet_pton(socket.AF_INET, name[0])

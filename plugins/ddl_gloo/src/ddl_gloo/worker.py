@@ -1,7 +1,7 @@
 """One thread that carries out a transport's calls, one after the other.
 
-Who waits within Gloo cannot be called away; who waits for a task can: it is ended from outside, and what its call
-still waits for is left behind.
+A thread that waits inside Gloo cannot be interrupted. A thread that waits for a task can: any other thread may end the
+task, and the call that still runs for it is left behind.
 """
 
 from __future__ import annotations
@@ -17,31 +17,36 @@ __all__ = ["Task", "Worker"]
 
 
 class Task(Work):
-    """A call under way, complete or failed."""
+    """A call that the worker makes; it is in flight, complete or failed."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call: Callable[[], None] | None = call
         self._error: BaseException | None = None
         self._over = False
-        self._gate = threading.Lock()  # held until it is over: cheaper to wait for than an Event
+        # ``wait`` acquires this lock, which is held until the task is over: that is cheaper than an Event. ``end`` may
+        # be called by the worker and by a thread that aborts, and releasing the lock a second time would raise, so
+        # ``_once`` guards the first end.
+        self._gate = threading.Lock()
         self._gate.acquire()
         self._once = threading.Lock()
 
     def run(self) -> None:
-        """On the worker's thread."""
+        """Make the call, on the worker's thread."""
         call, self._call = self._call, None
         assert call is not None
+        # A task that ended while it was queued must not run: its caller has been told that it failed, and may have
+        # freed the memory that the call would write to.
         if self._over:
             return
         try:
             call()
-        except BaseException as error:  # raised again by who waits
+        except BaseException as error:  # raised again by ``wait``
             self.end(error)
         else:
             self.end(None)
 
     def end(self, error: BaseException | None) -> None:
-        """It is over, whatever its call still does. The first end stands. Any thread."""
+        """End the task, even if its call still runs. Only the first call of ``end`` counts. Any thread may call it."""
         with self._once:
             if not self._over:
                 self._over, self._error = True, error
@@ -58,21 +63,24 @@ class Task(Work):
 
 
 class Worker:
-    """Begins with the first task, ends with ``close``."""
+    """A thread that makes calls in order. It starts with the first task and ends with ``close``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._given: collections.deque[Task] = collections.deque()  # and not known to be over
+        self._given: collections.deque[Task] = collections.deque()  # the queued tasks and the running one
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Return whether no task is in flight."""
         return not self._given
 
     def give(self, call: Callable[[], None]) -> Task:
-        """``call`` is made when those before are over."""
+        """Queue ``call``, to be made after the earlier ones are over, and return its task.
+
+        Starts the thread if needed.
+        """
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
@@ -82,12 +90,15 @@ class Worker:
         return task
 
     def drop(self, error: BaseException) -> None:
-        """Ends with ``error`` what is under way and what is to come. Any thread."""
+        """End the running task and all queued ones with ``error``. Any thread may call it."""
         for task in list(self._given):
             task.end(error)
 
     def close(self, timeout_s: float) -> bool:
-        """Whether its thread has ended, and so every task's call."""
+        """Stop the thread, and return whether it has ended within ``timeout_s``.
+
+        Then every task's call has returned.
+        """
         thread, self._thread = self._thread, None
         if thread is None:
             return True
@@ -99,4 +110,4 @@ class Worker:
         while (task := self._queue.get()) is not None:
             task.run()
             self._given.popleft()
-            del task  # its call may hold the group
+            del task  # otherwise its call would keep the group alive while the thread waits

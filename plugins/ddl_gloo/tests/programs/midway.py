@@ -1,4 +1,4 @@
-"""Four ranks, threads of this process, are cut off in the midst of a large call, three times over."""
+"""Four ranks, which are threads of this process, abort in the middle of a large call, three times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddlcore.kernels.cpu import CpuKernels
 from ddlcore.testing.group import Group
 from ddlcore.types import Buffer, DType, Member, ReduceOp
 
-SIZE, COUNT = 4, 3_000_000  # more than the sockets' buffers hold, in every message
+SIZE, COUNT = 4, 3_000_000  # every message is larger than the sockets' buffers
 MOST_S = 1.0
 
 
@@ -29,7 +29,7 @@ def call(name: str, transport: Transport) -> Work:
 
 
 def play(name: str, rank: int, transport: Transport) -> None:
-    """Every rank is aborted: that of rank 0 is the first."""
+    """Start the call and abort it; rank 0 aborts first. Check that the call ends with a TransportError."""
     work = call(name, transport)
     time.sleep(0.005 if rank == 0 else 0.02)
     transport.abort()
@@ -39,11 +39,11 @@ def play(name: str, rank: int, transport: Transport) -> None:
             assert time.monotonic() - begun_s < MOST_S, f"rank {rank} still waits"
     except TransportError:
         return
-    raise AssertionError("it was to be caught under way")
+    raise AssertionError("the call ended before it was aborted")
 
 
 def main(name: str) -> None:
-    module.CALM_S = 0.0  # as where a peer dies: nothing that is on its way arrives
+    module.CALM_S = 0.0  # messages on their way are cut, as when a peer dies
     members = [Member(rank, 0) for rank in range(SIZE)]
     for _ in range(3):
         transports = [module.GlooTransport() for _ in range(SIZE)]

@@ -1,4 +1,7 @@
-"""Steps that repeat, counted; then, where a file is named, one rank dies in the midst of more of them."""
+"""Runs repeated steps and counts control messages.
+
+If a file is given, one rank then dies in the middle of more steps.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def main(died: str) -> None:
 
 
 def die(died: Path) -> None:
-    """Rank 1 does, a moment later; the others go on until they are told."""
+    """Kill rank 1 a moment later; the other ranks continue until they get an error."""
 
     def end() -> None:
         died.write_text(repr(time.time()))
@@ -65,7 +68,7 @@ def die(died: Path) -> None:
 
 
 def connections() -> int:
-    """TCP sockets that this process has open."""
+    """Return the number of TCP sockets that this process has open."""
     lines = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
     inodes = {line.split()[9] for path in lines if path.exists() for line in path.read_text().splitlines()[1:]}
     held = 0

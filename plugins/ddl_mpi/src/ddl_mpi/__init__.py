@@ -1,1 +1,4 @@
-"""MPI for ddl: a transport by the MPI that mpi4py loads. Users import nothing from here: `ddl run --backend mpi`."""
+"""MPI as a transport of ddl, by the MPI that mpi4py loads.
+
+Users choose it with ``--backend mpi`` and import nothing.
+"""

@@ -1,4 +1,4 @@
-"""What `ddl doctor` looks at for MPI: a release that hangs."""
+"""The check for `ddl doctor` that finds a release of MPI that hangs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _open_mpi(host: HostView) -> str:
 
 
 class KnownBadMpi(KnownBadCheck):
-    """By what the mpirun on the rank's PATH says of itself."""
+    """Finds known bad releases by the version that the mpirun on the rank's PATH prints."""
 
     name = "known-bad-mpi"
     completes = "known-bad"

@@ -1,4 +1,4 @@
-"""Worlds from mpi4py's communicators, and whether a program's own calls of MPI mix with ours."""
+"""Finds the ranks of mpi4py's communicators, and whether a program's own MPI calls may mix with ddl's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddlcore.errors import TransportError
 __all__ = ["MpiCommunicators"]
 
 HOW = "start the script by `ddl run --backend mpi` or by mpirun"
-# What mpiexec, srun and their kin tell a process of MPI. Without any of them MPI makes a world of one.
+# Variables that mpiexec, srun and similar launchers set for MPI. Without them, MPI makes a world of one process.
 STARTED = (
     "PMI_RANK",
     "PMI_FD",
@@ -28,7 +28,7 @@ STARTED = (
 
 
 class MpiCommunicators(Communicators):
-    """mpi4py's. All its processes call these together."""
+    """The support for mpi4py's communicators. All processes of a communicator call these methods together."""
 
     def ranks_of(self, comm: Any, rank: int, size: int) -> Sequence[int]:
         from mpi4py import MPI

@@ -1,4 +1,4 @@
-"""What the conformance kit is told of MPI: a rank is a process that mpiexec has started."""
+"""Tells the conformance kit how to test MPI: a rank is a process that mpiexec has started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddlcore.testing import ProcessSuite
 
 __all__ = ["OPENMPI", "MpiSuite"]
 
-# As root in a container, and with more ranks than cores, Open MPI wants to be told that this is meant.
+# Open MPI refuses to run as root, or with more ranks than cores, unless it is told that this is intended.
 OPENMPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -21,10 +21,10 @@ OPENMPI = {
 
 
 class MpiSuite(ProcessSuite):
-    """`ddl conform mpi` runs it."""
+    """The transport's suite, which `ddl conform mpi` runs."""
 
     target = "ddl_mpi.transport:MpiTransport"
-    first = "ddl_mpi.process:load"  # waits for all processes that mpiexec has started, not only for a group's
+    first = "ddl_mpi.process:load"  # waits for all processes that mpiexec has started, not only for those of one group
 
     @classmethod
     def setup_class(cls) -> None:

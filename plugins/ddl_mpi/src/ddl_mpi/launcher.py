@@ -1,7 +1,8 @@
-"""Ranks started by the mpiexec of the very MPI that mpi4py loads: one agent a rank, since a rank must descend from its proxy.
+"""Starts ranks by the mpiexec of the same MPI that mpi4py loads.
 
-Within an allocation of Slurm's srun does it, where that MPI speaks PMI-2 with it; else mpiexec, which knows
-allocations itself.
+It starts one agent for each rank, because MPI requires that a rank descends from the proxy that mpiexec starts for it.
+Within an allocation of Slurm, srun starts the ranks if that MPI can talk to it by PMI-2. Otherwise mpiexec does, which
+detects allocations itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["MpiLauncher"]
 
 log = logging.getLogger("ddl")
 _TASK = "DDL_AGENT"  # see StartCommand.task
-_OWN = (  # what an MPI tells its ranks; PMI_ and MPI_ are MPICH's and its kin's, the rest Open MPI's
+_OWN = (  # prefixes of the variables that MPI sets for its ranks: PMI and MPI by MPICH's family, the rest by Open MPI
     "PMI_",
     "PMI2_",
     "MPI_LOCAL",
@@ -41,13 +42,13 @@ _LIST_S = 10.0
 
 
 class MpiLauncher(Launcher):
-    """mpiexec, or srun in its place."""
+    """The launcher that uses mpiexec, or srun in its place."""
 
     def __init__(self) -> None:
         self._name = "mpiexec"
 
     def hosts(self, environ: Mapping[str, str]) -> Sequence[HostSlots]:
-        """Those of the batch job that `ddl run` stands in."""
+        """Return the hosts of the batch job in which `ddl run` runs."""
         return granted_hosts(environ)
 
     def commands(self, plan: StartPlan) -> Sequence[StartCommand]:
@@ -63,7 +64,7 @@ class MpiLauncher(Launcher):
         return [_by_prte(plan, library, hosts) if library.name == "openmpi" else _by_hydra(plan, library, hosts)]
 
     def explain(self, host: str, code: int | None, text: str) -> str:
-        """What the command wrote last that is not a line of its own drawing."""
+        """Return a message with the last line that the command wrote, without lines that are only drawing."""
         lines = [line.strip() for line in text.splitlines() if line.strip(" -=|")]
         how = "does not answer" if code is None else f"ended with code {code}"
         return f"{host}: {self._name} {how}: {lines[-1] if lines else 'it wrote nothing'}"
@@ -88,7 +89,7 @@ class MpiLauncher(Launcher):
 
 
 def _command(plan: StartPlan, argv: Sequence[str], number: tuple[str, ...], environ: Mapping[str, str]) -> StartCommand:
-    """Agents in the order of ranks, each of which finds its own by a variable of its MPI's."""
+    """Return a command that starts agents in rank order. Each agent finds its number in a variable set by MPI."""
     return StartCommand(
         argv=(*argv, *plan.program),
         agents=tuple(place.index for place in sorted(plan.agents, key=lambda place: place.ranks)),
@@ -105,14 +106,14 @@ def _host_list(hosts: Sequence[tuple[str, int]]) -> str:
 
 
 def _by_hydra(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, int]]) -> StartCommand:
-    """MPICH's mpiexec and its kin."""
+    """Return the command for MPICH's mpiexec and those derived from it."""
     argv = [
         library.mpiexec,
         "-hosts",
         _host_list(hosts),
         "-np",
         str(len(plan.agents)),
-        "-disable-auto-cleanup",  # who is lost, and when the others end, is for `ddl run` to say
+        "-disable-auto-cleanup",  # `ddl run` decides when the other ranks end after a loss
         *shlex.split(str(plan.settings["launcher_args"])),
     ]
     remote = _ssh_options(plan)
@@ -120,7 +121,7 @@ def _by_hydra(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, i
 
 
 def _by_prte(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, int]]) -> StartCommand:
-    """Open MPI's mpirun."""
+    """Return the command for Open MPI's mpirun."""
     argv = [
         library.mpiexec,
         "--host",
@@ -130,7 +131,7 @@ def _by_prte(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, in
         "--map-by",
         ":OVERSUBSCRIBE",
         "--bind-to",
-        "none",  # ranks have threads of their own
+        "none",  # ranks have several threads
         "-x",
         _TASK,
     ]
@@ -145,7 +146,7 @@ def _by_prte(plan: StartPlan, library: MpiLibrary, hosts: Sequence[tuple[str, in
 
 
 def _ssh_options(plan: StartPlan) -> list[str]:
-    if len(str(plan.settings["ssh_identity_file"]).split()) > 1:  # both MPIs split what is for ssh at every space
+    if len(str(plan.settings["ssh_identity_file"]).split()) > 1:  # both MPIs split ssh's arguments at every space
         raise ValueError(
             f"--ssh-identity-file {plan.settings['ssh_identity_file']}: MPI takes no path with a space; "
             "name the key in ssh's own configuration"
@@ -159,7 +160,10 @@ def _ssh_options(plan: StartPlan) -> list[str]:
 
 
 def _srun_serves(environ: Mapping[str, str], hosts: Sequence[tuple[str, int]]) -> bool:
-    """Whether srun can place these ranks: it numbers them by the allocation's order of nodes, equally many on each."""
+    """Return whether srun can place these ranks.
+
+    It numbers them in the allocation's order of nodes, and puts equally many on each node.
+    """
     if "SLURM_JOB_ID" not in environ or len({count for _, count in hosts}) != 1:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Which MPI mpi4py loads, and the mpiexec that belongs to it; found without initializing MPI in this process."""
+"""Finds the MPI that mpi4py loads, and the mpiexec that belongs to it, without initializing MPI in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["INSTALL", "MpiLibrary", "find_library", "name_of"]
 
 INSTALL = "pip install 'ddl-mpi[mpich]'"
 PROBE_TIMEOUT_S = 30.0
-NAMES = {  # a word of what the library, or its mpiexec, says of itself -> our name
+NAMES = {  # a word in the version text of the library or its mpiexec -> our name
     "open mpi": "openmpi",
     "openrte": "openmpi",
     "prrte": "openmpi",
@@ -28,7 +28,7 @@ NAMES = {  # a word of what the library, or its mpiexec, says of itself -> our n
     "mpich": "mpich",
     "hydra": "mpich",
 }
-# Runs in a process of its own: a library that was loaded cannot be put back. MPI allows this one call before MPI_Init.
+# Runs in a separate process, because a loaded library cannot be unloaded. MPI allows this one call before MPI_Init.
 PROBE = """
 import ctypes, importlib.util, json, os
 spec = importlib.util.find_spec("mpi4py.MPI")
@@ -46,20 +46,20 @@ print(json.dumps([os.fsdecode(info.path or b""), text.value.decode(errors="repla
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """One MPI. ``mpiexec`` was asked what it is, and is of the same."""
+    """An installed MPI. ``mpiexec`` was run to verify that it belongs to the same MPI."""
 
     name: str  # mpich, openmpi, intel, mvapich, cray; unknown
     path: str  # of libmpi
-    version: str  # the first line of what the library says of itself
+    version: str  # the first line of the library's version text
     mpiexec: str  # absolute path
 
 
 @lru_cache(maxsize=4)
 def find_library(python: str = sys.executable) -> MpiLibrary:
-    """The MPI that ``python``'s mpi4py loads, with the mpiexec that belongs to it.
+    """Return the MPI that ``python``'s mpi4py loads, with the mpiexec that belongs to it.
 
-    Takes about 0.1 s, the first time. Raises PluginError, in one line with what to install, where mpi4py,
-    the library or its mpiexec is missing, and where all that can be found is another MPI's mpiexec.
+    The first call takes about 0.1 s. Raises PluginError, in one line that says what to install, if mpi4py, the library
+    or its mpiexec is missing, and if every mpiexec found belongs to another MPI.
     """
     path, text = _ask_library(python)
     name = name_of(text)
@@ -78,15 +78,15 @@ def find_library(python: str = sys.executable) -> MpiLibrary:
 
 
 def name_of(text: str) -> str:
-    """The MPI whose library or mpiexec says ``text`` of itself."""
+    """Return the name of the MPI whose library or mpiexec prints ``text`` as its version."""
     text = text.lower()
-    # Derived MPIs name MPICH or hydra, too, somewhere below their own name: the first word that occurs counts.
+    # MPIs derived from MPICH mention MPICH or hydra too, but after their own name, so the first word found counts.
     found = [(text.find(word), name) for word, name in NAMES.items() if word in text]
     return min(found)[1] if found else "unknown"
 
 
 def _ask_library(python: str) -> tuple[str, str]:
-    """The path of libmpi, and what it says of itself."""
+    """Return the path of libmpi, and its version text."""
     try:
         done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -103,7 +103,7 @@ def _ask_library(python: str) -> tuple[str, str]:
 
 
 def _candidates(name: str, path: str, python: str) -> Iterator[str]:
-    """Where the mpiexec may be, nearest first: the library's prefix, the interpreter's environment, PATH."""
+    """Yield possible paths of mpiexec, best first: the library's prefix, the interpreter's environment, PATH."""
     names = [f"mpiexec.{name}", "mpiexec"]
     if name == "mpich":
         names = ["mpiexec.hydra", "mpiexec.mpich", "mpiexec"]

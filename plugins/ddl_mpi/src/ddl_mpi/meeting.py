@@ -1,4 +1,4 @@
-"""How the ranks of one communicator find each other in MPI's world, by what each says of itself in the store."""
+"""How the ranks of one communicator find each other in MPI's world: each publishes its facts in the store."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ddlcore.errors import DeadlineExceeded, TransportError
 
 __all__ = ["apart", "begin", "check_threads", "meet", "objection"]
 
-SLICE_S = 0.2  # how soon an abort is noticed
-TAGS = 1 << 15  # MPI promises that many
+SLICE_S = 0.2  # the time within which an abort is noticed
+TAGS = 1 << 15  # MPI guarantees at least so many tags
 T = TypeVar("T")
 HOW = "start the script by `ddl run --backend mpi` or by mpirun, or use another --backend"
 
 
 def check_threads(mpi: Any) -> None:
-    """Raises TransportError where MPI may be called from no thread but its first."""
+    """Raise TransportError if MPI may only be called from its first thread."""
     level = mpi.Query_thread()
     if level >= mpi.THREAD_SERIALIZED:
         return
@@ -36,24 +36,25 @@ def check_threads(mpi: Any) -> None:
 
 
 def begin(context: Context, check: Callable[[], None]) -> None:
-    """Begins MPI where it has not begun: it waits for all processes that it has started, whoever of them needs it.
+    """Initialize MPI if it is not initialized, and wait until all ranks have done so.
 
-    Raises as ``meet`` does.
+    MPI_Init waits for all processes that MPI has started, whether or not they need MPI. Raises the same errors as
+    ``meet``.
     """
     until_s = time.monotonic() + context.timeout_s
     mpi: Any = apart(process.load, context, until_s, check)
     if context.store.add("mpi/begun", 1) == context.size:
         context.store.set("mpi/all", b"")
     _awaited(context, "mpi/all", f"not all ranks of {_name(context)} have begun MPI", until_s, check)
-    if mpi.COMM_WORLD.Get_size() == context.size:  # all of MPI's ranks have begun it
+    if mpi.COMM_WORLD.Get_size() == context.size:  # then all of MPI's ranks have initialized it
         process.unname_shared_memory()
 
 
 def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
-    """mpi4py.MPI, begun, and a communicator of ``context.members``, in their order; ``check`` raises to end the wait.
+    """Return mpi4py.MPI, initialized, and a communicator of ``context.members`` in their order.
 
-    Raises TransportError, the same on every rank, where they are not in one world of MPI, and
-    DeadlineExceeded past ``context.timeout_s``.
+    ``check`` is called during the wait, and may raise to end it. Raises TransportError, the same on every rank, if the
+    ranks are not in one MPI world, and DeadlineExceeded after ``context.timeout_s``.
     """
     until_s = time.monotonic() + context.timeout_s
     mpi: Any = apart(process.load, context, until_s, check)
@@ -65,11 +66,11 @@ def meet(context: Context, check: Callable[[], None]) -> tuple[Any, Any]:
     text = objection(context, facts)
     if text:
         raise TransportError(f"mpi: {text}")
-    if world.Get_size() == context.size:  # all of MPI's ranks have begun it
+    if world.Get_size() == context.size:  # then all of MPI's ranks have initialized it
         process.unname_shared_memory()
     comm = _create(mpi, [fact[0] for fact in facts], facts[0][3], context, until_s, check)
     if context.rank == 0:
-        context.store.delete("mpi/")  # who has created it with us, has read all
+        context.store.delete("mpi/")  # every rank that has created the communicator has read all keys
     return mpi, comm
 
 
@@ -80,7 +81,10 @@ def _fact(context: Context, rank: int, until_s: float, check: Callable[[], None]
 
 
 def _awaited(context: Context, key: str, late: str, until_s: float, check: Callable[[], None]) -> bytes:
-    """What stands under ``key``. Raises DeadlineExceeded, with ``late`` in it, past ``until_s``, and what ``check`` raises."""
+    """Wait for the value of ``key`` in the store, and return it.
+
+    Raises DeadlineExceeded, with ``late`` in its text, after ``until_s``; and whatever ``check`` raises.
+    """
     while True:
         check()
         left_s = until_s - time.monotonic()
@@ -96,7 +100,7 @@ def _name(context: Context) -> str:
 
 
 def objection(context: Context, facts: Sequence[Sequence[Any]]) -> str:
-    """Why these processes have no communicator; empty where they have."""
+    """Return why these processes cannot have a communicator; empty if they can."""
     libraries: dict[str, list[int]] = {}
     for member, fact in zip(context.members, facts):
         libraries.setdefault(fact[2], []).append(member.rank)
@@ -127,14 +131,15 @@ def _create(
             comm = apart(lambda: world.Create_group(group, tag), context, until_s, check)
     except mpi.Exception as error:
         raise TransportError(f"mpi: {context.name or 'the communicator'} cannot be made: {error}") from error
-    group.Free()  # not where a thread was left behind with it
+    group.Free()  # not after an error: a thread that was left behind may use it
     return comm
 
 
 def apart(wait: Callable[[], T], context: Context, until_s: float, check: Callable[[], None]) -> T:
-    """``wait``, which waits for others inside MPI, on a thread that is left behind if they do not come.
+    """Call ``wait``, which waits for other processes inside MPI, on a thread of its own, and return its result.
 
-    Raises what ``wait`` or ``check`` raises, and DeadlineExceeded past ``until_s``.
+    If the others do not come, the thread is left behind. Raises what ``wait`` or ``check`` raises, and DeadlineExceeded
+    after ``until_s``.
     """
     values: list[T] = []
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Bare mpi4py as a peer of `ddl bench`: its blocking collectives; the ranks must have been started by MPI."""
+"""Plain mpi4py as a peer of `ddl bench`: its blocking collectives. The ranks must have been started by MPI."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["MpiPeer"]
 
 
 class MpiPeer(BenchPeer):
-    """The world that mpiexec has made, in MPI's own order of ranks, on a communicator of its own.
+    """The MPI world made by mpiexec, in MPI's own order of ranks, on a separate communicator.
 
-    ``threads`` is the level of thread support that MPI is asked for, where nobody has begun it yet.
+    ``threads`` is the thread level requested from MPI, if MPI is not initialized yet.
     """
 
     def __init__(self, threads: str = "multiple") -> None:
@@ -26,7 +26,10 @@ class MpiPeer(BenchPeer):
         self._in_place: Any = None
 
     def open(self, context: Context) -> None:
-        """Also TransportError where MPI is not there, or has another idea of who the ranks are."""
+        """Initialize MPI and make a communicator.
+
+        Raises TransportError if MPI is missing or numbers the ranks differently.
+        """
         import mpi4py
 
         mpi4py.rc.thread_level = self._threads

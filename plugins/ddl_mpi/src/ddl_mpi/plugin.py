@@ -1,4 +1,4 @@
-"""Introduces ddl_mpi to the core by data alone: it imports neither mpi4py nor anything that does."""
+"""Declares ddl_mpi to the core as plain data; imports neither mpi4py nor anything that imports it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSTALL = "pip install 'ddl-mpi[mpich]'"
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """The MPI that mpi4py loads."""
+    """Return the provider of the transport over the MPI that mpi4py loads."""
     return [
         TransportProvider(
             name="mpi",
@@ -37,7 +37,7 @@ def ddl_transports() -> list[TransportProvider]:
                     "mpi_persistent",
                     bool,
                     True,
-                    "1: large allreduces whose memory comes again use MPI's persistent requests; 0: never",
+                    "1: large allreduces that use the same memory again use MPI's persistent requests; 0: never",
                 ),
             ),
         )
@@ -46,7 +46,7 @@ def ddl_transports() -> list[TransportProvider]:
 
 @hookimpl
 def ddl_communicators() -> list[CommunicatorsProvider]:
-    """mpi4py's, which may be passed to ``init``."""
+    """Return the provider of mpi4py's communicators, which may be passed to ``init``."""
     return [
         CommunicatorsProvider(
             name="mpi",
@@ -61,7 +61,7 @@ def ddl_communicators() -> list[CommunicatorsProvider]:
 
 @hookimpl
 def ddl_launchers() -> list[LauncherProvider]:
-    """The mpiexec that belongs to it."""
+    """Return the provider of the mpiexec that belongs to that MPI."""
     return [
         LauncherProvider(
             name="mpi",
@@ -79,7 +79,7 @@ def ddl_launchers() -> list[LauncherProvider]:
 
 @hookimpl
 def ddl_bench_peers() -> list[BenchPeerProvider]:
-    """mpi4py's own collectives."""
+    """Return the provider of mpi4py's own collectives."""
     return [
         BenchPeerProvider(
             name="mpi",
@@ -94,5 +94,5 @@ def ddl_bench_peers() -> list[BenchPeerProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """For `ddl doctor`."""
+    """Return the providers of checks for `ddl doctor`."""
     return [CheckProvider("known-bad-mpi", "ddl_mpi.checks:KnownBadMpi", doc="a release of MPI that hangs")]

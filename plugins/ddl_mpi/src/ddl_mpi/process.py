@@ -1,4 +1,4 @@
-"""MPI as this process has it: begun once, asked for threads, and ended unless a peer is gone."""
+"""MPI in this process: it is initialized once, asked for its thread level, and finalized unless a peer is lost."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from ddlcore.errors import TransportError
 
 __all__ = ["cuda_aware", "forsake", "forsaken", "library_version", "load", "threads_supported", "unname_shared_memory"]
 
-SHARED = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.", "/dev/shm/vader_segment.")  # as MPICH and Open MPI call theirs
+SHARED = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.", "/dev/shm/vader_segment.")  # of MPICH and Open MPI
 
 
 class _Process:
-    """What this process has to do with MPI."""
+    """What this process must remember about MPI."""
 
     def __init__(self) -> None:
-        self.forsaken: list[object] = []  # what MPI may still write to, or be called back with
-        self.pid = 0  # of who has loaded it; a forked child ends nothing
-        self.ours = False  # whether MPI_Finalize is ours to call, and not mpi4py's
-        self.status = 0  # what sys.exit was given
+        self.forsaken: list[object] = []  # objects that MPI may still write to or call back
+        self.pid = 0  # of the process that has loaded MPI; a forked child must not finalize it
+        self.ours = False  # whether ddl must call MPI_Finalize, and not mpi4py
+        self.status = 0  # the exit code passed to sys.exit
 
 
 _process = _Process()
 
 
 def load() -> ModuleType:
-    """mpi4py.MPI, initialized, with threads where the MPI has them. Whoever imports it first decides that.
+    """Import and initialize mpi4py.MPI, and return it. It has thread support if the MPI supports threads.
 
-    Initializing waits for every process that the same mpiexec has started, and does so without the
-    interpreter's lock. Raises TransportError, in one line that says what next, where MPI is not there or is over.
+    The first import in the process decides the thread level. Initializing waits for every process that the same mpiexec
+    has started, with the interpreter's lock released. Raises TransportError, in one line that says what to do next, if
+    MPI is missing or already finalized.
     """
     first = "mpi4py.MPI" not in sys.modules
     try:
@@ -47,7 +48,7 @@ def load() -> ModuleType:
     level = rc.thread_level if rc.threads else "single"
     ours = first and rc.initialize
     if ours:
-        rc.initialize = False  # mpi4py would hold the interpreter's lock until all ranks have come
+        rc.initialize = False  # mpi4py would hold the interpreter's lock until all ranks have initialized MPI
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -66,24 +67,24 @@ def load() -> ModuleType:
 
 
 def unname_shared_memory() -> None:
-    """Takes the names away from the memory that MPI shares within this host; it goes with the last process that maps it.
+    """Unlink the memory that MPI shares within this host; it is freed when the last process that maps it ends.
 
-    MPI does that when it ends, to which a process that is killed does not come. Only when every process
-    that MPI has started on this host has begun MPI, and so has mapped it.
+    MPI unlinks it when it is finalized, which a killed process never does. Call this only after every process that MPI
+    has started on this host has initialized MPI, and so has mapped the memory.
     """
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             places = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps}
-    except OSError:  # no Linux: MPI's own end must do
+    except OSError:  # not Linux: only MPI_Finalize unlinks it
         return
     for place in places:
         if place.startswith(SHARED):
-            with contextlib.suppress(OSError):  # another rank has done it
+            with contextlib.suppress(OSError):  # another rank has unlinked it
                 os.unlink(place)
 
 
 def _initialize(mpi: ModuleType, level: str) -> None:
-    """As mpi4py does it, but with the interpreter's lock released."""
+    """Initialize MPI as mpi4py does, but with the interpreter's lock released."""
     provided = ctypes.c_int()
     wanted = getattr(mpi, f"THREAD_{level.upper()}")
     code = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, int(wanted), ctypes.byref(provided))
@@ -94,14 +95,14 @@ def _initialize(mpi: ModuleType, level: str) -> None:
 
 
 def library_version() -> str:
-    """What the MPI says of itself, in one line. ``load`` first."""
+    """Return MPI's version text in one line. Call ``load`` first."""
     from mpi4py import MPI
 
     return " ".join(MPI.Get_library_version().strip("\0 \n").splitlines()[0].split())
 
 
 def threads_supported() -> bool:
-    """Whether several threads may call MPI at once, so that a program's own calls mix with ours.
+    """Return whether several threads may call MPI at once, so that a program's own calls may mix with ddl's.
 
     Initializes MPI, and raises TransportError, as ``load`` does.
     """
@@ -111,34 +112,40 @@ def threads_supported() -> bool:
 
 @lru_cache(maxsize=1)
 def cuda_aware() -> bool:
-    """Whether MPI takes addresses of CUDA memory, by its own word; False where it does not say. ``load`` first."""
+    """Return whether MPI says that it accepts addresses of CUDA memory. Call ``load`` first."""
     from mpi4py import MPI
 
     try:
-        ask = ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support  # of the library that mpi4py has loaded
+        ask = ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support  # looked up in the library that mpi4py has loaded
     except (OSError, AttributeError):
         return False
     return bool(ask())
 
 
 def forsake(*things: object) -> None:
-    """A collective was given up, which cannot be undone: MPI keeps ``things``, and MPI_Finalize is not called."""
+    """Record that a collective was abandoned, which cannot be undone.
+
+    ``things`` are kept alive, because MPI may still use them, and MPI_Finalize will not be called.
+    """
     _process.forsaken.append(things)
 
 
 def forsaken() -> bool:
-    """Whether a collective was given up in this process."""
+    """Return whether a collective was abandoned in this process."""
     return bool(_process.forsaken)
 
 
 # --- the end
 #
-# MPI_Finalize waits for all processes that MPI has started: for ever, where one is gone, and where this one
-# ends early because of an error that the others do not share. Then the process ends without it.
+# MPI_Finalize waits for all processes that MPI has started. It waits forever if one of them is lost, or if this process
+# ends early because of an error that the others do not have. In these cases the process ends without MPI_Finalize.
 
 
 def _at_exit() -> None:
-    """After the job was shut down, which is registered later."""
+    """Finalize MPI, or arrange that the process ends without it.
+
+    Runs after the job's shutdown, which is registered later.
+    """
     if os.getpid() != _process.pid:
         return
     failed = getattr(sys, "last_value", None) is not None
@@ -159,7 +166,10 @@ def _finalize() -> None:
 
 
 def _note_exits() -> None:
-    """The interpreter tells nobody the exit code that it has in mind; a bare ``raise SystemExit(code)`` is not seen."""
+    """Wrap ``sys.exit`` to learn the exit code, which the interpreter tells nobody.
+
+    A plain ``raise SystemExit(code)`` is not noticed.
+    """
     exit_as_before = sys.exit
 
     def note_exit(status: Any = None, /) -> NoReturn:
@@ -170,14 +180,14 @@ def _note_exits() -> None:
 
 
 class _LastWord:
-    """Ends the process when the interpreter clears its modules: after all of atexit, before mpi4py's finalizer.
+    """Ends the process when the interpreter clears its modules: after atexit, but before mpi4py's finalizer.
 
-    The program has imported mpi4py.MPI first, whose finalizer, in C, cannot be taken back.
+    It is needed if the program has imported mpi4py.MPI first: mpi4py's finalizer, written in C, cannot be removed.
     """
 
     def __init__(self, code: int) -> None:
         self._code = code
-        self._exit = os._exit  # the module os may be gone by then
+        self._exit = os._exit  # the module os may already be cleared then
 
     def __del__(self) -> None:
         self._exit(self._code)

@@ -1,4 +1,4 @@
-"""The transport over MPI: says in MPI's words what is to be sent from where, one communicator for each group."""
+"""The transport over MPI: translates collectives into MPI calls, with one communicator for each group."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ __all__ = ["MpiTransport"]
 
 K = TypeVar("K")
 log = logging.getLogger("ddl")
-LARGE_BYTES = 64 << 10  # from here on ranks meet before they send: who waits for a late peer sleeps
-PERSIST_AFTER = 3  # calls with the same memory
-REMEMBERED = 256  # of these; a persistent request takes some hundred bytes, in some MPIs as much as a temporary
+# From this size on, ranks meet before they send, so that a rank sleeps while it waits for a late peer.
+LARGE_BYTES = 64 << 10
+PERSIST_AFTER = 3  # calls with the same memory, after which a persistent request is made
+REMEMBERED = 256  # entries; a persistent request needs some hundred bytes, in some MPIs also a temporary buffer
 SIXTEEN_BITS = (DType.F16, DType.BF16)
 ORDERED = (ReduceOp.Min, ReduceOp.Max)
 OPS = {ReduceOp.Sum: "SUM", ReduceOp.Min: "MIN", ReduceOp.Max: "MAX", ReduceOp.Product: "PROD"}
@@ -40,12 +41,14 @@ TYPES = {
     DType.F64: "DOUBLE",
     DType.BOOL: "UINT8_T",
 }
-MOVED = {1: "UINT8_T", 2: "UINT16_T", 4: "INT32_T", 8: "INT64_T"}  # what is not reduced, by its width
+MOVED = {1: "UINT8_T", 2: "UINT16_T", 4: "INT32_T", 8: "INT64_T"}  # types for data that is only moved, by width
 
-# What a rank says when it meets the others, and then hears: the least that any of them said.
-SEPARATE = 0  # 1 where source and target are two
-WANTED = 1  # 1 where a persistent request is worth it
-NUMBER, NEGATIVE = 2, 3  # of the one that there is, else 0: all have the same where the least is the greatest
+# The words that a rank contributes when ranks meet. An allreduce replaces each word by the minimum over all ranks.
+SEPARATE = 0  # 1 if source and target are different memory
+WANTED = 1  # 1 if a persistent request is worthwhile
+# The number of the rank's persistent request, or 0, and its negative. The minimum of the negatives gives the maximum,
+# so one allreduce tells whether all ranks have the same number.
+NUMBER, NEGATIVE = 2, 3
 WORDS = 4
 
 
@@ -55,7 +58,10 @@ class _Persistent(NamedTuple):
 
 
 class MpiTransport(Transport):
-    """Ranks that one mpiexec (or srun, …) has started. Every call of MPI comes from the thread that calls this."""
+    """A transport for ranks started by one mpiexec (or srun, …).
+
+    MPI is only called from the thread that calls this object.
+    """
 
     capabilities = Capabilities(thread_bound=True)
 
@@ -64,15 +70,15 @@ class MpiTransport(Transport):
         self._comm: Any = None
         self._words = (ctypes.c_int32 * WORDS)()
         self._meeting: Any = None  # a persistent request
-        self._requests: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # by memory: calls so far, or _Persistent
+        self._requests: OrderedDict[tuple[int, ...], Any] = OrderedDict()  # by memory: call count, or _Persistent
         self._persists = True
         self._data = DATA
-        self._made = 0  # persistent requests, on all ranks together
+        self._made = 0  # number of persistent requests made; equal on all ranks
         self._scratch: dict[str, Memory] = {}
         self._aborted = False
         self._attends = False
-        self._under_way: object = None  # what MPI would write to
-        self._lock = threading.Lock()  # abort() against close()
+        self._under_way: object = None  # the memory that MPI may write to
+        self._lock = threading.Lock()  # abort() may come from any thread during close()
 
     def open(self, context: Context) -> None:
         super().open(context)
@@ -93,7 +99,7 @@ class MpiTransport(Transport):
 
     def attend(self, context: Context, check: Callable[[], None]) -> None:
         super().open(context)
-        self._attends = True  # MPI_Init waits for this process, and MPI_Finalize would for the others
+        self._attends = True  # MPI_Finalize would wait for the other processes, as MPI_Init does
         meeting.begin(context, check)
 
     def close(self) -> None:
@@ -113,7 +119,7 @@ class MpiTransport(Transport):
         self._aborted = True
         with self._lock:
             if self._comm is not None or self._attends:
-                process.forsake()  # from here on this process ends without MPI_Finalize
+                process.forsake()  # from now on this process ends without MPI_Finalize
 
     # --- the collectives
 
@@ -153,10 +159,10 @@ class MpiTransport(Transport):
     def barrier(self) -> Work:
         return self._begin(self._meet())
 
-    # --- as steps: each yields what is to be waited for
+    # --- collectives as steps: each yields a request to wait for
 
     def _meet(self, separate: bool = False, wanted: bool = False, number: int = 0) -> Iterator[Step]:
-        """Complete when all have come; ``_words`` then is the least of what they say."""
+        """Wait until all ranks have come. Afterwards each of ``_words`` is the minimum over all ranks."""
         self._words[:] = [int(separate), int(wanted), number, -number]
         self._meeting.Start()
         yield self._meeting, ARRIVAL
@@ -167,26 +173,29 @@ class MpiTransport(Transport):
         yield send(), self._data if large else ARRIVAL
 
     def _small_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        if source.address != target.address:  # who knows what the others do; in place is in place on all
+        if source.address != target.address:  # some rank may reduce in place, and MPI wants that on all ranks or none
             self._copy(source, target)
         yield self._comm.Iallreduce(self._mpi.IN_PLACE, self._reduced(target), self._op(op, source.dtype)), ARRIVAL
 
     def _large_allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        """By a persistent request where every rank has the same one for this memory, or would have one."""
+        """Use a persistent request if all ranks have the same one for this memory, or if all want to make one."""
         key = (source.address, target.address, source.count, source.dtype, op)
         kept = self._requests.pop(key, 0)
         ready = isinstance(kept, _Persistent)
         two = source.address != target.address
+        # Making and starting a persistent request are collective calls, but each rank knows only its own addresses and
+        # its own number of calls. If one rank started its old request while another made a new one, the job would hang.
+        # So the ranks meet first, and use or make a request only if all of them agree.
         yield from self._meet(two, ready or (self._persists and kept >= PERSIST_AFTER), kept.number if ready else 0)
         separate, wanted, least, greatest = self._words[:]
-        if two and not separate:  # in place on one is in place on all
+        if two and not separate:  # if one rank reduces in place, all must
             self._copy(source, target)
         if wanted and 0 < least == -greatest:
             request = kept.request
             request.Start()
         else:
             memory = (self._reduced(source) if separate else self._mpi.IN_PLACE, self._reduced(target))
-            if wanted:  # made anew on all ranks, together
+            if wanted:  # all ranks make a new request, together
                 if ready:
                     kept.request.Free()
                 self._made += 1
@@ -201,7 +210,10 @@ class MpiTransport(Transport):
         yield request, self._data
 
     def _reduce_ourselves(self, source: Buffer, target: Buffer, op: ReduceOp) -> Iterator[Step]:
-        """As many bytes as a ring sends; 16-bit sums are rounded once, and no NaN is lost."""
+        """Reduce with ddl's kernels: each rank reduces a part, and the parts are gathered.
+
+        This sends as many bytes as a ring. 16-bit sums are rounded once, and no NaN is lost.
+        """
         size, large = self.context.size, source.nbytes >= LARGE_BYTES
         counts = [source.count // size + (rank < source.count % size) for rank in range(size)]
         mine = target.address + sum(counts[: self.context.rank]) * target.dtype.itemsize
@@ -221,7 +233,7 @@ class MpiTransport(Transport):
         if mine:
             self.context.kernels.reduce(addresses, target, mine, source.dtype, op)
 
-    # --- in MPI's words
+    # --- arguments for MPI
 
     def _gather(self, source: Any, target: Buffer, counts: Sequence[int]) -> Any:
         return self._comm.Iallgatherv(source, self._laid_out(target, counts))
@@ -240,20 +252,20 @@ class MpiTransport(Transport):
         return [memory, buffer.count, self._moved_types[buffer.dtype.itemsize]]
 
     def _laid_out(self, buffer: Buffer, counts: Sequence[int]) -> list[Any]:
-        """``buffer`` as parts of so many elements, one behind the other."""
+        """Return MPI's description of ``buffer`` as consecutive parts with the given element counts."""
         memory, _, datatype = self._moved(buffer)
         return [memory, (list(counts), [0, *accumulate(counts)][:-1]), datatype]
 
     def _copy(self, source: Buffer, target: Buffer) -> None:
         if source.device.kind == "cpu":
             ctypes.memmove(target.address, source.address, source.nbytes)
-        else:  # MPI knows how to reach it
+        else:  # MPI can access device memory
             self._mpi.COMM_SELF.Sendrecv(self._moved(source), 0, 0, self._moved(target), 0, 0)
 
     def _op(self, op: ReduceOp, dtype: DType) -> Any:
         return (self._bool_ops if dtype is DType.BOOL else self._ops)[op]
 
-    # --- what holds for all of them
+    # --- shared
 
     def _begin(self, steps: Iterator[Step], *memory: Buffer) -> Work:
         dense(*memory)
@@ -271,7 +283,7 @@ class MpiTransport(Transport):
             raise TransportError(f"mpi: {self._name()} was aborted")
 
     def _failure(self, error: Exception) -> Exception:
-        """The one place where MPI's errors become ours."""
+        """Convert an error of MPI to one of ddl's; this is the only place that does so."""
         if isinstance(error, DdlInternalError):
             return error
         return TransportError(f"mpi: {self._name()}: {error}")
@@ -281,14 +293,14 @@ class MpiTransport(Transport):
         return f"communicator {context.name or '(unnamed)'}" if context else "the communicator"
 
     def _forget(self, limit: int) -> None:
-        """Lets the oldest requests go, down to ``limit``."""
+        """Free the oldest requests until only ``limit`` are left."""
         while len(self._requests) > limit:
             _, kept = self._requests.popitem(last=False)
             if isinstance(kept, _Persistent):
                 kept.request.Free()
 
     def _temporary_of(self, use: str, count: int, dtype: DType) -> Buffer:
-        """Memory that is kept for the next time."""
+        """Return temporary memory, which is kept for the next call with the same ``use``."""
         nbytes = count * dtype.itemsize
         memory = self._scratch.get(use)
         if memory is None or memory.nbytes < nbytes:
@@ -297,10 +309,10 @@ class MpiTransport(Transport):
 
 
 def _is_ours(source: Buffer, op: ReduceOp) -> bool:
-    """Whether ddl's kernels reduce it, which they do in the host's memory.
+    """Return whether ddl's kernels reduce it, which they do in host memory.
 
-    MPI adds 16-bit floats in 16 bits, and finds the least or greatest of floats by comparing: where one is a NaN,
-    each rank may end with another value.
+    MPI adds 16-bit floats in 16 bits. It finds the minimum or maximum of floats by comparing, so with a NaN each rank
+    may get a different result.
     """
     chosen = op in ORDERED and source.dtype.is_float and source.device.kind == "cpu"
     return chosen or source.dtype in SIXTEEN_BITS

@@ -1,4 +1,4 @@
-"""How a rank waits for MPI without being lost in it: it asks, yields, sleeps, and looks whether it was told to stop."""
+"""Waits for MPI without blocking in it: tests requests, yields, sleeps, and checks for an abort."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ddlcore.contracts.transport import Work
 __all__ = ["ARRIVAL", "CROWDED", "DATA", "Patience", "Step", "Steps"]
 
 LONGEST_SLEEP_S = 0.5e-3
-SLEEP_SHARE = 0.1  # of the time waited so far: so much later a rank may notice
+SLEEP_SHARE = 0.1  # of the time waited so far: the delay with which a rank may notice completion
 
 
 class Patience(NamedTuple):
-    """For how long a rank asks without a pause, and for how long it then yields before it sleeps."""
+    """How long a rank tests without pause, and how long it then yields the core between tests before it sleeps."""
 
     spin_s: float
     yield_s: float
 
 
-ARRIVAL = Patience(15e-6, 100e-6)  # others of this core may compute, for long
-DATA = Patience(2e-3, 50e-3)  # all have come, and bytes move only while MPI is asked; who takes longer was stopped
-CROWDED = Patience(15e-6, 50e-3)  # the same where ranks share cores: who spins holds up whom it waits for
+ARRIVAL = Patience(15e-6, 100e-6)  # waiting for peers, which may compute for long, perhaps on this core
+DATA = Patience(2e-3, 50e-3)  # all peers have come; if a transfer takes longer, a peer has been stopped
+CROWDED = Patience(15e-6, 50e-3)  # the same if ranks share cores: spinning would delay the peer that is waited for
 Step = tuple[Any, Patience]  # a started request of MPI, and how to wait for it
 
 
 class Steps(Work):
-    """A collective as steps, each begun when the one before it is complete.
+    """A collective made of steps; each step begins when the previous one is complete.
 
-    ``check`` raises what is to be raised instead of going on; ``fail`` maps what MPI raises.
+    ``check`` may raise to stop the collective. ``fail`` converts MPI's errors. ``done`` is called after the last step.
     """
 
     __slots__ = ("_check", "_done", "_fail", "_since_s", "_step", "_steps")
@@ -51,6 +51,11 @@ class Steps(Work):
         self._step: Step | None = None
         self._go_on()
 
+    # MPI moves bytes only while a thread is inside one of its calls, because nothing else makes progress for it. A rank
+    # that sleeps delays its own transfer and those of the peers that wait for its part. MPI_Wait would make progress,
+    # but it spins at full load, and neither ``abort`` nor a signal could end it. Therefore ``wait`` calls Test
+    # repeatedly, checks for an abort in between, and sleeps only when the step has taken so long that the delay no
+    # longer matters.
     def wait(self, timeout_s: float) -> bool:
         until_s = 0.0
         while self._step is not None:

@@ -1,4 +1,4 @@
-"""Averages of integers at the ends of their types, of which MPI adds what can be added."""
+"""Averages of integers at the limits of their types; MPI adds the types that it supports."""
 
 from __future__ import annotations
 

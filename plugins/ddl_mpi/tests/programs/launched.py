@@ -1,4 +1,4 @@
-"""A rank that says who it is, in our words and in MPI's; rank 1 may end as the argument says."""
+"""A rank that prints its number in ddl and in MPI; rank 1 may end as the argument says."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import ddlcore as ddl
 
 
 def step() -> float:
-    """One collective."""
+    """Run one collective."""
     return float(ddl.allreduce(np.ones(100, dtype=np.float32), name="x", op=ddl.Sum)[0])
 
 
 def main() -> None:
-    """By the first argument."""
+    """Run as the first argument says."""
     ddl.init()
     world = MPI.COMM_WORLD
     line = f"rank {ddl.rank()} of {ddl.size()}, MPI's {world.rank} of {world.size}, sum {step():g}"

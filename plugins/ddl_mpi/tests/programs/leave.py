@@ -1,4 +1,4 @@
-"""Rank 1 leaves by itself, as its argument says, while the others go on until they are told."""
+"""Rank 1 leaves by itself, as the argument says, while the others continue until they get an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import numpy as np
 
 
 def main(first: str, end: str) -> None:
-    """``first``: "program" or "ddl" begins MPI; ``end`` of rank 1: "raise", "exit" (with 3)."""
+    """``first`` says who initializes MPI: "program" or "ddl".
+
+    ``end`` says how rank 1 ends: "raise", or "exit" (with 3).
+    """
     if first == "program":
         from mpi4py import MPI
 

@@ -1,4 +1,4 @@
-"""Reduces until a peer is lost, then ends as its argument says. Who imports MPI first decides who ends it."""
+"""Reduces until a peer is lost, then ends as the argument says. Who imports MPI first must also finalize it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def main(first: str, end: str) -> None:
-    """``first``: "program" or "ddl"; ``end``: "raise", "exit" (with 3) or "go on" (to the program's end)."""
+    """``first``: "program" or "ddl"; ``end``: "raise", "exit" (with 3) or "go on" (to the end of the program)."""
     if first == "program":
         from mpi4py import MPI
 

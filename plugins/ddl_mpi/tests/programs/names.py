@@ -1,4 +1,4 @@
-"""What MPI shares within a host has no name any more: it goes with its processes, however these end."""
+"""The memory that MPI shares within a host has no name, so it is freed with its processes, however these end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import ddlcore as ddl
 
 
 def main() -> None:
-    """All of it is mapped as deleted, and MPI works on it."""
+    """Check that all of it is mapped as deleted, and that MPI works with it."""
     ddl.init()
     ddl.barrier()
     with open("/proc/self/maps", encoding="utf-8") as maps:

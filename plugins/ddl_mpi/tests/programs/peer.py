@@ -1,4 +1,4 @@
-"""The benchmarks' peer, on arrays whose results are known. Its ranks are MPI's, so this job counts as MPI does."""
+"""The peer of the benchmarks, on arrays whose results are known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddlcore.types import Kind
 
 
 def main() -> None:
-    """MPI's ranks are the job's in reverse, which the peer refuses; as MPI counts, it works."""
+    """Check that the peer refuses ranks in an order other than MPI's, and works with MPI's order."""
     ddl.init()
     context = current_job().context("peer")
     with pytest.raises(TransportError, match=r"is rank . of 2 in MPI"):

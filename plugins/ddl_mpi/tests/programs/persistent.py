@@ -1,4 +1,4 @@
-"""Large allreduces with memory that comes again, and ranks that do not agree about whose does."""
+"""Large allreduces that use the same memory again, on ranks that do not agree about whose memory is the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ranks:
         self.step = 0
 
     def reduce(self, source: Any, target: Any) -> None:
-        """One allreduce, whose values are checked; ``source`` keeps its own where it is another array."""
+        """Make one allreduce and check its values. ``source`` must not change if ``target`` is another array."""
         self.step += 1
         source[:] = self.rank + self.step
         finish(self.transport.allreduce(_buffer(source), _buffer(target), ReduceOp.Sum))
@@ -35,7 +35,7 @@ class Ranks:
         assert source is target or (source == self.rank + self.step).all()
 
     def persistent(self) -> int:
-        """How many persistent requests this rank keeps."""
+        """Return how many persistent requests this rank keeps."""
         return sum(not isinstance(kept, int) for kept in self.transport._requests.values())
 
 
@@ -44,7 +44,7 @@ def _buffer(array: Any) -> Buffer:
 
 
 def main() -> None:
-    """Every rank runs the same calls; what differs is memory alone."""
+    """Make the same calls on every rank; only the memory differs."""
     ranks = Ranks()
     same, other, third = (np.zeros(COUNT, np.float32) for _ in range(3))
     for _ in range(CALLS):
@@ -52,7 +52,7 @@ def main() -> None:
     assert ranks.persistent() == 1
 
     other[:] = -1
-    for _ in range(CALLS):  # rank 0 comes with memory of its own: nobody's persistent request is started with it
+    for _ in range(CALLS):  # rank 0 uses other memory, so no rank may start its persistent request
         kept = same.copy()
         mine = other if ranks.rank == 0 else same
         ranks.reduce(mine, mine)

@@ -12,11 +12,11 @@ from ddlcore.api import current_job, threads_supported
 
 SHAPES = ((300_000,), (7,), (64, 64), (1,), (50_000,))
 STEPS = 20
-WINDOWS = 4  # the first finds the schedule; in one more a slow machine may make a rank leave it
+WINDOWS = 4  # in the first the schedule is found; on a slow machine, a rank may leave replay in another
 
 
 def step(gradients: list[Any], number: int, mixed: bool) -> None:
-    """One step, whose sums are checked."""
+    """Make one step, and check its sums."""
     for gradient in gradients:
         gradient[...] = ddl.rank() + number
     handles = [ddl.allreduce_async_(g, op=ddl.Sum, name=f"g{i}") for i, g in enumerate(gradients)]
@@ -33,7 +33,7 @@ def step(gradients: list[Any], number: int, mixed: bool) -> None:
 
 
 def main(own_calls: str) -> None:
-    """``own_calls``: "mixed" where the program itself calls MPI in every step."""
+    """``own_calls``: "mixed" if the program itself calls MPI in every step."""
     ddl.init()
     assert threads_supported("mpi")
     gradients = [np.zeros(shape, np.float32) for shape in SHAPES] + [np.zeros(999, np.int64)]

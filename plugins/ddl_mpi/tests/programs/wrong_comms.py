@@ -1,4 +1,4 @@
-"""Communicators that ``init`` refuses, and some that it takes."""
+"""Communicators that ``init`` refuses, and some that it accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ddlcore as ddl
 
 
 def main() -> None:
-    """MPI's ranks are the launched ranks in reverse: who takes the one for the other fails."""
+    """Check them on ranks that are MPI's in reverse order, so that mixing up the two numberings fails."""
     world = MPI.COMM_WORLD
     with pytest.raises(ValueError, match="COMM_NULL"):
         ddl.init(comm=MPI.COMM_NULL)

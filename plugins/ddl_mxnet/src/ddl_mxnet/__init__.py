@@ -1,6 +1,6 @@
-"""MXNet for ddl: everything that a training script imports, under Horovod's names."""
+"""ddl for MXNet: everything that a training script imports, under Horovod's names."""
 
-# ruff: noqa: E402  # MXNet must be there, and able to live with numpy, before anything imports it
+# ruff: noqa: E402  # numpy must be patched, and MXNet imported, before the imports below
 from __future__ import annotations
 
 from ddl_mxnet.version import require_mxnet

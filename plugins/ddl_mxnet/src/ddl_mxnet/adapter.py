@@ -1,4 +1,4 @@
-"""Shows MXNet's arrays as dense memory, and memory as MXNet's arrays; knows no collective and no gradient."""
+"""Describes MXNet arrays as dense memory, and makes MXNet arrays of memory; knows no collective and no gradient."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ddlcore.types import CPU, Buffer, DType
 
 __all__ = ["BFLOAT16", "MxnetAdapter", "address_of", "apart", "count_of", "dtype_of", "overlapping"]
 
-BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet takes for one
-_CODES = {  # MXNet's own, of mshadow
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # the NumPy type that MXNet uses for bfloat16
+_CODES = {  # the type codes of MXNet (mshadow)
     DType.F32: 0,
     DType.F64: 1,
     DType.F16: 2,
@@ -35,19 +35,22 @@ _CODES = {  # MXNet's own, of mshadow
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _NATIVE: dict[DType, Any] = {dtype: BFLOAT16 if dtype is DType.BF16 else np.dtype(dtype.label) for dtype in _CODES}
 _KNOWN = ", ".join(sorted(dtype.label for dtype in _CODES))
-_DLPACK = {DType.BOOL: (1, 1)}  # code and bits by which MXNet knows it
-_DENSE = 0  # storage type
-_REACHED = (1, 3, 5)  # device types whose memory this process reads: of the CPU, pinned, shared
+_DLPACK = {DType.BOOL: (1, 1)}  # the code and number of bits that MXNet's DLPack import expects
+_DENSE = 0  # the storage type of dense arrays
+_REACHED = (1, 3, 5)  # device types whose memory this process can read: CPU, pinned, shared
 
 
 class MxnetAdapter(Adapter):
-    """Dense arrays in process memory, of ``mx.nd`` and of ``mx.np``. What the engine still writes is waited for."""
+    """The adapter for dense arrays in process memory, of ``mx.nd`` and of ``mx.np``.
+
+    ``buffer`` waits until MXNet's engine has finished with the array.
+    """
 
     name = "mxnet"
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         dtype = dtype_of(tensor)
-        # Reads that are pending as well: the result may be written in this memory.
+        # Wait for pending reads too, not only for writes: the result may be written to this memory.
         check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
         shape = tuple(tensor.shape)
         return Buffer(_waited_address(tensor), count_of(shape), dtype, shape, None, CPU, tensor)
@@ -66,9 +69,10 @@ class MxnetAdapter(Adapter):
 
 
 def dtype_of(tensor: Any, *, anywhere: bool = False) -> DType:
-    """The element type of an array that a transport can reach. Raises ValueError, with the way out, for others.
+    """Return the element type of an array that a transport can reach.
 
-    ``anywhere``: the caller brings it to the host where it must.
+    Raises ValueError for any other object, and says what to do. ``anywhere``: also accept arrays on a GPU, because the
+    caller stages them on the host.
     """
     if not isinstance(tensor, mx.nd.NDArray):
         way = "make one: mx.nd.array(...)"
@@ -100,9 +104,10 @@ def dtype_of(tensor: Any, *, anywhere: bool = False) -> DType:
 
 
 def address_of(handle: Any) -> int | None:
-    """Where the array's memory is; None where oneDNN keeps it in a layout of its own. Never waits for MXNet's engine.
+    """Return the address of the array's memory, or None if oneDNN keeps it in a layout of its own.
 
-    For code that the engine itself runs: ``MXNDArrayGetData`` would wait there for what waits for it.
+    Never waits for MXNet's engine, so the engine itself may run it. ``MXNDArrayGetData`` would deadlock there: it would
+    wait for the engine, which waits for the caller.
     """
     exported = ctypes.c_void_p()
     if _LIB.MXNDArrayToDLPack(handle, ctypes.byref(exported)) != 0:
@@ -113,9 +118,10 @@ def address_of(handle: Any) -> int | None:
 
 
 def apart(arrays: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
-    """Those of ``arrays`` that share memory with none before them and none of ``others``: one of each array's views.
+    """Return the arrays that share memory with no earlier array and with none of ``others``.
 
-    MXNet's engine would wait for itself where an operation has one variable twice, and views have their array's.
+    An operation with the same engine variable twice would make MXNet's engine wait for itself, and all views of an
+    array have the same variable. So only one view of each array may be passed.
     """
     known = {_memory_of(array) for array in others}
     chosen = []
@@ -128,20 +134,21 @@ def apart(arrays: Sequence[Any], others: Sequence[Any] = ()) -> list[Any]:
 
 
 def overlapping(arrays: Sequence[Any]) -> set[int]:
-    """The places of those dense arrays on the host of which another one among them has some memory, too.
+    """Return the indices of the arrays that share some memory with another one of them.
 
-    Waits for all of them. Arrays of one memory need not be views of each other: numpy's memory may stand in several.
+    The arrays must be dense and in host memory; this waits for all of them. Arrays that share memory need not be views
+    of each other: several may have been made from the same NumPy array.
     """
     spans = []
     for place, array in enumerate(arrays):
         nbytes = count_of(array.shape) * np.dtype(array.dtype).itemsize
         if nbytes:
-            check_call(_LIB.MXNDArrayWaitToWrite(array.handle))  # before the first look, see docs/design/mxnet.md
+            check_call(_LIB.MXNDArrayWaitToWrite(array.handle))  # before the address is read, see docs/design/mxnet.md
             begin = _waited_address(array)
             spans.append((begin, begin + nbytes, place))
     spans.sort()
     found: set[int] = set()
-    reached, last = 0, -1  # where the memory seen so far ends, and whose end that is
+    reached, last = 0, -1  # the end of the memory seen so far, and the index of the array that ends there
     for begin, end, place in spans:
         if begin < reached:
             found |= {last, place}
@@ -151,7 +158,7 @@ def overlapping(arrays: Sequence[Any]) -> set[int]:
 
 
 def _memory_of(array: Any) -> int | None:
-    """A number that arrays have in common if they are views of one memory."""
+    """Return a number that is equal for arrays which are views of the same memory."""
     handle: int | None = array.handle.value
     return _first_word(handle) if _has_memory_first() else handle
 
@@ -162,7 +169,10 @@ def _first_word(address: int | None) -> int | None:
 
 @cache
 def _has_memory_first() -> bool:
-    """Whether an NDArray of MXNet begins with the pointer to its memory, as 1.9.1's does; nothing else tells."""
+    """Return whether an NDArray of this MXNet begins with the pointer to its memory chunk, as that of 1.9.1 does.
+
+    MXNet has no other way to find out whether two arrays are views of the same memory.
+    """
     whole, other = mx.nd.zeros((2, 1)), mx.nd.zeros((2, 1))
     words = [_first_word(array.handle.value) for array in (whole, whole[1:], whole.reshape((1, 2)), other)]
     return words[0] == words[1] == words[2] != words[3] and None not in words
@@ -183,7 +193,7 @@ def _waited_address(tensor: Any) -> int:
 
 
 def count_of(shape: Sequence[int]) -> int:
-    """How many elements an array of that shape has."""
+    """Return how many elements an array of that shape has."""
     count = 1
     for extent in shape:
         count *= extent
@@ -191,7 +201,7 @@ def count_of(shape: Sequence[int]) -> int:
 
 
 def _empty(like: Any, shape: tuple[int, ...], dtype: DType) -> Any:
-    """An array of ``like``'s class and context whose values are anything."""
-    with mx.util.np_shape(True):  # scalars and arrays without elements exist only there
+    """Return an uninitialized array of ``like``'s class and context."""
+    with mx.util.np_shape(True):  # MXNet has scalars and arrays without elements only in this mode
         made = type(like)(mx.nd.ndarray._new_alloc_handle(shape, like.ctx, False, _NATIVE[dtype]))
     return made

@@ -1,16 +1,16 @@
-"""Gives collectives their gradients; each backward pass is a collective too, so all members must run it.
+"""Makes collectives differentiable; each backward pass is a collective too, so all members must run it.
 
-The rules are Horovod's for other frameworks. With g the gradient that reaches a rank's output:
+The rules are those of Horovod for other frameworks. With g the gradient of a rank's output, that of its input is:
 
 =============  ============================================================================
 allreduce      allreduce of g with the same op and scales
-allgather      allreduce (Average) of g, of which a rank takes the rows it had contributed
+allgather      allreduce (Average) of g, of which a rank takes the rows that it contributed
 broadcast      allreduce (Average) of g at the root, zero elsewhere
 alltoall       alltoall of g, back along the same splits
 reducescatter  allgather of g, times both scales, and times the set's size for Sum
 =============  ============================================================================
 
-Minimum, maximum and product have none and say so when one is asked for.
+Minimum, maximum and product have no gradient: their backward pass raises NotImplementedError.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ OPERATIONS = EngineOperations()
 
 @dataclass
 class Call:
-    """What forward and backward of one collective share. Backward runs in a thread of MXNet's, hence ``job``.
+    """The arguments that forward and backward of one collective share.
 
-    ``group``: many tensors that go together; else there is one.
+    ``job`` is kept because backward runs on a thread of MXNet, which has no current job. ``group``: the call has
+    several tensors, which form a group; otherwise it has one.
     """
 
-    job: Any  # the core's Job: held, asked for its rank, handed back
+    job: Any  # the core's Job: its rank and companions are used here, and it is passed back to the core
     process_set: ProcessSet
     name: str | None = None
     priority: int = 0
@@ -57,26 +58,26 @@ class Call:
     postscale_factor: float = 1.0
     compression: str = "none"
     compressor: UserCompressor | None = None
-    turn: str = ""  # which call it is of those without a name, for MXNet runs backward passes in any order
+    turn: str = ""  # names the gradient of a call without a name, because MXNet runs backward passes in any order
 
     def backward(self) -> Call:
-        """The same call for the gradient, under a name of its own."""
+        """Return the same call for the gradient, with a name of its own."""
         return replace(self, name=f"{self.turn if self.name is None else self.name}.grad")
 
     def members(self) -> tuple[int, ...]:
-        """The ranks of the process set, by rank in it."""
+        """Return the ranks of the process set, ordered by their rank within the set."""
         return self.process_set.resolve(self.job)[1]
 
     def operations(self) -> EngineOperations:
-        """The verbs, at the call's priority."""
+        """Return the collectives, with the call's priority."""
         return OPERATIONS.at(self.priority)
 
     def plain(self) -> dict[str, Any]:
-        """The arguments of a verb that only moves."""
+        """Return the keyword arguments of a collective that only moves data."""
         return {"name": self.name, "process_set": self.process_set, "job": self.job}
 
     def reduction(self) -> dict[str, Any]:
-        """The arguments of a verb that reduces."""
+        """Return the keyword arguments of a collective that reduces."""
         return {
             **self.plain(),
             "op": self.op,
@@ -86,7 +87,7 @@ class Call:
         }
 
     def check_differentiable(self, verb: str) -> None:
-        """Raises NotImplementedError for an operation that has no gradient."""
+        """Raise NotImplementedError if the reduction has no gradient."""
         if self.op not in (Average, Sum):
             raise NotImplementedError(
                 f"{verb} with op={self.op.name} has no gradient; detach() the array, or use Average or Sum"
@@ -94,23 +95,26 @@ class Call:
 
 
 def allreduce(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """The reduced arrays, which MXNet's engine fills in."""
+    """Return the reduced arrays, which MXNet's engine fills in later."""
     return _recorded(Function(_reduced, _reduced_back), call, tensors)
 
 
 def allgather(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """All members' rows of each array, one member's behind another's, by rank. Waits for them."""
+    """Wait for and return, for each array, the rows of all members, concatenated in rank order."""
     return _recorded(Function(_gathered, _gathered_back), call, tensors)
 
 
 def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
-    """The root's array, which MXNet's engine fills in; ``root_rank`` is a rank of the world, also within a set."""
+    """Return the root's array, which MXNet's engine fills in later.
+
+    ``root_rank`` is a rank of the world, even within a process set.
+    """
     function = Function(lambda call, tensors: [_sent(call, tensors[0], root_rank)], _sent_back, root_rank)
     return _recorded(function, call, [tensor])[0]
 
 
 def alltoall(call: Call, tensor: Any, splits: Sequence[int] | None) -> tuple[Any, list[int]]:
-    """(rows that were sent to this member, how many came from each). Waits for them."""
+    """Wait for and return the rows that were sent to this member, and how many came from each member."""
     received: list[int] = []
 
     def forward(call: Call, tensors: Sequence[Any]) -> list[Any]:
@@ -122,7 +126,7 @@ def alltoall(call: Call, tensor: Any, splits: Sequence[int] | None) -> tuple[Any
 
 
 def reducescatter(call: Call, tensors: Sequence[Any]) -> list[Any]:
-    """This member's rows of each reduced array. Waits for them."""
+    """Wait for and return this member's rows of each reduced array."""
     return _recorded(Function(_scattered, _scattered_back), call, tensors)
 
 
@@ -131,7 +135,8 @@ def reducescatter(call: Call, tensors: Sequence[Any]) -> list[Any]:
 
 def _recorded(function: Function, call: Call, tensors: Sequence[Any]) -> list[Any]:
     outputs = function.apply(call, tensors)
-    if call.name is None:  # counted when nothing has failed, lest a rank that fails alone count otherwise
+    # Count only calls that succeed: if a call fails on one rank alone, the counts must stay equal on all ranks.
+    if call.name is None:
         call.turn = call.job.companions.get(Traffic).turn(call.process_set.process_set_id)
     return outputs
 

@@ -1,4 +1,4 @@
-"""Brings parameters to one rank's values, those too that have no shape yet; knows no gradient."""
+"""Copies one rank's parameters to all ranks, including parameters that have no shape yet; knows no gradient."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ READY, DEFERRED, BARE = "ready", "deferred", "not initialized"
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
-    """Gives every parameter the values that it has on ``root_rank``, in place.
+    """Overwrite every parameter with its values on ``root_rank``.
 
-    ``params``: ``net.collect_params()``, or a dict of names with parameters or NDArrays, such as those of
-    ``module.get_params()`` (which go back by ``module.set_params``). ``prefix`` goes before the names on the wire. Every rank
-    calls it with the same names.
+    ``params``: ``net.collect_params()``, or a dict of names and parameters or NDArrays. ``module.get_params()`` returns
+    such dicts, which must be set again by ``module.set_params``. ``prefix`` goes before the names under which
+    parameters are broadcast. Every rank must call it with the same names.
 
-    A parameter whose initialization is deferred is broadcast when it comes about, in the first forward pass; if
-    ``root_rank`` has its values already (from a checkpoint, say), at once, and it takes its shape from there. Raises
-    ValueError on every rank for other types, for names and shapes that differ, and for a parameter that only others than the root have.
+    A parameter with deferred initialization is broadcast when it is initialized, in the first forward pass. If
+    ``root_rank`` has its values already, from a checkpoint for example, it is broadcast at once and takes its shape
+    from the root. Raises ValueError on every rank for other types, for different names or shapes, and for a parameter
+    that has values on another rank but not on the root.
     """
     if not isinstance(params, Mapping | ParameterDict):
         raise InvalidArgument(
@@ -43,7 +44,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
         )
     job = current_job()
     if not 0 <= root_rank < job.size:
-        raise InvalidArgument(f"root_rank={root_rank} is no rank of this world of {job.size}")
+        raise InvalidArgument(f"root_rank={root_rank} is not a rank of this world of {job.size} ranks")
     if job.size == 1:
         return
     mine = [(str(name), *_state(value)) for name, value in named]
@@ -65,7 +66,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 
 
 def _state(value: Any) -> tuple[str, tuple[int, ...] | None]:
-    """How far it is, and its shape."""
+    """Return whether the value is READY, DEFERRED or BARE, and its shape if it is known."""
     if not isinstance(value, Parameter):
         return READY, tuple(value.shape)
     if value._data is not None:
@@ -75,7 +76,7 @@ def _state(value: Any) -> tuple[str, tuple[int, ...] | None]:
 
 
 def _check(everyone: list[list[tuple[str, str, Any]]], root_rank: int) -> None:
-    """ValueError where the ranks cannot come to the same; every rank finds the same."""
+    """Raise ValueError if the ranks' parameters do not match; every rank raises the same error."""
     root = everyone[root_rank]
     for rank, theirs in enumerate(everyone):
         names, expected = {name for name, *_ in theirs}, {name for name, *_ in root}
@@ -102,12 +103,12 @@ def _check(everyone: list[list[tuple[str, str, Any]]], root_rank: int) -> None:
 
 
 def _broadcast_later(param: Any, root_rank: int, label: str) -> None:
-    """Has ``param`` broadcast as soon as its values are made."""
+    """Make ``param`` broadcast its values as soon as it is initialized."""
     made = param._init_impl
 
     def init_then_broadcast(self: Any, data: Any, ctx_list: Any) -> None:
         made(data, ctx_list)
-        self._init_impl = made  # once
+        self._init_impl = made  # broadcast once only
         for array in self.list_data():
             OPERATIONS.broadcast_async(array, root_rank, output=array, name=label).wait()
 

@@ -1,4 +1,4 @@
-"""Horovod's questions about what it was built with; here they are about what is installed."""
+"""Answers Horovod's questions about its build (``mpi_built`` and others) by what is installed here."""
 
 from __future__ import annotations
 
@@ -21,53 +21,57 @@ __all__ = [
 
 
 def mpi_built() -> bool:
-    """Whether the MPI transport is installed. All but ``*_enabled`` may be called before ``init``."""
+    """Return whether the MPI transport is installed.
+
+    All functions of this module may be called before ``init``, except ``*_enabled`` and ``mpi_threads_supported``.
+    """
     return built("mpi")
 
 
 def mpi_enabled() -> bool:
-    """Whether the present job communicates by MPI."""
+    """Return whether the current job communicates over MPI. Raises NotInitialized before ``init``."""
     return enabled("mpi")
 
 
 def mpi_threads_supported() -> bool:
-    """Whether the program may call MPI (by mpi4py, say) while the job runs, whatever transport that uses.
+    """Return whether the program may call MPI, by mpi4py for example, while the job runs, whatever transport that uses.
 
-    ValueError where MPI did not start the processes, or is not installed. Every rank calls it.
+    Every rank must call it. Raises ValueError if MPI is not installed or did not start the processes, and before
+    ``init``.
     """
     return threads_supported("mpi")
 
 
 def gloo_built() -> bool:
-    """Whether the Gloo transport is installed."""
+    """Return whether the Gloo transport is installed."""
     return built("gloo")
 
 
 def gloo_enabled() -> bool:
-    """Whether the present job communicates by Gloo."""
+    """Return whether the current job communicates over Gloo. Raises NotInitialized before ``init``."""
     return enabled("gloo")
 
 
 def nccl_built() -> int:
-    """The version code of the NCCL that is loaded, such as 23203; 0 where NCCL could not be used here."""
+    """Return the version code of the NCCL library, such as 23203, or 0 if NCCL cannot be used here."""
     return built_version("nccl")
 
 
 def ddl_built() -> bool:
-    """Whether IBM's DDL is there: never, it is not supported. Horovod's scripts ask."""
+    """Return whether IBM's DDL is installed: always False, it is not supported. Horovod scripts ask for it."""
     return built("ibm-ddl")
 
 
 def ccl_built() -> bool:
-    """Whether oneCCL is installed as a transport."""
+    """Return whether oneCCL is installed as a transport."""
     return built("ccl")
 
 
 def cuda_built() -> bool:
-    """Whether this MXNet was built for CUDA."""
+    """Return whether this MXNet was built for CUDA."""
     return bool(mx.runtime.Features().is_enabled("CUDA"))
 
 
 def rocm_built() -> bool:
-    """Whether this MXNet was built for ROCm: there is no such MXNet."""
+    """Return whether this MXNet was built for ROCm: always False, there is no such MXNet."""
     return False

@@ -1,4 +1,4 @@
-"""What `ddl doctor` looks at for MXNet: a numpy that it cannot be imported with."""
+"""The check of `ddl doctor` for MXNet: finds a numpy with which the installed MXNet cannot be imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _new_numpy(host: HostView) -> str:
 
 
 class KnownBadMxnet(KnownBadCheck):
-    """By what is installed."""
+    """The known bad combinations of MXNet and numpy, found by what is installed."""
 
     name = "known-bad-mxnet"
     completes = "known-bad"
@@ -25,7 +25,7 @@ class KnownBadMxnet(KnownBadCheck):
         KnownBad(
             "mxnet-numpy",
             _new_numpy,
-            "MXNet before 1.9.1 uses numpy.bool, which numpy took away in 1.24: it cannot be imported",
+            "MXNet before 1.9.1 uses numpy.bool, which numpy removed in 1.24, so MXNet cannot be imported",
             "pip install 'mxnet>=1.9.1' or pip install 'numpy<1.24'",
         ),
     )

@@ -1,4 +1,4 @@
-"""Names the core's compressors as Horovod's classes, and lets a user's own class stand beside them."""
+"""Offers the core's compressors under the names of Horovod's ``Compression`` classes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _FLOATS = ("float16", "float32", "float64")
 
 
 def _as(tensor: Any, dtype: Any) -> tuple[Any, Any]:
-    """(the floats in another type, their own); other types stay as they are."""
+    """Return a float array in another type, and its own type; for other arrays return the array and None."""
     own = np.dtype(tensor.dtype)
     return (tensor.astype(dtype), own) if own.name in _FLOATS else (tensor, None)
 
 
 class _None:
-    """Values travel as they are."""
+    """Sends values unchanged."""
 
     wire: ClassVar[str] = "none"
 
@@ -34,7 +34,7 @@ class _None:
 
 
 class _Fp16:
-    """Floats travel as float16, are added in float32, and arrive in their own type."""
+    """Sends floats as float16; they are added in float32 and arrive in their original type."""
 
     wire: ClassVar[str] = "fp16"
 
@@ -48,7 +48,7 @@ class _Fp16:
 
 
 class _Bf16:
-    """Floats travel as bfloat16 (float32's range, 8 bits of precision), are added in float32."""
+    """Sends floats as bfloat16 (the range of float32, 8 bits of precision); they are added in float32."""
 
     wire: ClassVar[str] = "bf16"
 
@@ -62,7 +62,11 @@ class _Bf16:
 
 
 class Compression:
-    """How gradients travel. Beside these: the name of a plugin's compressor, or a class with both methods."""
+    """The values for ``compression=``, which say how gradients are sent.
+
+    That argument also takes the name of a plugin's compressor, or a class of the user's own with the methods
+    ``compress`` and ``decompress``.
+    """
 
     none: ClassVar[type[_None]] = _None
     fp16: ClassVar[type[_Fp16]] = _Fp16

@@ -1,4 +1,4 @@
-"""What the conformance kit is told of MXNet's arrays: how they are made of numpy's, and numpy's of them."""
+"""Tells the conformance kit how to convert between NumPy arrays and MXNet arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-import ddl_mxnet  # numpy is mended before MXNet comes
+import ddl_mxnet  # first, because it patches numpy before MXNet is imported
 from ddl_mxnet.adapter import BFLOAT16, MxnetAdapter
 from ddlcore.contracts.adapter import Adapter
 from ddlcore.testing import AdapterSuite
@@ -21,20 +21,20 @@ assert ddl_mxnet.__doc__
 
 
 class Arrays:
-    """What suites make their tensors by."""
+    """The conversions and the odd tensors that test suites need."""
 
     adapter: ClassVar[Adapter] = MxnetAdapter()
     dtypes: ClassVar[frozenset[DType]] = frozenset(DType) - {DType.U16, DType.I16}
 
     @pytest.fixture(autouse=True)
     def numpy_shapes(self) -> Iterator[None]:
-        """Scalars and arrays without elements are MXNet's only where it is told so; in every thread of the tests."""
-        before = mx.util.set_np_shape(2)  # in all threads
+        """Switch MXNet to NumPy's shapes in all threads: otherwise it has no scalars and no arrays without elements."""
+        before = mx.util.set_np_shape(2)  # 2: in all threads
         yield
         mx.util.set_np_shape(before)
 
     def make(self, array: Any) -> Any:
-        """A new array with the same shape, type and values."""
+        """Return a new MXNet array with the same shape, type and values."""
         dtype = BFLOAT16 if array.dtype.name == "bfloat16" else array.dtype
         made = self.adapter.allocate(mx.nd.zeros((1,), dtype=dtype), array.shape)
         if dtype == BFLOAT16 and array.size:
@@ -44,7 +44,7 @@ class Arrays:
         return made
 
     def to_numpy(self, tensor: Any) -> Any:
-        """The values, waited for."""
+        """Wait for the values, and return them as a NumPy array."""
         if tensor.dtype == BFLOAT16:
             import ml_dtypes
 
@@ -52,17 +52,17 @@ class Arrays:
         return tensor.asnumpy()
 
     def permuted(self, tensor: Any) -> Any:
-        """None: MXNet's arrays are always row-major."""
+        """Return None: MXNet arrays are always row-major."""
         return None
 
     def sliced(self, tensor: Any) -> Any:
-        """None: they have no gaps."""
+        """Return None: MXNet arrays have no gaps."""
         return None
 
     def unsupported(self) -> Any:
-        """A sparse one."""
+        """Return a sparse array, which the adapter must refuse."""
         return mx.nd.zeros((3,)).tostype("row_sparse")
 
 
 class MxnetSuite(Arrays, AdapterSuite):
-    """`ddl conform mxnet` runs it: every verb waits for the arrays first."""
+    """The adapter tests for MXNet, with collectives that wait for their arrays first; `ddl conform mxnet` runs them."""

@@ -1,7 +1,7 @@
-"""Says which device is a rank's own, as MXNet counts them, and stages a GPU's arrays on the host.
+"""Tells which device belongs to this rank, as MXNet numbers devices, and stages GPU arrays on the host.
 
-MXNet shows nobody the streams that it computes on, so that no one else can work on its GPUs' memory in its order.
-Its own copies keep to it: to the host before a collective, and back after it.
+MXNet does not expose the streams on which it computes, so other code cannot order its work on GPU memory with them.
+MXNet's own copies are ordered: to the host before a collective, and back after it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["is_on_gpu", "local_device", "on_host"]
 
 
 def local_device() -> Any:
-    """``mx.gpu(<local rank>)``; ``mx.gpu(0)`` where this rank sees one GPU alone; ``mx.cpu()`` where it sees none.
+    """Return the device of this rank: ``mx.gpu(<local rank>)``, or ``mx.cpu()`` if this rank sees no GPU.
 
-    After ``init()``; any thread. Where more ranks than GPUs are on this host, the ranks take them in turn, and one
-    warning tells both numbers.
+    If this rank sees only one GPU, it is ``mx.gpu(0)``. Call it after ``init()``, from any thread. If a host has more
+    ranks than GPUs, the ranks share the GPUs in turn, and one warning states both numbers.
     """
     index = local_gpu(mx.context.num_gpus(), f"MXNet {mx.__version__}")
     return mx.cpu() if index is None else mx.gpu(index)
 
 
 def is_on_gpu(array: Any) -> bool:
-    """Whether this array must be staged on the host for a collective."""
+    """Return whether this array is on a GPU, so that it must be staged on the host for a collective."""
     return _is_gpu(array.ctx)
 
 
@@ -36,6 +36,6 @@ def _is_gpu(context: Any) -> bool:
 
 
 def on_host(array: Any) -> Any:
-    """An array in host memory with the values that a GPU's has now, once the engine has copied them."""
+    """Return a copy of a GPU array in host memory; MXNet's engine copies the values in the background."""
     log_once(logging.INFO, "arrays on a GPU are staged on the host: MXNet shows nobody the streams that it computes on")
     return array.as_in_context(mx.cpu())

@@ -1,8 +1,8 @@
-"""Runs collectives as operations of MXNet's engine, so that what it is still computing is waited for there.
+"""Runs collectives as operations of MXNet's engine, which orders them with the work that it still computes.
 
-An operation is pushed with the arrays that it reads and writes. The engine calls back when all earlier work on
-them is done, and counts it as running until ddl has its result: whatever uses the arrays later waits for that, as
-for any operator of MXNet's own. What becomes of it is raised where MXNet raises: by whoever waits for an array.
+An operation is pushed with the arrays that it reads and writes. The engine calls back when all earlier work on these
+arrays is done, and counts the operation as running until ddl has its result. Later operators on the arrays wait for
+that, as they do for any operator of MXNet. Errors are raised where MXNet raises them: when a thread waits for an array.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ __all__ = ["EngineOperations", "Pushed", "is_naive"]
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _ON_COMPLETE = ctypes.c_size_t * 3  # engine.h, CallbackOnComplete: a function, the engine, its operation
-_PRIORITIZED = ctypes.c_int(3)  # engine.h, FnProperty::kCPUPrioritized: threads of their own, for what is short
+_PRIORITIZED = ctypes.c_int(3)  # engine.h, FnProperty::kCPUPrioritized: separate threads for short operations
 _CPU_CONTEXT = (ctypes.c_int * 2)(1, 0)  # base.h, Context: cpu(0)
 _NAME = b"ddl"
 _KNOWN_ERRORS = 64
-_END_S = 10.0  # for the operator that MXNet is in the midst of when the interpreter ends
-_LOOK_S = 0.002
-_ONEDNN = (DType.F32, DType.BF16, DType.I8, DType.U8)  # the types that it computes with
+_END_S = 10.0  # how long to wait at exit for the operator that MXNet is running
+_LOOK_S = 0.002  # how often to look meanwhile
+_ONEDNN = (DType.F32, DType.BF16, DType.I8, DType.U8)  # the types with which oneDNN computes
 _SKIPPED = "MXNet could not compute an array of this operation; array.wait_to_read() says why"
 
 _keys = itertools.count(1)
-_pushed: dict[int, Pushed] = {}  # what the engine has yet to call back
-_entered: set[int] = set()  # what it is calling back now
-_functions: dict[int, Any] = {}  # address to callable: the engine has one for all operations
-_raised: dict[int, BaseException] = {}  # by the number that goes through MXNet in its message
+_pushed: dict[int, Pushed] = {}  # the operations that the engine has not called back yet
+_entered: set[int] = set()  # the keys of the operations that the engine is calling back now
+_functions: dict[int, Any] = {}  # address -> callable of ``on_complete``; the engine uses one for all operations
+_raised: dict[int, BaseException] = {}  # errors by the number that MXNet carries in their messages
 
-_push = _LIB["MXEnginePushAsyncND"]  # a function object of our own, for MXNet leaves the types of its arguments open
+_push = _LIB["MXEnginePushAsyncND"]  # indexing makes a separate function object, whose argument types may be set
 _push.argtypes = (
     *(ctypes.c_void_p,) * 5,
     ctypes.c_int,
@@ -58,7 +58,7 @@ _push.argtypes = (
     ctypes.c_char_p,
     ctypes.c_bool,
 )
-# NDArray::Reorder2DefaultAsync() const, by which MXNDArrayGetData begins before it waits; no oneDNN, no such function
+# NDArray::Reorder2DefaultAsync() const, which MXNDArrayGetData calls before it waits. MXNet without oneDNN lacks it.
 _reorder = getattr(_LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 if _reorder is not None:
     _reorder.argtypes, _reorder.restype = (ctypes.c_void_p,), None
@@ -68,11 +68,11 @@ _destroy.argtypes, _destroy.restype = (ctypes.c_void_p,), None
 
 
 class Pushed:
-    """An operation of MXNet's engine: ``begin`` is called on a thread of the engine's when the arrays stand.
+    """An operation of MXNet's engine, which calls ``begin`` on one of its threads when the arrays are ready.
 
-    ``begin`` must not wait. What follows in the engine goes on when ``end`` is called, once, by any thread.
-    ``skip`` is called instead of ``begin`` where an array could not be computed. May be pushed again, from any
-    thread; the engine runs those that write the same arrays one after the other.
+    ``begin`` must not wait. Later operators on the arrays run after ``end`` has been called, which any thread may do.
+    The engine calls ``skip`` instead of ``begin`` if one of the arrays could not be computed. An operation may be
+    pushed again, from any thread; the engine runs operations that write the same arrays one after the other.
     """
 
     __slots__ = ("_arguments", "_arrays", "_error", "_on_complete", "_traffic", "begin", "skip")
@@ -85,7 +85,7 @@ class Pushed:
         skip: Callable[[], None] | None = None,
         traffic: Traffic | None = None,
     ) -> None:
-        self._arrays = (*reads, *writes)  # their handles must live until the engine calls back
+        self._arrays = (*reads, *writes)  # keeps their handles alive until the engine calls back
         writes = apart(writes)
         reads = apart(reads, writes)
         self.begin = begin
@@ -104,9 +104,10 @@ class Pushed:
         )
 
     def push(self, priority: int = 0) -> None:
-        """Behind everything that the caller has asked MXNet for. ``priority``: the engine's, higher first.
+        """Queue the operation after everything that the caller has asked MXNet for.
 
-        Raises what became of the operation where MXNet computes at once, for it returns only when it is over.
+        ``priority`` is the engine's: higher runs first. With the naive engine, which computes within the call, this
+        returns after the operation has ended, and raises its error.
         """
         if self._traffic is not None:
             self._traffic.pushed()
@@ -122,7 +123,7 @@ class Pushed:
             raise error.with_traceback(None)
 
     def called_back(self, on_complete: tuple[int, ...]) -> None:
-        """The arrays are this operation's alone."""
+        """Begin the operation: the engine has given it exclusive use of the arrays."""
         self._on_complete = on_complete
         if self._traffic is not None:
             self._traffic.called_back()
@@ -132,14 +133,17 @@ class Pushed:
             self.end(error)
 
     def skipped(self) -> None:
-        """The engine has dropped it."""
+        """Note that the engine has dropped the operation without running it."""
         if self._traffic is not None:
             self._traffic.skipped()
         if self.skip is not None:
             self.skip()
 
     def end(self, error: BaseException | None = None) -> None:
-        """The arrays are MXNet's again; who waits for one of those written gets ``error``. Later calls do nothing."""
+        """Give the arrays back to MXNet; a thread that waits for a written array gets ``error``.
+
+        Any thread that holds no lock of ddl may call it. Calls after the first do nothing.
+        """
         if not self._on_complete:
             return
         (address, engine, argument), self._on_complete = self._on_complete, ()
@@ -148,11 +152,15 @@ class Pushed:
             function = _functions[address] = _CALLBACK(address)
         if error is None:
             function(engine, argument, None)
-        elif is_naive():  # which would lose the error
+        elif is_naive():  # the naive engine would lose the error, so ``push`` raises it
             self._error = error
             function(engine, argument, None)
         else:
-            thrown = (ctypes.c_char * 64)()  # a std::runtime_error, of which MXNet makes a copy
+            # ``on_complete`` takes a C++ exception, and ctypes cannot make one. So the constructor of libstdc++ builds
+            # a std::runtime_error in these bytes. MXNet copies it before the call returns, hence it is destroyed at
+            # once. Only its text reaches the thread that waits; ``_remembered`` puts a number into the text, by which
+            # ``_recalled`` finds the Python error again.
+            thrown = (ctypes.c_char * 64)()
             _construct(thrown, _remembered(error))
             function(engine, argument, ctypes.addressof(thrown))
             _destroy(thrown)
@@ -169,7 +177,7 @@ def _call_back(_context: int, on_complete: int, key: int) -> None:
 
 
 def _delete(key: int) -> None:
-    """MXNet forgets the operation: the one notice of those that it has not run."""
+    """Note that MXNet has deleted the operation. This is the only notice of operations that it did not run."""
     if key not in _pushed:
         return
     _entered.add(key)
@@ -181,12 +189,16 @@ def _delete(key: int) -> None:
 
 @atexit.register
 def _end() -> None:
-    """The interpreter ends: nothing of MXNet's may call back later, for that would abort the process.
+    """Wait at exit until MXNet will not call back any more: a callback into an ending interpreter aborts the process.
 
-    Runs after the job's shutdown and before MXNet's. What the engine has not begun is dropped, as it would be anyway.
+    This runs after the job's shutdown and before MXNet's own exit function. Operations that the engine has not begun
+    are dropped, as they would be without this.
     """
     if not _pushed or is_initialized():
         return
+    # ``_pushed`` alone does not tell that it is safe to go on: a callback removes its operation from there first and
+    # then runs Python code. ``_entered`` holds its key for just that time. A callback adds the key before it removes
+    # the operation, so at every moment one of the two is not empty while a callback is still to come or runs.
     _LIB.MXNotifyShutdown()
     until_s = time.monotonic() + _END_S
     while (_pushed or _entered) and time.monotonic() < until_s:
@@ -202,12 +214,12 @@ def _handles(arrays: Sequence[Any]) -> Any:
 
 
 def _remembered(error: BaseException) -> bytes:
-    """The message by which ``_recalled`` finds the error itself, when MXNet has carried it to whoever waits."""
+    """Store the error and return a message with its number, by which ``_recalled`` finds it on the waiting thread."""
     number = next(_keys)
     while len(_raised) >= _KNOWN_ERRORS:
         _raised.pop(next(iter(_raised)), None)
     _raised[number] = error
-    line = str(error).partition("\n")[0]  # MXNet would take what follows for a stack trace
+    line = str(error).partition("\n")[0]  # MXNet would take further lines for a stack trace
     return f"ddl_mxnet: {number} {type(error).__name__}: {line}".encode()
 
 
@@ -222,7 +234,7 @@ register_error("ddl_mxnet", _recalled)
 
 @cache
 def is_naive() -> bool:
-    """Whether MXNet computes at once, within the call (MXNET_ENGINE_TYPE=NaiveEngine)."""
+    """Return whether MXNet computes each operator within its call (MXNET_ENGINE_TYPE=NaiveEngine)."""
     threads: list[int] = []
     called = threading.Event()
 
@@ -238,7 +250,7 @@ def is_naive() -> bool:
 
 
 class _Promised(MxnetAdapter):
-    """Describes arrays that are still being computed: no address yet."""
+    """An adapter that describes arrays which may still be computed: it gives no address and does not wait."""
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
         dtype, shape = dtype_of(tensor, anywhere=True), tuple(tensor.shape)
@@ -246,14 +258,17 @@ class _Promised(MxnetAdapter):
 
 
 class EngineOperations(Operations):
-    """The verbs over arrays that MXNet may still be computing. No call waits for them; a handle does, for all."""
+    """The collectives over arrays that MXNet may still be computing.
+
+    No call waits for the arrays. ``wait`` of a handle waits for the arrays and the collective.
+    """
 
     def __init__(self) -> None:
         super().__init__(_Promised())
         self.priority = 0
 
     def at(self, priority: int) -> EngineOperations:
-        """The same, pushed with that priority of the engine's."""
+        """Return these operations with another priority in MXNet's engine."""
         if priority == 0:
             return self
         other = copy(self)
@@ -267,7 +282,9 @@ class EngineOperations(Operations):
         places = [entry.target.owner for entry in entries if entry.target is not None]
         if len({id(array) for array in places}) < len(places):
             raise InvalidArgument("an array stands twice in one call that writes in place; pass each array once")
-        job.tensor_queue.name(entries)  # now, for what is submitted later comes in another order
+        # Calls without a name are numbered here, on the user's thread, and not when they are submitted. Arrays become
+        # ready in another order on each rank, so numbers given at submission would pair different calls.
+        job.tensor_queue.name(entries)
         landing = [place for entry in entries for place in _brought_to_host(entry)]
         sources = [entry.source.owner for entry in entries]
         for entry in entries:
@@ -285,12 +302,12 @@ class EngineOperations(Operations):
                             buffer.address = _located(buffer.owner)
                 job.submit(entries)
             except BaseException as error:
-                handle.refuse(error)  # which ends the operation, too
+                handle.refuse(error)  # this ends the operation too, through ``end`` below
             finally:
                 traffic.submitted(place)
 
         def end() -> None:
-            handle.poll()  # what comes after has seen its end
+            handle.poll()  # marks the end as seen: what the user submits later may depend on the result
             traffic.quit(place)
             operation.end(handle.failure)
 
@@ -310,12 +327,12 @@ class EngineOperations(Operations):
         except BaseException as error:
             handle.refuse(error)
             raise
-        for here, there in landing:  # the engine waits for the operation first
+        for here, there in landing:  # does not wait: the engine copies after the operation
             here.copyto(there)
 
 
 def _brought_to_host(entry: Any) -> list[tuple[Any, Any]]:
-    """Puts host memory in the place of a GPU's; (here, there) of what is to be copied back."""
+    """Replace GPU arrays of ``entry`` by copies in host memory; return (host array, GPU array) pairs to copy back."""
     source, target = entry.source, entry.target
     if not is_on_gpu(source.owner):
         return []
@@ -335,10 +352,10 @@ def _brought_to_host(entry: Any) -> list[tuple[Any, Any]]:
 
 
 def _put_in_order(entry: Any) -> None:
-    """Has the engine give the array MXNet's usual layout, behind what it is computing: oneDNN may have it in one of its own.
+    """Make the engine convert the source array to MXNet's usual layout after the work that it still computes.
 
-    Whether it has cannot be looked at here: MXNet makes memory for an array when that is computed or first looked
-    at, and two threads that do so at once get two memories.
+    oneDNN may keep the array in a layout of its own. That cannot be checked here: MXNet allocates the memory of an
+    array when it is computed or first looked at, and two threads that do so at once get two different memories.
     """
     array = entry.source.owner
     if _reorder is not None and entry.spec.dtype in _ONEDNN and len(array.shape) > 1:
@@ -346,7 +363,7 @@ def _put_in_order(entry: Any) -> None:
 
 
 def _located(array: Any) -> int:
-    """Where the array is, on a thread of the engine."""
+    """Return the address of the array; called on a thread of the engine. Raises InvalidArgument for oneDNN layouts."""
     address = address_of(array.handle)
     if address is None:
         raise InvalidArgument(

@@ -1,7 +1,7 @@
-"""An operation with a backward pass of its own, in MXNet's record; knows no collective.
+"""Records an operation with its own backward pass in MXNet's autograd; knows no collective.
 
-As ``mx.autograd.Function``, whose callback of 1.9.1 leaves gradients out where ``grad_req`` is "add" and behind an
-input that needs none, and turns an error into a message that does not name it.
+It replaces ``mx.autograd.Function``, whose callback in MXNet 1.9.1 leaves out gradients if ``grad_req`` is "add" and
+those of all inputs behind one that needs no gradient, and replaces an error by a message that does not name it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _PLAIN = ctypes.CFUNCTYPE(ctypes.c_int)
 _WRITE, _IN_PLACE, _ADD = 1, 2, 3  # op_attr_types.h, OpReqType
 
 _keys = itertools.count(1)
-_recorded: dict[int, Any] = {}  # what MXNet may call until it says that it forgets it
+_recorded: dict[int, Any] = {}  # keeps callbacks alive until MXNet calls their ``delete``
 
 
 class Function:
-    """``forward(call, inputs)`` gives the outputs; ``backward(call, inputs, gradients, kept)`` the inputs' gradients.
+    """An operation made of two functions, which MXNet's autograd can differentiate.
 
-    ``inputs`` are there for their shapes. Backward runs in a thread of MXNet's.
+    ``forward(call, inputs)`` returns the outputs. ``backward(call, inputs, gradients, kept)`` returns the gradients of
+    the inputs; its ``inputs`` only have shapes. Backward runs on a thread of MXNet.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Function:
         self._kept = kept
 
     def apply(self, call: Any, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs; where MXNet records, it knows how they came about."""
+        """Run ``forward`` and return the outputs; if MXNet is recording, record the operation."""
         recording = mx.autograd.is_recording()
         with mx.autograd.pause(train_mode=mx.autograd.is_training()):
             outputs = self._forward(call, inputs)
@@ -78,7 +79,7 @@ class Function:
                 _spoil(targets, error)
             return True
 
-        def delete(_state: Any, forget: Any = _recorded.pop) -> bool:  # called at exit, too, when modules are empty
+        def delete(_state: Any, forget: Any = _recorded.pop) -> bool:  # bound here: at exit, globals are gone
             forget(key, None)
             return True
 
@@ -96,7 +97,7 @@ class Function:
 
 
 class _Shape:
-    """What backward needs to know of an input, without keeping its values."""
+    """The shape of an input, which backward needs; the input's values are not kept."""
 
     __slots__ = ("shape",)
 
@@ -105,7 +106,7 @@ class _Shape:
 
 
 def _spoil(arrays: Sequence[Any], error: BaseException) -> None:
-    """Has ``error`` raised by whoever waits for one of the arrays."""
+    """Make MXNet raise ``error`` in each thread that waits for one of the arrays."""
 
     def begin() -> None:
         raise error

@@ -1,4 +1,4 @@
-"""Verbs that concern the job itself, after what MXNet's engine still has to hand over."""
+"""Offers ``join`` and ``remove_process_set``, which first wait for the operations still queued in MXNet's engine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ __all__ = ["join", "remove_process_set"]
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data; blocks until every rank has; returns the last that did.
+    """Declare that this rank has no more data, wait until every rank has joined, and return the last rank that joined.
 
-    What this rank has asked for before is handed over first. ``device`` is accepted for Horovod's sake.
+    First waits until MXNet's engine has handed over all operations that this rank has asked for. ``device`` is ignored;
+    it exists for compatibility with Horovod.
     """
     traffic = current_job().companions.get(Traffic)
     traffic.handed_over()
@@ -22,9 +23,9 @@ def join(device: int = -1) -> int:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Takes a process set out; every rank calls it. False for the global set and for an unregistered one.
+    """Remove a process set; every rank must call it. Returns False for the global set and for an unregistered set.
 
-    What this rank has asked for before is handed over first.
+    First waits until MXNet's engine has handed over all operations that this rank has asked for.
     """
     current_job().companions.get(Traffic).handed_over()
     return api.remove_process_set(process_set)

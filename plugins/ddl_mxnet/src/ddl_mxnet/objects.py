@@ -1,4 +1,4 @@
-"""Python objects from one rank to all, and from all to all."""
+"""Sends Python objects from one rank to all ranks, or from all ranks to all ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ __all__ = ["allgather_object", "broadcast_object"]
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The object of ``root_rank`` on every rank, picklable there; its bytes are checked before they are used."""
+    """Return the object that ``root_rank`` passes, on every member of the process set.
+
+    The root's object must be picklable. Its bytes are checked before they are unpickled.
+    """
     return OPERATIONS.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """The objects of all members, in rank order."""
+    """Return the objects of all members, in rank order. Every member must call it with a picklable object."""
     return OPERATIONS.allgather_object(obj, name, process_set)

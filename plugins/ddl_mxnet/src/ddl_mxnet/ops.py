@@ -1,12 +1,12 @@
-"""The verbs for MXNet's arrays under Horovod's names and argument orders; how they are carried out is the core's.
+"""Offers the collectives for MXNet arrays under Horovod's names and argument orders; the core carries them out.
 
-Every one of them is a collective: all members of ``process_set`` call it, with the same name (or, without one, in
-the same order). Any thread may; results are the caller's. ``allreduce``, ``broadcast`` and their kin return at once,
-as MXNet's own operators do: the engine fills the array in, and whoever waits for it gets what became of the
-operation. The others wait, for only their results tell their shapes. Wrong arguments raise ValueError at once; what
-happens to a running job derives from DdlInternalError (ddlcore.errors). ``root_rank`` is a rank of the world, also
-within a process set. ``priority`` is that of MXNet's engine: higher first. Verbs in place and those that end in
-``async`` are not differentiable.
+Every function is a collective: all members of ``process_set`` must call it with the same name, or, without a name, in
+the same order. Any thread may call it, and the caller owns the results. ``allreduce``, ``broadcast`` and their variants
+return at once, as MXNet's own operators do: the engine fills the array in later, and a thread that waits for the array
+gets the values or the error. The other functions wait, because the shapes of their results are not known before.
+Invalid arguments raise ValueError at once. A failure of the running job raises a DdlInternalError (ddlcore.errors).
+``root_rank`` is always a rank of the world, even within a process set. ``priority`` is that of MXNet's engine: higher
+runs first. Functions that work in place or whose names contain ``async`` are not differentiable.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
 
 
 def _filled(handle: Waitable, result: Any) -> Any:
-    """``result``, which MXNet's engine fills in; or waited for here, where MXNet computes at once."""
+    """Return ``result``, which MXNet's engine fills in later; with the naive engine, wait for it first."""
     if is_naive():
         handle.wait()
     return result
@@ -80,7 +80,7 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """A new array: ``postscale_factor * op(prescale_factor * every member's array)``. Differentiable."""
+    """Return a new array: ``postscale_factor * op(prescale_factor * every member's array)``. Differentiable."""
     wire, user = wire_compression(compression)
     call = Call(
         current_job(),
@@ -107,7 +107,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes the new, reduced array."""
+    """Start an allreduce and return a handle; ``synchronize(handle)`` returns the new, reduced array."""
     how = _reduction(name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return OPERATIONS.at(priority).allreduce_async(tensor, **how)
 
@@ -122,7 +122,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> Any:
-    """``tensor`` itself, reduced in place by MXNet's engine."""
+    """Reduce ``tensor`` in place, as an operation of MXNet's engine, and return it."""
     how = _reduction(name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return _filled(OPERATIONS.at(priority).allreduce_async(tensor, output=tensor, **how), tensor)
 
@@ -137,7 +137,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> Waitable:
-    """A handle whose result is ``tensor`` itself, reduced in place."""
+    """Start to reduce ``tensor`` in place and return a handle; ``synchronize(handle)`` returns ``tensor``."""
     how = _reduction(name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return OPERATIONS.at(priority).allreduce_async(tensor, output=tensor, **how)
 
@@ -153,7 +153,10 @@ def grouped_allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> list[Any]:
-    """New arrays, reduced as one: none of them is before all members have computed all. Differentiable."""
+    """Return the reduced arrays as new arrays. Differentiable.
+
+    They are one group: none of them is reduced before all members have computed all of them.
+    """
     wire, user = wire_compression(compression)
     call = Call(
         current_job(),
@@ -180,7 +183,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes the list of new, reduced arrays."""
+    """Start a grouped allreduce and return a handle; ``synchronize(handle)`` returns the list of new arrays."""
     how = _reduction(name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return OPERATIONS.at(priority).grouped_allreduce_async(tensors, **how)
 
@@ -195,7 +198,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> list[Any]:
-    """The arrays themselves, reduced in place by MXNet's engine."""
+    """Reduce all ``tensors`` in place as one group, as an operation of MXNet's engine; return them as a list."""
     how = _reduction(name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     handle = OPERATIONS.at(priority).grouped_allreduce_async(tensors, outputs=tensors, **how)
     filled: list[Any] = _filled(handle, list(tensors))
@@ -212,7 +215,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> Waitable:
-    """A handle whose result is the list of the arrays themselves, reduced in place."""
+    """Start to reduce ``tensors`` in place and return a handle; ``synchronize(handle)`` returns them as a list."""
     how = _reduction(name, resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return OPERATIONS.at(priority).grouped_allreduce_async(tensors, outputs=tensors, **how)
 
@@ -235,28 +238,31 @@ def _reduction(
 def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """All members' arrays, joined along the first dimension in rank order; it alone may differ. Differentiable."""
+    """Return the arrays of all members, concatenated along the first dimension in rank order. Differentiable.
+
+    The arrays may differ in the size of the first dimension only.
+    """
     return autograd.allgather(Call(current_job(), process_set, name, priority), [tensor])[0]
 
 
 def allgather_async(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``allgather`` returns."""
+    """Start an allgather and return a handle; ``synchronize(handle)`` returns the same as ``allgather``."""
     return OPERATIONS.at(priority).allgather_async(tensor, name=name, process_set=process_set)
 
 
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """``allgather`` of each array, as one. Differentiable."""
+    """Return the ``allgather`` of each array, run as one group. Differentiable."""
     return autograd.allgather(Call(current_job(), process_set, name, priority, True), tensors)
 
 
 def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``grouped_allgather`` returns."""
+    """Start an allgather of each array and return a handle; ``synchronize(handle)`` returns the list of results."""
     return OPERATIONS.at(priority).grouped_allgather_async(tensors, name=name, process_set=process_set)
 
 
@@ -270,7 +276,7 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """A new array with the root's values. Differentiable."""
+    """Return a new array with the values of the root. Differentiable."""
     return autograd.broadcast(Call(current_job(), process_set, name, priority), tensor, root_rank)
 
 
@@ -281,7 +287,7 @@ def broadcast_async(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``broadcast`` returns."""
+    """Start a broadcast and return a handle; ``synchronize(handle)`` returns the same as ``broadcast``."""
     return OPERATIONS.at(priority).broadcast_async(tensor, root_rank, name=name, process_set=process_set)
 
 
@@ -292,7 +298,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """``tensor`` itself, which MXNet's engine gives the root's values."""
+    """Overwrite ``tensor`` with the root's values, as an operation of MXNet's engine, and return it."""
     return _filled(broadcast_async_(tensor, root_rank, name, priority, process_set), tensor)
 
 
@@ -303,7 +309,7 @@ def broadcast_async_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """A handle whose result is ``tensor`` itself, with the root's values."""
+    """Start to overwrite ``tensor`` with the root's values; ``synchronize(handle)`` returns ``tensor``."""
     operations = OPERATIONS.at(priority)
     return operations.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
 
@@ -318,10 +324,10 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends ``splits[r]`` rows to member r (equally many without splits). Differentiable.
+    """Send ``splits[r]`` rows to member r, or equally many to each member without ``splits``. Differentiable.
 
-    Returns the rows received, by rank; where splits were given (an array or a list), (those, int32 array of how
-    many came from each).
+    Returns the received rows, ordered by the rank of the sender. With ``splits`` (an array or a list) it returns a
+    pair: these rows, and an int32 array of how many rows came from each member.
     """
     call = Call(current_job(), process_set, name, priority)
     result = autograd.alltoall(call, tensor, _splits(splits))
@@ -335,7 +341,7 @@ def alltoall_async(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``alltoall`` returns."""
+    """Start an alltoall and return a handle; ``synchronize(handle)`` returns the same as ``alltoall``."""
     operations = OPERATIONS.at(priority)
     handle = operations.alltoall_async(tensor, _splits(splits), name=name, process_set=process_set)
     then: Callable[[Any], Any] = _rows_alone if splits is None else _rows_and_splits
@@ -356,7 +362,7 @@ def _splits(splits: Any) -> list[int] | None:
     values = splits.asnumpy()
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise InvalidArgument(
-            "alltoall: splits must be a one-dimensional array of integers, one a rank, "
+            "alltoall: splits must be a one-dimensional array of integers, one for each rank, "
             f"not {values.ndim}-dimensional {values.dtype.name}; pass dtype='int32' where you make it"
         )
     rows: list[int] = values.tolist()
@@ -376,9 +382,9 @@ def reducescatter(
     postscale_factor: float = 1.0,
     compression: Any = Compression.none,
 ) -> Any:
-    """This member's rows of the reduced array; the first members get one more where they do not divide evenly.
+    """Return this member's rows of the reduced array. Differentiable.
 
-    Differentiable.
+    If the rows do not divide evenly, the first members get one row more than the others.
     """
     how = (op, name, priority, process_set, prescale_factor, postscale_factor, compression)
     return _scattered([tensor], False, *how)[0]
@@ -394,7 +400,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
     compression: Any = Compression.none,
 ) -> list[Any]:
-    """``reducescatter`` of each array, as one. Differentiable."""
+    """Return the ``reducescatter`` of each array, run as one group. Differentiable."""
     how = (op, name, priority, process_set, prescale_factor, postscale_factor, compression)
     return _scattered(tensors, True, *how)
 
@@ -429,7 +435,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``reducescatter`` returns."""
+    """Start a reducescatter and return a handle; ``synchronize(handle)`` returns the same as ``reducescatter``."""
     how = _reduction(name, resolve_op(op), prescale_factor, postscale_factor, process_set)
     return OPERATIONS.at(priority).reducescatter_async(tensor, **how)
 
@@ -443,6 +449,6 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``grouped_reducescatter`` returns."""
+    """Start a reducescatter of each array and return a handle; ``synchronize(handle)`` returns the list of results."""
     how = _reduction(name, resolve_op(op), prescale_factor, postscale_factor, process_set)
     return OPERATIONS.at(priority).grouped_reducescatter_async(tensors, **how)

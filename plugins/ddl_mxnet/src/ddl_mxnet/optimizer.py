@@ -1,7 +1,7 @@
-"""Makes any MXNet optimizer update by gradients that are averaged over the ranks; how they travel is the reducer's.
+"""Makes any MXNet optimizer update by gradients averaged over the ranks; knows nothing of how they are sent.
 
-The object stays the one that was given: its state, its schedulers and ``isinstance`` are as they were. A Module
-hands over all its gradients in one call, so that they are reduced together.
+The wrapped optimizer stays the same object with a changed class: its state, its schedulers and ``isinstance`` work as
+before. A Module passes all its gradients in one call, so that they are reduced together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddlcore.api import ProcessSet, global_process_set, gradient_compression, pr
 __all__ = ["DistributedOptimizer", "undistributed"]
 
 O = TypeVar("O")  # noqa: E741  # an optimizer's class; MXNet has no types
-ALL = sys.maxsize  # at once
+ALL = sys.maxsize  # parameters in one call
 
 
 def DistributedOptimizer(
@@ -28,17 +28,19 @@ def DistributedOptimizer(
     num_groups: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> O:
-    """``optimizer`` itself, which from now on updates by gradients that are averaged over ``process_set``.
+    """Wrap ``optimizer`` so that it updates by gradients averaged over ``process_set``; return the same object.
 
-    For the Module API: ``module.init_optimizer(optimizer=..., kvstore=None)``. Every rank wraps its optimizer after
-    ``init()``. The parameters are paired by their indices. Ranks outside ``process_set`` train by themselves.
+    It is for the Module API: ``module.init_optimizer(optimizer=..., kvstore=None)``. Every rank must wrap its optimizer
+    after ``init()``. Ranks match parameters by their indices. Ranks outside ``process_set`` train by themselves.
 
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and multiplied by f / size after it.
-    * ``num_groups``: how many groups of gradients go off together; 0: each by itself, fused as it comes.
+    * ``num_groups``: the number of groups into which gradients are divided; the gradients of a group are reduced
+      together. 0: no groups, gradients are fused into buckets as they become ready.
 
-    ``rescale_grad`` stays what the user has set (1 / batch size of one rank); the division by the number of ranks
-    is added within an update. Raises ValueError for arguments that do not fit, NotInitialized before ``init()``;
-    an update raises PeerLost and its kin. An unpickled one is distributed again, in the job that is current then.
+    ``rescale_grad`` keeps the value that the user has set (1 / batch size of one rank); the division by the number of
+    ranks is added within an update. Raises ValueError for invalid arguments and NotInitialized before ``init()``. An
+    update raises PeerLost or another DdlInternalError if the job has failed. An unpickled DistributedOptimizer is
+    distributed again, in the job that is current then.
     """
     if not isinstance(optimizer, mx.optimizer.Optimizer):
         raise ValueError(
@@ -47,7 +49,7 @@ def DistributedOptimizer(
         )
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
-    wire, user = gradient_compression(None)  # as the setting says: this function has no argument for it
+    wire, user = gradient_compression(None)  # the setting decides: this function has no argument for it
     reduction = Reduction(float(gradient_predivide_factor), wire, user, num_groups, process_set)
     return cast("O", _wrap(optimizer, Reducer(reduction)))
 
@@ -63,7 +65,7 @@ def _wrap(optimizer: Any, reducer: Reducer) -> Any:
 
 
 def undistributed(optimizer: Any) -> Any:
-    """``optimizer``, or what it was before it became a DistributedOptimizer."""
+    """Return the bare optimizer if ``optimizer`` is a DistributedOptimizer, and ``optimizer`` itself otherwise."""
     if not isinstance(optimizer, _Distributed):
         return optimizer
     bare: Any = type(optimizer).__mro__[2]
@@ -75,19 +77,22 @@ def undistributed(optimizer: Any) -> Any:
 OWN = ("_ddl", "_plans", "_inside", "_check")
 
 
-class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type: ignore[misc]  # a mixin over the optimizer's own class
-    """What a wrapped optimizer does otherwise than its own class."""
+class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type: ignore[misc]  # a mixin
+    """The methods and properties that wrapping changes in an optimizer."""
 
     _ddl: Reducer
     _plans: dict[
         tuple[Any, ...], tuple[list[Any], Plan]
-    ]  # by indices: gradients that come in one call, and how they go
-    _inside: bool  # an update: the optimizer's own code looks
+    ]  # by the indices of one call: its gradients, and the plan by which they are reduced
+    _inside: bool  # whether an update runs, so that the optimizer's own code reads the properties below
     _check: UpdateCheck
 
     @property
     def aggregate_num(self) -> int:
-        """How many parameters MXNet hands over in one call: all, that their gradients be reduced together."""
+        """The number of parameters that MXNet passes in one call: all, so that their gradients are reduced together.
+
+        Within an update it is the optimizer's own number.
+        """
         return cast("int", self.__dict__["aggregate_num"]) if self.__dict__.get("_inside") else ALL
 
     @aggregate_num.setter
@@ -96,7 +101,7 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
 
     @property
     def rescale_grad(self) -> float:
-        """As the user has set it; within an update also divided by the number of ranks."""
+        """The factor that the user has set; within an update it is also divided by the number of ranks."""
         own = cast("float", self.__dict__["rescale_grad"])
         return own * self._ddl.scale if self.__dict__.get("_inside") else own
 
@@ -105,11 +110,11 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
         self.__dict__["rescale_grad"] = factor
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """As the optimizer's own, by averaged gradients. Every member calls it with the same indices."""
+        """Update parameters by averaged gradients. Every member must call it with the same indices."""
         self._updated(super().update, index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """As ``update``."""
+        """Do the same as ``update``, with MXNet's multi-precision update."""
         self._updated(super().update_multi_precision, index, weight, grad, state)
 
     def _updated(self, update: Any, index: Any, weight: Any, grad: Any, state: Any) -> None:
@@ -148,7 +153,7 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
         known, plan = self._plans.get(key, ((), None))
         if plan is None or any(a is not b for a, b in zip(grads, known, strict=True)):
             named = [(f"{self._ddl.label}{index}", grad) for index, grad in zip(indices, grads, strict=True)]
-            plan = Plan(named[::-1])  # backward comes from the end
+            plan = Plan(named[::-1])  # backward computes the last parameters' gradients first
             self._plans[key] = list(grads), plan
         self._ddl.reduce(plan)
 
@@ -159,7 +164,10 @@ class _Distributed(mx.optimizer.Optimizer if TYPE_CHECKING else object):  # type
 
 
 def _again(bare: Any, predivide: float, num_groups: int, ranks: Sequence[int] | None) -> Any:
-    """Unpickles a DistributedOptimizer, in the job that is current."""
+    """Restore an unpickled DistributedOptimizer, in the job that is current.
+
+    Raises ValueError if that job has no process set with these ranks.
+    """
     if ranks is None:
         return DistributedOptimizer(bare, predivide, num_groups)
     known = [set_id for set_id, members in process_sets().items() if list(members) == list(ranks)]

@@ -1,4 +1,4 @@
-"""Introduces ddl_mxnet to the core by data alone: it imports neither MXNet nor anything that does."""
+"""Registers ddl_mxnet with the core as plain data; imports neither MXNet nor any module that imports MXNet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ddl_adapters", "ddl_checks"]
 
 @hookimpl
 def ddl_adapters() -> list[AdapterProvider]:
-    """MXNet's tensors."""
+    """Register the adapter for MXNet arrays."""
     return [
         AdapterProvider(
             name="mxnet",
@@ -27,7 +27,7 @@ def ddl_adapters() -> list[AdapterProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """For `ddl doctor`."""
+    """Register what `ddl doctor` checks for MXNet."""
     return [
         CheckProvider(
             "known-bad-mxnet", "ddl_mxnet.checks:KnownBadMxnet", doc="a numpy that MXNet cannot be imported with"

@@ -1,8 +1,8 @@
 """Sums gradients over the ranks while MXNet's engine still computes others; knows no optimizer and no trainer.
 
-The path of one gradient: a fence in MXNet's engine opens when nothing writes or reads it any more; the thread
-that trains waits for the fences one by one, in the order in which backward comes by, and submits the gradient in
-place; at last it waits for all. So the engine computes, and buckets travel, while it waits.
+The path of one gradient: a fence in MXNet's engine opens when no operator reads or writes the gradient any more. The
+thread that trains waits for the fences one by one, in the order in which backward reaches them, and submits each
+gradient in place. At the end it waits for all of them. Meanwhile the engine computes, and buckets are in flight.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = ["Fence", "Plan", "Reducer", "Reduction", "Slot"]
 
 Named = Sequence[tuple[str, Any]]
 
-FENCE_BYTES = 128 << 10  # small gradients share a fence: one of their own each would cost more than their sums
-# What a fence runs is nothing: any function of C that takes what it is given for numbers and touches no memory.
+FENCE_BYTES = 128 << 10  # small gradients share a fence: a fence for each would cost more than their sums
+# A fence must run some C function that does nothing. ``abs`` takes its argument for a number and touches no memory.
 NOTHING = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p)
-PRIORITIZED = ctypes.byref(ctypes.c_int(3))  # FnProperty::kCPUPrioritized: threads of their own, not those of operators
+PRIORITIZED = ctypes.byref(ctypes.c_int(3))  # FnProperty::kCPUPrioritized: other threads than those of operators
 CPU_CONTEXT = (ctypes.c_int32 * 2)(1, 0)  # mxnet::Context: cpu(0)
-# Plain ones: what goes on from here is awaited here, and never by MXNet's engine.
+# Not EngineOperations: this module waits for the arrays itself, so MXNet's engine need not know of the collectives.
 OPERATIONS = Operations(MxnetAdapter())
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How every gradient is summed."""
+    """How all gradients of one optimizer are summed."""
 
     predivide: float  # gradients are divided by it before the sum, and the optimizer multiplies by it
     compression: str
@@ -60,20 +60,20 @@ class Reduction:
 
 
 class Slot:
-    """One gradient: its array, what the engine calls that, and the allreduce that it has in every step."""
+    """One gradient: its array, MXNet's handle of the array, and the persistent request that sums it in every step."""
 
     __slots__ = ("array", "exact", "handle", "name", "request")
 
     def __init__(self, name: str, array: Any, exact: bool) -> None:
-        self.name = name  # on the wire
+        self.name = name  # the name under which it is reduced
         self.array = array
-        self.exact = exact  # summed as it is, by neither factor nor compression
+        self.exact = exact  # summed without predivision and without compression
         self.handle = array.handle
         self.request: Any = None
 
 
 class Fence:
-    """Gradients that MXNet's engine is asked about together."""
+    """An empty operation of MXNet's engine by which this thread can wait for several gradients at once."""
 
     __slots__ = ("arguments", "first", "slots")
 
@@ -85,34 +85,37 @@ class Fence:
         self.arguments = (NOTHING, None, None, CPU_CONTEXT, None, 0, handles, len(arrays), PRIORITIZED, 0, b"ddl_fence")
 
     def push(self) -> None:
-        """Opens behind all work on these arrays that the engine knows of now, reading included."""
+        """Queue the fence: it opens after all work on its arrays that the engine knows of now, reads included."""
         check_call(_LIB.MXEnginePushSyncND(*self.arguments))
 
     def wait(self) -> None:
-        """Until it is open. Raises what MXNet's operators have raised."""
+        """Wait until the fence is open. Raises the errors of MXNet's operators."""
         check_call(_LIB.MXNDArrayWaitToRead(self.first))
 
 
 class Plan:
-    """Arrays that are reduced together in every step, in the order in which they stand. All ranks have the same names."""
+    """Arrays that are reduced together in every step, in the given order. All ranks must use the same names."""
 
     def __init__(self, gradients: Named, exact: Named = ()) -> None:
-        """``exact``: arrays beside them that are summed as they are. ValueError for a storage that is no gradient's."""
+        """Plan the reduction of ``gradients``, and of ``exact``: arrays that are summed without factor or compression.
+
+        Raises ValueError for a gradient that is neither dense nor row_sparse.
+        """
         self.sparse = [(name, array) for name, array in gradients if array.stype != "default"]
         strange = [f"{name} ({array.stype})" for name, array in self.sparse if array.stype != "row_sparse"]
         if strange:
             raise ValueError(f"gradients are dense or row_sparse; not so {', '.join(strange)}")
-        self.staged: list[tuple[Any, Any]] = []  # (an array, what is reduced in place of it) of what goes that way
+        self.staged: list[tuple[Any, Any]] = []  # (gradient, the copy that is reduced instead of it)
         self.exact = [Slot(name, array, True) for name, array in exact]
         dense = [(name, array) for name, array in gradients if array.stype == "default"]
         here = [place for place, (_, array) in enumerate(dense) if not is_on_gpu(array)]
-        # What two gradients share would be summed twice, in place: the sums of sums. Each of them has memory of its own.
+        # Gradients are summed in place, so memory that two of them share would be summed twice. Each of them is copied.
         shared = {here[i] for i in overlapping([dense[place][1] for place in here])}
         self.dense = [Slot(name, self._reached(array, i in shared), False) for i, (name, array) in enumerate(dense)]
         self.fences = [Fence(slots) for slots in _shares([*self.exact, *self.dense])]
 
     def _reached(self, array: Any, shared: bool) -> Any:
-        """The array, or what stands for one of a GPU, or for one that shares memory with another."""
+        """Return the array to reduce: the gradient itself, or a copy if it is on a GPU or shares memory."""
         if is_on_gpu(array):
             self.staged.append((array, on_host(array)))
         elif shared:
@@ -122,27 +125,31 @@ class Plan:
         return self.staged[-1][1]
 
 
-# By job and process set, how many optimizers have begun to reduce gradients.
+# For each job and process set: a counter of the optimizers that have begun to reduce gradients.
 _begun: WeakKeyDictionary[Any, dict[int | None, Iterator[int]]] = WeakKeyDictionary()
 
 
 class Reducer:
-    """All gradients of one optimizer. Used by the thread that trains.
+    """Sums all gradients of one optimizer. Only the thread that trains uses it.
 
-    It holds the job that was current when it was made. After ``shutdown()`` and another ``init()`` it goes over
-    to the new one at the next step, and wants new plans.
+    A reducer belongs to the job that was current when it was created. After ``shutdown()`` and another ``init()`` it
+    switches to the new job at the next step, and needs new plans.
     """
 
     def __init__(self, reduction: Reduction) -> None:
         self.reduction = reduction
-        # Whether a step has begun that is not over. Found so by the next one, it was torn by an exception in its midst:
-        # a signal's handler, or an operator of MXNet's that failed. Then nobody knows what the peers have of it.
+        # Whether a step has sent gradients and has not ended. If the next step finds it true, an exception has
+        # interrupted that step: a signal handler raised, or an operator of MXNet failed. Then this rank cannot know
+        # which of its gradients the peers have received.
         self.torn = False
-        self._in_flight: list[Any] = []  # persistent allreduce under way
+        self._in_flight: list[Any] = []  # the persistent requests in flight
         self.bind()
 
     def bind(self) -> None:
-        """Belongs to the current job from now on. Raises NotInitialized where there is none, ValueError for the set."""
+        """Bind the reducer to the current job.
+
+        Raises NotInitialized if there is no current job, and ValueError if the process set is not registered.
+        """
         self.job = current_job()
         process_set = self.reduction.process_set
         if process_set.process_set_id is None:
@@ -152,7 +159,7 @@ class Reducer:
         self.active = self.job.rank in members and self.members > 1
 
     def rebind(self) -> bool:
-        """Goes over to the job that is current now, where the one it had is over; whether it did."""
+        """Switch to the current job if the old one has ended; return whether it did."""
         if not self.job.closed:
             return False
         self._in_flight, self.torn = [], False
@@ -162,23 +169,24 @@ class Reducer:
 
     @cached_property
     def label(self) -> str:
-        """What gradients' names begin with: two optimizers must not share names, though they may call them alike.
+        """The prefix of the gradients' names, which differs between the optimizers of a job.
 
-        It is first asked for in the first reduction, whose order is the same on all members; that in which
-        optimizers were made need not be.
+        It is computed in the optimizer's first reduction, because all members run first reductions in the same order,
+        while they may create their optimizers in different orders.
         """
         before = next(_begun.setdefault(self.job, {}).setdefault(self.reduction.process_set.process_set_id, count()))
-        return f"gradient[{before}]." if before else "gradient."  # no name in the first one's begins so
+        return f"gradient[{before}]." if before else "gradient."  # a "[" after "gradient" marks the later optimizers
 
     @property
     def scale(self) -> float:
-        """What the optimizer multiplies a sum by, to have the mean of the members. 1 where nothing is summed."""
+        """The factor that turns a sum into the mean over the members; 1 if this rank sums nothing."""
         return self.reduction.predivide / self.members if self.active else 1.0
 
     def require_whole(self) -> None:
-        """Ends the job where the step before was torn, so that no rank goes on with other values than its peers.
+        """End the job if the previous step was torn, so that no rank continues with other values than its peers.
 
-        Raises DdlInternalError here; the peers, which wait or will wait for this rank, raise PeerLost with the same text.
+        Raises DdlInternalError on this rank. The peers, which wait or will wait for this rank, raise PeerLost with the
+        same text.
         """
         if self.torn:
             text = (
@@ -190,7 +198,10 @@ class Reducer:
 
     @contextmanager
     def in_one(self, harmless: type[Exception] = DdlInternalError) -> Iterator[None]:
-        """What is done within is done whole, or has torn the step: but for errors of the job's own, and of the ``harmless`` kind."""
+        """Return a context that marks the step as torn if an exception leaves it.
+
+        Two kinds of exceptions do not: a DdlInternalError, because the job itself has failed, and ``harmless`` ones.
+        """
         if not self.active:
             yield
             return
@@ -204,11 +215,12 @@ class Reducer:
         self.torn = False
 
     def reduce(self, plan: Plan) -> None:
-        """Every gradient becomes the sum over the members. All of them call it, once a step.
+        """Replace every gradient by its sum over the members. All members must call it once per step.
 
-        Raises the first error of any, when all are over: PeerLost, MismatchError and their kin. If it is interrupted
-        before it has sent anything, it may be called again; if after that, the next call ends the job. The step is
-        ``torn`` till the caller, who knows what else belongs to it, says otherwise.
+        Waits until all operations have ended, then raises the first error: PeerLost, MismatchError or another
+        DdlInternalError. After an interrupt that came before anything was sent it may be called again; after a later
+        interrupt the next call ends the job. ``torn`` stays true until the caller clears it, because only the caller
+        knows when the step (the update, for example) is complete.
         """
         self.require_whole()
         for there, here in plan.staged:
@@ -224,7 +236,7 @@ class Reducer:
                 for there, here in plan.staged:
                     here.copyto(there)
                 failure = self._reduce_sparse(plan) if plan.sparse else None
-        except DdlInternalError:  # what has become of the job, which takes nothing any more
+        except DdlInternalError:  # the job has failed, so there is nothing left to protect
             self.torn, self._in_flight = False, []
             raise
         except BaseException:
@@ -235,9 +247,10 @@ class Reducer:
             raise failure
 
     def _reduce_in_place(self, plan: Plan) -> Exception | None:
-        """Runs once a step, for hundreds of gradients: each costs one call of MXNet and a line of ddl's.
+        """Sum all gradients in place by persistent requests; return the first error.
 
-        Where nothing travels while the step computes, all go off together, and this thread runs their bucket itself.
+        This runs in every step for hundreds of gradients, so each costs one call of MXNet and few lines of Python. If
+        buckets do not overlap with computing, all requests are started together, and this thread runs their bucket.
         """
         started: list[tuple[Any, int, Any]] = []
         address, data_of = ctypes.c_void_p(), _LIB.MXNDArrayGetData
@@ -249,7 +262,7 @@ class Reducer:
                 request = slot.request
                 if request is None:
                     request = slot.request = self._describe(slot)
-                if data_of(slot.handle, into) != 0:  # it makes the layout MXNet's usual one, too
+                if data_of(slot.handle, into) != 0:  # this also converts a layout of oneDNN to the usual one
                     check_call(-1)
                 started.append((request, address.value or 0, slot.array))
             if overlaps:
@@ -274,11 +287,14 @@ class Reducer:
             process_set=self.reduction.process_set,
             job=self.job,
         )
-        request.source.wait = None  # a fence sees to it
+        request.source.wait = None  # the fence has waited for the array already
         return request
 
     def _land(self) -> Exception | None:
-        """Waits for all that is under way, the last first: by then most of the others are over. The first error."""
+        """Wait for all requests in flight and return the first error.
+
+        It waits for the last one first: when that has ended, most of the others have ended too.
+        """
         failure: Exception | None = None
         in_flight = self._in_flight
         while in_flight:
@@ -290,9 +306,10 @@ class Reducer:
         return failure
 
     def _shelter(self, plan: Plan) -> None:
-        """Keeps MXNet from writing gradients that are under way still, which peers read: until that is over.
+        """Prevent MXNet from writing gradients that are still in flight, because peers read them.
 
-        The exception goes on to the user meanwhile, who may compute others.
+        An exception has interrupted the step, and the user may catch it and start another backward pass. An operation
+        in MXNet's engine therefore holds the gradients until the requests have ended; this method does not wait.
         """
         in_flight, self._in_flight = self._in_flight, []
         if not any(request.pending for request in in_flight):
@@ -312,7 +329,7 @@ class Reducer:
         guard.push()
 
     def _reduce_otherwise(self, plan: Plan) -> Exception | None:
-        """In groups, or by a compressor of the user's own."""
+        """Sum gradients in groups, or with a compressor of the user's own; return the first error."""
         self.torn = True
         reduce: Callable[..., Waitable] = partial(
             OPERATIONS.grouped_allreduce_async, op=Sum, process_set=self.reduction.process_set, job=self.job
@@ -343,7 +360,7 @@ class Reducer:
         return failure
 
     def _reduce_sparse(self, plan: Plan) -> Exception | None:
-        """Rows and their values are gathered; every rank adds them up, in rank order."""
+        """Gather the rows of sparse gradients and add them up on every rank, in rank order; return the first error."""
         self.torn = True
         gather = partial(allgather_async, process_set=self.reduction.process_set)
         handles = []
@@ -365,7 +382,7 @@ class Reducer:
 
 
 def _shares(slots: Sequence[Slot]) -> list[list[Slot]]:
-    """Neighbours, so many that they have FENCE_BYTES together; a large one is alone."""
+    """Divide slots into runs of neighbours of up to FENCE_BYTES each; a larger slot is alone."""
     shares: list[list[Slot]] = []
     room = -1
     for slot in slots:
@@ -379,7 +396,7 @@ def _shares(slots: Sequence[Slot]) -> list[list[Slot]]:
 
 
 def _split(slots: Sequence[Slot], parts: int) -> list[list[Slot]]:
-    """Neighbours in ``parts`` groups of sizes that differ by one at most; none is empty."""
+    """Divide slots into ``parts`` groups of neighbours whose sizes differ by at most one; leave out empty groups."""
     each, more = divmod(len(slots), parts) if parts else (0, 0)
     left = iter(slots)
     groups = [list(islice(left, each + (i < more))) for i in range(parts)]
@@ -387,7 +404,7 @@ def _split(slots: Sequence[Slot], parts: int) -> list[list[Slot]]:
 
 
 def _leave(_: Any) -> None:
-    """The result is in place."""
+    """Do nothing with a result that is already in place."""
 
 
 def _unpack(compressor: UserCompressor | None, contexts: Sequence[Any], arrays: Sequence[Any], sums: Any) -> None:
@@ -397,7 +414,7 @@ def _unpack(compressor: UserCompressor | None, contexts: Sequence[Any], arrays: 
 
 
 def _results(handles: Sequence[Waitable]) -> tuple[list[Any], Exception | None]:
-    """Of all, when all are over, and the first error."""
+    """Wait for all handles; return the results of those that succeeded, and the first error."""
     failure: Exception | None = None
     results = []
     for handle in handles:
@@ -409,7 +426,7 @@ def _results(handles: Sequence[Waitable]) -> tuple[list[Any], Exception | None]:
 
 
 def _wait_for(in_flight: Sequence[Any]) -> None:
-    """Until all are over, one way or the other."""
+    """Wait until all requests have ended, with or without an error."""
     for request in in_flight:
         with suppress(Exception):
             request.wait()

@@ -1,4 +1,4 @@
-"""Shows MXNet's parameters to who compares them among the ranks; knows no gradient."""
+"""Passes MXNet parameters to the core, which compares them between ranks; knows no gradient."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ddlcore.errors import InvalidArgument
 __all__ = ["UpdateCheck", "trainer_verifier", "verify"]
 
 UNSENT = (
-    "call ddl.broadcast_parameters(net.collect_params(), root_rank=0) after ddl.init() and before the first step. Where "
-    "the ranks are to differ: verify_first_step=0 (--no-verify-first-step)"
+    "call ddl.broadcast_parameters(net.collect_params(), root_rank=0) after ddl.init() and before the first step. "
+    "Where the ranks are to differ: verify_first_step=0 (--no-verify-first-step)"
 )
 
 
 def verify(params: Any, process_set: ProcessSet = global_process_set) -> None:
-    """Check that every member of ``process_set`` has the same parameters, to the last bit; every member calls it.
+    """Check that all members of ``process_set`` have bitwise equal parameters; every member must call it.
 
-    ``params``: a block, or its ``collect_params()``, whose parameters are compared in their order, by their places, for
-    Gluon's names differ between ranks; those without a gradient (running statistics) are not, for they are a rank's own.
-    Or a dict of names and NDArrays, such as those of ``module.get_params()``, or an iterable of NDArrays. Raises
-    ReplicasDiffer on every member where one differs, or where the ranks do not have the same ones; ValueError for
-    anything else in it, and for a parameter that has no values yet.
+    ``params``: a block or its ``collect_params()``, a dict of names and NDArrays (``module.get_params()`` returns such
+    dicts), or an iterable of NDArrays. Parameters of a block are compared by their position, because Gluon's names
+    differ between ranks; parameters without a gradient (running statistics) are skipped, because each rank has its own.
+    Raises ReplicasDiffer on every member if an array differs or if the ranks have different arrays. Raises ValueError
+    for anything else in ``params``, and for a parameter that has no values yet.
     """
     if isinstance(params, mx.gluon.Block):
         params = params.collect_params()
@@ -50,8 +50,8 @@ def verify(params: Any, process_set: ProcessSet = global_process_set) -> None:
 
 
 def trainer_verifier(trainer: Any) -> Verifier:
-    """Return who tells of a DistributedTrainer's parameters after its steps, as the settings ask."""
-    mine = weakref.ref(trainer)  # the job holds the verifier, which is not to hold the parameters
+    """Return the verifier that compares a DistributedTrainer's parameters after its steps, as the settings say."""
+    mine = weakref.ref(trainer)  # weak: the job holds the verifier, which must not keep the parameters alive
 
     def replicas() -> list[Replica]:
         there = mine()
@@ -61,14 +61,15 @@ def trainer_verifier(trainer: Any) -> Verifier:
 
 
 class UpdateCheck:
-    """Tells of the arrays that a DistributedOptimizer updates in one call, after it."""
+    """Compares between ranks the arrays that a DistributedOptimizer has updated in one call, as the settings say."""
 
     def __init__(self) -> None:
-        self._arrays: list[tuple[str, Any]] = []  # within ``updated``: the job holds this, which is not to hold them
+        # Filled within ``updated`` only: the job holds this object, which must not keep the arrays alive.
+        self._arrays: list[tuple[str, Any]] = []
         self._verifier = Verifier("DistributedOptimizer", self._replicas, advice=UNSENT)
 
     def updated(self, reducer: Reducer, indices: Sequence[Any], weights: Sequence[Any]) -> None:
-        """Note that these arrays were updated: one step."""
+        """Note that these arrays were updated in one step."""
         self._arrays = [(f"index {index}", one) for index, one in zip(indices, weights, strict=True)]
         try:
             self._verifier.stepped(reducer.job, reducer.reduction.process_set.process_set_id or 0)
@@ -80,7 +81,11 @@ class UpdateCheck:
 
 
 def _replica(name: str, array: Any) -> Replica:
-    """On the host only once the engine is done with it: for which the control thread is not to wait."""
+    """Return the description of an array for comparison.
+
+    ``on_host`` is False even for arrays in host memory: reading one waits for MXNet's engine, and the control thread
+    must not wait for that.
+    """
     dense = array if array.stype == "default" else array.tostype("default")
 
     def host() -> tuple[int, Any]:

@@ -1,7 +1,8 @@
-"""Counts what one job has under way in MXNet's engine, and keeps calls in their order.
+"""Counts the operations that one job has in MXNet's engine, and keeps calls of one name in their order.
 
-The user's thread waits in MXNet, where ddl does not see it; so when nothing more can come from the engine, this
-waits in its place, and ddl leaves a schedule that cannot go on as soon as if the user had called ``wait``.
+The user's thread waits inside MXNet, where ddl does not see it. So when the engine has nothing more to hand over, a
+thread of this module waits in its place. Then ddl leaves replay of a schedule that cannot continue as soon as it would
+if the user had called ``wait``.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from ddlcore.api import Companion
 __all__ = ["Traffic"]
 
 LOOK_AGAIN_S = 0.02  # while the engine still has operations to hand over
-GRACE_S = 0.05  # that the user waits is a guess; in a step the next operation comes sooner
-LEAST_S = 0.005
-SLICE_S = 0.1  # users wait in slices, so that Ctrl-C works
-JOIN_S = 2.0
-STALL_S = 60.0  # where stalls are not to be reported
+GRACE_S = 0.05  # before the user is assumed to wait; within a step the next operation comes sooner than that
+LEAST_S = 0.005  # the shortest pause between two looks
+SLICE_S = 0.1  # user threads wait in slices of this length, so that Ctrl-C works
+JOIN_S = 2.0  # how long ``close`` waits for the thread
+STALL_S = 60.0  # the patience of ``settle`` if stalls are not reported
 
 log = logging.getLogger(__name__)
 
 
 class Traffic(Companion):
-    """One job's operations: pushed to MXNet's engine, then running, then over. Any thread."""
+    """The operations of one job: pushed to MXNet's engine, then running in ddl, then over. Any thread may call it."""
 
     def __init__(self, job: Any) -> None:
         super().__init__(job)
         self._changed = threading.Condition()
-        self._pushed = 0  # the engine has not called back yet
-        self._running = 0  # handed to ddl
-        self._quiet_since_s = 0.0  # when the engine had handed over all it had
+        self._pushed = 0  # how many operations the engine has not called back yet
+        self._running = 0  # how many operations the engine has handed to ddl
+        self._quiet_since_s = 0.0  # when the engine handed over the last of its operations
         self._unsubmitted = (
-            0  # calls that ddl has not got yet: pushed, called back just now, or behind one of their name
+            0  # calls that are not submitted yet: pushed, called back just now, or behind a call of the same name
         )
         self._closed = False
         self._lines: dict[Any, deque[_Place]] = {}
@@ -48,13 +49,16 @@ class Traffic(Companion):
     # --- calls without a name
 
     def turn(self, set_id: int | None) -> str:
-        """What names such a call's gradient: its ordinal in the process set, as the user's thread calls."""
+        """Return a name for the gradient of a call without a name, made of its ordinal among such calls of the set.
+
+        ``set_id``: the process set. The user's thread calls it, in the order of its calls.
+        """
         with self._changed:
             ordinal = self._turns[set_id] = self._turns.get(set_id, -1) + 1
             return f"turn.{self._generation}.{ordinal}"
 
     def joined(self) -> None:
-        """All ranks have: some of them had made fewer calls, so the count begins anew on all."""
+        """Start the ordinals again after a join: some ranks had made fewer calls, so their counts differ."""
         with self._changed:
             self._generation += 1
             self._turns.clear()
@@ -62,7 +66,7 @@ class Traffic(Companion):
     # --- the life of an operation
 
     def pushed(self) -> None:
-        """An operation goes to the engine."""
+        """Note that an operation is pushed to the engine."""
         with self._changed:
             self._pushed += 1
             if self._thread is None and not self._closed:
@@ -70,7 +74,7 @@ class Traffic(Companion):
                 self._thread.start()
 
     def called_back(self) -> None:
-        """The engine has handed it over."""
+        """Note that the engine has handed an operation over to ddl."""
         with self._changed:
             self._pushed -= 1
             self._running += 1
@@ -80,13 +84,13 @@ class Traffic(Companion):
                 self._changed.notify_all()
 
     def skipped(self) -> None:
-        """The engine will not hand it over: an array of it could not be computed."""
+        """Note that the engine will not hand an operation over, because an array of it could not be computed."""
         with self._changed:
             self._pushed -= 1
             self._changed.notify_all()
 
     def ended(self) -> None:
-        """It is over."""
+        """Note that an operation has ended."""
         with self._changed:
             self._running -= 1
             if self._running == 0:
@@ -95,7 +99,7 @@ class Traffic(Companion):
     # --- calls of one name
 
     def queue(self, name: Any) -> _Place:
-        """A place behind the calls of that name that are not over. In the order of the user's calls."""
+        """Return a place behind all calls of that name which have not ended, in the order of the user's calls."""
         with self._changed:
             line = self._lines.setdefault(name, deque())
             place = _Place(name, line)
@@ -104,7 +108,7 @@ class Traffic(Companion):
             return place
 
     def enter(self, place: _Place, begin: Callable[[], None]) -> None:
-        """Calls ``begin`` when it is the turn of ``place``: now, or when the call before it is over."""
+        """Call ``begin`` when it is the turn of ``place``: now, or when the call before it has ended."""
         with self._changed:
             place.begin = begin
             mine = place.line[0] is place
@@ -112,7 +116,7 @@ class Traffic(Companion):
             begin()
 
     def submitted(self, place: _Place) -> None:
-        """ddl has the call, or never will."""
+        """Note that the call was submitted to ddl, or never will be."""
         with self._changed:
             self._has_submitted(place)
 
@@ -124,7 +128,7 @@ class Traffic(Companion):
                 self._changed.notify_all()
 
     def quit(self, place: _Place) -> None:
-        """The call is over: it is the next one's turn."""
+        """Note that the call has ended, and begin the next call of the same name."""
         with self._changed:
             self._has_submitted(place)
             first = place.line[0] is place
@@ -139,11 +143,14 @@ class Traffic(Companion):
     # --- waiting
 
     def handed_over(self) -> None:
-        """Returns when ddl has all that has been asked for so far."""
+        """Wait until all operations that the user has asked for so far are submitted to ddl, or the job has ended."""
         self._wait(lambda: self._pushed == self._unsubmitted == 0)
 
     def settle(self) -> None:
-        """Gives up where ddl has had something for ``stall_warning_s`` and none of it ends: the peers lack it."""
+        """Wait until all operations have ended, or the job has.
+
+        Gives up with a warning if no operation ends for ``stall_warning_s``: then other ranks have not submitted them.
+        """
         patience_s = self.job.settings.number("stall_warning_s") or STALL_S
         seen, since_s = (0, 0), time.monotonic()
         with self._changed:
@@ -172,7 +179,7 @@ class Traffic(Companion):
             thread.join(JOIN_S)
 
     def _watch(self) -> None:
-        """The thread that waits in the user's place."""
+        """Wait in the user's place; this is the thread's main function."""
         while True:
             with self._changed:
                 while self._running == 0 and not self._closed:
@@ -187,7 +194,7 @@ class Traffic(Companion):
 
 
 class _Place:
-    """Where a call stands among those of its name."""
+    """The place of a call among the calls of the same name."""
 
     __slots__ = ("begin", "line", "name", "submitted")
 

@@ -1,4 +1,4 @@
-"""Gluon's Trainer on gradients that are summed over the ranks; how they travel is the reducer's."""
+"""Makes Gluon's Trainer update by gradients summed over the ranks; knows nothing of how they are sent (reducer.py)."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ __all__ = ["DistributedTrainer"]
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has no types
-    """A Trainer whose ``step`` updates by gradients that are averaged over ``process_set``.
+    """A Trainer whose ``step`` updates parameters by gradients that are averaged over ``process_set``.
 
-    Every rank makes one, over the same parameters, after ``init()``. ``step`` and ``allreduce_grads`` wait for each
-    gradient as MXNet's engine completes it, and send it off while the engine computes the next; they return when
-    all are reduced. Between ``allreduce_grads`` and ``update`` a gradient holds the *sum* over the ranks (divided by
-    ``gradient_predivide_factor``), as with Horovod; ``update`` divides by the number of ranks. A parameter that
-    got no gradient on this rank since the last step takes part with zeros; with ``ignore_stale_grad`` it is updated
-    if any rank had one. Ranks outside ``process_set`` train by themselves.
+    Every rank must create one after ``init()``, over the same parameters. ``step`` and ``allreduce_grads`` wait for
+    each gradient as MXNet's engine completes it, and send it while the engine computes the next one; they return when
+    all gradients are reduced. Between ``allreduce_grads`` and ``update`` a gradient holds the *sum* over the ranks
+    (divided by ``gradient_predivide_factor``), as with Horovod; ``update`` divides by the number of ranks. A parameter
+    that got no gradient on this rank since the last step takes part with zeros; with ``ignore_stale_grad`` it is
+    updated if any rank had a gradient. Ranks outside ``process_set`` train by themselves.
 
     * ``params``, ``optimizer``, ``optimizer_params``: as for Gluon's Trainer. ``optimizer`` may not be a KVStore's.
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own; without it,
-      the setting ``compression`` decides.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. Without
+      it, the setting ``compression`` decides.
     * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and multiplied by f / size after it.
-    * ``prefix``: goes before the parameters' names on the wire.
-    * ``num_groups``: how many groups of gradients go off together; 0: each by itself, fused as it comes.
+    * ``prefix``: a prefix for the names under which the parameters' gradients are reduced.
+    * ``num_groups``: the number of groups into which gradients are divided; the gradients of a group are reduced
+      together. 0: no groups, gradients are fused into buckets as they become ready.
 
-    Raises ValueError for arguments that do not fit, and for parameters that lie on several contexts or have
-    sparse weights; NotInitialized before ``init()``. ``step`` raises PeerLost and its kin.
+    Raises ValueError for invalid arguments, for parameters on several contexts and for sparse weights, and
+    NotInitialized before ``init()``. ``step`` raises PeerLost or another DdlInternalError if the job has failed.
     """
 
     def __init__(
@@ -69,17 +70,18 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         super().__init__(params, bare, optimizer_params=optimizer_params, kvstore=None)
         self._check_parameters()
         self._prefix = prefix or ""
-        # As the network has them, if that is known (Gluon's own order is that of their names): backward comes from the end.
+        # The given order, usually that of the network, reversed: backward computes gradients from the network's end.
+        # (Gluon's Trainer itself sorts parameters by name.)
         self._backwards: list[Any] = list(reversed(given))
-        self._names: list[str] = []  # on the wire, of the same
-        self._arranged: list[Any] = []  # the lists of gradients that ``_plan`` is of
+        self._names: list[str] = []  # the names under which the gradients of ``_backwards`` are reduced
+        self._arranged: list[Any] = []  # the lists of gradients for which ``_plan`` was made
         self._plan = Plan(())
         self._watched: list[
             tuple[Any, Any, int]
-        ] = []  # parameters that have one, with their arrays, and places in ``_fresh``
-        self._fresh: Any = np.zeros(0, np.float32)  # how many ranks have a new gradient there
-        self._reduced = False  # since the last update, so that ``_fresh`` tells
-        self._stepping = False  # a ``step`` has begun that has not come to its end
+        ] = []  # parameters that have a gradient, with their arrays, and their places in ``_fresh``
+        self._fresh: Any = np.zeros(0, np.float32)  # for each of them: how many ranks have a new gradient
+        self._reduced = False  # gradients were reduced since the last update, so ``_fresh`` is valid
+        self._stepping = False  # a ``step`` has begun and has not ended
         self._applied = self._ddl.scale
         self._scale *= self._applied
         self._verifier = trainer_verifier(self)
@@ -91,18 +93,23 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         sparse = [param.name for param in self._params if param._stype != "default"]
         if sparse:
             raise ValueError(
-                f"weights that are sparse live in a KVStore, which ddl has none of: {', '.join(sparse)}; "
+                f"sparse weights need a KVStore, and ddl has none: {', '.join(sparse)}; "
                 "make them with stype='default' (their gradients may be row_sparse)"
             )
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """As Gluon's. Where an exception has torn it after its reduction, the next call ends the job on all ranks."""
-        if self._stepping and self._reduced:  # between reduction and update: its sums would be summed again
+        """Reduce the gradients and update the parameters, as in Gluon.
+
+        If an exception interrupts a step after it has reduced gradients, the next call ends the job on all ranks.
+        """
+        # The last step was interrupted between reduction and update, so gradients hold sums. Reducing them again would
+        # sum these sums.
+        if self._stepping and self._reduced:
             self._ddl.torn = self._ddl.active
         self._stepping = True
         try:
             super().step(batch_size, ignore_stale_grad)
-        except (UserWarning, DdlInternalError):  # on all ranks, and nothing is left half done
+        except (UserWarning, DdlInternalError):  # all ranks raise these, and no update was begun
             self._stepping = False
             raise
         self._stepping = False
@@ -113,12 +120,12 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         if self._ddl.rebind():
             ratio = self._ddl.scale / self._applied
             self._scale *= ratio
-            self._optimizer.rescale_grad *= ratio  # ``step`` has set it before this
+            self._optimizer.rescale_grad *= ratio  # ``step`` has computed it from the old ``_scale`` already
             self._applied = self._ddl.scale
             self._names, self._arranged = [], []
         if not self._ddl.active:
             return
-        self._ddl.require_whole()  # before anything is written that may be under way
+        self._ddl.require_whole()  # first: the lines below write gradients, which may still be in flight
         gradients = [param._grad for param in self._backwards]
         if len(gradients) != len(self._arranged) or not all(map(operator.is_, gradients, self._arranged)):
             self._arrange(gradients)
@@ -132,7 +139,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
             stale = np.flatnonzero(self._fresh < self._ddl.members)
             if len(stale):
                 self._judge(stale, ignore_stale_grad)
-        with self._ddl.in_one(UserWarning):  # Gluon's own, before it updates anything
+        with self._ddl.in_one(UserWarning):  # Gluon raises UserWarning only before it updates anything
             self._reduced = False
             super()._update(ignore_stale_grad)
         if self._ddl.active:
@@ -148,7 +155,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         ]
 
     def _arrange(self, gradients: Sequence[Any]) -> None:
-        """Plans which arrays are reduced: at the first step, and when a parameter gets another one."""
+        """Plan which arrays are reduced; called at the first step and when a parameter gets another gradient array."""
         if not self._names:
             self._names = self._agreed_names()
         trained = [
@@ -161,13 +168,17 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         address = ctypes.c_void_p()
         check_call(_LIB.MXNDArrayGetData(counts.handle, ctypes.byref(address)))
         memory: Any = (ctypes.c_float * len(named)).from_address(address.value or 0)
-        memory.array = counts  # numpy keeps ``memory``, and that the array
+        memory.array = counts  # numpy keeps ``memory`` alive, and ``memory`` keeps the array alive
         self._fresh = np.frombuffer(memory, np.float32) if named else np.zeros(0, np.float32)
         self._watched = [(param, param.list_data()[0], place) for place, (_, param) in enumerate(trained)]
         self._arranged = list(gradients)
 
     def _agreed_names(self) -> list[str]:
-        """Those that the first member has: Gluon numbers blocks as they are made, which may differ between ranks."""
+        """Return the names of the first member, which all members use.
+
+        Gluon numbers blocks in the order of their creation, which may differ between ranks. Raises ValueError on every
+        member if a member's parameters differ in number, shape, type or ``grad_req``.
+        """
         process_set, job = self._ddl.reduction.process_set, self._ddl.job
         mine = [(param.name, (param.shape, str(param.dtype), param.grad_req)) for param in self._backwards]
         with self._ddl.in_one():
@@ -183,7 +194,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
         met: Counter[str] = Counter()
         names = []
         for name, _ in first:
-            met[name] += 1  # two parameters in a list may be called alike
+            met[name] += 1  # two parameters of a list may have the same name
             again = f"#{met[name]}" if met[name] > 1 else ""
             names.append(f"{self._ddl.label}{self._prefix}{name}{again}")
         return names
@@ -191,7 +202,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
     # --- gradients that backward has not renewed
 
     def _tell_fresh(self) -> None:
-        """Notes which gradients are new here; those that are not become zeros, lest they be added a second time."""
+        """Note which gradients are new on this rank, and set the others to zero so that they are not added again."""
         state = ctypes.c_int()
         into, ask = ctypes.byref(state), _LIB.MXNDArrayGetGradState
         self._fresh.fill(1.0)
@@ -201,7 +212,10 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # MXNet has n
                 param.list_grad()[0][:] = 0
 
     def _judge(self, stale: Any, ignore: bool) -> None:
-        """Some rank has not renewed these gradients. Every rank comes to the same, so that none waits for another."""
+        """Decide about parameters whose gradient is not new on some rank: raise UserWarning, or update or skip them.
+
+        Every rank decides the same, because the counts are reduced too, so no rank waits for another.
+        """
         for param, data, place in (self._watched[index] for index in stale):
             ranks = int(self._fresh[place])
             if not ignore:

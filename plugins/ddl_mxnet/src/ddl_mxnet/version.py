@@ -1,4 +1,4 @@
-"""Sees to it that MXNet can be imported, and says in one line what to install where it cannot."""
+"""Imports MXNet, and says in one line what to install if that is not possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WANTED = 'pip install "mxnet>=1.9.1,<2" "numpy>=1.26,<2"'
 
 
 def require_mxnet() -> None:
-    """Imports MXNet. ImportError, with the line that helps, where it or a numpy that it can live with is missing."""
+    """Import MXNet. Raises ImportError with the command to run if MXNet or a compatible numpy is missing."""
     numpy = importlib.import_module("numpy").__version__
     if _numbers(numpy) >= (2,):
         raise ImportError(
@@ -25,7 +25,7 @@ def require_mxnet() -> None:
     mend_numpy()
     try:
         found = importlib.import_module("mxnet").__version__
-    except OSError as error:  # its library, or one that it needs
+    except OSError as error:  # MXNet's shared library, or a library that it needs, cannot be loaded
         raise ImportError(
             f"MXNet's library cannot be loaded: {error}; on Debian run: apt-get install libgomp1 libquadmath0"
         ) from error
@@ -34,7 +34,7 @@ def require_mxnet() -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: ``1.9.1.post0`` gives (1, 9, 1)."""
+    """Return the leading numbers of a version: ``1.9.1.post0`` gives (1, 9, 1)."""
     numbers = []
     for part in version.split("."):
         if not part.isdecimal():

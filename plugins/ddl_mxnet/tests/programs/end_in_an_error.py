@@ -1,4 +1,4 @@
-"""Rank 1's script raises while MXNet's engine has collectives to hand over; rank 0 waits for one of them."""
+"""Rank 1 raises while MXNet's engine still has collectives to hand over, and rank 0 waits for one of them."""
 
 from __future__ import annotations
 

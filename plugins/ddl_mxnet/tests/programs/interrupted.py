@@ -1,4 +1,7 @@
-"""A rank of two: a signal's handler raises on rank 0 within a step, while rank 1 is late. Arguments: trainer or optimizer, a folder."""
+"""One rank of two: on rank 0 a signal's handler raises within a step while rank 1 is late.
+
+Arguments: trainer or optimizer, a folder.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ HIT = Path(sys.argv[2]) / "hit"
 
 
 class Interrupted(Exception):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 def handle(*_: Any) -> None:
@@ -38,13 +41,16 @@ def until(true: Any) -> None:
 
 
 def signal_when_sent(reducer: Any) -> None:
-    """Once gradients have gone off: the other rank comes only after the handler has run, so they are under way still."""
+    """Send the signal when gradients have been sent.
+
+    The other rank comes only after the handler has run, so the gradients are still in flight.
+    """
     until(lambda: reducer.torn and any(one.pending for one in reducer._in_flight))
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
 class Training:
-    """One weight that steps by ``-1 * gradient``, through Gluon's Trainer or an optimizer as a Module calls it."""
+    """One weight that steps by ``-1 * gradient``, with Gluon's Trainer or with an optimizer called as a Module does."""
 
     def __init__(self, kind: str) -> None:
         self.weight = mx.gluon.Parameter("weight", shape=(1000,))
@@ -79,7 +85,7 @@ def main(kind: str) -> None:
     if rank:
         until(HIT.exists)
         training.step()
-        training.check(-6.0)  # what rank 0 had sent, though it has computed others since
+        training.check(-6.0)  # the gradients that rank 0 had sent, although it has computed others since
         training.backward(2.0)
         try:
             training.step()
@@ -93,7 +99,7 @@ def main(kind: str) -> None:
         raise AssertionError("nothing was raised")
     except Interrupted:
         pass
-    training.backward(100.0)  # into the memory that is under way: MXNet has to wait
+    training.backward(100.0)  # writes memory that is in flight, so MXNet must wait
     training.weight.grad().wait_to_read()
     try:
         training.step()

@@ -1,4 +1,4 @@
-"""One trainer in three worlds, the second of a single rank; then rank 1 is killed, and rank 0 says what it hears of it."""
+"""Uses one trainer in three worlds, the second of one rank; then rank 1 is killed, and rank 0 prints its error."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main() -> None:
             step()
     except PeerLost as lost:
         begun_s = time.monotonic()
-        mx.nd.waitall()  # what MXNet's engine has in hand is none of ddl's
+        mx.nd.waitall()  # so that only ddl has work left
         print("lost", lost.ranks, f"{time.monotonic() - begun_s:.1f}", flush=True)
 
 

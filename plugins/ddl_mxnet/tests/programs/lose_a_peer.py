@@ -1,4 +1,4 @@
-"""Rank 1 is killed while rank 0's array waits for it; rank 0 waits for the array as for any other of MXNet's."""
+"""Rank 1 is killed while an array of rank 0 depends on it; rank 0 waits for the array by MXNet's own means."""
 
 from __future__ import annotations
 

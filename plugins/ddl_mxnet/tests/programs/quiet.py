@@ -1,4 +1,4 @@
-"""Ten steps of a Trainer on this rank's rows of each batch, and what thirty more cost when it has found its rhythm."""
+"""Trains ten steps on this rank's rows of each batch, and counts the messages of thirty more in replay."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main() -> None:
 
     for number in range(10):
         step(number)
-    # Every 31st of many: the launcher may cut a line that is longer than a pipe holds.
+    # Only every 31st value, because the launcher may cut a line that is longer than a pipe's buffer.
     flat = [parameter.data().asnumpy().ravel() for parameter in net.collect_params().values()]
     values = [each[:: 1 if each.size < 512 else 31].tolist() for each in flat]
     for number in range(10, 30):
@@ -47,7 +47,7 @@ def main() -> None:
     for number in range(30, 60):
         step(number)
     after = ddl.stats()
-    step(60)  # no rank has left before the other has counted
+    step(60)  # no rank leaves replay before the other has counted
     counted = {key: after[key] - before[key] for key in ("control_messages", "buckets_replayed", "buckets_negotiated")}
     found = {"values": values, "last": net[2].bias.data().asnumpy().tolist(), **counted}
     print("found", json.dumps(found), flush=True)

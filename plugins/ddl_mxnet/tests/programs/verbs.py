@@ -1,4 +1,4 @@
-"""Every verb on real processes, and an end without any wait; runs under every engine of MXNet's."""
+"""Runs every collective on real processes, under each engine of MXNet, and ends without waiting for the last one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ total = np.arange(6.0, dtype=np.float32).reshape(6, 1) * sum(range(1, size + 1))
 
 
 def same(array: Any, expected: Any) -> None:
-    """AssertionError where they differ."""
+    """Raise AssertionError if the arrays differ."""
     np.testing.assert_allclose(array.asnumpy(), expected, rtol=1e-6)
 
 
@@ -49,7 +49,7 @@ assert ddl.broadcast_object({"from": rank}, 1) == {"from": 1}
 assert ddl.allgather_object(rank) == list(range(size))
 ddl.barrier()
 if rank == 0:
-    ddl.allreduce(mx.nd.ones((3,)), name="alone", op=ddl.Sum)  # handed over before this rank joins
+    ddl.allreduce(mx.nd.ones((3,)), name="alone", op=ddl.Sum)  # submitted before this rank joins
     assert ddl.join() in range(size)
 else:
     same(ddl.allreduce(mx.nd.ones((3,)), name="alone", op=ddl.Sum), np.full(3, size))
@@ -57,5 +57,5 @@ else:
 last = mx.nd.random.normal(shape=(900, 900))
 for _ in range(5):
     last = mx.nd.dot(last, last) * 1e-3
-    ddl.allreduce_(last, name="last")  # nobody waits for it: the end of the script does
+    ddl.allreduce_(last, name="last")  # the script does not wait for it, but its exit does
 print("done")

@@ -1,1 +1,1 @@
-"""NCCL as a transport of ddl, and the kernels of CUDA devices; users need not import anything."""
+"""NCCL as a transport of ddl, and the kernels for CUDA devices; users need not import this package."""

@@ -1,7 +1,7 @@
-"""NCCL's functions as nccl4py has them: the only file that calls it.
+"""The functions of NCCL as nccl4py offers them; this is the only file that calls nccl4py.
 
-Its raw layer takes addresses as they are and costs a tenth of a microsecond; but nccl4py promises only what its
-``nccl.core`` exports. Where the raw layer is not as it was in 0.5 and 0.6, that is used instead.
+nccl4py's raw layer takes addresses and costs 0.1 µs per call, but nccl4py guarantees only the names in ``nccl.core``.
+If the raw layer differs from that of versions 0.5 and 0.6, ``nccl.core`` is used instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["DIRECT", "changes", "load"]
 
 log = logging.getLogger("ddl")
 
-# What is called, and by which arguments.
+# The functions that are called, and the names of their arguments.
 DIRECT = {
     "get_version": (),
     "get_unique_id": (),
@@ -39,9 +39,9 @@ DIRECT = {
 
 
 def load() -> Raw:
-    """The layer that fits the nccl4py that is installed. Needs neither a GPU nor libnccl.
+    """Return the layer that fits the installed nccl4py. Needs neither a GPU nor libnccl.
 
-    Raises ImportError where there is no nccl4py.
+    Raises ImportError if nccl4py is not installed.
     """
     nccl = import_module("nccl.bindings.nccl")
     changed = changes(nccl)
@@ -52,13 +52,13 @@ def load() -> Raw:
 
 
 def changes(nccl: Any) -> list[str]:
-    """Where the raw layer is not as DIRECT has it."""
+    """Return how the raw layer differs from DIRECT; empty if it does not."""
     found = []
     for name, expected in DIRECT.items():
         function = getattr(nccl, name, None)
         try:
             arguments = tuple(inspect.signature(function).parameters) if function else None
-        except (TypeError, ValueError):  # a function that does not tell
+        except (TypeError, ValueError):  # a function without a readable signature
             arguments = None
         if arguments != expected:
             found.append(f"{name}({', '.join(arguments)})" if arguments is not None else f"no {name}")
@@ -66,11 +66,11 @@ def changes(nccl: Any) -> list[str]:
 
 
 class _Direct:
-    """By addresses. The functions of the hot path are nccl4py's own."""
+    """Calls nccl4py's raw layer with addresses. The functions of the hot path are nccl4py's own."""
 
     def __init__(self, nccl: Any) -> None:
         self._nccl = nccl
-        self._configs: dict[str, Any] = {}  # by name, and never let go: NCCL keeps the address of the name, not a copy
+        self._configs: dict[str, Any] = {}  # by name; never freed: NCCL keeps the address of the name, not a copy
         self.version = nccl.get_version
         self.state = nccl.comm_get_async_error
         self.abort = nccl.comm_abort
@@ -91,8 +91,8 @@ class _Direct:
         config = self._configs.get(name)
         if config is None:
             config = self._nccl.Config()
-            config.blocking = 1  # else NCCL starts a thread for each call
-            config.split_share = 0  # an abort would not reach what shares
+            config.blocking = 1  # otherwise NCCL starts a thread for each call
+            config.split_share = 0  # an abort would not reach communicators that share resources
             if hasattr(config, "comm_name"):
                 config.comm_name = name
             config = self._configs.setdefault(name, config)
@@ -103,7 +103,10 @@ class _Direct:
 
 
 class _Public:
-    """By what nccl4py promises: it wants arrays, finds out whose they are, and imports frameworks to do so."""
+    """Calls nccl4py's public functions, which take arrays.
+
+    They are slower: they look for the framework that owns an array, and import frameworks for that.
+    """
 
     def __init__(self, core: Any) -> None:
         self._core = core
@@ -168,7 +171,7 @@ _NUMPY_TYPES = {0: "|i1", 1: "|u1", 2: "<i4", 4: "<i8", 6: "<f2", 7: "<f4", 8: "
 
 
 class _Array:
-    """Memory of the device as CUDA's array interface shows it."""
+    """Device memory that implements CUDA's array interface."""
 
     def __init__(self, address: int, count: int, dtype: int) -> None:
         if dtype not in _NUMPY_TYPES:

@@ -1,4 +1,4 @@
-"""What `ddl doctor` looks at for NCCL: libraries that do not fit each other, on one host or between hosts."""
+"""What ``ddl doctor`` checks for NCCL: libraries that do not fit each other, on one host or between hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHEEL = re.compile(r"nvidia-nccl-cu(\d+)")
 
 
 class NcclCheck(Check):
-    """One NCCL on all hosts, of the same CUDA as what is installed beside it."""
+    """Checks that all hosts have the same NCCL, for the same CUDA as the other installed packages."""
 
     name = "nccl"
 
@@ -25,7 +25,7 @@ class NcclCheck(Check):
         return {"wheels": found, "bindings": bindings} if found else {}
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """Two wheels in one environment are another check's."""
+        """Yield a finding for each mismatch; two wheels in one environment are reported by ``KnownBadNccl``."""
         for one in seen:
             wheels, bindings = one.facts.get("wheels", {}), one.facts.get("bindings", "")
             if len(wheels) == 1 and bindings:
@@ -66,7 +66,7 @@ def _two_cuda_majors(host: HostView) -> str:
 
 
 class KnownBadNccl(KnownBadCheck):
-    """By what is installed."""
+    """Checks the installed distributions for known bad combinations."""
 
     name = "known-bad-nccl"
     completes = "known-bad"
@@ -83,7 +83,7 @@ class KnownBadNccl(KnownBadCheck):
 
 
 def _release(version: str) -> str:
-    """What NCCL says of itself: of a wheel's version the first three numbers, all of which have to be equal."""
+    """Return the version that NCCL reports: the first three numbers of the wheel's version, which must all be equal."""
     return ".".join(version.split(".")[:3])
 
 

@@ -1,4 +1,4 @@
-"""NCCL's numbers for types, ops and results, as its header nccl.h has them; they have never changed."""
+"""NCCL's numbers for types, ops and results, as in its header nccl.h; they have never changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddlcore.types import DType, ReduceOp
 
 __all__ = ["BYTES", "CARRIED", "IN_PROGRESS", "OPS", "REMOTE_ERROR", "RESULTS", "SUCCESS", "TYPES", "native"]
 
-BYTES = 1  # ncclUint8: what is only moved
+BYTES = 1  # ncclUint8: for data that is only moved
 
 TYPES: Mapping[DType, int] = {
     DType.I8: 0,
@@ -30,7 +30,7 @@ OPS: Mapping[ReduceOp, int] = {
     ReduceOp.Average: 4,
 }
 
-# A bool is a byte that is 0 or 1: any is the greatest, all the least.
+# A bool is a byte of 0 or 1, so "any" is the maximum and "all" is the minimum.
 CARRIED: Mapping[ReduceOp, int] = {
     ReduceOp.Sum: OPS[ReduceOp.Max],
     ReduceOp.Max: OPS[ReduceOp.Max],
@@ -57,7 +57,10 @@ RESULTS = (
 
 
 def native(sixteen_bits: bool) -> frozenset[tuple[DType, ReduceOp]]:
-    """What NCCL reduces as ddl promises; with ``sixteen_bits`` also what it adds in 16 bits, as the user has asked."""
+    """Return the (type, op) pairs that NCCL reduces as ddl promises.
+
+    ``sixteen_bits``: include those that NCCL adds in 16 bits, because the user allows it.
+    """
     pairs = {(dtype, op) for dtype in TYPES for op in ALL_OPS if not (dtype.is_float and op in ORDERED)}
     pairs |= {(dtype, ReduceOp.Average) for dtype in TYPES if dtype.is_float}
     return frozenset((dtype, op) for dtype, op in pairs if sixteen_bits or dtype not in SIXTEEN_BITS)

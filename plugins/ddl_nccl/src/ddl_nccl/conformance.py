@@ -1,6 +1,7 @@
-"""What the conformance kit is told of NCCL: a stand-in moves the bytes, and ranks are threads with a pretend device each.
+"""The conformance suite of NCCL, with a stand-in that moves the bytes; ranks are threads with a pretend device each.
 
-So everything but NCCL itself is tested without a GPU: what is asked of it, in which order, on which queue.
+So everything except NCCL itself is tested without a GPU: which functions of NCCL are called, in which order, on which
+queue.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["HostedTransport", "NcclSuite"]
 
 
 class HostedTransport(NcclTransport):
-    """Takes host memory for its device's, and waits on the host: so that any test of transports can use it."""
+    """Treats host memory as its device's memory, and waits on the host, so that any test of transports can use it."""
 
     capabilities = replace(
         NcclTransport.capabilities, devices=frozenset({"cpu"}), ops=ALL_OPS, stream_ordered=False
@@ -32,9 +33,9 @@ class HostedTransport(NcclTransport):
     def __init__(self, standin: StandIn, device: int | None = None) -> None:
         super().__init__(standin)
         self.standin = standin
-        self.device = device  # None: that of its rank
-        self.deaf = False  # whether its device never gets to what is queued
-        self.anonymous = False  # whether the device does not tell which one it is
+        self.device = device  # None: the device with the number of the rank
+        self.deaf = False  # whether the device never executes what is queued
+        self.anonymous = False  # whether the device has no identity
         self.runtime = PretendRuntime()
         self.queue: PretendQueue
 
@@ -48,11 +49,14 @@ class HostedTransport(NcclTransport):
         super().open(replace(context, queue=self.queue))
 
     def _begin(self, what: str, call: Callable[[], object], *buffers: Buffer) -> Work:
-        """The queue holds the memory: aborted, a call has ended for who waited, and what is queued for it still runs."""
+        """Begin a call, and keep its buffers alive until the queue is past it.
+
+        After an abort the waiting caller returns, but what is queued for the call still runs and uses the memory.
+        """
         try:
             return super()._begin(what, call, *buffers)
         finally:
-            with contextlib.suppress(DeviceError):  # it is closed
+            with contextlib.suppress(DeviceError):  # the queue is closed
                 self.queue.call(partial(_let_go, buffers))
 
     def close(self) -> None:
@@ -63,11 +67,11 @@ class HostedTransport(NcclTransport):
 
 
 def _let_go(_: tuple[Buffer, ...]) -> None:
-    """Called behind whatever uses them."""
+    """Do nothing. The queue calls this after the calls that use the buffers, and so keeps them alive until then."""
 
 
 class NcclSuite(TransportSuite):
-    """`ddl conform nccl` runs it. Whatever NCCL would take amiss fails the test that did it."""
+    """The suite that ``ddl conform nccl`` runs. A use that NCCL does not allow fails the test that made it."""
 
     sizes = (1, 2, 3, 4)
     offers = HostedTransport.capabilities

@@ -1,4 +1,7 @@
-"""What NCCL and its loader raise, as errors of ddl that say what to do: the only place that reads foreign messages."""
+"""Turns errors of NCCL and its loader into ddl errors that say what to do.
+
+This is the only file that parses their texts.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ ONE_WHEEL = (
     "pip uninstall nvidia-nccl-cu12 nvidia-nccl-cu13, then install the one of the framework's CUDA"
 )
 
-# The first whose pattern is found in what NCCL says is the fix.
+# The fix is that of the first pattern found in NCCL's text.
 FIXES = (
     (
-        r"duplicate gpu|multiple ranks are using the same gpu",  # until NCCL 2.29, and since
+        r"duplicate gpu|multiple ranks are using the same gpu",  # NCCL's text until 2.29, and its text since then
         "two ranks are on one GPU, which NCCL refuses; start at most as many ranks on a host as it has GPUs, "
         "or leave --backend to auto, which goes by host memory then",
     ),
@@ -54,9 +57,9 @@ BY_RESULT = {
 
 
 def explained(what: str, error: BaseException, last_error: str = "") -> DdlInternalError:
-    """``error``, raised during ``what``, as one line with the fix; ``last_error`` is NCCL's own account of it.
+    """Return ``error``, raised during ``what``, as a ddl error of one line with a fix.
 
-    An error of ddl's own is returned as it is.
+    ``last_error`` is NCCL's own description of it. An error of ddl's own is returned unchanged.
     """
     if isinstance(error, DdlInternalError):
         return error
@@ -67,7 +70,7 @@ def explained(what: str, error: BaseException, last_error: str = "") -> DdlInter
 
 
 def meaning(what: str, result: int, last_error: str = "") -> TransportError:
-    """An error that NCCL reports later than at the call."""
+    """Return the ddl error for a result code that NCCL reports after the call."""
     name = RESULTS[result] if 0 <= result < len(RESULTS) else f"result {result}"
     return _told(what, name, result, last_error)
 

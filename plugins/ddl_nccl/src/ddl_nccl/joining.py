@@ -1,4 +1,7 @@
-"""NCCL's own meeting of the ranks, on a thread that can be left behind: nothing ends it where a peer dies in its midst."""
+"""Runs NCCL's init, in which all ranks meet, on a thread of its own.
+
+The thread can be left behind, because init never ends if a peer dies in it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ SLICE_S = 0.05
 
 
 class Joining:
-    """``init`` is called at once. A communicator that comes when nobody waits for it any more is given to ``drop``."""
+    """Calls ``init`` on a thread. A communicator that arrives when nobody waits any more goes to ``drop``."""
 
     def __init__(self, init: Callable[[], Comm], drop: Callable[[Comm], object]) -> None:
         self._init, self._drop = init, drop
@@ -26,7 +29,10 @@ class Joining:
         threading.Thread(target=self._run, name="ddl-nccl-open", daemon=True).start()
 
     def wait(self, until_s: float, check: Callable[[], None]) -> Comm | None:
-        """The communicator; None past ``until_s`` (of time.monotonic). Raises what ``init`` raised, or ``check``."""
+        """Return the communicator, or None after ``until_s`` (of time.monotonic).
+
+        Raises what ``init`` or ``check`` raises.
+        """
         try:
             while not self._ended.wait(min(SLICE_S, max(0.0, until_s - time.monotonic()))):
                 check()
@@ -39,6 +45,9 @@ class Joining:
                 comm, self._comm = self._comm, None
             return comm
         finally:
+            # The thread in init may finish at any moment, also between the last check and here. The lock decides who
+            # owns the communicator: either it is returned, or exactly one of the two threads drops it. A communicator
+            # that nobody drops would never be freed, and one that is dropped twice would be used after it was freed.
             self._leave()
 
     def _leave(self) -> None:

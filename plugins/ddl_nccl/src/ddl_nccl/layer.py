@@ -1,4 +1,4 @@
-"""What the transport calls of NCCL: by nccl4py, or by what stands in for it in tests."""
+"""The functions of NCCL that the transport calls; nccl4py or, in tests, a stand-in implements them."""
 
 from __future__ import annotations
 
@@ -6,86 +6,90 @@ from typing import Any, Protocol
 
 __all__ = ["Comm", "Raw"]
 
-Comm = Any  # an ncclComm_t, in the words of whoever made it
+Comm = Any  # an ncclComm_t, in the type of the layer that made it
 
 
 class Raw(Protocol):
-    """What the transport needs of NCCL. Addresses are the device's, counts elements, types and ops NCCL's codes.
+    """The functions of NCCL that the transport needs.
 
-    Raises whatever nccl4py raises; ``errors.explained`` knows it.
+    Addresses are of device memory, counts are elements, types and ops are NCCL's codes. The functions raise whatever
+    nccl4py raises; ``errors.explained`` translates that.
     """
 
     def version(self) -> int:
-        """The code of the NCCL that is loaded."""
+        """Return the version code of the loaded NCCL."""
         ...
 
     def unique_id(self) -> bytes:
-        """A new one, which one rank makes for all."""
+        """Return a new unique id, which one rank makes for all ranks."""
         ...
 
     def init(self, size: int, unique_id: bytes, rank: int, device: int, name: str) -> Comm:
-        """Meets the other ranks; blocks until all have come. Calls of the communicator block the host likewise.
+        """Create the communicator; blocks until all ranks have come. Calls of the communicator block the host, too.
 
-        ``device`` is the index of the calling thread's current device, which the communicator is to serve.
+        ``device`` is the index of the calling thread's current device, which the communicator uses.
         """
         ...
 
     def state(self, comm: Comm) -> int:
-        """Its result so far, of what runs on the device and in NCCL's threads; from any thread."""
+        """Return the communicator's result so far, of the device's work and of NCCL's threads.
+
+        Any thread may call this.
+        """
         ...
 
     def last_error(self, comm: Comm | None) -> str:
-        """NCCL's own account of what went wrong last; None: in opening."""
+        """Return NCCL's description of the last error; ``comm`` None: of the last error while opening."""
         ...
 
     def abort(self, comm: Comm) -> object:
-        """Ends whatever it does, and frees it; from any thread, also in the midst of a call."""
+        """End everything that the communicator does, and free it. Any thread may call this, also during a call."""
         ...
 
     def destroy(self, comm: Comm) -> object:
-        """Frees it; nothing is under way."""
+        """Free the communicator, on which nothing is in progress."""
         ...
 
     def group_start(self) -> object:
-        """Of this thread: calls from here on are carried out together, at the end."""
+        """Begin a group: the calls of this thread from here on are executed together in ``group_end``."""
         ...
 
     def group_end(self) -> object:
-        """Carries them out."""
+        """Execute the calls of the group."""
         ...
 
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, comm: Comm, stream: int, /
     ) -> object:
-        """target = all ranks' sources by op."""
+        """Reduce the sources of all ranks by op into the target of every rank."""
         ...
 
     def reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, root: int, comm: Comm, stream: int, /
     ) -> object:
-        """Likewise, at ``root`` alone."""
+        """Reduce the sources of all ranks by op into the target of ``root`` only."""
         ...
 
     def reduce_scatter(
         self, source: int, target: int, count: int, dtype: int, op: int, comm: Comm, stream: int, /
     ) -> object:
-        """target = this rank's ``count`` elements of it."""
+        """Reduce the sources of all ranks by op; this rank's target gets its ``count`` elements."""
         ...
 
     def all_gather(self, source: int, target: int, count: int, dtype: int, comm: Comm, stream: int, /) -> object:
-        """target = every rank's ``count`` elements, one behind the other."""
+        """Concatenate the ``count`` elements of every rank in every target."""
         ...
 
     def broadcast(
         self, source: int, target: int, count: int, dtype: int, root: int, comm: Comm, stream: int, /
     ) -> object:
-        """target = that of ``root``, whose source alone counts."""
+        """Copy the source of ``root`` into every target; the other sources are ignored."""
         ...
 
     def send(self, source: int, count: int, dtype: int, peer: int, comm: Comm, stream: int, /) -> object:
-        """To ``peer``, which receives as much."""
+        """Send to ``peer``, which must receive as many elements."""
         ...
 
     def recv(self, target: int, count: int, dtype: int, peer: int, comm: Comm, stream: int, /) -> object:
-        """From ``peer``."""
+        """Receive from ``peer``."""
         ...

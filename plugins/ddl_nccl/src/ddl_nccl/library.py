@@ -1,4 +1,4 @@
-"""Which NCCL is loaded, and what that one can do: asked of itself, not assumed of nccl4py."""
+"""Which NCCL is loaded, and what it can do: asked of NCCL itself, not concluded from nccl4py's version."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from ddlcore.contracts.library import Library
 __all__ = ["OLDEST", "Features", "library", "overwritten", "spelled", "wheels"]
 
 log = logging.getLogger("ddl")
-OLDEST = 21400  # whose communicators take a configuration
+OLDEST = 21400  # the first version whose communicators take a configuration
 WHEELS = "nvidia-nccl-cu"
 
 
 @dataclass(frozen=True)
 class Features:
-    """Of the NCCL of that version code."""
+    """The features of the NCCL with that version code."""
 
     version: int
-    average: bool  # divides by the number of ranks
+    average: bool  # supports ncclAvg, which divides by the number of ranks
     bfloat16: bool
 
     @classmethod
     def of(cls, version: int) -> Features:
-        """The release notes say since when."""
+        """Return the features of a version, according to NCCL's release notes."""
         return cls(version, average=version >= 21000, bfloat16=version >= 21000)
 
     def words(self) -> str:
-        """What it reduces."""
+        """Return the names of the ops that it supports."""
         return "sum, min, max, product" + (", average" if self.average else "")
 
 
 def spelled(version: int) -> str:
-    """A version code as people write it: 23203 is 2.32.3, and 2708 was 2.7.8."""
+    """Return a version code as people write it: 23203 is 2.32.3, and 2708 was 2.7.8."""
     base = 10000 if version >= 10000 else 1000
     return f"{version // base}.{version % base // 100}.{version % 100}"
 
 
 def wheels() -> dict[str, str]:
-    """Name and version of each distribution that brings an NCCL."""
+    """Return the name and version of each installed distribution that contains an NCCL."""
     found = {}
     for distribution in metadata.distributions():
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
@@ -56,7 +56,7 @@ def wheels() -> dict[str, str]:
 
 @cache
 def overwritten() -> str:
-    """What to say where two wheels bring one library, of which this process has the later; empty where one does."""
+    """Return a warning if two wheels contain the same library, of which the later overwrote the earlier, else ""."""
     found = wheels()
     if len(found) < 2:
         return ""
@@ -68,10 +68,10 @@ def overwritten() -> str:
 
 
 def library(raw: Raw | None = None) -> Library | None:
-    """The NCCL that this process would use, which this loads; None where there is none."""
+    """Load the NCCL that this process would use, and return its description; None if there is none."""
     try:
         version = (raw or load()).version()
-    except Exception as error:  # the loader's, nccl4py's, or NCCL's own: other libraries bring stubs of it, which fail
+    except Exception as error:  # raised by the loader, by nccl4py, or by a stub of NCCL that another library brings
         log.debug("nccl: no library: %s", error)
         return None
     features = Features.of(version)
@@ -89,7 +89,7 @@ def _types(features: Features) -> str:
 
 
 def _place() -> Path | None:
-    """Where the library lies that is loaded, or would be."""
+    """Return the path of the library that is loaded or would be loaded, or None."""
     try:
         for line in Path("/proc/self/maps").read_text().splitlines():
             path = line.partition("/")

@@ -1,7 +1,7 @@
-"""Times copies between the GPUs of a host, with peer access on and off, for `ddl doctor`; what follows is said elsewhere.
+"""Times copies between the GPUs of a host, with peer access on and off, for ``ddl doctor``; does not judge the times.
 
-The copies run in a process of their own: where an IOMMU or a switch is wrong, a copy may never end, and nothing but
-the end of its process ends it. That process speaks to libcuda directly, so that no framework's context is touched.
+The copies run in a process of their own: if an IOMMU or a switch is misconfigured, a copy may never end, and only the
+end of its process ends it. That process calls libcuda directly, so that no framework's context is affected.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SMALL_TIMES, LARGE_TIMES = 100, 5
 PATIENCE_S = 90.0  # for all pairs of a host
 _PATTERN = 0x5A
 _NON_BLOCKING = 1
-_ALREADY_ON, _NOT_ON = 704, 705  # of CUresult: peer access is as it was asked for
+_ALREADY_ON, _NOT_ON = 704, 705  # CUresults: peer access already is as requested
 
 Tell = Callable[[Mapping[str, Any]], None]
 
 
 class Cuda:
-    """The few calls of CUDA's driver that it takes. ``library``: the loaded one, or what stands in for it."""
+    """The few calls of CUDA's driver that the measurement needs. ``library`` is libcuda, or a replacement in tests."""
 
     def __init__(self, library: Any) -> None:
-        """Raises OSError where the driver refuses."""
+        """Open all devices and allocate memory on each. Raises OSError if the driver fails."""
         self._library = library
         self._call("cuInit", ctypes.c_uint(0))
         count = ctypes.c_int()
@@ -47,7 +47,7 @@ class Cuda:
         self._memory = [self._allocated(context) for context in self._contexts]
 
     def buses(self) -> list[str]:
-        """Addresses on the PCI bus, in CUDA's order."""
+        """Return the addresses of the devices on the PCI bus, in CUDA's order."""
         found = []
         for device in self._devices:
             text = ctypes.create_string_buffer(32)
@@ -56,7 +56,7 @@ class Cuda:
         return found
 
     def set_peers(self, on: bool) -> None:
-        """Peer access of all that can, on or off."""
+        """Switch peer access on or off, for every pair of devices that supports it."""
         for a, here in enumerate(self._devices):
             for b, there in enumerate(self._devices):
                 able = ctypes.c_int()
@@ -70,13 +70,13 @@ class Cuda:
                         self._call("cuCtxDisablePeerAccess", self._contexts[b], fine=_NOT_ON)
 
     def copy_s(self, a: int, b: int, nbytes: int, times: int) -> float:
-        """Seconds that one copy from GPU ``a`` to ``b`` takes, of so many behind each other on a stream of ``a``."""
+        """Return the seconds of one copy from GPU ``a`` to ``b``: the mean of ``times`` copies on a stream of ``a``."""
         self._enter(a)
         stream, begin, end = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
         for event in (begin, end):
             self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(0))
-        self._copy(a, b, nbytes, stream)  # the first one makes what is needed
+        self._copy(a, b, nbytes, stream)  # the first copy also sets up what copies need
         self._call("cuEventRecord", begin, stream)
         for _ in range(times):
             self._copy(a, b, nbytes, stream)
@@ -90,7 +90,7 @@ class Cuda:
         return took_ms.value / 1e3 / times
 
     def is_right(self, a: int, b: int) -> bool:
-        """Whether what is copied from GPU ``a`` is what arrives at ``b``."""
+        """Return whether the bytes that are copied from GPU ``a`` arrive unchanged at ``b``."""
         for index, value in ((a, _PATTERN), (b, 0)):
             self._enter(index)
             self._call("cuMemsetD8_v2", self._memory[index], ctypes.c_ubyte(value), ctypes.c_size_t(LARGE_BYTES))
@@ -113,7 +113,7 @@ class Cuda:
         self._call("cuCtxSetCurrent", self._contexts[index])
 
     def _copy(self, a: int, b: int, nbytes: int, stream: ctypes.c_void_p) -> None:
-        # Within one GPU from one half to the other: source and target must not be the same.
+        # Within one GPU copy from one half to the other, because source and target must differ.
         target = ctypes.c_ulonglong(self._memory[b].value + (LARGE_BYTES if a == b else 0))
         pair = (target, self._contexts[b], self._memory[a], self._contexts[a])
         self._call("cuMemcpyPeerAsync", *pair, ctypes.c_size_t(nbytes), stream)
@@ -125,10 +125,10 @@ class Cuda:
 
 
 def measure(cuda: Cuda, tell: Tell) -> None:
-    """Tells first the buses, then of every pair that it begins and what came out."""
+    """Send the buses first, then a message when each pair begins and one with its result."""
     size = len(cuda.buses())
     tell({"buses": cuda.buses()})
-    for state in ("off", "on"):  # so that where peer access hangs, the rest is known
+    for state in ("off", "on"):  # "off" first, so that its results are known even if peer access hangs
         cuda.set_peers(state == "on")
         for a in range(size):
             for b in range(size):
@@ -143,9 +143,10 @@ def measure(cuda: Cuda, tell: Tell) -> None:
 def put_together(
     messages: Iterable[Mapping[str, Any]], buses: Sequence[str], ended: bool, why: str = ""
 ) -> dict[str, Any]:
-    """Facts by the driver's order of GPUs, which ``buses`` tells. Not ``ended``: the last pair that began hangs.
+    """Return the facts in the driver's order of GPUs, which ``buses`` gives.
 
-    ``why``: what it ended with before all was measured, while a copy of the last pair that began was under way.
+    If not ``ended``, the last pair that began hangs. ``why``: the error that ended the measurement too early, during a
+    copy of the last pair that began.
     """
     size = len(buses)
     places: list[int] = []
@@ -174,12 +175,15 @@ def put_together(
 
 
 class LinksCheck(Check):
-    """Completes what the core tells of a host's GPUs with what copies between them take."""
+    """Adds the times of copies between a host's GPUs to the core's check of GPU links."""
 
     completes = "gpu-links"
 
     def look(self, host: HostView) -> Any:
-        """Facts for the check that it completes; {} where there is no pair, or the host was only recorded."""
+        """Return facts for the check that this one completes.
+
+        Return {} if the host has fewer than two GPUs, or if it is only a recording of a host.
+        """
         gpus = list(host.gpus.gpus()) if host.gpus is not None else []
         if host.root != "/" or len(gpus) < 2:
             return {}
@@ -187,12 +191,15 @@ class LinksCheck(Check):
         return put_together(messages, [gpu.bus for gpu in gpus], ended, why)
 
     def judge(self, seen: Sequence[Seen]) -> Iterable[Finding]:
-        """None: see the check that it completes."""
+        """Return no findings: the check that this one completes judges the facts."""
         return ()
 
 
 def _from_child(environ: Mapping[str, str], patience_s: float) -> tuple[list[dict[str, Any]], bool, str]:
-    """What it told, whether it came to its end in time, and why it failed. Raises RuntimeError where that was at no pair."""
+    """Return the child's messages, whether it ended in time, and why it failed.
+
+    Raises RuntimeError if it failed before the first copy.
+    """
     path = os.pathsep.join(entry for entry in sys.path if entry)
     child = subprocess.Popen(
         [sys.executable, "-c", "from ddl_nccl.links import main; main()"],
@@ -211,7 +218,7 @@ def _from_child(environ: Mapping[str, str], patience_s: float) -> tuple[list[dic
         ended = False
         try:
             out, err = child.communicate(timeout=max(2.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:  # it hangs in the kernel: what it had told counts
+        except subprocess.TimeoutExpired:  # it hangs in the kernel: use what it had sent
             out, err = (error.stdout or b"").decode(), ""
     messages = [json.loads(line) for line in out.splitlines() if line.endswith("}")]
     why = ""
@@ -223,7 +230,7 @@ def _from_child(environ: Mapping[str, str], patience_s: float) -> tuple[list[dic
 
 
 def main(library: Any = None, tell: Tell | None = None) -> None:
-    """What the process of its own does: a line of JSON for each message of ``measure``."""
+    """Run the measurement: print a line of JSON for each message. This is what the child process runs."""
     measure(
         Cuda(library or ctypes.CDLL(LIBRARY)),
         tell or (lambda message: print(json.dumps(message), flush=True)),

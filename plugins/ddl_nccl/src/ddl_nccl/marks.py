@@ -1,4 +1,4 @@
-"""Moments of a queue by which the device has to have come: where a bucket may take only so long."""
+"""Events of a queue with a deadline each, to limit how long a bucket may take on the device."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["Marks"]
 
 
 class Marks:
-    """One thread sets them, another looks."""
+    """The events and their deadlines. One thread sets them, another checks them."""
 
     def __init__(self, patience_s: float) -> None:
-        self.patience_s = patience_s  # 0: for ever
+        self.patience_s = patience_s  # 0: no limit
         self._left: deque[tuple[float, Event]] = deque()
 
     def set(self, event: Event) -> None:
-        """It is to come within ``patience_s`` from now."""
+        """Expect the event within ``patience_s`` from now."""
         self._left.append((time.monotonic() + self.patience_s, event))
 
     def late(self) -> bool:
-        """Whether one has not come in its time. Raises DeviceError where the device failed before it."""
+        """Return whether an event has missed its deadline. Raises DeviceError if the device failed before the event."""
         while self._left:
             until_s, event = self._left[0]
             if not event.done():

@@ -1,7 +1,7 @@
-"""How the ranks of a communicator meet before NCCL is called: all are there, on a device each, with one NCCL.
+"""How the ranks of a communicator meet before NCCL is called: checks that all are there, each with its own device.
 
-Rank 0 hears all of them and answers with NCCL's unique id, or with what is wrong: so a rank that is not there, or
-would fail, is told of by name and in time, where NCCL would wait without end.
+Rank 0 hears all ranks, checks that they have the same NCCL, and answers with NCCL's unique id or with what is wrong. So
+a rank that is missing or would fail is reported by name and in time, while NCCL itself would wait without end.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ SLICE_S = 0.25
 
 @dataclass(frozen=True)
 class Arrival:
-    """What a rank says of itself."""
+    """What a rank reports about itself."""
 
     rank: int  # in the world
     host: int
-    device: str  # the very device, equal for all who see it; "": it cannot be told
+    device: str  # the same string on all ranks that see this device; "": unknown
     version: int  # NCCL's code
     trouble: str = ""  # why it cannot take part
 
     def to_bytes(self) -> bytes:
-        """As the store has it."""
+        """Return the arrival as stored in the store."""
         return json.dumps([self.rank, self.host, self.device, self.version, self.trouble]).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Arrival:
-        """Raises ValueError for what no rank has said."""
+        """Return the arrival from the store's bytes. Raises ValueError if they are not an arrival."""
         rank, host, device, version, trouble = json.loads(raw)
         return cls(int(rank), int(host), str(device), int(version), str(trouble))
 
 
 def meet(context: Context, arrival: Arrival, unique_id: Callable[[], bytes], check: Callable[[], None]) -> bytes:
-    """The unique id that all ranks of ``context`` are to use. ``check`` raises to end the wait.
+    """Return the unique id that all ranks of ``context`` must use. ``check`` raises to end the wait.
 
-    Raises DeadlineExceeded past ``context.timeout_s``, and TransportError on every rank where NCCL cannot serve them.
+    Raises DeadlineExceeded after ``context.timeout_s``, and TransportError on every rank if NCCL cannot be used.
     """
     until_s = time.monotonic() + context.timeout_s
     store = PrefixStore("nccl/", context.store)
@@ -75,7 +75,7 @@ def _gathered(
 
 
 def objection(arrivals: list[Arrival]) -> str:
-    """Why NCCL cannot serve these ranks, in one line with what to do; empty where it can."""
+    """Return why NCCL cannot serve these ranks, in one line with what to do, or "" if it can."""
     troubled = next((a for a in arrivals if a.trouble), None)
     if troubled is not None:
         return f"{troubled.trouble} (on rank {troubled.rank})"
@@ -85,7 +85,7 @@ def objection(arrivals: list[Arrival]) -> str:
             f"nccl: rank {old.rank} has NCCL {spelled(old.version)}, which is older than {spelled(OLDEST)}; "
             "pip install --upgrade nvidia-nccl-cu13 (or nvidia-nccl-cu12: as the framework's CUDA)"
         )
-    # NCCL itself compares the whole of it as it connects, and refuses patch releases that differ.
+    # NCCL itself compares the whole version when it connects, and refuses patch releases that differ.
     other = next((a for a in arrivals if a.version != arrivals[0].version), None)
     if other is not None:
         return (

@@ -1,4 +1,4 @@
-"""Introduces ddl_nccl to the core by data alone: it imports neither NCCL's bindings nor numba."""
+"""Describes ddl_nccl to the core without importing NCCL's bindings or numba."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ INSTALL = "pip install 'ddl-nccl[cu13]' (or [cu12]: as the framework's CUDA)"
 
 
 def one_each(environ: Mapping[str, str]) -> bool:
-    """Whether each rank needs a GPU of its own: since 2.30 NCCL goes without, where its user has told it so."""
+    """Return whether each rank needs a GPU of its own.
+
+    NCCL 2.30 and later do without if the user sets NCCL_MULTI_RANK_GPU_ENABLE=1.
+    """
     return environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1"
 
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """Collectives between GPUs, within a host and across hosts."""
+    """Return the provider of collectives between GPUs, within a host and across hosts."""
     return [
         TransportProvider(
             name="nccl",
@@ -58,7 +61,7 @@ def ddl_transports() -> list[TransportProvider]:
 
 @hookimpl
 def ddl_kernels() -> list[KernelsProvider]:
-    """Memory, streams and fusion copies of CUDA devices."""
+    """Return the provider of memory, streams and fusion kernels of CUDA devices."""
     return [
         KernelsProvider(
             name="cuda",
@@ -76,7 +79,7 @@ def ddl_kernels() -> list[KernelsProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """For `ddl doctor`."""
+    """Return the checks for ``ddl doctor``."""
     copies = "latency and bandwidth between the GPUs of a host, with P2P on and off"
     return [
         CheckProvider("nccl", "ddl_nccl.checks:NcclCheck", doc="one NCCL on all hosts, of one CUDA"),

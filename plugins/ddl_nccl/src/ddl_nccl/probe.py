@@ -1,6 +1,6 @@
-"""Says what keeps NCCL or CUDA from being used on this host, by looking for files: nothing is initialised.
+"""Says why NCCL or CUDA cannot be used on this host, by looking for files only: nothing is initialized.
 
-Initialising CUDA takes a second and memory of the GPU, and forbids the process to fork.
+Initializing CUDA takes a second and memory of the GPU, and forbids the process to fork.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["LIBRARY", "gpu", "installed_libraries", "nccl", "visible"]
 
 DRIVER = "libcuda.so.1"
 LIBRARY = "libnccl.so.2"
-DEVICES = ("nvidia[0-9]*", "dxg", "nvhost-gpu")  # below /dev: a PC's, Windows' Linux', a Jetson's
+DEVICES = ("nvidia[0-9]*", "dxg", "nvhost-gpu")  # below /dev: of a PC, of Linux on Windows, of a Jetson
 
 
 def gpu() -> str:
-    """What keeps a GPU from being used here, with what to do; empty where nothing does."""
+    """Return why a GPU cannot be used here, with what to do, or "" if it can."""
     if not _loads(DRIVER):
         return f"no NVIDIA driver ({DRIVER} not found); install the driver, or start the container with --gpus all"
     if not _device_files():
@@ -34,18 +34,18 @@ def _device_files() -> list[str]:
 
 
 def visible(environ: Mapping[str, str]) -> str:
-    """Whether these variables hide every GPU: what to say of it, else empty."""
+    """Return what to say if these variables hide every GPU, and otherwise ""."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return ""
     first = listed.split(",")[0].strip()
-    if first in ("", "-1", "NoDevFiles", "none", "void"):  # CUDA ends the list at the first that makes no sense
+    if first in ("", "-1", "NoDevFiles", "none", "void"):  # CUDA ends the list at the first invalid entry
         return f"CUDA_VISIBLE_DEVICES='{listed}' hides every GPU; unset it, or name one"
     return ""
 
 
 def nccl() -> str:
-    """What keeps NCCL from being used here, with what to do; empty where nothing does."""
+    """Return why NCCL cannot be used here, with what to do, or "" if it can."""
     missing = gpu()
     if missing:
         return missing
@@ -55,7 +55,7 @@ def nccl() -> str:
 
 
 def installed_libraries() -> list[Path]:
-    """The NCCLs that pip has installed where this Python looks, in the order in which it does."""
+    """Return the NCCL libraries that pip has installed, in the order of Python's search."""
     return list(_wheels())
 
 
@@ -70,7 +70,7 @@ def _wheels() -> Iterator[Path]:
 
 @cache
 def _loads(name: str) -> bool:
-    """Whether the system's loader finds the library. It stays loaded, which costs address space only."""
+    """Return whether the system's loader finds the library. It stays loaded, which costs only address space."""
     try:
         ctypes.CDLL(name)
     except OSError:

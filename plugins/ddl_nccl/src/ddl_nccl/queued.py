@@ -1,4 +1,4 @@
-"""Waiting on the host for what was queued on a device, where somebody does: with a deadline, and ended by an abort."""
+"""Lets the host wait for what was queued on a device, with a deadline; an abort ends the wait."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from ddlcore.contracts.transport import Work
 
 __all__ = ["Queued"]
 
-SLICE_S = 0.05  # how often who waits looks whether it was aborted
+SLICE_S = 0.05  # how often a waiting thread checks for an abort
 
 
 class Queued(Work):
-    """Complete when ``event`` has come, unless ``check`` then raises: an aborted call lets the queue go on, too."""
+    """Work that is complete when ``event`` is done, unless ``check`` then raises.
+
+    The check comes after the event, because an aborted call also lets the queue continue, with garbage in the memory.
+    """
 
     def __init__(self, check: Callable[[str], None], event: Event, what: str, kept: object = None) -> None:
         self._check, self._event, self._what, self._kept = check, event, what, kept

@@ -1,6 +1,7 @@
-"""Reductions that NCCL does not do as ddl promises them: it moves the bytes, and the device's kernels reduce.
+"""Reductions that NCCL does not do as ddl promises: NCCL moves the bytes, and the device's kernels reduce.
 
-NCCL adds 16-bit floats in 16 bits, at each hop anew, and its least and greatest lose a NaN; it has no 16-bit integers.
+NCCL adds 16-bit floats in 16 bits with a rounding at each hop, its min and max lose a NaN, and it has no 16-bit
+integers.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from ddlcore.types import Buffer, DType, ReduceOp
 
 __all__ = ["WHOLE_BYTES", "OwnReductions"]
 
-WHOLE_BYTES = 1 << 20  # up to so many in all, everybody gets everything: one way through the network
-PIECE_BYTES = 32 << 20  # larger ones go in such pieces, for whose parts there is scratch memory
+WHOLE_BYTES = 1 << 20  # up to this total, every rank gets everything, in one pass through the network
+PIECE_BYTES = 32 << 20  # larger tensors are cut into pieces of this size, to limit scratch memory
 ALIGNED_BYTES = 16  # of a shard: what NCCL and the kernels move at once
 
 
 class OwnReductions:
-    """Belongs to one communicator. Every method puts its work on the queue and returns; each rank gets the same bits.
+    """The reductions of one communicator. Every method queues its work and returns; each rank gets the same bits.
 
-    ``on`` tells the communicator and the stream, anew for each call of NCCL: it may have been aborted meanwhile.
-    Values are reduced in the order of ranks, 16-bit floats in float32 with one rounding.
+    ``on`` returns the communicator and the stream. It is called for each call of NCCL, because the communicator may
+    have been aborted meanwhile. Values are reduced in the order of ranks, 16-bit floats in float32 with one rounding.
     """
 
     def __init__(self, raw: Raw, on: Callable[[], tuple[Any, int]], queue: Queue, rank: int, size: int) -> None:
@@ -35,7 +36,7 @@ class OwnReductions:
         self._scratch = Scratch(queue)
 
     def allreduce(self, source: Buffer, target: Buffer, op: ReduceOp) -> None:
-        """At least one element. As many bytes as a ring sends, but for small ones."""
+        """Reduce at least one element. Sends as many bytes as a ring does, except for small tensors."""
         width = source.dtype.itemsize
         piece = PIECE_BYTES // width
         for first in range(0, source.count, piece):
@@ -51,22 +52,22 @@ class OwnReductions:
             self._scatter(source, mine, [share] * self._size, dtype, op)
             self._raw.all_gather(mine, target, share * width, BYTES, *self._on())
         done = share * self._size
-        if done < count:  # all of it, or what is left: fewer elements than ranks times a unit
+        if done < count:  # all elements, or a rest of fewer than ranks times a unit
             self._whole(source + done * width, target + done * width, count - done, dtype, op)
 
     def _whole(self, source: int, target: int, count: int, dtype: DType, op: ReduceOp) -> None:
-        """Everybody sends everything to all."""
+        """Send every rank's elements to all ranks, and reduce everything on each."""
         nbytes = count * dtype.itemsize
         slots = self._scratch.address(self._size * nbytes)
         self._raw.all_gather(source, slots, nbytes, BYTES, *self._on())
         self._reduce([slots + rank * nbytes for rank in range(self._size)], target, count, dtype, op)
 
     def reducescatterv(self, source: Buffer, target: Buffer, counts: Sequence[int], op: ReduceOp) -> None:
-        """At least one element somewhere; this rank's part may be empty."""
+        """Reduce and scatter. At least one rank gets an element; this rank's part may be empty."""
         self._scatter(source.address, target.address, counts, source.dtype, op)
 
     def _scatter(self, source: int, target: int, counts: Sequence[int], dtype: DType, op: ReduceOp) -> None:
-        """Each rank sends to every other what that one is to reduce."""
+        """Send to each other rank the elements that it reduces, and reduce this rank's own part."""
         width, me = dtype.itemsize, self._rank
         at = [source + before * width for before in accumulate(counts[:-1], initial=0)]
         step = -(-counts[me] * width // ALIGNED_BYTES) * ALIGNED_BYTES
@@ -87,7 +88,7 @@ class OwnReductions:
             self._reduce(parts, target, counts[me], dtype, op)
 
     def _others(self) -> list[int]:
-        """Beginning with the next, so that not all send to the same one first."""
+        """Return the other ranks, beginning with the next one, so that not all ranks send to the same one first."""
         return [(self._rank + i) % self._size for i in range(1, self._size)]
 
     def _reduce(self, parts: Sequence[int], target: int, count: int, dtype: DType, op: ReduceOp) -> None:

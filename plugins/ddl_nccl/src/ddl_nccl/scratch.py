@@ -1,4 +1,4 @@
-"""Memory of the device that queued calls use: kept until the queue is past them."""
+"""Scratch memory of the device for queued calls, kept until the queue has finished them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Scratch"]
 
 
 class Scratch:
-    """One piece, used again by each call on the queue, which runs them in order; grown where one needs more."""
+    """One block of memory, which the calls on a queue reuse in order; it grows when a call needs more."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._memory: Memory | None = None
-        self._left: deque[tuple[Event, Memory]] = deque()  # outgrown, and perhaps in use
+        self._left: deque[tuple[Event, Memory]] = deque()  # outgrown blocks that may still be in use
 
     def address(self, nbytes: int) -> int:
-        """Of so many bytes, aligned as the device likes it; their content is undefined."""
+        """Return the address of at least ``nbytes`` bytes, with the device's alignment; their content is undefined."""
         while self._left and self._left[0][0].done():
             self._left.popleft()
         if self._memory is None or self._memory.nbytes < nbytes:

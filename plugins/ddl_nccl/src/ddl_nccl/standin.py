@@ -1,7 +1,7 @@
-"""NCCL between threads: stands in for the raw layer, moves the bytes, and notes whatever NCCL would take amiss.
+"""NCCL between threads: replaces the raw layer, moves the bytes, and records every use that NCCL does not allow.
 
-Each rank is a thread; addresses are host memory; a stream is the queue of a pretend device, on which the work is
-put. Where NCCL is worse than ddl promises, so is this: it rounds 16-bit sums at every hop, and loses NaNs.
+Each rank is a thread; addresses are of host memory; a stream is the queue of a pretend device, which executes the work.
+Where NCCL is worse than ddl promises, the stand-in is, too: it rounds 16-bit sums at every hop, and loses NaNs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SENDS, RECEIVES = "send", "recv"
 
 
 class StandInError(Exception):
-    """As nccl4py's NCCLError: what went wrong is in ``status``."""
+    """An error like nccl4py's NCCLError: ``status`` holds the result code."""
 
     def __init__(self, status: int, text: str) -> None:
         self.status = status
@@ -37,7 +37,7 @@ class StandInError(Exception):
 
 
 class _Round:
-    """One collective: what each rank has asked for, and whether it is over."""
+    """One collective: the call of each rank, and whether it is over."""
 
     def __init__(self) -> None:
         self.parts: dict[int, Asked] = {}
@@ -51,7 +51,7 @@ class _Message:
 
 
 class _World:
-    """The communicator of one unique id."""
+    """The ranks that share one unique id."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -63,7 +63,7 @@ class _World:
 
 @dataclass(eq=False)
 class Comm:
-    """One rank's handle of it. Used after its end, it is freed memory in NCCL."""
+    """One rank's communicator. NCCL frees it at its end, so a later use is a fault."""
 
     world: _World
     rank: int
@@ -72,20 +72,20 @@ class Comm:
     account: str = ""
     aborted: bool = False
     ended: str = ""
-    collectives: int = 0  # asked for so far
-    queued: int = 0  # groups that the queue has not got to the end of
+    collectives: int = 0  # called so far
+    queued: int = 0  # groups that the queue has not finished
     streams: set[int] = field(default_factory=set)
 
 
 class StandIn(Raw):
-    """The layer of all ranks. ``faults`` holds a line for each thing that NCCL does not allow."""
+    """The stand-in's layer for all ranks. ``faults`` holds a line for each use that NCCL does not allow."""
 
     def __init__(self, version: int = VERSION) -> None:
         self.faults: list[str] = []
-        self.called: list[str] = []  # names, in the order in which ranks called
+        self.called: list[str] = []  # names of functions, in the order of the calls
         self.abort_s = 0.0  # how long an abort takes
-        self.stuck = False  # whether who opens is never let through
-        self.deaf: set[int] = set()  # streams that never get to a collective
+        self.stuck = False  # whether init never returns
+        self.deaf: set[int] = set()  # streams that never reach a collective
         self._version = version
         self._lock = threading.Lock()
         self._worlds: dict[bytes, _World] = {}
@@ -98,25 +98,25 @@ class StandIn(Raw):
     # --- for tests
 
     def know(self, queue: PretendQueue) -> None:
-        """A stream that calls may name."""
+        """Allow calls on this queue's stream."""
         self._queues[queue.handle] = queue
 
     def fail(self, rank: int, result: int, account: str = "") -> None:
-        """From now on the open communicators of ``rank`` report ``result``."""
+        """Make the open communicators of ``rank`` report ``result`` from now on."""
         for comm in self._comms:
             if comm.rank == rank and not comm.ended:
                 comm.error, comm.account = result, account
 
     def release(self) -> None:
-        """Lets go of whoever is stuck."""
+        """Release all threads that are stuck."""
         self._released.set()
 
     def made(self) -> list[Comm]:
-        """All communicators that ranks ever got."""
+        """Return all communicators that ranks ever got."""
         return list(self._comms)
 
     def alive(self) -> list[Comm]:
-        """Communicators that were neither destroyed nor aborted."""
+        """Return the communicators that were neither destroyed nor aborted."""
         return [comm for comm in self._comms if not comm.ended]
 
     # --- life
@@ -281,7 +281,7 @@ class StandIn(Raw):
                         while not message.over:
                             wait()
         except _Aborted:
-            pass  # the kernel ends, and the stream goes on with whatever is in the memory
+            pass  # the kernel ends, and the stream continues with whatever is in the memory
         finally:
             comm.queued -= 1
 
@@ -309,7 +309,11 @@ class StandIn(Raw):
         comm.world.changed.notify_all()
 
     def _collective(self, comm: Comm, number: int, call: Asked) -> None:
-        """Who was aborted takes part no more, and its memory may be gone: the others wait until they are aborted, too."""
+        """Run one collective on the queue's thread of this rank.
+
+        An aborted rank no longer takes part, and its memory may be freed: the other ranks wait until they are aborted,
+        too.
+        """
         world = comm.world
         this = world.rounds[number]
         this.parts[comm.rank] = call

@@ -1,4 +1,4 @@
-"""What a collective of the stand-in does to memory: as NCCL does it, where NCCL is worse than ddl promises, too."""
+"""What a collective of the stand-in does to memory; it has the same defects as NCCL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUM, PROD, MAX, MIN, AVG = range(5)
 
 @dataclass(frozen=True)
 class Asked:
-    """One collective or message as a rank has asked for it. ``root``: of a message, the peer."""
+    """One collective or message that a rank has called. For a message, ``root`` is the peer."""
 
     kind: str
     source: int
@@ -33,11 +33,11 @@ class Asked:
 
     @property
     def said(self) -> str:
-        """What all ranks must say alike."""
+        """The properties of the call that must be the same on all ranks."""
         return f"{self.kind} of {self.count} of type {self.dtype} by op {self.op}, root {self.root}"
 
     def spans(self, size: int) -> Iterator[tuple[int, int]]:
-        """The memory that it uses, as (address, bytes)."""
+        """Yield the memory that the call uses, as (address, bytes)."""
         nbytes = self.count * np.dtype(TYPES[self.dtype]).itemsize
         if self.source:
             yield self.source, nbytes * (size if self.kind == "reduce_scatter" else 1)
@@ -46,14 +46,14 @@ class Asked:
 
 
 def memory(address: int, count: int, dtype: int) -> Any:
-    """The elements at ``address``, without a copy."""
+    """Return the elements at ``address``, without a copy."""
     kind: Any = np.dtype(TYPES[dtype])
     raw: Any = (ctypes.c_char * (count * kind.itemsize)).from_address(address)
     return np.frombuffer(raw, np.uint8).view(kind)
 
 
 def carry_out(parts: Sequence[Asked]) -> None:
-    """Does what all ranks have asked for alike; ``parts`` by rank."""
+    """Execute the collective that all ranks have called; ``parts`` are their calls, by rank."""
     one, size = parts[0], len(parts)
     if one.kind == "broadcast":
         values = memory(parts[one.root].source, one.count, one.dtype).copy()
@@ -70,7 +70,7 @@ def carry_out(parts: Sequence[Asked]) -> None:
 
 
 def _fold(arrays: Sequence[Any], op: int) -> Any:
-    """Around the ring, from the second rank on: rounded at every hop, and a number wins over a NaN."""
+    """Reduce around the ring from the second rank on: rounded at every hop, and a number wins over a NaN."""
     function: Any = {SUM: np.add, AVG: np.add, PROD: np.multiply, MAX: np.fmax, MIN: np.fmin}[op]
     kind = arrays[0].dtype
     if op == AVG:

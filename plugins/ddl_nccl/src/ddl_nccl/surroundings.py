@@ -1,4 +1,4 @@
-"""What NCCL finds around it: hands ddl's settings on, of which the user's own stand, and warns of two NCCLs in one place."""
+"""NCCL's environment: passes ddl's settings to NCCL unless the user has set them, and warns of two installed NCCLs."""
 
 from __future__ import annotations
 
@@ -19,26 +19,32 @@ BLOCKING = "NCCL_COMM_BLOCKING"
 
 
 def tell(environ: MutableMapping[str, str], settings: Mapping[str, str | int | float | bool]) -> None:
-    """Before NCCL is used first in this process: it reads each variable once.
+    """Set NCCL's variables. Call this before NCCL is first used in the process, because NCCL reads each variable once.
 
-    Which network cards of InfiniBand it takes (NCCL_IB_…) is left to NCCL and the user.
-    Raises TransportError where this host has no interface of the name that was asked for, or a variable makes calls
-    return before they are done, over what a communicator was opened with.
+    The choice of InfiniBand cards (NCCL_IB_…) is left to NCCL and the user. Raises TransportError if this host has no
+    interface of the requested name, or if a variable overrides the communicator's configuration so that calls return
+    before they are done.
     """
     if environ.get(BLOCKING, "").strip() == "0":
         raise TransportError(f"nccl: {BLOCKING}=0 makes NCCL's calls return before they are done; unset {BLOCKING}")
     wanted = str(settings.get("network_interface", ""))
     if wanted and not environ.get(INTERFACE):
-        environ[INTERFACE] = "=" + chosen_interface(wanted)  # with =, no interface whose name only begins so
+        environ[INTERFACE] = "=" + chosen_interface(wanted)  # with "=", only the interface of exactly this name matches
 
 
 def identity(environ: Mapping[str, str], device: str) -> str:
-    """Of the device, for the ranks to see whether two are on one; empty where they may be: NCCL then says whether it can."""
+    """Return the device's identity, by which ranks notice that two use one device.
+
+    Return "" if ranks may share a device: NCCL then decides whether that works.
+    """
     return device if one_each(environ) else ""
 
 
 def chosen_interface(wanted: str) -> str:
-    """The name of the interface that ``wanted`` stands for: names, or addresses of this host; the first that it has."""
+    """Return the name of the interface that ``wanted`` stands for.
+
+    ``wanted`` lists names, or addresses of this host; the first that the host has counts.
+    """
     try:
         address = chosen_address(wanted)
     except ValueError as error:
@@ -50,7 +56,7 @@ def chosen_interface(wanted: str) -> str:
 
 
 def warn(context: Context, version: int) -> None:
-    """One line from each host where it is not sure that the NCCL of this ``version`` is the one that was meant."""
+    """Log one line on each host on which the loaded NCCL, of this ``version``, may not be the intended one."""
     me = context.members[context.rank]
     first = next(member.rank for member in context.members if member.host == me.host)
     if me.rank == first and overwritten():

@@ -1,4 +1,4 @@
-"""The transport over NCCL: says in NCCL's words what is to be sent from where, on one stream of one device."""
+"""The transport over NCCL: translates each collective into calls of NCCL, on one stream of one device."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ __all__ = ["NcclTransport"]
 
 log = logging.getLogger("ddl")
 
-GRACE_S = 3.0  # how long after an error of NCCL's own the job has to say who is lost, before this ends the calls
-CALL_S = 0.3  # how long the end of a communicator waits for a call that is under way
-ABORT_S = 0.8  # how long abort waits for NCCL's, that wait among it; it goes on behind that
-CLOSE_S = 2.0  # likewise close, for the queue and for NCCL
+GRACE_S = 3.0  # how long the job may take, after an error of NCCL's, to report the lost rank before this ends the calls
+CALL_S = 0.3  # how long the end of a communicator waits for a call in progress
+ABORT_S = 0.8  # how long abort waits for NCCL's abort, CALL_S included; it continues in the background
+CLOSE_S = 2.0  # how long close waits for the queue, and for NCCL
 
 
 class NcclTransport(Transport):
-    """Any number of ranks, each on a GPU of its own, on any hosts.
+    """Any number of ranks on any hosts, each with its own GPU.
 
-    Calls are put on ``context.queue``. ``raw`` is NCCL itself, or what stands in for it.
+    Calls are put on ``context.queue``. ``raw`` is NCCL itself, or a stand-in.
     """
 
     capabilities = Capabilities(
@@ -55,12 +55,12 @@ class NcclTransport(Transport):
         self._queue: Queue
         self._own: OwnReductions | None = None
         self._native: frozenset[tuple[DType, ReduceOp]] = frozenset()
-        self._lock = threading.Lock()  # who ends the communicator, and who looks at it
-        self._calling = threading.Lock()  # held while a call is under way
-        self._over = threading.Event()  # aborted or closed: an opening gives up
+        self._lock = threading.Lock()  # protects the communicator from being ended while the watchdog looks at it
+        self._calling = threading.Lock()  # held during a call
+        self._over = threading.Event()  # aborted or closed: an open in progress gives up
         self._failure: DdlInternalError | None = None
         self._failed_s = 0.0
-        self._open_until_s = 0.0  # while it is tried out: NCCL may wait for a peer in the very call
+        self._open_until_s = 0.0  # while the first reduction runs: NCCL may wait for a peer in the call itself
         self._marks = Marks(0.0)
 
     # --- life
@@ -98,7 +98,7 @@ class NcclTransport(Transport):
             self._raw = self._given or load()
             version = self._raw.version()
             surroundings.warn(context, version)
-        except Exception as error:  # the others must hear of it: they would wait
+        except Exception as error:  # the other ranks must be told, or they would wait
             trouble = str(explained("loading NCCL", error))
         me = context.members[context.rank]
         device = surroundings.identity(os.environ, runtime.identity)
@@ -125,7 +125,7 @@ class NcclTransport(Transport):
             return self._raw.unique_id()
 
     def _try_out(self, until_s: float) -> None:
-        """One reduction: it connects the ranks, so that what keeps GPUs apart is told here, and not in a step."""
+        """Run one reduction, which connects the ranks, so that GPUs that cannot connect fail here and not in a step."""
         one = self._queue.runtime.allocate(4)
         buffer = Buffer(one.address, 1, DType.I32, (1,), owner=one)
         self._call("connecting", lambda: self._reduced(buffer, buffer, ReduceOp.Max))
@@ -152,12 +152,12 @@ class NcclTransport(Transport):
                     "this host close theirs", self._name(), CLOSE_S
                 )  # fmt: skip
         if self._own is not None and not self._drained():
-            _kept.append(self._own)  # its memory is in use
+            _kept.append(self._own)  # the device still uses its memory
         self._own = None
         self._marks = Marks(0.0)
 
     def _drained(self) -> bool:
-        """Whether everything queued has run: only then does NCCL close in peace."""
+        """Return whether everything queued has run: only then can NCCL destroy the communicator normally."""
         try:
             return self._queue.record().wait(CLOSE_S)
         except DdlInternalError:
@@ -169,15 +169,17 @@ class NcclTransport(Transport):
         self._end(ABORT_S)
 
     def _end(self, wait_s: float) -> None:
-        """NCCL's abort: what waits on the device ends, the queue goes on, and what is in the memory is garbage."""
+        """Abort the communicator: waits on the device end, the queue continues, and the memory holds garbage."""
         comm = self._taken()
         if comm is not None and not bounded("abort", lambda: self._abort_comm(comm), wait_s):
             log.debug("nccl: %s is still being aborted", self._name())
 
-    # NCCL makes a context on the device that is current for its thread, and were there none, on the first of the host.
+    # NCCL uses the context that is current in the calling thread, and creates one on the host's first device if there
+    # is none. The threads that abort or destroy a communicator have no current context, so it is entered here.
 
     def _abort_comm(self, comm: Any) -> None:
-        # It frees what a call that is under way goes on to use. But one that waits for a dead peer ends by this alone.
+        # NCCL's abort frees what a call in progress still uses, so wait for that call. But a call that waits for a dead
+        # peer ends only by the abort, so wait only for a limited time.
         waited = self._calling.acquire(timeout=CALL_S)
         try:
             with self._queue.runtime.current():
@@ -196,7 +198,7 @@ class NcclTransport(Transport):
         return comm
 
     def disown(self) -> None:
-        """In a forked process: CUDA does not work there, and what was opened is the parent's."""
+        """Forget everything in a forked process: CUDA does not work there, and the parent owns what was opened."""
         self._lock, self._calling = threading.Lock(), threading.Lock()
         self._comm = self._own = None
 
@@ -299,7 +301,7 @@ class NcclTransport(Transport):
         self._grouped(scatter)()
 
     def _on(self) -> tuple[Any, int]:
-        """The communicator and the stream, of a call of NCCL."""
+        """Return the communicator and the stream for a call of NCCL."""
         return self._comm, self._queue.handle
 
     def _grouped(self, calls: Callable[[], None]) -> Callable[[], None]:
@@ -327,7 +329,7 @@ class NcclTransport(Transport):
             with self._calling, self._queue.runtime.current():
                 call()
         except Exception as error:
-            self.check(what)  # an abort meanwhile says more
+            self.check(what)  # if the communicator was aborted meanwhile, that error says more
             failure = self._explained(f"{what} on {self._name()}", error)
             self._fail(failure)
             raise failure from error
@@ -339,7 +341,7 @@ class NcclTransport(Transport):
     # --- what goes wrong
 
     def check(self, what: str = "a call") -> None:
-        """Raises where this communicator has failed or was aborted. Any thread."""
+        """Raise an error if this communicator has failed or was aborted. Any thread may call this."""
         if self._failure is not None:
             kind = DeadlineExceeded if isinstance(self._failure, DeadlineExceeded) else TransportError
             raise kind(f"{self._failure} (during {what})") from self._failure
@@ -348,7 +350,7 @@ class NcclTransport(Transport):
         self.check("what is queued")
 
     def look(self) -> None:
-        """The watchdog's, every tenth of a second."""
+        """Check the communicator for errors and deadlines. The watchdog calls this every 0.1 s."""
         with self._lock:
             if self._comm is None:
                 return
@@ -365,7 +367,8 @@ class NcclTransport(Transport):
             self._fail(self._unreached())
             self._end(ABORT_S)
             return
-        # The job knows better who is lost, and aborts. Sooner ended, the queue would go on with garbage.
+        # The job knows better which rank is lost, and aborts. If this ended the calls sooner, the queue would continue
+        # with garbage in the memory before the job's error is known.
         if self._failure is not None and time.monotonic() - self._failed_s > GRACE_S:
             log.error("%s", self._failure)
             self._end(ABORT_S)
@@ -376,7 +379,7 @@ class NcclTransport(Transport):
             if marks.late():
                 took = f"was not complete after {marks.patience_s:g} s (DDL_NCCL_TIMEOUT_S)"
                 self._fail(TransportError(f"nccl: a bucket on {self._name()} {took}"))
-        except DdlInternalError as error:  # the device itself
+        except DdlInternalError as error:  # the device itself failed
             self._fail(error)
 
     def _fail(self, failure: DdlInternalError) -> None:
@@ -393,7 +396,7 @@ class NcclTransport(Transport):
         if not isinstance(error, DdlInternalError) and hasattr(self, "_raw"):
             try:
                 account = self._raw.last_error(self._comm)
-            except Exception as untold:  # the account is a kindness
+            except Exception as untold:  # the description is optional
                 log.debug("nccl: no account of an error: %s", untold)
         return explained(what, error, account)
 
@@ -403,12 +406,12 @@ class NcclTransport(Transport):
 
 
 def _starts(address: int, counts: Sequence[int], width: int) -> list[int]:
-    """Where each rank's part begins."""
+    """Return the address at which each rank's part begins."""
     return [address + before * width for before in accumulate(counts[:-1], initial=0)]
 
 
 _open: weakref.WeakSet[NcclTransport] = weakref.WeakSet()
-_kept: list[object] = []  # what the device may still look at
+_kept: list[object] = []  # memory that the device may still use
 
 
 def _after_fork() -> None:

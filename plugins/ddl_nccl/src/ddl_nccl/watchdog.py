@@ -1,4 +1,4 @@
-"""One thread that looks after all communicators of this process, while there are any."""
+"""One thread that watches all communicators of this process, while there are any."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ INTERVAL_S = 0.1
 
 
 class Watched(Protocol):
-    """What is looked at, every INTERVAL_S."""
+    """An object that the watchdog checks every INTERVAL_S."""
 
     def look(self) -> None:
-        """Returns soon, and takes no lock that a call of NCCL may hold."""
+        """Check the object. Must return soon, and must not take a lock that is held during a call of NCCL."""
 
 
 _lock = threading.Lock()
@@ -28,7 +28,7 @@ _changed = threading.Event()
 
 
 def watch(one: Watched) -> None:
-    """From now on. Any thread; the first begins the watchdog."""
+    """Watch the object from now on. Any thread may call this; the first call starts the watchdog thread."""
     global _thread
     with _lock:
         _watched.append(one)
@@ -38,7 +38,10 @@ def watch(one: Watched) -> None:
 
 
 def unwatch(one: Watched) -> None:
-    """No more, although a last look may be under way. The last to leave ends the watchdog. Idempotent."""
+    """Stop watching the object, although a last check may still be running.
+
+    The watchdog thread ends with the last object. Calling this again has no effect.
+    """
     with _lock:
         if one in _watched:
             _watched.remove(one)
@@ -47,7 +50,7 @@ def unwatch(one: Watched) -> None:
 
 
 def forget() -> None:
-    """In a forked process, which has no thread but its own."""
+    """Reset the module in a forked process, which has only the thread that forked."""
     global _lock, _thread, _changed
     _lock, _thread, _changed = threading.Lock(), None, threading.Event()
     _watched.clear()
@@ -57,6 +60,9 @@ def _run() -> None:
     global _thread
     while True:
         _changed.wait(INTERVAL_S)
+        # The decision to end the thread and the addition of an object use the same lock: otherwise watch() could find a
+        # thread that has already decided to end, and its object would never be checked. look() runs outside of the
+        # lock, because it may abort a communicator, and watch() and unwatch() must not wait for that.
         with _lock:
             _changed.clear()
             if not _watched:
@@ -66,12 +72,15 @@ def _run() -> None:
         for one in watched:
             try:
                 one.look()
-            except Exception:  # the others are to be looked after all the same
+            except Exception:  # the other objects must still be checked
                 log.exception("nccl: the watchdog could not look at a communicator")
 
 
 def bounded(what: str, call: Callable[[], object], seconds: float) -> bool:
-    """Whether ``call`` has ended within ``seconds``, on a thread of its own, which is left behind else."""
+    """Run ``call`` on a thread of its own, and return whether it ended within ``seconds``.
+
+    A thread that takes longer is left behind: NCCL's abort and destroy may wait for peers without end.
+    """
 
     def run() -> None:
         try:

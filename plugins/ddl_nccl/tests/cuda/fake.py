@@ -1,4 +1,4 @@
-"""A driver without a device: host memory, streams that are threads, kernels in numba's simulator.
+"""A driver without a device: host memory, streams that are threads, and kernels in numba's simulator.
 
 Streams run their calls later than the call that queued them, and only as far as a test lets them.
 """
@@ -26,7 +26,7 @@ NAMES = {str(name): name for name in catalogue()}
 
 
 def fake_code(name: Name, capability: tuple[int, int]) -> bytes:
-    """In the place of a compiler."""
+    """Return fake code for a kernel, in place of a compiler."""
     return str(name).encode()
 
 
@@ -60,7 +60,10 @@ def _when_all(before: Sequence[threading.Event], moment: threading.Event) -> Non
 
 
 class FakeDriver(Driver):
-    """``fail``: the CUresult with which the next call of that name fails. ``asked`` counts calls."""
+    """A driver whose calls can fail: ``fail`` maps a call's name to the CUresult of its next call.
+
+    ``asked`` counts the calls by name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +72,7 @@ class FakeDriver(Driver):
         self.moments: dict[int, threading.Event] = {}
         self.blocks: dict[int, Any] = {}
         self.pinned_blocks: dict[int, Any] = {}
-        self.graveyard: list[Any] = []  # freed memory, so that nobody gets it again and a late use shows
+        self.graveyard: list[Any] = []  # freed blocks, kept so that the memory is not reused and a late use is noticed
         self.fail: dict[str, int] = {}
         self.asked: dict[str, int] = {}
 
@@ -80,7 +83,7 @@ class FakeDriver(Driver):
 
     @contextmanager
     def held(self, *only: int) -> Iterator[None]:
-        """Nothing that is queued on any stream, or on one of ``only``, runs before the end of this."""
+        """Keep all streams, or those in ``only``, from running anything until the end of this context."""
         held = [self.streams[handle] for handle in only or self.streams]
         for stream in held:
             stream.held += 1
@@ -93,7 +96,7 @@ class FakeDriver(Driver):
                     stream.changed.notify()
 
     def stop(self) -> None:
-        """Ends the streams' threads."""
+        """End the threads of the streams."""
         for handle in list(self.streams):
             self.destroy_stream(handle)
 
@@ -138,7 +141,7 @@ class FakeDriver(Driver):
         self.streams[stream].put(moment.set)
 
     def record_all(self, event: int, stream: int) -> None:
-        """Those that a test made by itself, as the user's are, count."""
+        """Record an event behind all streams, including those that a test made itself to act as the user's."""
         self.moments[event] = moment = threading.Event()
         before = [threading.Event() for _ in self.streams]
         for one, reached in zip(list(self.streams.values()), before):

@@ -1,4 +1,4 @@
-"""What the kernels must give, by numpy in float64, and memory at every alignment."""
+"""The results that the kernels must give, computed by numpy in float64, and memory at every alignment."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ddlcore.types import DType, ReduceOp
 __all__ = ["Array", "Fenced", "at", "combined", "native", "near", "numbers", "rounded"]
 
 Array = np.ndarray[Any, Any]
-FENCE = 0xA5  # what lies around memory that a kernel may write to, and must lie there afterwards
+FENCE = 0xA5  # the content of memory around a kernel's target, before and after
 
 
 def native(dtype: DType) -> Any:
-    """The numpy type that holds ``dtype``."""
+    """Return the numpy type for ``dtype``."""
     return ml_dtypes.bfloat16 if dtype is DType.BF16 else np.dtype(dtype.label)
 
 
 def numbers(dtype: DType, count: int, seed: int) -> Array:
-    """Values that stay within the type when three of them are added or multiplied, and are then halved."""
+    """Return values so small that adding or multiplying three of them and halving the result fits the type."""
     random = np.random.default_rng(seed)
     if dtype is DType.BOOL:
         return random.integers(0, 2, count).astype(bool)
@@ -32,7 +32,7 @@ def numbers(dtype: DType, count: int, seed: int) -> Array:
 
 
 class Fenced:
-    """Memory that begins ``alignment`` bytes behind a multiple of 16, between fences."""
+    """Memory that begins ``alignment`` bytes after a multiple of 16, between guard bytes."""
 
     def __init__(self, count: int, dtype: DType, alignment: int) -> None:
         nbytes = count * dtype.itemsize
@@ -44,28 +44,28 @@ class Fenced:
         self.count = count
 
     def intact(self) -> bool:
-        """Whether nobody wrote outside."""
+        """Return whether nothing outside the memory was written."""
         outside = np.ones(self._raw.size, bool)
         outside[self._inside] = False
         return bool((self._raw[outside] == FENCE).all())
 
 
 def at(alignment: int, values: Array, dtype: DType) -> Fenced:
-    """A copy of the values at that alignment."""
+    """Return a copy of the values at that alignment."""
     memory = Fenced(values.size, dtype, alignment)
     memory.array[:] = values
     return memory
 
 
 def rounded(x: Array, dtype: DType) -> Array:
-    """float64 as ``dtype``: whole numbers truncated, a bool is whether it is not 0."""
+    """Convert float64 to ``dtype``: integers are truncated, and a bool is true if not 0."""
     if dtype is DType.BOOL:
         return np.asarray(x != 0)
     return np.asarray(x.astype(native(dtype)) if dtype.is_float else np.trunc(x).astype(np.int64).astype(native(dtype)))
 
 
 def combined(values: list[Array], dtype: DType, op: ReduceOp) -> Array:
-    """All of them, one after the other, in float64."""
+    """Reduce the values one after the other, in float64."""
     combine: Any = {
         ReduceOp.Sum: np.add, ReduceOp.Min: np.minimum, ReduceOp.Max: np.maximum, ReduceOp.Product: np.multiply
     }[op]  # fmt: skip
@@ -76,7 +76,10 @@ def combined(values: list[Array], dtype: DType, op: ReduceOp) -> Array:
 
 
 def near(actual: Array, expected: Array, dtype: DType) -> None:
-    """Equal, floats but for the rounding of their type and of the float32 that short ones are computed in."""
+    """Assert that the values are equal, except for the rounding of floats.
+
+    16-bit floats are computed in float32 and rounded once.
+    """
     exact = actual.astype(np.float64), expected.astype(np.float64)
     step = {DType.F16: 2.0**-10, DType.BF16: 2.0**-7, DType.F32: 2.0**-22, DType.F64: 2.0**-51}.get(dtype, 0.0)
     np.testing.assert_allclose(*exact, rtol=step, atol=step * 1e-3)

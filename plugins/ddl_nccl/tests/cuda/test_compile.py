@@ -1,7 +1,7 @@
-"""Every kernel compiles for a GPU, without one, and reads and writes 16 bytes at once; skipped where no compiler is.
+"""Every kernel compiles for a GPU, without one, and accesses 16 bytes at once; skipped if there is no compiler.
 
-A compiler comes with `pip install 'ddl-nccl[cu13]'`, or [cu12], or with a CUDA toolkit that numba finds.
-`python -m ddl_nccl.cuda.compile_all` does the same for every kernel, to the end.
+`pip install 'ddl-nccl[cu13]'` (or [cu12]) brings a compiler, and numba also finds a CUDA toolkit. `python -m
+ddl_nccl.cuda.compile_all` does the same for all kernels, including the translation to machine code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from ddlcore.types import DType
 @pytest.mark.processes
 @pytest.mark.timeout(540)
 def test_kernels_compile_and_access_sixteen_bytes() -> None:
-    """In a process of its own: numba's simulator, where the environment asks for it, has no compiler."""
+    """All kernels compile with 16-byte accesses, in a process of its own.
+
+    In this process, numba's simulator may be enabled, which has no compiler.
+    """
     command = [sys.executable, "-m", "ddl_nccl.cuda.compile_all", "--ptx-only", "--one-op", "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=480)
@@ -52,7 +55,7 @@ def test_kernels_compile_and_access_sixteen_bytes() -> None:
 def test_one_line_says_what_to_install(
     error: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What numba does not take is not taken for a missing compiler."""
+    """Every failure of the compiler says in one line what to install; KernelError and NoCompiler are told apart."""
 
     def fail(*_: object, **__: object) -> None:
         raise error
@@ -77,7 +80,10 @@ def test_one_line_says_what_to_install(
 def test_code_is_for_drivers_older_than_the_compiler(
     written: str, capability: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver refuses a later version of PTX, whatever the code; for a device that is not known here the compiler's stands."""
+    """The PTX version is lowered to the oldest that knows the device, because older drivers refuse a later version.
+
+    For an unknown device the compiler's version is kept.
+    """
     text = f"//\n.version {written}\n.target sm_90\n.visible .entry mangled(\n.param .u64 mangled_param_0\n)"
     monkeypatch.setattr("ddl_nccl.cuda.compile._Nvvm.ptx", lambda *_: text)
     monkeypatch.setattr("ddl_nccl.cuda.compile._Nvvm.__init__", lambda _: None)
@@ -87,7 +93,7 @@ def test_code_is_for_drivers_older_than_the_compiler(
 
 @pytest.mark.parametrize("present", [True, False])
 def test_the_compiler_finds_numpy_as_it_was(present: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba-cuda asks numpy, when it first compiles, for a name that numpy 2.5 has no more; afterwards numpy is as before."""
+    """During a compilation numpy has ``row_stack``, which numba-cuda needs; afterwards numpy is unchanged."""
     own, seen = object(), list[object]()
     monkeypatch.setattr(np, "row_stack", own, raising=False)
     if not present:

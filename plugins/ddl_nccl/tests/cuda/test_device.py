@@ -1,4 +1,4 @@
-"""CudaDevice over a driver without a device: queues, events, memory and tables of buckets."""
+"""Tests of CudaDevice over a fake driver: queues, events, memory and tables of buckets."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_packs_and_unpacks_in_order(opened: Opened) -> None:
 
 @pytest.mark.parametrize("places", [64, 2])
 def test_tables_under_way_are_not_written_over(opened: Opened, places: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several buckets are queued before the first has run; each finds its own addresses."""
+    """When several buckets are queued before the first has run, each uses its own addresses."""
     monkeypatch.setattr("ddl_nccl.cuda.queue.PLACES", places)
     _, driver, queue = opened()
     pack = queue.packer(COUNTS, DType.F32, DType.F32, 1.0)
@@ -84,7 +84,7 @@ def test_tables_under_way_are_not_written_over(opened: Opened, places: int, monk
     with driver.held():
         for bucket, flat in zip(buckets[:places], flats):
             pack(addresses(bucket), flat.ctypes.data)
-    for bucket, flat in zip(buckets[places:], flats[places:]):  # where there are few places, these wait for one
+    for bucket, flat in zip(buckets[places:], flats[places:]):  # with few places, these buckets wait for a free one
         pack(addresses(bucket), flat.ctypes.data)
     finish(queue)
     for bucket, flat in zip(buckets, flats):
@@ -117,7 +117,7 @@ def test_a_list_that_is_reused_is_read_anew(opened: Opened) -> None:
 
 
 def test_the_same_addresses_are_not_sent_again(opened: Opened) -> None:
-    """In replay a bucket whose tensors lie where they lay costs one launch and nothing else."""
+    """In replay, a bucket whose tensors have not moved costs only one launch."""
     _, driver, queue = opened()
     pack = queue.packer(COUNTS, DType.F32, DType.F32, 1.0)
     near, flat = tensors(1), np.zeros(sum(COUNTS), np.float32)
@@ -143,7 +143,7 @@ def test_reduces_and_fills(opened: Opened) -> None:
 
 
 def test_queues_wait_for_each_other(opened: Opened) -> None:
-    """The event may go, and its handle be recorded anew, as soon as the wait has been queued."""
+    """As soon as a wait is queued, the event may be freed and its handle recorded again."""
     device, driver, first = opened()
     second = device.queue()
     source, middle, target = (np.full(10, value, np.uint8) for value in (1, 2, 3))
@@ -193,7 +193,10 @@ def test_memory_is_freed_when_the_device_is_done_with_it(opened: Opened) -> None
 
 
 def test_memory_is_not_freed_while_a_stream_of_the_users_reads_it(opened: Opened) -> None:
-    """A framework's tensor may be let go as soon as what reads it is queued, on a stream that ddl does not know."""
+    """Memory is not freed while a stream that ddl does not know still reads it, and the host does not wait either.
+
+    A framework's tensor may be freed as soon as the work that reads it is queued.
+    """
     device, driver, queue = opened()
     users = driver.create_stream()
     target = np.zeros(100, np.uint8)
@@ -206,7 +209,7 @@ def test_memory_is_not_freed_while_a_stream_of_the_users_reads_it(opened: Opened
         start = time.monotonic()
         del memory
         gc.collect()
-        assert time.monotonic() - start < 20.0  # nor does the host wait for it
+        assert time.monotonic() - start < 20.0  # the host does not wait for it either
         finish(queue)
         assert not device._freeing.settle(0.1) and len(driver.blocks) == blocks
     assert device._freeing.settle(10.0) and device.record(device._getting).wait(40.0)
@@ -214,7 +217,7 @@ def test_memory_is_not_freed_while_a_stream_of_the_users_reads_it(opened: Opened
 
 
 def test_memory_that_cannot_be_freed_now_is_freed_later(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As amid a capture of a CUDA graph, when the driver records nothing behind everything."""
+    """Memory that cannot be freed during a capture of a CUDA graph is freed together with later memory."""
     device, driver, _ = opened()
     record_all, refused = driver.record_all, [failure("recording", 900)]
 
@@ -226,7 +229,7 @@ def test_memory_that_cannot_be_freed_now_is_freed_later(opened: Opened, monkeypa
     monkeypatch.setattr(driver, "record_all", recording)
     blocks = len(driver.blocks)
     for _ in range(2):
-        device.allocate(100)  # which nobody keeps
+        device.allocate(100)  # nobody keeps it
         assert device._freeing.settle(10.0)
     deadline = time.monotonic() + 10.0
     while len(driver.blocks) > blocks and time.monotonic() < deadline:
@@ -235,7 +238,7 @@ def test_memory_that_cannot_be_freed_now_is_freed_later(opened: Opened, monkeypa
 
 
 def test_memory_that_outlives_its_device_is_freed_by_waiting(opened: Opened) -> None:
-    """After shutdown a tensor of the user's holds it, and a stream of theirs reads it."""
+    """After shutdown, memory that a user's tensor still held is freed after waiting for the whole device."""
     device, driver, queue = opened()
     memory = device.allocate(100)
     queue.close(5.0)
@@ -278,19 +281,19 @@ def test_pinned_memory_is_used_again_when_the_device_is_done_with_it(opened: Ope
 
 
 def test_pinned_memory_of_ever_other_sizes_does_not_add_up(opened: Opened) -> None:
-    """What ranks gather is of another size each time; none of it is unpinned before the device is closed."""
+    """Pinned memory of ever different sizes, as allgather needs, is reused, so that it does not grow."""
     device, driver, _ = opened()
     sizes = np.random.default_rng(0).permutation(np.arange(100_000, 150_000, 250))
     for nbytes in map(int, sizes):
         assert device.pinned(nbytes).nbytes == nbytes
         assert device.record(device._retiring).wait(40.0)
-    assert len(driver.pinned_blocks) < 16  # of 200 sizes
+    assert len(driver.pinned_blocks) < 16  # instead of 200, one for each size
 
 
 def test_an_event_stays_out_of_the_pool_until_the_wait_for_it_is_queued(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread would take it from there, and record it elsewhere."""
+    """An event leaves the pool until a wait for it is queued, because another thread would record it again."""
     device, driver, _ = opened()
     wait_for, pooled = driver.wait_for, list[bool]()
 
@@ -300,13 +303,13 @@ def test_an_event_stays_out_of_the_pool_until_the_wait_for_it_is_queued(
 
     monkeypatch.setattr(driver, "wait_for", watched)
     device.queue().close(1.0)
-    device.allocate(100)  # which nobody keeps
+    device.allocate(100)  # nobody keeps it
     device.pinned(100)
     assert pooled and not any(pooled)
 
 
 def test_memory_is_let_go_while_other_is_looked_for(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the collector runs in between."""
+    """A finalizer may free pinned memory while the same thread looks for free pinned memory."""
     device, driver, _ = opened()
     done, garbage = driver.done, [device.pinned(7)]
 
@@ -315,14 +318,17 @@ def test_memory_is_let_go_while_other_is_looked_for(opened: Opened, monkeypatch:
         return done(event)
 
     with driver.held():
-        device.pinned(5000)  # let go, but not free yet
+        device.pinned(5000)  # let go, but still in use
         monkeypatch.setattr(driver, "done", collecting)
         assert device.pinned(5000).nbytes == 5000
     assert not garbage
 
 
 def test_without_a_compiler_buckets_are_copied(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
-    """Plain copies, said once with the reason; what needs a kernel says what is missing."""
+    """Without a compiler, buckets use plain copies, and one warning gives the reason.
+
+    Calls that need a kernel raise DeviceError with the same reason.
+    """
 
     def nothing(name: Name, capability: tuple[int, int]) -> bytes:
         raise NoCompiler("libnvvm is missing; pip install 'ddl-nccl[cu13]'")
@@ -368,7 +374,7 @@ def test_a_closed_queue_takes_nothing(opened: Opened) -> None:
 
 
 def test_closing_waits_no_longer_than_told(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
-    """Memory that the stuck stream may still use is not freed either."""
+    """Closing a queue waits no longer than its timeout, and does not free memory that the stream may still use."""
     device, driver, queue = opened()
     memory = device.allocate(10)
     blocks = len(driver.blocks)
@@ -383,7 +389,10 @@ def test_closing_waits_no_longer_than_told(opened: Opened, caplog: pytest.LogCap
 
 
 def test_behind_a_stream_that_never_ends_nobody_waits(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither who closes the device, in all, nor who lets go of memory afterwards: it ends with the process."""
+    """Behind a stream that never ends, neither closing the device nor freeing memory waits.
+
+    The memory ends with the process.
+    """
     device, driver, queue = opened()
     memory, late = device.allocate(10), device.pinned(10)
     with driver.held(queue.handle):
@@ -393,7 +402,7 @@ def test_behind_a_stream_that_never_ends_nobody_waits(opened: Opened, monkeypatc
         queue.close(0.05)
         start = time.monotonic()
         with monkeypatch.context() as patch:
-            patch.setattr(driver, "destroy_stream", lambda stream: None)  # CUDA's waits for nothing, the fake's does
+            patch.setattr(driver, "destroy_stream", lambda stream: None)  # CUDA's does not wait, the fake's does
             device.close()
         assert time.monotonic() - start < 20.0
         del memory, late

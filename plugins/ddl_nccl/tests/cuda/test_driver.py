@@ -1,4 +1,4 @@
-"""What the driver is asked through cuda-bindings, and what its answers become; here stand-ins answer."""
+"""Tests of the calls to cuda-bindings and of the handling of their results; stand-ins answer the calls."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ OURS, THEIRS = 0x10, 0x20
 
 
 class Result(IntEnum):
-    """As cuda-bindings have it: a number with a name."""
+    """A result code like that of cuda-bindings: a number with a name."""
 
     SUCCESS = 0
     FAILED = 999
 
 
 class Bindings(SimpleNamespace):
-    """A thread's contexts, and copies that need the right one. ``bucket``: how the call for several answers."""
+    """Bindings with one thread's contexts, and copies that require the right one.
+
+    ``bucket`` is the function that makes several copies at once.
+    """
 
     def __init__(self, bucket: Any, contexts: list[int]) -> None:
         self.contexts, self.copied = contexts, list[tuple[int, ...]]()
@@ -72,7 +75,10 @@ def test_the_threads_context_is_afterwards_as_it_was(contexts: list[int]) -> Non
 
 
 def test_several_copies_are_one_call() -> None:
-    """Of the same arguments in the bindings for CUDA 12 and 13; in 12 a second result names the copy that failed."""
+    """Several copies are one call, whose arguments are the same in the bindings for CUDA 12 and 13.
+
+    In the bindings for 12, a second result names the copy that failed.
+    """
     asked: list[tuple[Any, ...]] = []
 
     def bucket(*arguments: Any) -> tuple[Result, int]:
@@ -118,7 +124,7 @@ def test_an_unknown_error_has_no_cure() -> None:
 
 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No devices, and an error of one line that says what to do."""
+    """Without cuda-bindings there are no devices, and opening one raises an error of one line that says what to do."""
     monkeypatch.setitem(sys.modules, "cuda", None)
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     assert CudaDevice.count() == 0
@@ -127,7 +133,7 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Questions:
-    """As much of cuda-bindings as a question about an event needs."""
+    """The part of cuda-bindings that a query of an event uses."""
 
     class CUresult:
         CUDA_ERROR_NOT_READY = 600
@@ -136,7 +142,7 @@ class Questions:
         CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []  # by which thread, and for what
+        self.asked: list[tuple[str, str]] = []  # (thread, question)
 
     def cuCtxGetCurrent(self) -> tuple[int, int]:
         return 0, 0
@@ -151,8 +157,10 @@ class Questions:
 
 
 def test_a_capture_of_the_users_goes_on() -> None:
-    """A thread of ddl's says, once and before it asks about an event, that this is no part of a graph; one of the user's
-    is left as it is."""
+    """Before its first event query, a thread of ddl's sets its capture mode, so that a graph's capture goes on.
+
+    A thread of the user's is left as it is.
+    """
     driver, questions = Driver(), Questions()
     driver._cu = questions
 

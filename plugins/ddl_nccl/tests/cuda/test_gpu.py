@@ -1,4 +1,4 @@
-"""The kernels on a GPU, every type at every alignment, where there is one; tools/gpu_check.py does more."""
+"""Runs the kernels on a GPU, every type at every alignment, if there is one; tools/gpu_check.py checks more."""
 
 from __future__ import annotations
 

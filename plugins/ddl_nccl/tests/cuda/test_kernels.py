@@ -1,4 +1,4 @@
-"""Every kernel, for every type and alignment, in numba's simulator, against numpy in float64."""
+"""Tests of every kernel, for every type and alignment, in numba's simulator, against numpy in float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ddl_nccl.cuda.simulate import Simulated
 from ddlcore.types import DType, Max, Min, Product, ReduceOp, Sum
 from plugins.ddl_nccl.tests.cuda.oracle import Array, Fenced, at, combined, native, near, numbers, rounded
 
-# To what each type is cast, and back.
+# The type to which each type is cast and from which it is cast back.
 OTHER = {
     DType.U8: DType.I32, DType.I8: DType.I32, DType.U16: DType.I32, DType.I16: DType.I32, DType.I32: DType.I64,
     DType.I64: DType.F64, DType.F16: DType.F32, DType.BF16: DType.F32, DType.F32: DType.BF16, DType.F64: DType.F16,
@@ -34,13 +34,13 @@ every_alignment = pytest.mark.parametrize("alignment", range(16))
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[CudaKernels]:
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(5e-5)  # the simulator's main thread polls, and would keep the others waiting for 5 ms
+    sys.setswitchinterval(5e-5)  # the simulator's main thread polls, and would make the other threads wait for 5 ms
     yield CudaKernels(Simulated(threads=2))
     sys.setswitchinterval(interval)
 
 
 def counts_of(dtype: DType) -> tuple[int, ...]:
-    """Enough for several vectors a thread, a single element, none, and an odd rest."""
+    """Return counts for several vectors per thread, for one element, for none, and for an odd rest."""
     vector = 16 // dtype.itemsize
     return (9 * vector + 3, 1, 0, 2 * vector + 1)
 
@@ -71,7 +71,7 @@ def unpack(kernels: CudaKernels, wire: DType, dtype: DType, alignments: tuple[in
 
 
 def others(alignment: int) -> tuple[int, int]:
-    """Two alignments of the other side: the same, and one that differs by 1, 2, 4 or 8 and something."""
+    """Return two alignments for the other side: the same, and one that differs by 1, 2, 4, 8 or a mix."""
     return alignment, (alignment + (1, 2, 4, 8, 12, 6, 3, 7)[alignment % 8]) % 16
 
 
@@ -118,7 +118,10 @@ def test_reduce(kernels: CudaKernels, dtype: DType, alignment: int) -> None:
 
 
 def close(actual: Array, expected: Array, dtype: DType) -> None:
-    """Of sums and products of floats the rounding of each step shows where values cancel out."""
+    """Assert that values are close.
+
+    Sums and products of floats show the rounding of each step where values cancel each other.
+    """
     step = {DType.F16: 2.0**-9, DType.BF16: 2.0**-6, DType.F32: 2.0**-20, DType.F64: 2.0**-49}.get(dtype, 0.0)
     np.testing.assert_allclose(actual.astype(np.float64), expected.astype(np.float64), rtol=step, atol=8 * step)
 
@@ -144,7 +147,7 @@ def test_copies_between_any_two_alignments(kernels: CudaKernels, source: int) ->
 
 @pytest.mark.parametrize("wire", [DType.F32, DType.F16], ids=lambda dtype: dtype.label)
 def test_tensors_of_several_chunks(kernels: CudaKernels, wire: DType) -> None:
-    """A tensor that several blocks share, behind one whose length leaves it aligned to nothing."""
+    """A tensor that several blocks share is right, also after a tensor whose length leaves it unaligned."""
     counts = [5, 3 * LEAST_BYTES // 4 + 7, 2, LEAST_BYTES // 4]
     values = [numbers(DType.F32, n, n) for n in counts]
     flat = Fenced(sum(counts), wire, 0)
@@ -165,7 +168,7 @@ def test_a_bucket_without_elements(kernels: CudaKernels) -> None:
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16], ids=lambda dtype: dtype.label)
 def test_every_sixteen_bit_pattern_survives(kernels: CudaKernels, dtype: DType) -> None:
-    """Through float32 and back: all finite values bit for bit, a NaN stays one."""
+    """Every 16-bit pattern survives the way through float32: finite values bit for bit, and a NaN stays a NaN."""
     bits = np.arange(1 << 16, dtype=np.uint16)
     values = bits.view(native(dtype))
     wide, back = np.empty(bits.size, np.float32), np.empty(bits.size, np.uint16)
@@ -179,7 +182,7 @@ def test_every_sixteen_bit_pattern_survives(kernels: CudaKernels, dtype: DType) 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16], ids=lambda dtype: dtype.label)
 def test_rounds_to_nearest_even(kernels: CudaKernels, dtype: DType) -> None:
-    """Every value halfway between two neighbours, and a little to each side of it, positive and negative."""
+    """Values halfway between two neighbours, and slightly above and below, are rounded to nearest even."""
     low = np.arange(0x100, 0x100 + 512, dtype=np.uint16).view(native(dtype)).astype(np.float32)
     high = np.arange(0x101, 0x101 + 512, dtype=np.uint16).view(native(dtype)).astype(np.float32)
     halfway = (low + high) / 2
@@ -191,7 +194,7 @@ def test_rounds_to_nearest_even(kernels: CudaKernels, dtype: DType) -> None:
 
 
 def test_float64_to_float16_is_rounded_once(kernels: CudaKernels) -> None:
-    """A value that float32 would round to halfway, from where float16 would go the wrong way."""
+    """float64 is rounded to float16 once: rounding to float32 in between would give the wrong neighbour."""
     values = np.array([1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-11 - 2.0**-40, -(1 + 2.0**-11 + 2.0**-40)])
     out = np.empty(3, np.float16)
     kernels.pack([values.ctypes.data], [3], DType.F64, out.ctypes.data, DType.F16)
@@ -220,7 +223,7 @@ def test_a_nan_is_the_result(kernels: CudaKernels, dtype: DType, op: ReduceOp) -
 @pytest.mark.parametrize(("prescale", "scale"), [(1.0, 0.5), (0.25, 1.0), (0.75, 1.5), (3.0, 1 / 3)])
 @every_dtype
 def test_reduces_with_scales(kernels: CudaKernels, dtype: DType, prescale: float, scale: float) -> None:
-    """Whole numbers are truncated after each of the two."""
+    """Values are scaled before and after the reduction; integers are truncated after each scaling."""
     values = [numbers(dtype, 40, seed) for seed in range(3)]
     out = Fenced(40, dtype, 0)
     kernels.reduce([v.ctypes.data for v in values], out.address, 40, dtype, Sum, scale, prescale)

@@ -1,4 +1,4 @@
-"""CudaDevice, over a driver without a device, passes the suite of device runtimes; kernels run in numba's simulator."""
+"""CudaDevice over a fake driver passes the suite of device runtimes; kernels run in numba's simulator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plugins.ddl_nccl.tests.cuda.world import FakeCuda
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
-    """One for all devices that a test opens, as a process has one."""
+    """Make one driver for all devices that a test opens, as in a real process."""
     made = FakeDriver()
     monkeypatch.setattr(FakeCuda, "shared", made, raising=False)
     interval = sys.getswitchinterval()

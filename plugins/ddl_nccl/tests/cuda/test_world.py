@@ -1,4 +1,4 @@
-"""Two ranks whose tensors lie on CUDA devices, staged on the host: the whole way of a bucket over CudaDevice."""
+"""Tests of two ranks with tensors on CUDA devices, staged on the host: the whole way of a bucket over CudaDevice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def driver() -> Iterator[FakeDriver]:
 
 @pytest.mark.timeout(360)
 def test_a_training_loop_by_way_of_the_host(driver: FakeDriver) -> None:
-    """Negotiated, then replayed, each step's averages are right, and kernels have packed them."""
+    """In a training loop, each step's averages are right, negotiated and replayed, and kernels pack the tensors."""
 
     def play(rank: int, job: Job) -> int:
         try:

@@ -1,4 +1,4 @@
-"""CUDA devices without a GPU in a world of threads: one driver for the process, and tensors that lie on its devices."""
+"""A world of threads with CUDA devices but no GPU: one fake driver for the process, and tensors on its devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAIT_S = 30.0
 
 
 class FakeCuda(CudaDevice):
-    """As CudaDevice, over the driver of the test that runs."""
+    """A CudaDevice that uses the driver of the current test."""
 
     shared: FakeDriver
 
@@ -43,7 +43,7 @@ class FakeCuda(CudaDevice):
 
 
 def registry() -> Registry:
-    """All that is installed, but with this in the place of ddl_nccl's devices."""
+    """Return a registry of everything installed, in which FakeCuda replaces ddl_nccl's devices."""
     _, found = settings_of(os.environ)
     found.offer(
         KernelsProvider(name="fake-cuda", target=f"{__name__}:FakeCuda", device="cuda", priority=99),
@@ -53,7 +53,7 @@ def registry() -> Registry:
 
 
 def stream() -> tuple[CudaDevice, CudaQueue]:
-    """The calling thread's own device and stream, as a framework has them."""
+    """Return the calling thread's own device and stream, such as a framework has."""
     if not hasattr(_mine, "stream"):
         device = FakeCuda()
         device.open(Device("cuda", 0))
@@ -63,7 +63,7 @@ def stream() -> tuple[CudaDevice, CudaQueue]:
 
 
 class Tensor:
-    """Row-major, on cuda:0; what is done to it is queued on the thread's own stream."""
+    """A row-major tensor on cuda:0, whose operations are queued on the thread's own stream."""
 
     def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: DType) -> None:
         self.memory, self.shape, self.dtype = memory, shape, dtype
@@ -87,7 +87,7 @@ class Tensor:
 
 
 class FakeAdapter(Adapter):
-    """Every buffer carries an event of the calling thread's stream."""
+    """An adapter whose every buffer carries an event of the calling thread's stream."""
 
     name = "fake"
 
@@ -121,7 +121,7 @@ class FakeAdapter(Adapter):
 
 
 def leave() -> None:
-    """Ends the calling thread's stream."""
+    """Close the calling thread's stream and device."""
     if hasattr(_mine, "stream"):
         device, queue = _mine.stream
         del _mine.stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ddl_tf import version  # isort: skip  # first: it says in one line what is missing
+from ddl_tf import version  # isort: skip  # first, so that a missing TensorFlow is reported in one line
 from ddl_tf.broadcast import (
     BroadcastGlobalVariablesHook,
     broadcast_,
@@ -152,7 +152,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """What brings Keras with it, when it is asked for: a session's script does not need it."""
+    """Import the names that need Keras only when they are used: a script that uses sessions does not need Keras."""
     if name == "SyncBatchNormalization":
         return import_module("ddl_tf.keras").SyncBatchNormalization
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

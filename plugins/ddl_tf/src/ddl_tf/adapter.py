@@ -1,6 +1,6 @@
-"""Shows eager TensorFlow tensors as dense memory, and memory as such tensors; knows no collective and no gradient.
+"""Presents eager TensorFlow tensors as dense memory, and memory as such tensors; knows no collective and no gradient.
 
-numpy arrays count as tensors too: inside a running graph, that is what TensorFlow shows of its tensors.
+numpy arrays are accepted as tensors too: inside a running graph, TensorFlow passes its tensors as arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TF: dict[DType, Any] = {dtype: tf.dtypes.as_dtype(dtype.label) for dtype in DTy
 _DTYPES = {native: dtype for dtype, native in _TF.items()}
 _ARRAY_DTYPES = {np.dtype(native.as_numpy_dtype): dtype for dtype, native in _TF.items()}
 _ARRAYS = {dtype: native for native, dtype in _ARRAY_DTYPES.items()}
-# What memory is called on its way through numpy, which has no bfloat16.
+# The numpy type for memory of each type. numpy has no bfloat16, so uint16 stands for it.
 _NUMPY = {dtype: np.dtype("uint16" if dtype is DType.BF16 else dtype.label) for dtype in DType}
 
 _to_dlpack = tf.experimental.dlpack.to_dlpack
@@ -38,22 +38,22 @@ _from_dlpack = tf.experimental.dlpack.from_dlpack
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype = ctypes.c_void_p
 _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-_Address = ctypes.c_uint64  # the first field of DLPack's tensor is where its data begins
+_Address = ctypes.c_uint64  # the first field of a DLPack tensor is the address of its data
 
 
 class TfAdapter(Adapter):
-    """Eager tensors in process memory and on GPUs, always row-major. A tensor's memory stays where it is while it lives."""
+    """The adapter for eager tensors in host memory and on GPUs, which are always row-major and never move in memory."""
 
     name = "tensorflow"
 
     def __init__(self) -> None:
         self.gpu = Gpu()
-        self._unserved: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # kinds, by job
+        self._unserved: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # device kinds, by job
 
     def range(self, name: str) -> AbstractContextManager[object] | None:
         trace: AbstractContextManager[object] = tf.profiler.experimental.Trace(
             name
-        )  # costs next to nothing while none runs
+        )  # costs almost nothing while no profiler runs
         return trace
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
@@ -98,15 +98,15 @@ class TfAdapter(Adapter):
         arrays = isinstance(like, np.ndarray)
         if self._on_gpu(like):
             return self.gpu.wrap(memory, shape, dtype, like) if count else self.gpu.empty(like, shape)
-        if count == 0:  # frombuffer refuses it
+        if count == 0:  # frombuffer refuses empty memory
             with tf.device(HOST):
                 return np.empty(tuple(shape), _ARRAYS[dtype]) if arrays else tf.zeros(shape, _TF[dtype])
         held: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(memory.address)
-        held.memory = memory  # the tensor keeps the array, that keeps ``held``, and that the memory
+        held.memory = memory  # the tensor holds the array, which holds ``held``, which holds the memory
         if arrays:
             return np.frombuffer(held, _ARRAYS[dtype]).reshape(tuple(shape))
         array = np.frombuffer(held, _NUMPY[dtype]).reshape(tuple(shape))
-        tensor = _from_dlpack(array.__dlpack__())  # kernels want 64-byte alignment, which Memory has
+        tensor = _from_dlpack(array.__dlpack__())  # TensorFlow's kernels need 64-byte alignment, which Memory has
         return tf.bitcast(tensor, tf.bfloat16) if dtype is DType.BF16 else tensor
 
     def copy(self, source: Any, target: Any) -> None:
@@ -119,15 +119,21 @@ class TfAdapter(Adapter):
             ctypes.memmove(there.address, here.address, here.nbytes)
 
     def after(self, event: int, tensors: Sequence[Any]) -> None:
-        self.gpu.wait(event)  # TensorFlow has no stream that we could make wait
+        self.gpu.wait(event)  # TensorFlow exposes no stream that could wait instead
 
     def settle(self, tensor: Any) -> None:
-        """Of one on a GPU: waits for what TensorFlow has given that, while other threads run. It costs as much as an operation."""
+        """Wait, for a tensor on a GPU, until that GPU has finished TensorFlow's work; other threads may run meanwhile.
+
+        Does nothing for a tensor in host memory. One call costs about as much as a TensorFlow operation.
+        """
         if self._on_gpu(tensor):
             self.gpu.settle(tensor)
 
     def serves(self, job: Any, place: Device | None) -> bool:
-        """Whether tensors there may stay there; the first time that those of a GPU may not, the reason is logged."""
+        """Return whether tensors on that device may stay there, which means that a transport reaches them.
+
+        The first time that tensors of a GPU may not, the reason is logged.
+        """
         if place is None or place is CPU:
             return place is CPU
         unserved = self._unserved.setdefault(job, set())
@@ -146,7 +152,7 @@ class TfAdapter(Adapter):
 
 
 def brought(adapter: TfAdapter, job: Any, tensors: Sequence[Any], stage_on_host: bool = False) -> list[Any]:
-    """What goes together, where transports reach it: as it is on one device, or all of it on the host."""
+    """Return the tensors unchanged if all are on one device that the job reaches, else all of them in host memory."""
     places = {adapter.gpu.place(tensor) for tensor in tensors if _is_eager(tensor)}
     if places <= {CPU}:
         return list(tensors)
@@ -156,7 +162,7 @@ def brought(adapter: TfAdapter, job: Any, tensors: Sequence[Any], stage_on_host:
 
 
 def on_host(tensor: Any) -> Any:
-    """The tensor where a transport reaches it: itself, or its copy in process memory."""
+    """Return the tensor itself if it is in host memory, else a copy there."""
     if not _is_eager(tensor) or "CPU" in tensor.backing_device:
         return tensor
     return tensor.cpu()
@@ -176,19 +182,19 @@ def _of_array(array: Any) -> Buffer:
 
 
 def _address(tensor: Any) -> int:
-    """Where the elements of an eager tensor lie; waits for their producer, where TensorFlow runs asynchronously."""
+    """Return the address of an eager tensor's elements. Waits for their producer if TensorFlow runs asynchronously."""
     return int(_Address.from_address(_pointer(_to_dlpack(tensor), b"dltensor")).value)
 
 
 def _objection(tensor: Any) -> str:
-    """Why no transport takes this, and what to do about it."""
+    """Return why no transport accepts this object, and what the user can do about it."""
     if isinstance(tensor, tf.IndexedSlices):
         return "tf.IndexedSlices have no dense memory; pass tf.convert_to_tensor(slices), or allreduce them"
     if not isinstance(tensor, tf.Tensor):
         return f"a TensorFlow tensor is needed, not {type(tensor).__name__}; make one: tf.convert_to_tensor(...)"
     if tf.is_symbolic_tensor(tensor):
         return (
-            f"{tensor} is symbolic and has no values yet; call the verbs of ddl_tf, which put an operation in its graph"
+            f"{tensor} is symbolic and has no values yet; call ddl_tf's functions, which add an operation to its graph"
         )
     what = f"a tensor of shape {tuple(tensor.shape)}"
     if tensor.dtype not in _DTYPES:

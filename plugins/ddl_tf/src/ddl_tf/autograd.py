@@ -1,16 +1,19 @@
-"""Carries collectives out, eagerly or in a graph, with their gradients; those are collectives too, so all members run them.
+"""Carries out collectives eagerly or in a graph, with gradients.
 
-The rules are Horovod's. With g the gradient that reaches a rank's output:
+A gradient is a collective too, so all members compute it.
+
+The rules are Horovod's. With g the gradient that reaches the output of a rank:
 
 =============  ============================================================================
 allreduce      allreduce of g with the same op and scales
-allgather      allreduce (Average) of g, of which a rank takes the rows it had contributed
-broadcast      allreduce (Average) of g at the root, zero elsewhere
+allgather      allreduce (Average) of g; each rank takes the rows that it had contributed
+broadcast      allreduce (Average) of g at the root; zero on the other ranks
 alltoall       alltoall of g, back along the same splits
 reducescatter  allgather of g, times both scales, and times the set's size for Sum
 =============  ============================================================================
 
-Minimum, maximum and product have none and say so when one is asked for. Tensors of integers have none.
+Minimum, maximum and product have no gradient, and raise an error when a gradient is requested. Tensors of integers have
+no gradient either.
 """
 
 from __future__ import annotations
@@ -50,41 +53,44 @@ Tensors = Sequence[Any]
 
 
 def running(job: Any) -> Any:
-    """``job``, or the present one where that is over: a graph may outlive the job that it was built in."""
+    """Return ``job``, or the current job if ``job`` is over: a graph may outlive the job in which it was built."""
     return current_job() if job.closed else job
 
 
 @dataclass(frozen=True)
 class Call:
-    """What forward and backward of one collective share; in a graph, also all its runs."""
+    """The arguments that the forward and the backward collective share; in a graph, all its runs share them too."""
 
-    job: Any  # the core's Job: held, because a graph runs in threads of TensorFlow's
+    job: Any  # the core's Job, kept here because TensorFlow runs a graph in its own threads
     process_set: ProcessSet
     name: str | None = None
     op: ReduceOp = Average
     prescale_factor: float = 1.0
     postscale_factor: float = 1.0
     compression: str = "none"
-    stage_on_host: bool = False  # tensors on a GPU are staged on the host, because somebody asked for that
+    stage_on_host: bool = False  # the user requested that tensors on a GPU be staged on the host
 
     def named(self, verb: str) -> Call:
-        """The same call under the name that it has on the wire; eagerly, one without a name is paired by its order."""
+        """Return the same call under the name used in messages.
+
+        An eager call without a name is matched by its order.
+        """
         return self if tf.executing_eagerly() else replace(self, name=wire_name(verb, self.name))
 
     def more(self, what: str, **changes: Any) -> Call:
-        """Another call that goes with this one, under a name of its own."""
+        """Return another call that belongs to this one, under a name of its own."""
         return replace(self, name=f"{self.name}.{what}" if self.name is not None else None, **changes)
 
     def members(self) -> tuple[int, ...]:
-        """The ranks of the process set, by rank in it."""
+        """Return the ranks of the process set, in its order."""
         return self.process_set.resolve(self.job)[1]
 
     def plain(self) -> dict[str, Any]:
-        """The arguments of a verb that only moves."""
+        """Return the keyword arguments of an operation that only moves data."""
         return {"name": self.name, "process_set": self.process_set, "job": running(self.job)}
 
     def reduction(self) -> dict[str, Any]:
-        """The arguments of a verb that reduces."""
+        """Return the keyword arguments of an operation that reduces."""
         return {
             **self.plain(),
             "op": self.op,
@@ -94,7 +100,7 @@ class Call:
         }
 
     def check_differentiable(self, verb: str) -> None:
-        """Raises NotImplementedError for an operation that has no gradient."""
+        """Raise NotImplementedError if the operation has no gradient."""
         if self.op not in (Average, Sum):
             raise NotImplementedError(
                 f"{verb} with op={self.op.name} has no gradient; use tf.stop_gradient(tensor), or Average or Sum"
@@ -102,7 +108,7 @@ class Call:
 
 
 def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
-    """The reduced tensors, which become ready together."""
+    """Return the reduced tensors, which become ready together."""
     call = call.named("Allreduce")
 
     def run(*given: Any) -> Tensors:
@@ -122,7 +128,7 @@ def allreduce(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
 
 
 def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
-    """All members' rows of each tensor, one member's behind another's, by rank; they become ready together."""
+    """Return the rows of all members for each tensor, joined in rank order. The tensors become ready together."""
     call = call.named("Allgather")
 
     def run(*given: Any) -> Tensors:
@@ -145,7 +151,7 @@ def allgather(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[An
 
 
 def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
-    """The root's tensor; ``root_rank`` is a rank of the world, also within a process set."""
+    """Return the root's tensor. ``root_rank`` is a rank of the world, also within a process set."""
     call = call.named("Broadcast")
 
     def run(*given: Any) -> Tensors:
@@ -158,14 +164,17 @@ def broadcast(call: Call, tensor: Any, root_rank: int) -> Any:
         (reduced,) = allreduce(call.more("grad", op=Average), gradients)
         if call.job.rank == root_rank:
             return [reduced]
-        with tf.control_dependencies([reduced]):  # else a session would leave out what the root waits for
+        with tf.control_dependencies([reduced]):  # otherwise a session would drop the allreduce on this rank
             return [tf.identity(tf.zeros_like(gradients[0]))]
 
     return _differentiable(forward, backward, [tensor])[0]
 
 
 def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
-    """(rows that were sent to this member, int32 tensor of how many came from each). ``splits``: a tensor, or None."""
+    """Return the rows that were sent to this member, and an int32 tensor of how many came from each member.
+
+    ``splits`` is a tensor, or None.
+    """
     call = call.named("Alltoall")
 
     def run(*given: Any) -> Tensors:
@@ -193,7 +202,7 @@ def alltoall(call: Call, tensor: Any, splits: Any) -> tuple[Any, Any]:
 
 
 def reducescatter(call: Call, tensors: Tensors, *, grouped: bool = False) -> list[Any]:
-    """This member's rows of each reduced tensor; they become ready together."""
+    """Return this member's rows of each reduced tensor. They become ready together."""
     call = call.named("Reducescatter")
 
     def run(*given: Any) -> Tensors:
@@ -228,7 +237,10 @@ def _carried_out(
     label: str,
     also: Sequence[Any] = (),
 ) -> list[Any]:
-    """The outputs of ``run``, at once or each time the present graph runs; typed as the tensors are, then as ``also``."""
+    """Return the outputs of ``run``, computed now or each time the current graph runs.
+
+    The outputs have the types of ``tensors``, followed by those in ``also``.
+    """
     if tf.executing_eagerly():
         outputs = run(*brought(ADAPTER, running(call.job), tensors, call.stage_on_host))
         return [output if isinstance(output, tf.Tensor) else tf.constant(output) for output in outputs]
@@ -238,7 +250,7 @@ def _carried_out(
 
 
 def _any_rows(tensor: Any) -> Any:
-    """The tensor's static shape but for the first dimension. ValueError for a scalar."""
+    """Return the tensor's static shape with an unknown first dimension. Raises ValueError for a scalar."""
     if tensor.shape.rank == 0:
         raise InvalidArgument("a tensor with at least one dimension is needed; reshape the scalar to (1,)")
     return tensor.shape if tensor.shape.rank is None else tf.TensorShape([None]).concatenate(tensor.shape[1:])
@@ -250,7 +262,10 @@ def _with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_watched(tensors: Tensors) -> bool:
-    """Whether a tape may ask for gradients. TensorFlow has no public way to know, and 0.1 ms of its own else."""
+    """Return whether a tape may request gradients.
+
+    TensorFlow has no public function for this. Without the check, each call would cost 0.1 ms more in TensorFlow.
+    """
     tells = getattr(record, "should_record_backprop", None)
     return tells is None or bool(tells(tensors))
 
@@ -258,7 +273,10 @@ def _is_watched(tensors: Tensors) -> bool:
 def _differentiable(
     forward: Callable[..., list[Any]], backward: Callable[[Tensors, Tensors], Tensors], tensors: Tensors
 ) -> list[Any]:
-    """``forward(*tensors)``, with ``backward(gradients, tensors)`` of those that are floats; the others have none."""
+    """Return ``forward(*tensors)``, whose gradient for floating-point tensors is ``backward(gradients, tensors)``.
+
+    The other tensors have no gradient.
+    """
     floats = [i for i, tensor in enumerate(tensors) if tensor.dtype.is_floating]
     if not floats or (tf.executing_eagerly() and not _is_watched(tensors)):
         return forward(*tensors)

@@ -1,4 +1,4 @@
-"""Divides what ranks have gathered or kept, in its own type: by an average of integers nobody gets floats, or other numbers."""
+"""Divides gathered or local tensors by a count without changing their type: integers are truncated, not made floats."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ __all__ = ["average_of_slices", "divided"]
 
 
 def divided(tensor: Any, count: int) -> Any:
-    """``tensor / count`` in the tensor's type; integers are truncated toward zero, as a dense average of them is."""
+    """Return ``tensor / count`` in the tensor's type. Integers are truncated toward zero, as in a dense average."""
     if tensor.dtype.is_integer:
         return tf.cast(tf.truncatediv(tf.cast(tensor, tf.int64), tf.constant(count, tf.int64)), tensor.dtype)
     return tensor / tf.cast(count, tensor.dtype)
 
 
 def average_of_slices(values: Any, indices: Any, count: int) -> tuple[Any, Any]:
-    """(values, indices) of ``count`` members' slices, one behind the other, such that dense they are the average.
+    """Return (values, indices) of slices whose dense form is the average of the slices of ``count`` members.
 
-    Floats are divided where they stand. Integers of one index are added first, since the average is not the sum of
-    their truncated quotients: there, each index comes once.
+    ``values`` and ``indices`` are those of all members, joined. Floating-point values are divided one by one. Integer
+    values of the same index are added first, because the average is not the sum of their truncated quotients; in that
+    case each index occurs once.
     """
     if not values.dtype.is_integer:
         return divided(values, count), indices
     unique, place = tf.unique(indices)
     rows = tf.size(unique)
-    # Quotients and remainders are added apart, so that no sum of int64 values overflows where their average does not.
+    # The sum of int64 values may overflow although their average does not, so quotients and remainders are added apart.
     wide, by = tf.cast(values, tf.int64), tf.constant(count, tf.int64)
     quotients = tf.math.unsorted_segment_sum(wide // by, place, rows)
     remainders = tf.math.unsorted_segment_sum(wide % by, place, rows)

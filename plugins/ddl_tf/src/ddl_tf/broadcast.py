@@ -1,4 +1,4 @@
-"""Brings every rank to one rank's variables: eagerly, in a graph, or as a session begins."""
+"""Copies the variables of one rank to all ranks: eagerly, in a graph, or when a session begins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddlcore.errors import InvalidArgument, MismatchError
 
 __all__ = ["BroadcastGlobalVariablesHook", "broadcast_", "broadcast_global_variables", "broadcast_variables"]
 
-# What no transport carries goes as another type of the same bytes: seeds of Keras are uint32.
+# Types that no transport carries are sent as another type of the same bytes. Keras' seeds are uint32, for example.
 _CARRIED = {
     tf.uint32: tf.int32,
     tf.uint64: tf.int64,
@@ -40,11 +40,12 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Gives every variable the value that it has on ``root_rank``. In a graph: the operation that does so.
+    """Give every variable the value that it has on ``root_rank``. In a graph, return the operation that does so.
 
-    Every member calls it, with as many variables of the same types and shapes; where they differ, all raise
-    MismatchError (eagerly), and no variable has changed. Variables of TensorFlow and of Keras. ``inplace`` is
-    accepted for Horovod's sake: there is one way to do it. Raises ValueError for a variable that is not built yet.
+    Every member of the process set must call it with the same number of variables, of the same types and shapes. If
+    they differ, all members raise MismatchError (in eager mode), and no variable has changed. Variables of TensorFlow
+    and of Keras are accepted. ``inplace`` is accepted for compatibility with Horovod and has no effect. Raises
+    ValueError for a variable that is not built yet.
     """
     return _broadcast("Variables", None, list(variables), root_rank, process_set)
 
@@ -54,7 +55,7 @@ def broadcast_variables(
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The variables themselves, with the root's values (in a graph: their values, after that)."""
+    """Give the variables the root's values and return them. In a graph, return tensors of their values after that."""
     variables = list(variables)
     assigned = _broadcast("InPlace", name, variables, root_rank, process_set)
     if tf.executing_eagerly() or assigned is None:
@@ -64,9 +65,9 @@ def broadcast_(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that gives all global variables of the present graph the root's values, once they are initialized.
+    """Return the operation that gives all global variables of the current graph the root's values.
 
-    Raises RuntimeError in eager execution, which has no such variables.
+    Run it after the variables are initialized. Raises RuntimeError in eager mode, where there are no global variables.
     """
     if tf.executing_eagerly():
         raise RuntimeError(NO_EAGER)
@@ -74,9 +75,9 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # TensorFlow has no types
-    """Gives all ranks the root's global variables when a session begins, be they initialized or from a checkpoint.
+    """Gives all ranks the root's global variables when a session begins, whether they were initialized or restored.
 
-    For MonitoredTrainingSession and Estimator, on every rank. ``device``: '' or this host.
+    For MonitoredTrainingSession and Estimator, on every rank. ``device``: '' or the name of this host.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -86,12 +87,12 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self.bcast_op: Any = None
 
     def begin(self) -> None:
-        """Adds the operation to the graph, which is finalized after this."""
+        """Add the operation to the graph, which is finalized after this call."""
         if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs it."""
+        """Run the operation."""
         session.run(self.bcast_op)
 
 
@@ -104,7 +105,7 @@ def _broadcast(verb: str, name: str | None, variables: list[Any], root_rank: int
     eager = tf.executing_eagerly()
     if len(members) == 1:
         return None if eager else tf.group()
-    # Several calls in one graph run at once, so that each has a name of its own; eager calls run one after another.
+    # Several calls in one graph may run at once, so each needs a name of its own. Eager calls run one after the other.
     label = (name or verb) if eager else wire_name(verb, name)
     values = [_carried(tf.convert_to_tensor(variable)) for variable in inner]
     signs = [(value.dtype.name, str(value.shape)) for value in values]
@@ -133,7 +134,7 @@ def _broadcast(verb: str, name: str | None, variables: list[Any], root_rank: int
 
 
 def _inner(variable: Any, index: int) -> Any:
-    """TensorFlow's variable; Keras wraps one of its own around it."""
+    """Return TensorFlow's variable, which a Keras variable contains."""
     if hasattr(variable, "_value") and hasattr(variable, "path"):
         if variable._value is None:
             raise InvalidArgument(
@@ -156,7 +157,7 @@ def _own(value: Any, dtype: Any) -> Any:
 
 
 def _check_alike(everyones: Sequence[Any], members: Sequence[int]) -> None:
-    """Raises MismatchError where the members' variables differ; each member finds the same."""
+    """Raise MismatchError if the members' variables differ. Every member finds the same difference."""
     for rank, signs in zip(members, everyones, strict=True):
         if len(signs) != len(everyones[0]):
             raise MismatchError(

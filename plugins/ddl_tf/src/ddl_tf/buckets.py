@@ -1,8 +1,9 @@
-"""Decides which gradients travel joined and in which order they leave; knows shapes and sizes alone.
+"""Decides which gradients are joined into a bucket and in which order buckets are sent; knows shapes and sizes alone.
 
-An array that crosses from TensorFlow to Python and back costs about 10 µs whatever its size, a join and a split in
-TensorFlow's own code about 2 µs a member. So small gradients travel joined along their first dimension: those whose
-other dimensions are alike as they are, the rest flattened. What is large travels alone and is never copied.
+Passing an array from TensorFlow to Python and back costs about 10 µs whatever its size; joining and splitting in
+TensorFlow's own code costs about 2 µs per member. Therefore small gradients are joined along their first dimension:
+those whose other dimensions are equal as they are, the others flattened. Large gradients are sent alone and are never
+copied.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from math import prod
 
 __all__ = ["MOST_GROUPS", "Bucket", "Look", "cut", "pack"]
 
-MOST_GROUPS = 16  # operations a step that send something off
-SMALL_BYTES = 64 << 10  # up to here two copies by TensorFlow cost less than a crossing
+MOST_GROUPS = 16  # operations per step that send gradients
+SMALL_BYTES = 64 << 10  # up to this size, two copies by TensorFlow cost less than passing one more array to Python
 
 
 @dataclass(frozen=True)
 class Look:
-    """What is known of a gradient before it has a value. ``shape`` is None where it is not known in full."""
+    """What is known of a gradient while the graph is traced. ``shape`` is None if it is not fully known."""
 
     dtype: str
     itemsize: int
@@ -27,30 +28,32 @@ class Look:
 
     @property
     def nbytes(self) -> int:
-        """0 where it is not known."""
+        """Return the size in bytes; 0 if the shape is not known."""
         return 0 if self.shape is None else prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients, by their places in the list, that travel as one tensor of shape (rows, *inner).
+    """Gradients, given by their places in the list, that are sent as one tensor of shape (rows, *inner).
 
-    ``inner`` is None for one that travels alone and as it is.
+    ``inner`` is None for a single gradient that is sent unchanged.
     """
 
     members: tuple[int, ...]
     inner: tuple[int, ...] | None = None
 
     def rows(self, look: Look) -> int:
-        """How many rows of the whole are this member's."""
+        """Return how many rows of the joined tensor belong to this member."""
         assert look.shape is not None and self.inner is not None
         return prod(look.shape) if not self.inner else look.shape[0]
 
 
 def cut(looks: Sequence[Look], places: Sequence[int], first_bytes: float, most_bytes: float) -> list[list[int]]:
-    """``places`` parted, in their order, into runs of about ``most_bytes``: MOST_GROUPS at most, the first small.
+    """Split ``places``, in their order, into at most MOST_GROUPS runs of about ``most_bytes`` bytes.
 
-    ``first_bytes`` 0: the first is like the others.
+    The first is small.
+
+    The first run has about ``first_bytes`` bytes; 0 makes it as large as the others.
     """
     total = sum(looks[place].nbytes for place in places)
     most_bytes = max(most_bytes, total / (MOST_GROUPS - 1))
@@ -68,7 +71,7 @@ def cut(looks: Sequence[Look], places: Sequence[int], first_bytes: float, most_b
 
 
 def pack(looks: Sequence[Look], places: Sequence[int]) -> list[Bucket]:
-    """The buckets in which these gradients leave together."""
+    """Return the buckets in which these gradients are sent together."""
     small = {place for place in places if looks[place].shape is not None and looks[place].nbytes <= SMALL_BYTES}
     alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for place in places:
@@ -76,7 +79,7 @@ def pack(looks: Sequence[Look], places: Sequence[int]) -> list[Bucket]:
             alike.setdefault((looks[place].dtype, (looks[place].shape or ())[1:]), []).append(place)
     joined: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for (dtype, inner), members in alike.items():
-        empty = 0 in inner  # its rows could not be told from its values
+        empty = 0 in inner  # without elements, the number of rows cannot be derived from the size
         key = (dtype, inner if len(members) > 1 and not empty else ())
         joined.setdefault(key, []).extend(members)
     buckets = [Bucket((place,)) for place in places if place not in small]

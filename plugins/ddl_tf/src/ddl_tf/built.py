@@ -1,4 +1,4 @@
-"""Horovod's questions about what it was built with; here they are about what is installed."""
+"""Answers Horovod's questions about how it was built; here, they are about what is installed."""
 
 from __future__ import annotations
 
@@ -22,58 +22,61 @@ __all__ = [
 
 
 def mpi_built() -> bool:
-    """Whether the MPI transport is installed. All but ``*_enabled`` may be called before ``init``."""
+    """Return whether the MPI transport is installed. All functions but ``*_enabled`` may be called before ``init``."""
     return built("mpi")
 
 
 def mpi_enabled() -> bool:
-    """Whether the present job communicates by MPI."""
+    """Return whether the current job communicates by MPI."""
     return enabled("mpi")
 
 
 def mpi_threads_supported() -> bool:
-    """Whether the program may call MPI (by mpi4py, say) while the job runs, whatever transport that uses.
+    """Return whether the program may call MPI (by mpi4py, say) while the job runs, whatever transport the job uses.
 
-    ValueError where MPI did not start the processes, or is not installed. Every rank calls it.
+    Every rank must call it. Raises ValueError if MPI did not start the processes, or is not installed.
     """
     return threads_supported("mpi")
 
 
 def gloo_built() -> bool:
-    """Whether the Gloo transport is installed."""
+    """Return whether the Gloo transport is installed."""
     return built("gloo")
 
 
 def gloo_enabled() -> bool:
-    """Whether the present job communicates by Gloo."""
+    """Return whether the current job communicates by Gloo."""
     return enabled("gloo")
 
 
 def nccl_built() -> int:
-    """The version code of the NCCL that is loaded, such as 23203; 0 where NCCL could not be used here."""
+    """Return the version code of the loaded NCCL, such as 23203; 0 if NCCL cannot be used here."""
     return built_version("nccl")
 
 
 def ddl_built() -> bool:
-    """Whether IBM's DDL is there: never, it is not supported. Horovod's scripts ask."""
+    """Return whether IBM's DDL library is there: always False, because it is not supported.
+
+    Horovod's scripts call this.
+    """
     return built("ibm-ddl")
 
 
 def ccl_built() -> bool:
-    """Whether oneCCL is installed as a transport."""
+    """Return whether oneCCL is installed as a transport."""
     return built("ccl")
 
 
 def cuda_built() -> bool:
-    """Whether this TensorFlow was built for CUDA."""
+    """Return whether this TensorFlow was built for CUDA."""
     return bool(tf.test.is_built_with_cuda())
 
 
 def rocm_built() -> bool:
-    """Whether this TensorFlow was built for ROCm."""
+    """Return whether this TensorFlow was built for ROCm."""
     return bool(tf.test.is_built_with_rocm())
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
-    """Whether TensorFlow sees a GPU. Both arguments are accepted for Horovod's sake."""
+    """Return whether TensorFlow sees a GPU. Both arguments are accepted for compatibility with Horovod."""
     return bool(tf.config.list_physical_devices("GPU"))

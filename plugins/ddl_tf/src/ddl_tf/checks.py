@@ -1,4 +1,4 @@
-"""What `ddl doctor` looks at for TensorFlow: several of its distributions side by side."""
+"""The check for `ddl doctor` that finds several distributions of TensorFlow installed side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _several(host: HostView) -> str:
 
 
 class KnownBadTensorFlow(KnownBadCheck):
-    """By what is installed."""
+    """Finds known bad combinations among the installed distributions."""
 
     name = "known-bad-tensorflow"
     completes = "known-bad"

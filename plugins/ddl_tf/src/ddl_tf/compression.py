@@ -1,4 +1,4 @@
-"""Names the core's compressors as Horovod's classes, and lets a user's own class stand beside them."""
+"""Names the core's compressors as Horovod's classes; a user's own class may be used in their place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Compression"]
 
 
 class _None:
-    """Values travel as they are."""
+    """No compression: values are sent as they are."""
 
     wire: ClassVar[str] = "none"
 
@@ -24,7 +24,7 @@ class _None:
 
 
 class _Fp16:
-    """Floats travel as float16, are added in float32, and arrive in their own type."""
+    """Floats are sent as float16, added in float32, and returned in their own type."""
 
     wire: ClassVar[str] = "fp16"
 
@@ -38,7 +38,7 @@ class _Fp16:
 
 
 class _Bf16:
-    """Floats travel as bfloat16 (float32's range, 8 bits of precision), are added in float32."""
+    """Floats are sent as bfloat16 (the range of float32, 8 bits of precision), and added in float32."""
 
     wire: ClassVar[str] = "bf16"
 
@@ -52,7 +52,7 @@ class _Bf16:
 
 
 class Compression:
-    """How gradients travel. Beside these: the name of a plugin's compressor, or a class with both methods."""
+    """The types in which gradients are sent. A compressor's name, or a class with both methods, may be used instead."""
 
     none: ClassVar[type[_None]] = _None
     fp16: ClassVar[type[_Fp16]] = _Fp16

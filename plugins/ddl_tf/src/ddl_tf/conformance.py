@@ -1,4 +1,4 @@
-"""What the conformance kit is told of TensorFlow's tensors: how they are made of arrays, and arrays of them."""
+"""Tells the conformance kit how to make TensorFlow tensors from arrays, and arrays from tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["TfSuite"]
 
 
 class TfSuite(AdapterSuite):
-    """`ddl conform tensorflow` runs it."""
+    """The adapter's suite, which `ddl conform tensorflow` runs."""
 
     adapter = TfAdapter()
 
     def make(self, array: Any) -> Any:
-        return tf.identity(tf.constant(array))  # a constant may be one of several that share memory
+        return tf.identity(tf.constant(array))  # several constants may share memory
 
     def to_numpy(self, tensor: Any) -> Any:
         return np.array(tensor.numpy())

@@ -1,8 +1,9 @@
-"""Puts the operations into a graph by which gradients leave it and come home; knows no collective and no variable.
+"""Adds operations to a graph that pass gradients to Python and bring results back.
 
-From the host's memory they cross as arrays, from a GPU as eager tensors, which ``py_function`` makes of what lies there
-without a copy. Neither blocks. What waits, for all of them, is the host's (``graph.asynchronous``); results on a GPU
-stand aside meanwhile, and one more operation there hands them out behind it.
+It knows neither collectives nor variables. Gradients in host memory are passed as arrays. Gradients on a GPU are passed
+as eager tensors, which ``py_function`` makes without a copy. Neither operation blocks. The operation that waits for all
+results runs on the host (``graph.asynchronous``). Results on a GPU are stored until one more operation on that GPU,
+which runs after the wait, returns them.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ LABEL = "DdlGradients"
 
 
 def depart(function: Callable[..., Any], first: int, tensors: Sequence[Any]) -> Any:
-    """A token of the operation that gives arrays over: ``function(first, *arrays)``."""
+    """Return the token of a new operation that passes arrays to Python: ``function(first, *arrays)``."""
     with tf.device(HOST):
         return _independent(tf.numpy_function(partial(function, first), tensors, tf.int32))
 
 
 def lift(function: Callable[..., None], first: int, tensors: Sequence[Any], gpu: str) -> Any:
-    """The operation that gives eager tensors on that GPU over: ``function(first, *tensors)``. No value comes of it."""
+    """Return a new operation, without output, that passes eager tensors on a GPU: ``function(first, *tensors)``."""
     with tf.device(gpu):
         operation = tf.py_function(partial(function, first), tensors, [])
     return _independent(operation)
@@ -44,15 +45,18 @@ def arrive(
     shapes: Sequence[Any],
     gpus: Sequence[str],
 ) -> list[Any]:
-    """What ``take`` gives when all has been given over, by number; on the GPU that ``gpus`` names, or '' on the host."""
+    """Return, ordered by number, the outputs of operations that call ``take`` after everything has been sent.
+
+    Output i is on the GPU that ``gpus[i]`` names, or on the host if that is ''.
+    """
     if not any(gpus):
         return asynchronous(lambda *_: take(), tokens, dtypes, shapes, LABEL)
     here = [number for number, gpu in enumerate(gpus) if not gpu]
-    landed: dict[int, Any] = {}  # empty but between the two operations of one run
+    landed: dict[int, Any] = {}  # filled only between the two operations of one run
 
     def wait(*_: Any) -> list[Any]:
         results = take()
-        landed.clear()  # a run before this one may have gone wrong behind its wait
+        landed.clear()  # an earlier run may have failed after its wait
         landed.update((number, results[number]) for number, gpu in enumerate(gpus) if gpu)
         return [results[number] for number in here] or [TOKEN]
 
@@ -81,7 +85,10 @@ def _hand_out(landed: dict[int, Any], numbers: Sequence[int]) -> list[Any]:
 
 
 def _independent(output: Any) -> Any:
-    """``output``; in a function, what makes it has no place in the order of tracing, which may differ between ranks."""
+    """Return ``output``, after its operation has been taken out of the automatic order of a ``tf.function``.
+
+    Without that, TensorFlow would run such operations in the order of tracing, which may differ between ranks.
+    """
     graph = tf.compat.v1.get_default_graph()
     independently = getattr(getattr(graph, "experimental_acd_manager", None), "run_independently", None)
     if independently is not None:
@@ -93,7 +100,7 @@ def _independent(output: Any) -> Any:
 
 
 def join(members: Sequence[Any], bucket: Bucket) -> Any:
-    """What travels for these gradients: (rows, *inner)."""
+    """Return the tensor of shape (rows, *inner) that is sent for these gradients."""
     if bucket.inner is None:
         return members[0]
     parts = [m if m.shape.rank == 1 + len(bucket.inner) else tf.reshape(m, [-1]) for m in members]
@@ -101,7 +108,7 @@ def join(members: Sequence[Any], bucket: Bucket) -> Any:
 
 
 def split(whole: Any, bucket: Bucket, members: Sequence[Any]) -> list[Any]:
-    """The members' parts of what came back."""
+    """Return the members' parts of a reduced bucket, in their own shapes."""
     if bucket.inner is None:
         return [whole]
     rows = [bucket.rows(look(member)) for member in members]
@@ -113,7 +120,7 @@ def split(whole: Any, bucket: Bucket, members: Sequence[Any]) -> list[Any]:
 
 
 def look(gradient: Any) -> Look:
-    """What is known of it while the graph is traced."""
+    """Return what is known of a gradient while the graph is traced."""
     if gradient is None or isinstance(gradient, tf.IndexedSlices):
         return Look("", 0, None)
     # as_list(): under disable_v2_behavior() a shape iterates over Dimension objects, which cannot be hashed.

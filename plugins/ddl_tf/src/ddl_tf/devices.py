@@ -1,4 +1,7 @@
-"""Decides which device names are understood: collectives run where a transport reaches, which is the host."""
+"""Decides which device names are accepted.
+
+Collectives run where the tensors are, if a transport serves that, or on the host.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +20,33 @@ _HOST = re.compile(r"|(/job:[^/:]+)?(/replica:\d+)?(/task:\d+)?/?(device:)?cpu(:
 
 
 def check_device(device: str, argument: str) -> None:
-    """ValueError unless ``device`` means this host: '', 'cpu', '/cpu:0', '/device:CPU:0' and their like."""
+    """Raise ValueError unless ``device`` names this host: '', 'cpu', '/cpu:0', '/device:CPU:0' and similar names."""
     if not isinstance(device, str) or not _HOST.fullmatch(device):
         raise InvalidArgument(
             f"{argument}={device!r}: use '' (a tensor is reduced where it is, if a transport serves that) or '/cpu:0' "
-            "(TensorFlow brings it there and back)"
+            "(TensorFlow copies it to the host and back)"
         )
 
 
 def is_host(device: str) -> bool:
-    """Whether a name that ``check_device`` has passed says that tensors go by way of this host."""
+    """Return whether a name that ``check_device`` has accepted requests that tensors are staged on the host."""
     return "cpu" in device.lower()
 
 
 def local_device() -> str:
-    """``/gpu:<local rank>``; ``/gpu:0`` where this rank sees one GPU alone; ``/cpu:0`` where it sees none.
+    """Return ``/gpu:<local rank>``; ``/gpu:0`` if this rank sees only one GPU; ``/cpu:0`` if it sees none.
 
-    After ``init()``; any thread. What ``tf.config.set_visible_devices`` and CUDA_VISIBLE_DEVICES leave counts. Where more
-    ranks than GPUs are on this host, the ranks take them in turn, and one warning tells both numbers.
+    Any thread may call it after ``init()``. ``tf.config.set_visible_devices`` and CUDA_VISIBLE_DEVICES decide which
+    GPUs count. If this host has more ranks than GPUs, the ranks share the GPUs in turn, and one warning gives both
+    numbers.
     """
     index = local_gpu(len(tf.config.get_visible_devices("GPU")), f"TensorFlow {tf.__version__}")
     return HOST if index is None else f"/gpu:{index}"
 
 
 def tell_of_graphs(
-    what: str = "tensors that a verb takes", why: str = "TensorFlow runs what may wait only there"
+    what: str = "tensors of collectives", why: str = "TensorFlow can run operations that may wait only there"
 ) -> None:
-    """Logs, once, which tensors of graphs are staged on the host though there are GPUs; nothing where there is none."""
+    """Log once which tensors of graphs are staged on the host although there are GPUs. Without GPUs, do nothing."""
     if tf.config.get_visible_devices("GPU"):
         log_once(logging.INFO, f"in graphs, {what} are staged on the host: {why}")

@@ -1,15 +1,17 @@
-"""Gives ddl's errors TensorFlow's classes as well, so that scripts may catch either; decides nothing else.
+"""Makes ddl's errors instances of TensorFlow's error classes as well, so that scripts may catch either.
+
+Decides nothing else.
 
 =========================================  =======================================
 ValueError: an argument is wrong           tf.errors.InvalidArgumentError
 NotInitialized, MismatchError              tf.errors.FailedPreconditionError
 Closed: this rank has shut down            tf.errors.AbortedError
 DeadlineExceeded                           tf.errors.DeadlineExceededError
-PeerLost and whatever else a job raises    tf.errors.UnknownError
+PeerLost and all other errors of a job     tf.errors.UnknownError
 =========================================  =======================================
 
-That holds in eager mode. An error inside a graph reaches its caller as TensorFlow makes it: with our message in
-the text, as InvalidArgumentError where an argument is wrong, else as UnknownError.
+This table holds in eager mode. An error inside a graph reaches its caller in the form that TensorFlow gives it: the
+text contains our message, and the class is InvalidArgumentError for a wrong argument and UnknownError otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ __all__ = ["translated", "translating"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_CLASSES: tuple[tuple[type[Exception], Any], ...] = (  # the first that fits
+_CLASSES: tuple[tuple[type[Exception], Any], ...] = (  # the first match is used
     (NotInitialized, tf.errors.FailedPreconditionError),
     (MismatchError, tf.errors.FailedPreconditionError),
     (Closed, tf.errors.AbortedError),
@@ -38,7 +40,10 @@ _CLASSES: tuple[tuple[type[Exception], Any], ...] = (  # the first that fits
 
 
 def translated(error: Exception) -> Exception:
-    """The same error, of its own class and of TensorFlow's at once; pickled, it is the first again."""
+    """Return the error as an instance of its own class and of TensorFlow's class.
+
+    An error without a TensorFlow class is returned unchanged. Pickling the result gives the original error.
+    """
     ours: Any = type(error)
     base: Any = next((theirs for kind, theirs in _CLASSES if isinstance(error, kind)), None)
     if base is None or issubclass(ours, tf.errors.OpError):
@@ -46,7 +51,7 @@ def translated(error: Exception) -> Exception:
     both = _both(ours, base)
     made: Exception = both(*error.args)
     made.__dict__.update(error.__dict__)
-    # What tf.errors.OpError's own __init__ would set; ours take other arguments.
+    # These are the attributes that OpError's __init__ sets. It is not called, because our errors take other arguments.
     made.__dict__.update(
         _node_def=None, _op=None, _message=str(error), _error_code=_code(base), _experimental_payloads={}, _first=error
     )
@@ -78,7 +83,7 @@ def _reduce(error: Exception) -> tuple[Callable[[Exception], Exception], tuple[E
 
 
 def translating(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, whose errors are TensorFlow's too."""
+    """Wrap ``function`` so that its errors are instances of TensorFlow's classes as well."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,6 +1,6 @@
-"""The tensors of one reduction on their way: sent off group by group, never blocking, and taken home.
+"""Sends the tensors of one reduction group by group, without blocking, and returns their results.
 
-It sees numpy arrays (what TensorFlow shows of its tensors inside a graph, without a copy) or eager tensors.
+The tensors are numpy arrays (TensorFlow shows its tensors so inside a graph, without a copy) or eager tensors.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ TOKEN = np.int32(0)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_given_up: weakref.WeakKeyDictionary[Job, str] = weakref.WeakKeyDictionary()  # why; see ``_explained``
+_given_up: weakref.WeakKeyDictionary[Job, str] = weakref.WeakKeyDictionary()  # the reasons; see ``_explained``
 
 
 def give_up(job: Job) -> NoReturn:
-    """Ends the job: the peers may have what this rank has sent in a step that it did not finish.
+    """End the job, because this rank has begun a step and cannot finish it.
 
-    To go on would leave this rank with other values than theirs. Raises DdlInternalError; the peers, which wait or
-    will wait for this rank, raise PeerLost with the same text.
+    The peers may have received what this rank has sent in that step. If this rank went on, its values would differ from
+    theirs. Raises DdlInternalError. The peers, which wait or will wait for this rank, raise PeerLost with the same
+    text.
     """
     text = (
         f"a step of rank {job.rank} was interrupted, or begun again, after it had sent gradients off and before it "
         "came to its end: by a signal's handler, by another operation's error, or by a loop that runs several steps "
         "at once (give it parallel_iterations=1); call init() again on all ranks, and load a checkpoint"
     )
-    _given_up[job] = text  # first: other threads see the job closed while ``shutdown`` is still under way
+    _given_up[job] = text  # before ``shutdown``, during which other threads already find the job closed
     job.shutdown(text)
     raise DdlInternalError(text)
 
@@ -46,8 +47,9 @@ def give_up(job: Job) -> NoReturn:
 def _explained(function: Callable[Concatenate[Exchange, P], R]) -> Callable[Concatenate[Exchange, P], R]:
     """Wrap ``function`` so that it raises the reason why this rank has given up a job, not only that the job is closed.
 
-    The parts of one run go off on several threads. Where one gives up, the others find a closed job, and may be done
-    before it; TensorFlow shows the first error of a run, which would say no more than that init() is to be called.
+    Several threads send the parts of one run. When one of them gives up, the others find a closed job and may fail
+    earlier than it does. TensorFlow shows only the first error of a run, which would then say no more than that init()
+    must be called.
     """
 
     @wraps(function)
@@ -64,13 +66,13 @@ def _explained(function: Callable[Concatenate[Exchange, P], R]) -> Callable[Conc
 
 
 class Pools(dict[int, list[Any]]):
-    """Memory for the results of one exchange, by number."""
+    """The arrays for the results of one exchange, by tensor number; an array that nobody refers to is reused."""
 
 
 class Exchange:
-    """``count`` tensors that are allreduced, and some that are gathered, once a step under the same names.
+    """The tensors that are reduced in every step under the same names: ``count`` by allreduce, others by allgather.
 
-    ``send``, ``gather`` and ``take`` may be called by any thread, one run of a step at a time.
+    Any thread may call ``send``, ``gather`` and ``take``, but only one run of a step may use an exchange at a time.
     """
 
     def __init__(
@@ -83,34 +85,42 @@ class Exchange:
         part_of: str,
         pools: Pools | None,
     ) -> None:
-        """``part_of``: what the ranks must agree upon. ``pools``: those of arrays, whose memory comes again for as
-        long as the caller holds them; the outputs of other tensors, and without pools of all, are new each time."""
+        """Describe the tensors.
+
+        * ``part_of``: a text that describes all tensors of the step; it must be the same on all ranks.
+        * ``pools``: the memory for results that are arrays. It is reused as long as the caller holds ``pools``. The
+          results of other tensors, and all results without ``pools``, get new memory each time.
+        """
         self.job = job
         self._operations = operations
         self._name = name
         self._kinds = dict(kinds)
         self._part_of = part_of
-        self._entries: list[Any] = [None] * count  # persistent allreduce
+        self._entries: list[Any] = [None] * count  # persistent allreduce requests
         self._outputs: list[Any] = [None] * count
         self._pools = (lambda: None) if pools is None else weakref.ref(pools)
-        self._handles: dict[int, Any] = {}  # of what is gathered
-        self._begun: set[int] = set()  # what has been sent off since the last ``take`` came to its end, by first number
-        self._failure: DdlInternalError | None = None  # of one of these
-        self._unsure = False  # whether an exception has struck where nobody can say what had been done
-        self.check: Callable[[Job], None] | None = None  # looks at what the results are to change, before they do
+        self._handles: dict[int, Any] = {}  # of the allgathers
+        self._begun: set[int] = set()  # the first numbers of the parts sent since the last completed ``take``
+        self._failure: DdlInternalError | None = None  # the first error of the operations in flight
+        self._unsure = False  # whether an exception has left the run in an unknown state
+        self.check: Callable[[Job], None] | None = None  # called before results are returned, which change variables
 
-    # --- off
+    # --- sending
 
     @_explained
     def send(self, first: int, *tensors: Any) -> Any:
-        """Sends off the tensors with the numbers ``first`` and up; they are kept until they are no longer needed."""
+        """Start the allreduce of ``tensors``, whose numbers are ``first``, ``first + 1`` and so on, without blocking.
+
+        The exchange holds the tensors until they are no longer needed. Returns a constant for the output of an
+        operation in a graph. Raises DdlInternalError if the job is over, and if the previous run has not finished.
+        """
         self._bind()
-        if tensors:  # the others are there, too, when the first is
+        if tensors:  # when the GPU has finished the first tensor's work, it has finished that of the others
             cast("TfAdapter", self._operations.adapter).settle(tensors[0])
         started = [self._made_ready(number, tensor) for number, tensor in enumerate(tensors, first)]
         self._begin(first)
         try:
-            self.job.start_all(started, waits=False)  # who waits is another thread, and may come late
+            self.job.start_all(started, waits=False)  # another thread waits, perhaps much later
         except DdlInternalError:  # the job is over
             self._over()
             raise
@@ -118,13 +128,19 @@ class Exchange:
 
     @_explained
     def lift(self, first: int, *tensors: Any) -> None:
-        """As ``send``, of eager tensors on a GPU; where the present job does not reach that, their copies on the host."""
+        """Do the same as ``send`` for eager tensors on a GPU.
+
+        If the transports of the current job do not reach that GPU, copies of the tensors in host memory are sent.
+        """
         self._bind()
         self.send(first, *brought(cast("TfAdapter", self._operations.adapter), self.job, tensors))
 
     @_explained
     def gather(self, first: int, *tensors: Any) -> Any:
-        """The same for tensors whose rows are gathered from all members."""
+        """Start the allgather of ``tensors``, numbered as in ``send``: the rows of all members are joined.
+
+        Does not block.
+        """
         self._bind()
         if tensors:
             self._begin(first)
@@ -136,35 +152,43 @@ class Exchange:
 
     @property
     def begun(self) -> bool:
-        """Whether something has been sent off that has not been taken."""
+        """Return whether something has been sent whose result has not been taken."""
         return bool(self._begun)
 
     def _begin(self, first: int) -> None:
-        """Notes that this part goes off now; if it has already, the run before this one has not come to its end."""
+        """Record that this part is sent now.
+
+        End the job if it was sent before: then the previous run has not finished.
+        """
         if first in self._begun:
             give_up(self.job)
         self._begun.add(first)
 
     def _bind(self) -> None:
-        """A graph may outlive the job that it was built in: then it goes over to the present one."""
+        """Change to the current job if this exchange's job is over.
+
+        A graph may outlive the job in which it was built.
+        """
         if self.job.closed:
             self.job = current_job()
             self._entries = [None] * len(self._entries)
             self._over()
 
     def _over(self) -> None:
-        """Nothing is under way."""
-        self._unsure = True  # if an exception strikes in here
+        """Forget the run that has ended: nothing is in flight any more."""
+        # A signal's handler may raise between any two of these lines. Then the flag stays set, and the next ``take``
+        # gives the job up, because it could not tell which results belong to which run.
+        self._unsure = True
         self._handles, self._outputs, self._failure = {}, [None] * len(self._entries), None
         self._begun.clear()
         self._unsure = False
 
     def _made_ready(self, number: int, tensor: Any) -> tuple[Any, int, Any]:
-        """What starts it: its entry, where it lies, and what keeps it there."""
+        """Return what ``start_all`` needs for a tensor: its request, its address, and the owner of its memory."""
         entry = self._entries[number]
         address = None
         if entry is not None:
-            if entry.pending:  # its tensor and its result are those of a run that is not over
+            if entry.pending:  # its tensor and result still belong to the previous run
                 give_up(self.job)
             address = self._operations.adapter.address(tensor, entry.source)
         output = self._output(number, tensor)
@@ -173,7 +197,9 @@ class Exchange:
             address = entry.source.address
         else:
             entry.target.address = self._address(output, entry)
-        entry.target.owner = output  # kept as long as somebody may write it, and by nobody behind ``take``
+        # The request must hold the array while the engine may write to it. ``take`` clears this reference: if it
+        # stayed, ``_output`` could never reuse the array.
+        entry.target.owner = output
         self._outputs[number] = output
         return entry, address, tensor
 
@@ -195,31 +221,36 @@ class Exchange:
         return address
 
     def _output(self, number: int, tensor: Any) -> Any:
-        """Memory for the result: new, or what nobody refers to any more.
+        """Return memory for the result: an array of the pool that nobody refers to any more, or a new one.
 
-        TensorFlow refers to an array as long as a tensor lies in it, so what a user keeps is never written again.
+        TensorFlow refers to an array as long as a tensor uses its memory, so a result that a user keeps is never
+        overwritten.
         """
         pools = self._pools()
         if pools is None or not isinstance(tensor, np.ndarray):
             return self._operations.adapter.allocate(tensor)
         pool = pools.setdefault(number, [])
+        # An array that nobody else uses has two references: the pool's, and the argument of getrefcount. A loop
+        # variable would be a third one, hence the loop over indices. No other thread looks at this pool: each number
+        # has its own, and is sent by one operation.
         for i in range(len(pool)):
             if sys.getrefcount(pool[i]) == 2 and pool[i].shape == tensor.shape and pool[i].dtype == tensor.dtype:
                 return pool[i]
         pool[:] = [array for array in pool if array.shape == tensor.shape and array.dtype == tensor.dtype]
         adapter = self._operations.adapter
         dtype = adapter.buffer(tensor, elementwise=True).dtype
-        # TensorFlow takes memory over without a copy where it begins on 64 bytes, as ours does.
+        # TensorFlow uses memory without a copy if it is aligned to 64 bytes, as Memory is.
         pool.append(adapter.adopt(Memory(max(tensor.nbytes, 1)), tensor.shape, dtype, tensor))
         return pool[-1]
 
-    # --- home
+    # --- receiving
 
     @_explained
     def take(self) -> list[Any]:
-        """Waits, and returns the results by number. Raises the error of the first that has one, when all are over.
+        """Wait for all operations, and return the results: the reduced tensors by number, then the gathered ones.
 
-        What is ready is run by this thread meanwhile. Interrupted, it may be called again.
+        While it waits, this thread runs buckets that are ready. If some operations failed, it raises the first error
+        after all operations are over. When an exception of a signal's handler interrupts it, it may be called again.
         """
         if self._unsure:
             give_up(self.job)
@@ -228,10 +259,13 @@ class Exchange:
                 entry.wait()
             except DdlInternalError as error:
                 self._failure = self._failure or error
-                if entry is self._entries[0] and self._part_of:  # the ranks disagree: the others may never come
+                if entry is self._entries[0] and self._part_of:  # ranks disagree: the other requests may never complete
                     self._entries = [None] * len(self._entries)
                     break
-            except BaseException:  # of a signal's handler, for one: who calls again, waits on
+            except BaseException:
+                # A signal's handler has raised, KeyboardInterrupt for example. If the request is still pending, the
+                # next ``take`` waits for it again. If it is not, the outcome of the wait was lost with this exception,
+                # and it may have been an error. So the next ``take`` must give the job up.
                 self._unsure = not entry.pending
                 raise
             entry.target.owner = None

@@ -1,7 +1,9 @@
-"""The one file that touches CUDA for TensorFlow: where a GPU's tensor lies, memory made into one, the wait for a result.
+"""The one file that uses CUDA for TensorFlow.
 
-TensorFlow shows nobody its streams. It waits for its own work when it tells where a tensor is, and so the host has
-to wait for ours before TensorFlow sees a result. Nothing is copied.
+It finds the device of a tensor, makes tensors of memory, and waits for results.
+
+TensorFlow exposes none of its streams. It waits for its own work when it is asked for a tensor's address. In the other
+direction, the host has to wait for our work before TensorFlow may see a result. Nothing is copied.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ __all__ = ["Gpu", "tensor_at"]
 DRIVER = "libcuda.so.1"
 DEVICE_ORDINAL = 9  # cuda.h, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 NOT_READY = 600  # cuda.h, CUDA_ERROR_NOT_READY
-SPINS = 200  # looks at an event before this thread lets others run in between
+SPINS = 200  # queries of an event before this thread sleeps between them
 PAUSE_S = 50e-6
 _GPU = re.compile(r"device:GPU:(\d+)$")
 
@@ -38,18 +40,18 @@ _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _capsule = ctypes.pythonapi.PyCapsule_New
 _capsule.restype = ctypes.py_object
 _capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-_Address = ctypes.c_uint64  # the first field of DLPack's tensor is where its data begins
+_Address = ctypes.c_uint64  # the first field of a DLPack tensor is the address of its data
 
 
 class Gpu:
-    """NVIDIA's, of TensorFlow. Any thread."""
+    """TensorFlow's tensors on NVIDIA GPUs. Any thread may call the methods."""
 
     types: frozenset[Any] = frozenset(
         {tf.float16, tf.bfloat16, tf.float32, tf.float64}
-    )  # small integers lie on the host
+    )  # TensorFlow keeps small integers in host memory
 
     def place(self, tensor: Any) -> Device | None:
-        """Where an eager tensor lies, as CUDA counts; None for what is not served there."""
+        """Return the CUDA device of an eager tensor, or CPU; None if its type or its device is not supported there."""
         name = tensor.backing_device
         if "CPU" in name:
             return CPU
@@ -58,43 +60,46 @@ class Gpu:
         return _cuda_device(name, tensor)
 
     def empty(self, like: Any, shape: Sequence[int]) -> Any:
-        """A new tensor of ``like``'s type and device, whose values are anything."""
+        """Return a new tensor of ``like``'s type and device with undefined values."""
         with tf.device(like.backing_device):
             return tf.raw_ops.Empty(shape=list(shape), dtype=like.dtype)
 
     def wrap(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
-        """The tensor whose elements stand in ``memory``, which is on ``like``'s device."""
+        """Return a tensor whose elements are in ``memory``, which is on ``like``'s device."""
         found = _GPU.search(like.backing_device)
         return tensor_at(memory, shape, dtype, ON_CUDA, int(found.group(1)) if found else 0)
 
     def settle(self, tensor: Any) -> None:
-        """Returns when the GPU that ``tensor`` lies on has done what TensorFlow has given it.
+        """Wait until the GPU that holds ``tensor`` has finished the work that TensorFlow has given it.
 
-        To ask where a tensor is waits for that too, but lets no other thread run Python meanwhile.
+        Asking for the tensor's address would wait for that too, but without releasing the interpreter's lock.
         """
         with tf.device(tensor.backing_device):
             tf.raw_ops.SyncDevice()
 
     def wait(self, event: int) -> None:
-        """Returns when the event of that handle has come. Raises DeviceError where the GPU failed before it."""
+        """Wait until the event with that handle has occurred. Raises DeviceError if the GPU failed before it."""
         driver = _driver()
         for turn in itertools.count():
             code = driver.cuEventQuery(ctypes.c_void_p(event))
             if code == 0:
                 return
             if code != NOT_READY:
-                raise DeviceError(f"a result on a GPU does not come: CUDA error {code}; see the log of this rank")
+                raise DeviceError(f"waiting for a result on a GPU failed: CUDA error {code}; see the log of this rank")
             if turn > SPINS:
                 time.sleep(PAUSE_S)
 
 
 def tensor_at(memory: Memory, shape: Sequence[int], dtype: DType, kind: int, index: int) -> Any:
-    """The tensor whose elements stand in ``memory`` of DLPack's device (kind, index); TensorFlow keeps that alive."""
+    """Return a tensor whose elements are in ``memory`` of DLPack's device (kind, index).
+
+    TensorFlow keeps ``memory`` alive.
+    """
     managed = lend(memory, shape, dtype, (kind, index))
     return _from_dlpack(_capsule(ctypes.addressof(managed), b"dltensor", None))
 
 
-_ordinals: dict[str, Device] = {}  # by TensorFlow's name of a device, which may count otherwise
+_ordinals: dict[str, Device] = {}  # by TensorFlow's device name; its numbers may differ from CUDA's
 
 
 def _cuda_device(name: str, tensor: Any) -> Device | None:
@@ -102,15 +107,17 @@ def _cuda_device(name: str, tensor: Any) -> Device | None:
     if device is None:
         try:
             driver = _driver()
-        except OSError:  # another maker's GPU
+        except OSError:  # there is no CUDA driver: a GPU of another vendor
             return None
-        if not tensor.shape.num_elements():  # it lies nowhere, and on another rank the same tensor may have elements
+        # A tensor without elements has no address to ask CUDA about. It needs a device all the same, because on another
+        # rank the same tensor may have elements.
+        if not tensor.shape.num_elements():
             with tf.device(name):
                 tensor = tf.raw_ops.Empty(shape=[1], dtype=tf.float32)
         ordinal = ctypes.c_int(-1)
         address = _Address.from_address(_pointer(_to_dlpack(tensor), b"dltensor")).value
         code = driver.cuPointerGetAttribute(ctypes.byref(ordinal), DEVICE_ORDINAL, ctypes.c_uint64(address))
-        if code != 0 or ordinal.value < 0:  # another maker's GPU
+        if code != 0 or ordinal.value < 0:  # not CUDA's memory: a GPU of another vendor
             return None
         device = _ordinals[name] = Device("cuda", ordinal.value)
     return device

@@ -1,10 +1,10 @@
-"""Puts a Python function into a graph such that it may block: it takes none of TensorFlow's inter-op threads.
+"""Puts a Python function into a graph such that it may block: it occupies none of TensorFlow's inter-op threads.
 
-A function that waits inside ``tf.py_function`` holds one of those threads. There may be only one, and two ranks
-whose executors begin independent collectives in different orders would then wait for each other forever. So the
-function stands in a data set of one element, ``DatasetToSingleElement`` of ``MapDataset`` of ``TensorDataset``:
-that operation is asynchronous, brings threads of its own, and runs the mapped function in them. It works alike in
-``tf.function`` and in the graphs of sessions, in loops and branches. Arrays come and go without a copy.
+A function that waits inside ``tf.py_function`` occupies one of those threads. There may be only one; then two ranks
+whose executors start independent collectives in different orders would wait for each other forever. Therefore the
+function is mapped over a data set of one element: ``DatasetToSingleElement`` of ``MapDataset`` of ``TensorDataset``.
+That operation is asynchronous and runs the mapped function in threads of its own. It works the same way in
+``tf.function`` and in the graphs of sessions, in loops and branches. Arrays are passed in and out without a copy.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ from ddlcore.errors import InvalidArgument
 
 __all__ = ["asynchronous", "keep", "ordered", "refuse_xla", "wire_name"]
 
-IN_ORDER = 0x64646C  # the number on calls that are not to overtake one another
+IN_ORDER = 0x64646C  # the number attached to calls that must run in order
 Function = Callable[..., Sequence[Any]]  # arrays in, arrays out
 
 
 class _Notes:
-    """What is remembered of one graph while it is built."""
+    """What this module records about one graph while it is built."""
 
     def __init__(self) -> None:
         self.names: Counter[str] = Counter()
         self.kept: list[Any] = []  # concrete functions that the graph calls
-        self.begun: list[Any] = []  # operations since the last one that came after all before it
-        self.last: Any = None  # that one
-        self.in_order = False  # whether calls of it are run in the order in which they were traced
+        self.begun: list[Any] = []  # operations traced since ``last``
+        self.last: Any = None  # the last ordered operation
+        self.in_order = False  # whether calls of this graph's function run in the order of tracing
 
 
 def _notes(graph: Any) -> _Notes:
-    notes: _Notes | None = getattr(graph, "_ddl_notes", None)  # there, for a table of ours would outlive the graph
+    notes: _Notes | None = getattr(graph, "_ddl_notes", None)  # in the graph: a table of ours would outlive it
     if notes is None:
         notes = graph._ddl_notes = _Notes()
     return notes
 
 
 def keep(thing: Any) -> None:
-    """Holds it as long as the present graph, or a function around it, is there.
+    """Keep ``thing`` alive as long as the current graph, or a function that contains it, exists.
 
-    Python functions do not do so: TensorFlow never lets go of those that stand in a ``tf.function``.
+    A reference from a Python function would not do: TensorFlow never releases Python functions that are used in a
+    ``tf.function``.
     """
     graph = tf.compat.v1.get_default_graph()
     _notes(graph).kept.append(thing)
@@ -61,11 +62,11 @@ def keep(thing: Any) -> None:
 
 
 def wire_name(verb: str, name: str | None) -> str:
-    """What an operation of the present graph is called on the wire: the same on every rank that builds the same graph.
+    """Return the name of an operation in messages: the same on every rank that builds the same graph.
 
-    A name that is given stands, with a number from its second use in the graph on. One without a name is counted
-    within its function. The names of tensors would not do: they have other numbers on a rank that alone prints or
-    writes summaries.
+    A given name is used as it is, followed by a number from its second use in the graph on. An operation without a name
+    is counted within its function. The names of tensors are unsuitable: their numbers differ on a rank that, for
+    example, is the only one to print or to write summaries.
     """
     graph = tf.compat.v1.get_default_graph()
     if name is None:
@@ -83,12 +84,13 @@ def wire_name(verb: str, name: str | None) -> str:
 def asynchronous(
     function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any], label: str
 ) -> list[Any]:
-    """The outputs of ``function`` in the present graph, which runs each time its inputs are ready, and may block.
+    """Return the outputs of ``function``, which the current graph runs when its inputs are ready; it may block.
 
-    It gets numpy arrays that must not be written, and returns a sequence of arrays of ``dtypes``, none of which
-    shares memory with another or with an input: TensorFlow may reuse it. ``shapes`` are what is known of theirs.
-    In a ``tf.function`` it runs even where nobody asks for its outputs, as it would eagerly, and in no particular
-    order with other operations; ``ordered`` changes that. ``label`` is for messages.
+    The function gets numpy arrays, which it must not change. It returns a sequence of arrays of the types ``dtypes``;
+    no array may share memory with another one or with an input, because TensorFlow may reuse the memory. ``shapes`` is
+    what is known of their shapes. In a ``tf.function`` the function runs even if its outputs are not used, as it would
+    eagerly, and in no particular order with other operations; use ``ordered`` if the order matters. ``label`` is the
+    name in messages to the user.
     """
     graph = tf.compat.v1.get_default_graph()
     notes = _notes(graph)
@@ -101,9 +103,12 @@ def asynchronous(
 
 
 def ordered(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], label: str) -> list[Any]:
-    """As ``asynchronous``, of scalars; in a ``tf.function``, after all that stands before it, and before what follows.
+    """Do the same as ``asynchronous`` for scalars, in order.
 
-    In a session's graph the order is the user's to say, by ``tf.control_dependencies``.
+    After everything traced before it, before everything after it.
+
+    That order holds in a ``tf.function``. In the graph of a session, the user defines the order with
+    ``tf.control_dependencies``.
     """
     graph = tf.compat.v1.get_default_graph()
     notes = _notes(graph)
@@ -118,7 +123,7 @@ def ordered(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], la
 
 
 def refuse_xla(label: str) -> None:
-    """Raises ValueError where the present graph is to be compiled as one, which cannot talk to other ranks."""
+    """Raise ValueError if XLA is to compile the current graph: compiled code cannot communicate with other ranks."""
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
         raise InvalidArgument(
             f"{label} cannot be compiled: no communication inside a function with jit_compile=True; "
@@ -136,7 +141,7 @@ def _built(
     free = Lock()
 
     def run(*arrays: Any) -> list[Any]:
-        if not free.acquire(blocking=False):  # which of the two comes first may differ between ranks
+        if not free.acquire(blocking=False):  # ranks may start the two runs in different orders
             raise InvalidArgument(
                 f"{label} has begun again before it ended; give its tf.while_loop parallel_iterations=1, "
                 "and let one thread at a time run the graph"
@@ -160,7 +165,7 @@ def _built(
             f=concrete,
             output_types=list(dtypes),
             output_shapes=unknown,
-            use_inter_op_parallelism=False,  # in the asynchronous operation's thread, not in the executor's
+            use_inter_op_parallelism=False,  # run in the asynchronous operation's thread, not in the executor's
             name=f"{label}/run",
         )
         outputs = list(
@@ -170,7 +175,8 @@ def _built(
         )
     _notes(graph).kept.append(concrete)
     _call_in_order(graph)
-    # TensorFlow would run such operations of a tf.function one after another, each to its end.
+    # Otherwise TensorFlow would run such operations of a tf.function one after the other, and start none before the
+    # previous one has returned: two ranks that trace in different orders would then wait for each other.
     independent = getattr(getattr(graph, "experimental_acd_manager", None), "run_independently", None)
     if independent is not None:
         independent(source.op)
@@ -179,11 +185,12 @@ def _built(
 
 
 def _call_in_order(graph: Any) -> None:
-    """Lets the calls of a function that communicates follow one another wherever they stand in one graph.
+    """Make TensorFlow run the calls of a function that communicates one after the other, wherever they are in a graph.
 
-    TensorFlow orders only calls that write the same variables. Others, of one function or of two that look alike, would
-    be under way at once with the same names, and which is the first may differ between ranks. It does order calls
-    of functions that hold collectives, by a number on them; so an empty call in this function has such a number.
+    TensorFlow orders only calls that write the same variables. Other calls, of one function or of two similar
+    functions, would run at the same time with the same names, and the ranks might start them in different orders.
+    However, TensorFlow does order calls of functions that contain collectives, which it recognizes by a number attached
+    to them. So this function adds an empty call with such a number.
     """
     while getattr(graph, "experimental_acd_manager", None) is not None:
         notes = _notes(graph)
@@ -194,4 +201,4 @@ def _call_in_order(graph: Any) -> None:
                 call = tf.raw_ops.StatefulPartitionedCall(args=[], Tout=[], f=nothing, name="DdlInOrder")
             ops.set_int_list_attr(call, COLLECTIVE_MANAGER_IDS, [IN_ORDER])
             notes.kept.append(nothing)
-        graph = graph.outer_graph  # a branch's or a loop's own calls do not tell the function around it
+        graph = graph.outer_graph  # the enclosing function does not see the calls inside a branch or a loop

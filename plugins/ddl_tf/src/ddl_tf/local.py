@@ -1,4 +1,4 @@
-"""Which variables stay a rank's own: their gradients are not reduced, but scaled as an average would."""
+"""Records which variables stay local to a rank: their gradients are not reduced, but may be scaled as in an average."""
 
 from __future__ import annotations
 
@@ -14,28 +14,31 @@ __all__ = ["LocalVariables", "identity", "variable_of"]
 
 
 class LocalVariables:
-    """The local ones among the variables of one tape or optimizer. ``scale``: their gradients are divided by the size."""
+    """The local variables of one tape or optimizer. ``scale``: divide their gradients by the number of ranks."""
 
     def __init__(self, scale: bool) -> None:
         self._scale = scale
-        self._variables: list[Any] = []  # held, so that no other takes the identity over
+        self._variables: list[Any] = []  # kept alive, so that no other object gets the same identity
         self._layers: list[Any] = []
 
     def register(self, variable: Any) -> None:
-        """This variable is local. Raises ValueError for what is no variable."""
+        """Make this variable local. Raises ValueError if it is not a variable."""
         if not hasattr(variable, "assign"):
             raise ValueError(f"a local source is a variable, not a {type(variable).__name__}")
         self._variables.append(variable)
 
     def register_layers(self, layers: Iterable[Any]) -> None:
-        """So are the variables of these layers, once they are built. Raises ValueError for what is no layer."""
+        """Make the variables of these layers local, once the layers are built.
+
+        Raises ValueError if one is not a layer.
+        """
         for layer in layers:
             if not hasattr(layer, "trainable_weights"):
                 raise ValueError(f"local_layers takes layers of Keras, not {type(layer).__name__}")
             self._layers.append(layer)
 
     def holds(self, variable: Any) -> bool:
-        """Whether it is local."""
+        """Return whether the variable is local."""
         return identity(variable) in self._all()
 
     def _all(self) -> set[int]:
@@ -51,9 +54,10 @@ class LocalVariables:
     def reduce(
         self, chosen: Callable[[Sequence[Any]], Reducer], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> list[Any]:
-        """The gradients, in the same places: reduced, but for the local ones.
+        """Return the gradients in the same places: the local ones scaled, the others reduced.
 
-        ``chosen`` tells who reduces, by the variables that are no local ones: ranks need not have the others alike.
+        ``chosen`` returns the reducer for the variables that are not local. It is not given the local ones, because the
+        ranks may have different ones.
         """
         local = self._all()
         if not local:
@@ -76,14 +80,17 @@ class LocalVariables:
 
 
 def variable_of(source: Any) -> Any:
-    """TensorFlow's own variable, where Keras' is wrapped around it, too; None for what is no variable."""
+    """Return TensorFlow's own variable, also if a Keras variable contains it.
+
+    Returns None if ``source`` is not a variable.
+    """
     if isinstance(source, tf.Variable):
         return source
-    inner = getattr(source, "_value", None)  # of Keras 3; ``value`` may be a copy in another type
+    inner = getattr(source, "_value", None)  # Keras 3; its ``value`` may be a copy of another type
     return inner if isinstance(inner, tf.Variable) else None
 
 
 def identity(variable: Any) -> int:
-    """What tells variables apart."""
+    """Return the number that identifies a variable."""
     inner = variable_of(variable)
     return id(variable if inner is None else inner)

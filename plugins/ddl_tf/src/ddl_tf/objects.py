@@ -1,4 +1,7 @@
-"""Python objects from one rank to all, and from all to all; the same eagerly and beside a graph."""
+"""Sends Python objects from one rank to all, or from all ranks to all.
+
+It does so eagerly, also while a graph is built.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,12 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object of ``root_rank`` on every rank, picklable there; its bytes are checked before they are used.
+    """Return the object of ``root_rank``, which must be picklable, on every rank.
 
-    It is at once, also while a graph is built; ``session`` is accepted for Horovod's sake, and not needed.
+    The received bytes are verified before use.
+
+    The result is ready when the call returns, also while a graph is built. ``session`` is accepted for compatibility
+    with Horovod and not used.
     """
     return OPERATIONS.broadcast_object(obj, root_rank, name, process_set)
 
@@ -30,7 +36,7 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """``broadcast_object`` of one argument, to be called again and again."""
+    """Return a function of one argument that calls ``broadcast_object``, and may be called many times."""
 
     def broadcast(obj: Any) -> Any:
         return broadcast_object(obj, root_rank, session, name, process_set)
@@ -42,5 +48,5 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all members, in rank order. ``session`` is as in ``broadcast_object``."""
+    """Return the objects of all members, in rank order. ``session`` is as in ``broadcast_object``."""
     return OPERATIONS.allgather_object(obj, name, process_set)

@@ -1,12 +1,13 @@
-"""The verbs for TensorFlow's tensors under Horovod's names and argument orders; how they are carried out is the core's.
+"""The collectives for TensorFlow tensors under Horovod's names and argument orders; the core carries them out.
 
-Every one of them is a collective: all members of ``process_set`` call it, with the same name (or, without
-one, in the same order; in a graph, built in the same order). Any thread may; results are the caller's.
-They work eagerly, in ``tf.function`` and in the graphs of sessions, and are differentiable. Wrong arguments raise
-ValueError at once, what happens to a running job derives from DdlInternalError; ddl_tf.errors says what either is
-to TensorFlow. ``root_rank`` is a rank of the world, also within a process set. ``device_dense`` and
-``device_sparse`` may name this host: a GPU's tensors then go that way; ``ignore_name_scope`` is accepted for
-Horovod's sake: names on the wire never have a scope in them.
+Each of them is a collective: all members of ``process_set`` must call it, with the same name; calls without a name must
+come in the same order (in a graph, they must be built in the same order). Any thread may call them, and the results
+belong to the caller. They work eagerly, in ``tf.function`` and in the graphs of sessions, and are differentiable. Wrong
+arguments raise ValueError immediately; errors of a running job derive from DdlInternalError; ddl_tf.errors lists the
+TensorFlow classes that both have as well. ``root_rank`` is a rank of the world, also within a process set.
+``device_dense`` and ``device_sparse`` may name this host: tensors on a GPU are then staged on the host.
+``ignore_name_scope`` is accepted for compatibility with Horovod and has no effect, because names in messages never
+contain a scope.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _verb(function: F) -> F:
-    """Errors are TensorFlow's too, and AutoGraph leaves the code as it is."""
+    """Wrap ``function`` so that its errors are TensorFlow errors as well, and exclude it from AutoGraph."""
     return cast(F, tf.autograph.experimental.do_not_convert(translating(function)))
 
 
@@ -80,10 +81,11 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """A new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``.
+    """Return a new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``.
 
-    tf.IndexedSlices stay such: all members' rows and indices, one behind another; only Average and Sum, unscaled.
-    An average of integers is truncated toward zero, in their type; of IndexedSlices, each index then comes once.
+    tf.IndexedSlices stay slices: the result has the rows and indices of all members, joined in rank order. They support
+    only Average and Sum, without scale factors. An average of integers is truncated toward zero and keeps the integer
+    type; in the average of integer IndexedSlices, each index occurs once.
     """
     wire, user = _understood(compression, device_dense, device_sparse)
     scales = (prescale_factor, postscale_factor)
@@ -107,9 +109,9 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """New tensors, reduced as one: none of them is before all members have submitted all.
+    """Return new tensors that are reduced as one: none of them is reduced before all members have submitted all.
 
-    tf.IndexedSlices among them are reduced each by itself, as ``allreduce`` does.
+    tf.IndexedSlices in the list are reduced one by one, as ``allreduce`` does.
     """
     wire, user = _understood(compression, device_dense, device_sparse)
     scales = (prescale_factor, postscale_factor)
@@ -154,7 +156,10 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """All members' tensors, joined along the first dimension in rank order; it alone may differ."""
+    """Return the tensors of all members, joined along the first dimension in rank order.
+
+    Only that dimension may differ.
+    """
     return autograd.allgather(Call(current_job(), process_set, name), _tensors([tensor]))[0]
 
 
@@ -165,7 +170,7 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """``allgather`` of each tensor, as one."""
+    """Return ``allgather`` of each tensor; the tensors are gathered as one operation."""
     return autograd.allgather(Call(current_job(), process_set, name), _tensors(_listed(tensors)), grouped=True)
 
 
@@ -180,7 +185,7 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """A new tensor with the root's values."""
+    """Return a new tensor with the values of ``root_rank``."""
     call = Call(current_job(), process_set, name)
     if root_rank not in call.members():
         raise InvalidArgument(f"broadcast: root_rank={root_rank} is not a member of {process_set}")
@@ -198,9 +203,10 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends ``splits[r]`` rows to member r (equally many without splits).
+    """Send ``splits[r]`` rows to member r, or equally many rows to each member if there are no splits.
 
-    Returns the rows received, by rank; where splits were given, (those, int32 tensor of how many came from each).
+    Returns the received rows, in rank order. If splits were given, returns a tuple: the rows, and an int32 tensor that
+    says how many rows came from each member.
     """
     if splits is not None:
         splits = tf.convert_to_tensor(np.asarray(splits) if isinstance(splits, (list, tuple)) else splits)
@@ -228,7 +234,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """This member's rows of the reduced tensor; the first members have one more where they must."""
+    """Return this member's rows of the reduced tensor.
+
+    If they cannot be divided equally, the first members get one row more.
+    """
     wire, user = _understood(compression, device_dense)
     scales = (prescale_factor, postscale_factor)
     call = Call(current_job(), process_set, name, resolve_op(op), *scales, wire, is_host(device_dense))
@@ -245,7 +254,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """``reducescatter`` of each tensor, as one."""
+    """Return ``reducescatter`` of each tensor; the tensors are reduced as one operation."""
     wire, user = _understood(compression, device_dense)
     scales = (prescale_factor, postscale_factor)
     call = Call(current_job(), process_set, None, resolve_op(op), *scales, wire, is_host(device_dense))
@@ -257,16 +266,21 @@ def grouped_reducescatter(
 
 @_verb
 def join(device: int = -1) -> Any:
-    """Says that this rank has no more data; the last rank that did, an int32 scalar, when all have.
+    """Declare that this rank has no more data.
 
-    Until then this rank takes part in what the others do with values that change nothing.
+    Returns, when all ranks have joined, the last one to join (an int32 scalar).
+
+    Until then, this rank takes part in the other ranks' operations with values that do not change the results.
     """
     return _scalar(lambda job: api.join(device, job=job), "DdlJoin", waits=True)
 
 
 @_verb
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
-    """Returns on no member before every member has called it. In a graph, an int32 scalar that is ready by then."""
+    """Wait until every member of the process set has called this.
+
+    Returns None. In a graph, returns an int32 scalar that is ready at that time.
+    """
 
     def value(job: Any) -> int:
         api.barrier(process_set, job)
@@ -278,31 +292,34 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
 
 @_verb
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """The number of ranks (of a process set), an int32 scalar; in a graph, what it is when the graph runs."""
+    """Return the number of ranks (of a process set) as an int32 scalar; a graph evaluates it each time it runs."""
     return _scalar(lambda job: len(_members(job, process_set_id)), name or "DdlSize")
 
 
 @_verb
 def rank_op(name: str | None = None) -> Any:
-    """This process's rank, an int32 scalar; in a graph, what it is when the graph runs."""
+    """Return this process's rank as an int32 scalar; a graph evaluates it each time it runs."""
     return _scalar(lambda job: job.rank, name or "DdlRank")
 
 
 @_verb
 def local_size_op(name: str | None = None) -> Any:
-    """The number of ranks on this host, an int32 scalar; in a graph, what it is when the graph runs."""
+    """Return the number of ranks on this host as an int32 scalar; a graph evaluates it each time it runs."""
     return _scalar(lambda job: job.local_size, name or "DdlLocalSize")
 
 
 @_verb
 def local_rank_op(name: str | None = None) -> Any:
-    """This process's rank among those of its host, an int32 scalar; in a graph, what it is when the graph runs."""
+    """Return this process's rank among those of its host as an int32 scalar; a graph evaluates it each time it runs."""
     return _scalar(lambda job: job.local_rank, name or "DdlLocalRank")
 
 
 @_verb
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 where this process is a member of the process set, else 0: an int32 scalar, as of when the graph runs."""
+    """Return 1 if this process is a member of the process set, else 0: an int32 scalar.
+
+    A graph evaluates it each time it runs.
+    """
     return _scalar(lambda job: int(job.rank in _members(job, process_set_id)), name or "DdlProcessSetIncluded")
 
 
@@ -316,7 +333,7 @@ def _members(job: Any, process_set_id: int) -> Any:
 
 
 def _scalar(value: Callable[[Any], int], label: str, *, waits: bool = False) -> Any:
-    """An int32 scalar that ``value(job)`` gives, at once or each time the present graph runs."""
+    """Return the int32 scalar ``value(job)``, computed now or each time the current graph runs."""
     built_in = current_job()
     if tf.executing_eagerly():
         return tf.constant(value(built_in), tf.int32)
@@ -345,7 +362,7 @@ def _tensors(values: Sequence[Any]) -> list[Any]:
 
 
 def _listed(tensors: Any) -> list[Any]:
-    """The tensors of a group. ValueError for none at all, and for None among them."""
+    """Return the tensors of a group as a list. Raises ValueError if the list is empty or contains None."""
     if isinstance(tensors, tf.Tensor):
         raise InvalidArgument("a grouped operation takes a list of tensors, not one tensor")
     listed = list(tensors)
@@ -360,7 +377,7 @@ def _listed(tensors: Any) -> list[Any]:
 def _compressed(
     user: UserCompressor | None, values: Sequence[Any], carry_out: Callable[[list[Any]], list[Any]]
 ) -> list[Any]:
-    """The verb, between the two methods of a compressor of the user's own, where there is one."""
+    """Run ``carry_out`` on the tensors, between the two methods of the user's own compressor if there is one."""
     tensors = _tensors(values)
     if user is None:
         return carry_out(tensors)

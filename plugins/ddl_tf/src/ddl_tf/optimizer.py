@@ -1,4 +1,4 @@
-"""Makes an optimizer of ``tf.compat.v1.train`` step on reduced gradients; how they travel is the reducer's."""
+"""Makes an optimizer of ``tf.compat.v1.train`` step on reduced gradients; the reducer decides how they are reduced."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer that steps as ``optimizer`` does, on gradients that are reduced over ``process_set``.
+    """Return an optimizer that steps as ``optimizer`` does, on gradients that are reduced over ``process_set``.
 
-    ``optimizer`` is one of ``tf.compat.v1.train``, in a graph of a session, a ``tf.function`` or eagerly; one of Keras
-    is passed on to ``ddl_tf.keras.DistributedOptimizer``. Every rank wraps its own, with the same arguments, after
-    ``init()``. ``compute_gradients`` gives reduced gradients, so that what comes between it and ``apply_gradients``
-    (clipping) sees what all ranks see.
+    ``optimizer`` is an optimizer of ``tf.compat.v1.train``, used in the graph of a session, in a ``tf.function`` or
+    eagerly. A Keras optimizer is passed on to ``ddl_tf.keras.DistributedOptimizer``. Every rank must wrap its own
+    optimizer, with the same arguments, after ``init()``. ``compute_gradients`` returns reduced gradients, so a step
+    between it and ``apply_gradients`` (such as clipping) sees the same gradients on all ranks.
 
-    * ``backward_passes_per_step`` n: gradients are summed on this rank (averaged with
-      ``average_aggregated_gradients``), and reduced and applied on each n-th step. In a session, run
+    * ``backward_passes_per_step`` n: each rank adds up its gradients (or averages them, with
+      ``average_aggregated_gradients``); they are reduced and applied in each n-th pass. In a session, run
       ``tf.compat.v1.local_variables_initializer()`` first, as MonitoredTrainingSession does.
-    * the others: see ``DistributedGradientTape``.
+    * the other arguments: see ``DistributedGradientTape``.
 
-    Raises ValueError for arguments that do not fit, NotInitialized before ``init()``.
+    Raises ValueError for invalid arguments, and NotInitialized before ``init()``.
     """
     common = {
         "device_dense": device_dense,
@@ -63,7 +63,7 @@ def DistributedOptimizer(
     if isinstance(optimizer, _Distributed):
         raise ValueError("this optimizer is a DistributedOptimizer already; wrap each optimizer once")
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        keras = import_module("ddl_tf.keras")  # brings Keras, which a session's script does not need
+        keras = import_module("ddl_tf.keras")  # late, because it imports Keras, which scripts with sessions do not need
         return keras.DistributedOptimizer(
             optimizer,
             name=name,
@@ -83,7 +83,7 @@ def DistributedOptimizer(
 
 
 class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # TensorFlow has no types
-    """What ``DistributedOptimizer`` gives. Its slots and variables are those of the optimizer that was wrapped."""
+    """The result of ``DistributedOptimizer``. Its slots and variables are those of the wrapped optimizer."""
 
     def __init__(
         self,
@@ -101,18 +101,21 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
         self._local = local
         self._passes = passes
         self._divisor = divisor
-        self._sums: dict[int, Any] = {}  # by variable; of the passes since the last step
-        self._count: Any = None  # of those passes
-        self._last: Any = None  # whether the gradients that were computed last are to be applied
+        self._sums: dict[int, Any] = {}  # by variable: sums over the passes since the last step
+        self._count: Any = None  # number of those passes
+        self._last: Any = None  # whether the latest gradients are to be applied
 
     def register_local_var(self, variable: Any) -> None:
-        """The gradient of this variable stays this rank's own. On every rank, before the first step."""
+        """Keep this variable's gradient local to this rank. Call it on every rank before the first step."""
         self._local.register(variable)
 
     @verbatim
     @translating
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As the optimizer's, reduced. Every member calls it for the same variables."""
+        """Compute gradients as the wrapped optimizer does, and reduce them.
+
+        Every member calls it for the same variables.
+        """
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
         several = self._passes > 1
@@ -122,7 +125,10 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
     @verbatim
     @translating
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's. With several passes a step, only on the last of them."""
+        """Apply gradients as the wrapped optimizer does.
+
+        With several passes per step, only the last pass applies them.
+        """
         pairs = list(grads_and_vars)
         if self._passes == 1:
             return self._optimizer.apply_gradients(pairs, *args, **kwargs)
@@ -145,7 +151,10 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
         return self._local.reduce(lambda _: self._reducer, gradients, variables)
 
     def _accumulated(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The sums of this step's passes; on the last of them divided, and reduced. Sparse ones become dense."""
+        """Return the sums over the passes of this step; in the last pass, divided and reduced.
+
+        Sparse gradients become dense.
+        """
         self._make_sums(gradients, variables)
         added = []
         for gradient, variable in zip(gradients, variables, strict=True):
@@ -184,16 +193,16 @@ class _Distributed(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # Tenso
                     zeros = tf.zeros(variable.shape, variable.dtype.base_dtype)
                     self._sums[id(variable)] = tf.compat.v1.Variable(zeros, name="ddl_sum", **kind)
 
-    # --- as the optimizer that was wrapped
+    # --- passed on to the wrapped optimizer
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's."""
+        """Do what the wrapped optimizer does."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's."""
+        """Do what the wrapped optimizer does."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer's."""
+        """Do what the wrapped optimizer does."""
         return self._optimizer.variables(*args, **kwargs)

@@ -1,7 +1,10 @@
-"""Decides which gradients of a graph stay on a GPU, by what is known while it is traced; puts nothing into it.
+"""Decides which gradients of a graph stay on a GPU, by what is known while the graph is traced.
 
-In a graph a gradient lies nowhere before it runs, and all operations must have their devices by then. So the variable
-says where: its gradient is computed there, or is brought there. Whatever is not known to stay is staged on the host.
+Adds nothing to the graph.
+
+While a graph is traced, a gradient is on no device yet, but all operations need their devices. So the device of the
+variable decides: its gradient is computed there, or is copied there. A gradient that is not known to be on a GPU is
+staged on the host.
 """
 
 from __future__ import annotations
@@ -18,14 +21,14 @@ __all__ = ["apart", "gpu_of", "places"]
 
 _GPU = re.compile(r"/device:GPU:\d+$")
 NOT_ON_GPU = "gradients of variables that no GPU holds", "their variables are there"
-SPARSE = "sparse gradients", "what is gathered waits for the others' sizes"
+SPARSE = "sparse gradients", "their size depends on the other ranks"
 TYPE = "gradients of other types than floats", "TensorFlow keeps such types on the host"
-SESSION = "gradients in a session", "its GPUs need not be those of eager TensorFlow, by which Python sees tensors there"
-STRATEGY = "gradients under a strategy of tf.distribute", "a variable stands for several there"
+SESSION = "gradients in a session", "its GPUs need not be those of eager TensorFlow, which Python needs to reach a GPU"
+STRATEGY = "gradients under a strategy of tf.distribute", "one variable stands for several copies there"
 
 
 def gpu_of(variable: Any) -> str:
-    """TensorFlow's name of the GPU that holds a variable; '' where none does, or where that is not known yet."""
+    """Return TensorFlow's name of the GPU that holds a variable; '' if no GPU does, or if that is not known yet."""
     inner = getattr(variable, "value", None)  # of Keras 3
     held = inner if isinstance(inner, tf.Variable) else variable
     name = held.device if isinstance(held, tf.Variable) else ""
@@ -35,9 +38,10 @@ def gpu_of(variable: Any) -> str:
 def places(
     given: Sequence[Any], variables: Sequence[Any], types: Collection[Any], serves: Callable[[str], bool]
 ) -> list[str]:
-    """By which GPU each gradient is reduced; '' where it is staged on the host, or None. What goes so and why is logged, once.
+    """Return the GPU that reduces each gradient; '' if the gradient is None or is staged on the host.
 
-    ``types``: what stays there. ``serves``: whether the job reaches that GPU; asked where somebody could use it.
+    Each reason for staging gradients on the host is logged once. ``types``: the types that stay on a GPU. ``serves``:
+    whether the job's transports reach that GPU; it is called only for GPUs that hold a variable.
     """
     if not tf.compat.v1.executing_eagerly_outside_functions():
         tell_of_graphs(*SESSION)
@@ -71,7 +75,7 @@ def _reason(gradient: Any, gpu: str, types: Collection[Any]) -> tuple[str, str] 
 
 
 def apart(run: Sequence[int], places: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """What goes off together, by where it is, in the order in which the places first come."""
+    """Split the indices in ``run`` by device. Devices come in the order in which they first occur."""
     parts: dict[str, list[int]] = {}
     for i in run:
         parts.setdefault(places[i], []).append(i)

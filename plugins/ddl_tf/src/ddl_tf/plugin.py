@@ -1,4 +1,4 @@
-"""Introduces ddl_tf to the core by data alone: it imports neither TensorFlow nor anything that does."""
+"""Declares ddl_tf to the core as plain data; imports neither TensorFlow nor anything that imports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ddl_adapters", "ddl_checks"]
 
 @hookimpl
 def ddl_adapters() -> list[AdapterProvider]:
-    """TensorFlow's tensors."""
+    """Return the provider of the adapter for TensorFlow's tensors."""
     return [
         AdapterProvider(
             name="tensorflow",
@@ -27,7 +27,7 @@ def ddl_adapters() -> list[AdapterProvider]:
 
 @hookimpl
 def ddl_checks() -> list[CheckProvider]:
-    """For `ddl doctor`."""
+    """Return the providers of checks for `ddl doctor`."""
     return [
         CheckProvider(
             "known-bad-tensorflow", "ddl_tf.checks:KnownBadTensorFlow", doc="several TensorFlows side by side"

@@ -1,8 +1,9 @@
-"""Brings a list of gradients to the ranks' reduction of them, eagerly and in graphs; knows no optimizer and no tape.
+"""Reduces a list of gradients over the ranks, eagerly and in graphs; knows no optimizer and no tape.
 
-In a graph at most 16 operations on a device send gradients off, the late layers' first, and none of them blocks; one
-that takes none of TensorFlow's threads waits for all. So no pool of threads is too small, and no order of operations
-can make two ranks wait for each other. See docs/design/tensorflow.md.
+In a graph, at most 16 operations per device send gradients, those of the late layers first, and none of them blocks.
+One more operation, which uses none of TensorFlow's threads, waits for all results. Therefore a thread pool of any size
+is large enough, and no execution order of the operations can make two ranks wait for each other. See
+docs/design/tensorflow.md.
 """
 
 from __future__ import annotations
@@ -35,25 +36,26 @@ from ddlcore.types import CPU, Average, DType, ReduceOp, Sum
 
 __all__ = ["Groups", "Reducer", "Reduction", "verbatim"]
 
-EXCHANGES_LIMIT = 64  # of one reducer that are remembered
+EXCHANGES_LIMIT = 64  # exchanges that one reducer keeps
 Groups = int | Sequence[Sequence[Any]] | None
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def verbatim(function: F) -> F:
-    """``function``, which a ``tf.function`` traces as it is written, not as AutoGraph would write it."""
+    """Exclude ``function`` from AutoGraph: a ``tf.function`` traces it as it is written."""
     return cast("F", tf.autograph.experimental.do_not_convert(function))
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How every gradient is reduced. Raises ValueError for what does not fit.
+    """The options by which every gradient is reduced. Raises ValueError for invalid ones.
 
-    * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
-    * ``compression``: a class of ``Compression``, a compressor's name, or a class with both methods; None: as the
-      setting ``compression`` says.
-    * ``groups``: how many groups of gradients go off together, or a list of lists of variables.
-    * ``device_dense``, ``device_sparse``: where gradients are reduced: '' where they are, or this host.
+    * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
+    * ``compression``: a class of ``Compression``, the name of a compressor, or a class with both methods. None: the
+      setting ``compression`` decides.
+    * ``groups``: the number of groups of gradients that are sent together, or a list of lists of variables.
+    * ``device_dense``, ``device_sparse``: where dense and sparse gradients are reduced: '' for the device where they
+      are, or the name of this host.
     """
 
     op: ReduceOp = Average
@@ -82,13 +84,13 @@ class Reduction:
             raise ValueError("groups should be a positive integer or a list of lists of tf.Variable")
 
 
-# The names of the optimizers that each job has had. They differ, and are the same on every rank.
+# The names given to the optimizers of each job. No two are equal, and every rank has the same.
 _names: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 _names_lock = threading.Lock()
 
 
 def _unique(job: Any, name: str) -> str:
-    """``name``, with a number from the second optimizer of that name on; all ranks ask in the same order."""
+    """Return ``name``, followed by a number if the job has that name already. All ranks must ask in the same order."""
     with _names_lock:
         taken = _names.setdefault(job, set())
         found = next(one for n in itertools.count() if (one := f"{name}_{n}" if n else name) not in taken)
@@ -97,11 +99,13 @@ def _unique(job: Any, name: str) -> str:
 
 
 class Reducer:
-    """The gradients of one optimizer or tape, which go by ``name`` on the wire, the same on every rank.
+    """The reduction of the gradients of one optimizer or tape.
 
-    It holds the job that was current when it was made; after ``shutdown()`` and another ``init()`` it, and the
-    graphs that it is part of, go over to the new one. ``unique``: no other of the job has its name; where several
-    ask for one, the later ones get numbers.
+    ``name``, the same on every rank, names it in messages between ranks.
+
+    It belongs to the job that is current when it is made. After ``shutdown()`` and another ``init()``, the reducer and
+    the graphs that contain it change to the new job. ``unique``: if other reducers of the job have asked for the same
+    name, a number is added to it.
     """
 
     def __init__(self, reduction: Reduction, name: str, unique: bool = False) -> None:
@@ -109,9 +113,9 @@ class Reducer:
         self.name = self._asked = name
         self._unique = unique
         self._exchanges: OrderedDict[Any, Exchange] = OrderedDict()
-        self._going: Exchange | None = None  # the last eager one
-        self._sent = False  # whether all of it has gone off
-        self.launches = 0  # of eager reductions, so far
+        self._going: Exchange | None = None  # the latest eager exchange
+        self._sent = False  # whether all of its tensors have been sent
+        self.launches = 0  # number of eager reductions so far
         self._bind()
 
     def _bind(self) -> None:
@@ -129,7 +133,7 @@ class Reducer:
 
     @property
     def unfinished(self) -> bool:
-        """Whether an eager reduction has begun that has not come to its end."""
+        """Return whether an eager reduction has begun and not finished."""
         return self._going is not None and self._going.begun
 
     def _is_member(self, process_set: ProcessSet) -> bool:
@@ -137,16 +141,17 @@ class Reducer:
 
     @verbatim
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The reduced gradients, in the same places; None stays None.
+        """Return the reduced gradients, in the same places; None stays None.
 
-        Every member calls it, with gradients of the same types and shapes; where they differ, or one member has
-        None and another has not, all raise MismatchError, which shows what each had. IndexedSlices come back as
-        the members' slices one behind the other (divided by how many members there are for an average; of integers,
-        with each index once), or dense with ``sparse_as_dense``. Ranks outside the process set, and a world of one,
-        get their own gradients back.
+        Every member of the process set calls it with gradients of the same types and shapes. If they differ, or a
+        gradient is None on some members only, all members raise MismatchError, which shows what each member had.
+        IndexedSlices come back as the slices of all members, joined in rank order: for an average, divided by the
+        number of members (integers are added by index first, so that each index occurs once). With ``sparse_as_dense``
+        they come back dense. Ranks outside the process set, and a job of one rank, get their own gradients back.
 
-        Eagerly, a signal's handler may interrupt it. The next call then brings that reduction to its end and returns
-        its results, which are what the peers got, whatever gradients it is given; where it cannot, it ends the job.
+        In eager mode, a signal's handler may interrupt the call. The next call then finishes the interrupted reduction
+        and ignores the gradients that it is given: its results are those that the peers have got. If it cannot finish
+        that reduction, it ends the job.
         """
         if self.job.closed:
             self._bind()
@@ -168,7 +173,7 @@ class Reducer:
         return results
 
     def _checked(self, index: int, gradient: Any, variables: Sequence[Any]) -> Any:
-        """One gradient as it is reduced: dense, slices, or None."""
+        """Return one gradient in the form in which it is reduced: a dense tensor, slices, or None."""
         if gradient is None or (isinstance(gradient, tf.IndexedSlices) and not self.reduction.sparse_as_dense):
             if gradient is not None and self.reduction.op not in (Average, Sum):
                 raise NotImplementedError(
@@ -196,11 +201,14 @@ class Reducer:
         if exchange is None:
             part_of = self._describe(given, variables)
             exchange = self._keep(key, self._exchange(self._named(), max(len(dense), 1), part_of, None))
-        exchange.check = self._check(variables)  # other variables may look the same
+        exchange.check = self._check(variables)  # the key does not identify the variables
         going = self._going
         if going is not None and going.begun and (going is not exchange or not self._sent):
             give_up(self.job)
-        # Where the call before this one was interrupted after all had been sent, this one brings that step to its end.
+        # A signal's handler may have interrupted the previous call. If that call had sent all of its tensors, the peers
+        # complete that step, so this call must take its results and send nothing: otherwise this rank would miss the
+        # update of that step, and differ from its peers. If that call had sent only some of its tensors, or if the
+        # gradients have other shapes or types now, the job has ended above.
         if going is None or not going.begun:
             self._going, self._sent = exchange, False
             self.launches += 1
@@ -273,19 +281,19 @@ class Reducer:
         return results
 
     def _gpus(self, given: Sequence[Any], variables: Sequence[Any]) -> list[str]:
-        """Which GPU each gradient stays on; '' for none."""
+        """Return the GPU on which each gradient stays; '' for a gradient that is staged on the host."""
         if is_host(self.reduction.device_dense):
             return [""] * len(given)
         return places(given, variables, ADAPTER.gpu.types, self._serves)
 
     def _serves(self, gpu: str) -> bool:
-        """Whether the job reaches what lies on TensorFlow's device of that name."""
+        """Return whether the job's transports reach tensors on TensorFlow's device of that name."""
         with tf.init_scope(), tf.device(gpu):
             place = ADAPTER.gpu.place(tf.raw_ops.Empty(shape=[1], dtype=tf.float32))
         return place is not CPU and ADAPTER.serves(self.job, place)
 
     def _runs(self, looks: Sequence[Look], dense: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
-        """What goes off together: the user's groups, or as a schedule would be cut; late layers first."""
+        """Return the gradients that are sent together, late layers first: the user's groups, or parts cut by size."""
         late_first = list(reversed(dense))
         groups = self.reduction.groups
         if isinstance(groups, int) and groups > 0:
@@ -322,9 +330,9 @@ class Reducer:
         return f"gradient.{self.name}" + (f".call{place}" if place else "")
 
     def _describe(self, given: Sequence[Any], variables: Sequence[Any], gpus: Sequence[str] = ()) -> str:
-        """What all ranks must have alike, for the eye and exactly."""
+        """Return a text of what all ranks must have in common: readable counts, and a digest of all properties."""
         signs = [_sign(gradient) for gradient in given]
-        if any(gpus):  # what travels together depends on it
+        if any(gpus):  # the buckets depend on it
             order = list(dict.fromkeys(gpus))
             signs.append(tuple(order.index(gpu) if gpu else -1 for gpu in gpus))
         digest = hashlib.blake2b(repr(signs).encode(), digest_size=4).hexdigest()
@@ -349,7 +357,7 @@ class Reducer:
 
 
 def _on(gpu: str) -> AbstractContextManager[object]:
-    """Puts operations on that GPU; '' leaves them to TensorFlow."""
+    """Return a context that places operations on that GPU; for '', TensorFlow chooses the device."""
     return tf.device(gpu) if gpu else nullcontext()
 
 
@@ -363,14 +371,17 @@ _BRANCH = re.compile(r"_(true|false|branch\d+|body|cond)_\d+$")
 
 
 def _place(name: str) -> str:
-    """Where the present graph's next reduction of that name stands in the function: several may be under way at once.
+    """Return the position, within the function, of the current graph's next reduction of that name.
 
-    Counted as they come, so that it is the same on ranks that trace the same. The branches of one condition have one
-    place: which of them runs, its ranks may not agree upon.
+    Several reductions of one name may be in flight at once, and their positions tell them apart. Positions are counted
+    while the graph is traced, so they are equal on ranks that trace the same code. All branches of one condition share
+    a position, because the ranks need not take the same branch.
     """
     path: list[int] = []
     graph = _graph()
-    construct: Any = None  # whose branch or body the graph before was
+    construct: Any = None  # the condition or loop whose branch or body the inner graph is
+    # From the current graph outwards, each level adds the position of its reduction or construct. The names of branch
+    # functions end with the branch and with numbers that differ between ranks, so the key is the name without that end.
     with _places_lock:
         while graph is not None:
             places = _places.setdefault(graph, {}).setdefault(name, {})
@@ -379,7 +390,7 @@ def _place(name: str) -> str:
             graph_name = getattr(graph, "name", "")
             construct = _BRANCH.sub("", graph_name)
             graph = graph.outer_graph if construct != graph_name else None
-    while path and path[-1] == 0:  # a place holds one reduction or one construct
+    while path and path[-1] == 0:  # a position holds one reduction or one construct, so no two paths become equal
         path.pop()
     return ".".join(map(str, path))
 
@@ -399,13 +410,13 @@ def _all_of(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
 
 
 def _kinds(given: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """The places of the dense ones, and of the sparse ones."""
+    """Return the indices of the dense gradients, and those of the sparse ones."""
     sparse = [i for i, gradient in enumerate(given) if isinstance(gradient, tf.IndexedSlices)]
     return [i for i, gradient in enumerate(given) if gradient is not None and i not in set(sparse)], sparse
 
 
 def _sign(gradient: Any) -> Any:
-    """What the ranks must have alike of one gradient."""
+    """Return the properties of a gradient that must be the same on all ranks."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -423,12 +434,12 @@ def _called(index: int, variable: Any) -> str:
 
 
 def _key(variable: Any) -> Any:
-    """What tells variables apart; they compare by value, some of them."""
+    """Return a key that identifies the variable. Some variables compare by value, so they cannot be keys themselves."""
     inner = getattr(variable, "value", None)
     return id(variable) if not isinstance(inner, tf.Variable) else id(inner)
 
 
 def _nothing() -> Any:
-    """What is sent where all gradients are None, so that ranks which have some learn of it."""
+    """Return the tensor that is sent if all gradients are None, so that ranks with gradients notice the difference."""
     with tf.device(HOST):
         return tf.zeros((0,), tf.float32)

@@ -1,7 +1,8 @@
-"""Shows TensorFlow's variables to who compares them among the ranks, before each step but the first.
+"""Passes TensorFlow's variables to the check that compares them among the ranks, before each step except the first.
 
-A step's gradients come home before any variable is updated by them: then the variables are as the step before has left
-them, in a ``tf.function`` too, whose operations nobody can look between.
+The results of a step's gradients arrive before any variable is updated with them. At that moment, the variables have
+the values that the previous step has left. This also holds in a ``tf.function``, between whose operations no Python
+code can run.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from ddlcore.errors import InvalidArgument
 
 __all__ = ["Checks", "verify"]
 
-KNOWN_LIMIT = 64  # sets of variables of one reducer
+KNOWN_LIMIT = 64  # lists of variables kept for one reducer
 UNSENT = (
-    "before the first step, or right behind it, call ddl.broadcast_variables(model.variables, root_rank=0), or give "
+    "before the first step, or right after it, call ddl.broadcast_variables(model.variables, root_rank=0), or give "
     "model.fit the callback BroadcastGlobalVariablesCallback(0). Where the ranks are to differ: verify_first_step=0 "
     "(--no-verify-first-step)"
 )
 
 
 def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
-    """Check that every member of ``process_set`` has the same variables, to the last bit; every member calls it, eagerly.
+    """Check that every member of ``process_set`` has the same variables, to the last bit.
 
-    ``model``: a model or layer of Keras, or a ``tf.Module``, whose trainable variables are compared and whose others
-    are not (moving statistics of BatchNormalization are a rank's own); a list or dict of variables, tensors or arrays.
-    Raises ReplicasDiffer on every member where one differs, or where the ranks do not have the same ones; ValueError
-    in a graph, and for anything else in it.
+    Every member must call it, in eager mode. ``model`` is a Keras model or layer, or a ``tf.Module``: its trainable
+    variables are compared, the others are not (moving statistics of BatchNormalization are local to a rank). It may
+    also be a list or dict of variables, tensors or arrays. Raises ReplicasDiffer on every member if a variable differs,
+    or if the ranks do not have the same variables. Raises ValueError in a graph, and if ``model`` contains anything
+    else.
     """
     if not tf.executing_eagerly():
         raise InvalidArgument("verify() compares values, which a graph does not have; call it outside of tf.function")
@@ -41,7 +43,10 @@ def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
 
 
 def _named(values: Any) -> list[tuple[str, Any]]:
-    """With the variables' own names, and their places: Keras's numbers differ between ranks that build other models too."""
+    """Return the variables with their positions and their own names.
+
+    The positions are needed because Keras numbers the names: the numbers differ if one rank has built more models.
+    """
     return [
         (f"{name}: {_called(value)}" if name.startswith("number ") and _called(value) else name, value)
         for name, value in named(values)
@@ -49,7 +54,7 @@ def _named(values: Any) -> list[tuple[str, Any]]:
 
 
 def _called(variable: Any) -> str:
-    """What a variable is called in its layer."""
+    """Return the name of a variable within its layer."""
     path = str(getattr(variable, "path", "") or getattr(variable, "name", "") or "")
     return path.rpartition("/")[2].partition(":")[0]
 
@@ -62,21 +67,27 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _inner(variable: Any) -> Any:
-    """TensorFlow's variable; Keras 3 wraps one of its own around it."""
-    inner = getattr(variable, "_value", None)  # ``value`` may be a copy in another type
+    """Return TensorFlow's variable, which a Keras 3 variable contains."""
+    inner = getattr(variable, "_value", None)  # its ``value`` may be a copy of another type
     return inner if isinstance(inner, tf.Variable) else variable
 
 
 class Checks:
-    """The variables of one reducer, by ``name``; several sets of them where it reduces for several models."""
+    """The checks of one reducer, which ``name`` identifies.
+
+    One check for each list of variables that it reduces for.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._known: dict[tuple[int, ...], Callable[[Job], None] | None] = {}
 
     def of(self, variables: Sequence[Any], set_id: int) -> Callable[[Job], None] | None:
-        """Return what is to be called each time before these variables are updated; None where they cannot be seen."""
-        key = tuple(map(id, variables))  # asked for in every eager step
+        """Return the function to call each time before these variables are updated.
+
+        None if their values cannot be read.
+        """
+        key = tuple(map(id, variables))  # a cheap key, because every eager step comes here
         if key not in self._known:
             if len(self._known) >= KNOWN_LIMIT:
                 self._known.clear()
@@ -87,13 +98,13 @@ class Checks:
         with tf.init_scope():
             eager = tf.executing_eagerly()
         if not eager or not variables or any("GPU" in str(getattr(one, "device", "")).upper() for one in variables):
-            return None  # no thread but the step's own may wait for a GPU; a session alone knows its values
+            return None  # another thread must not wait for a GPU, and only a session knows its values
         names = [f"{place}: {_called(one)}" for place, one in enumerate(variables)]
         return _Check(self._name, names, variables, set_id)
 
 
 class _Check:
-    """Called before each step with these variables. It does not keep them: the job keeps it."""
+    """A check of some variables, called before each step. It refers to them weakly, because the job keeps the check."""
 
     def __init__(self, name: str, names: Iterable[str], variables: Iterable[Any], set_id: int) -> None:
         self._set_id = set_id
@@ -102,7 +113,7 @@ class _Check:
         self._job: Job | None = None
 
     def __call__(self, job: Job) -> None:
-        if self._job is not job:  # nothing has been stepped yet
+        if self._job is not job:  # no step has been made in this job yet
             self._job = job
             return
         self._verifier.stepped(job, self._set_id)

@@ -1,4 +1,4 @@
-"""A gradient tape whose gradients are reduced over the ranks; what is recorded is TensorFlow's business."""
+"""A gradient tape whose gradients are reduced over the ranks; TensorFlow decides what it records."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from ddlcore.types import Average
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
-REDUCERS_LIMIT = 64  # over the same sources that are remembered: a tape lives for a step, what it has learned longer
+REDUCERS_LIMIT = 64  # reducers kept for the same sources; they outlive the tapes, which are made anew in each step
 
 
 class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorFlow has no types
-    """``gradtape``, whose ``gradient`` gives gradients that are reduced over ``process_set``.
+    """A tape that records as ``gradtape`` does, and whose ``gradient`` returns gradients reduced over ``process_set``.
 
-    Every rank wraps its tape, with the same arguments, after ``init()``; it may be wrapped before or after it has
-    recorded. All else is as the tape does it.
+    Every rank must wrap its tape, with the same arguments, after ``init()``. A tape may be wrapped before or after it
+    has recorded. Everything else is as in ``gradtape``.
 
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own; without it,
-      the setting ``compression`` decides.
-    * ``sparse_as_dense``: IndexedSlices are made dense; else they are gathered.
-    * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
-    * ``groups`` (``num_groups``): how many groups of gradients go off together, or a list of lists of variables.
-    * ``scale_local_gradients``: those of local sources are divided by the size, as an average would.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. Without
+      it, the setting ``compression`` decides.
+    * ``sparse_as_dense``: IndexedSlices are converted to dense tensors; otherwise they are gathered.
+    * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
+    * ``groups`` (``num_groups``): the number of groups of gradients that are sent together, or a list of lists of
+      variables.
+    * ``scale_local_gradients``: the gradients of local sources are divided by the size, as in an average.
 
-    Raises ValueError for arguments that do not fit, NotInitialized before ``init()``.
+    Raises ValueError for invalid arguments, and NotInitialized before ``init()``.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
         current_job()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_gradtape":  # not there yet: a copy is being made
+        if name == "_gradtape":  # not set yet, because a copy is being made
             raise AttributeError(name)
         return getattr(self._gradtape, name)
 
@@ -82,31 +83,31 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
         self._gradtape.__exit__(*error)
 
     def watch(self, tensor: Any) -> None:
-        """As the tape's."""
+        """Do what the wrapped tape does."""
         self._gradtape.watch(tensor)
 
     def stop_recording(self) -> Any:
-        """As the tape's."""
+        """Do what the wrapped tape does."""
         return self._gradtape.stop_recording()
 
     def reset(self) -> None:
-        """As the tape's."""
+        """Do what the wrapped tape does."""
         self._gradtape.reset()
 
     def watched_variables(self) -> Any:
-        """As the tape's."""
+        """Return what the wrapped tape returns."""
         return self._gradtape.watched_variables()
 
     def jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """As the tape's: this rank's own."""
+        """Return what the wrapped tape returns; nothing is reduced."""
         return self._gradtape.jacobian(*args, **kwargs)
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> Any:
-        """As the tape's: this rank's own."""
+        """Return what the wrapped tape returns; nothing is reduced."""
         return self._gradtape.batch_jacobian(*args, **kwargs)
 
     def register_local_source(self, source: Any) -> None:
-        """The gradient of this variable stays this rank's own. On every rank, before ``gradient``."""
+        """Keep this variable's gradient local to this rank. Call it on every rank before ``gradient``."""
         self._local.register(source)
 
     @verbatim
@@ -119,10 +120,13 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """The gradients of ``target``, reduced, in the structure of ``sources``; those of local sources are scaled.
+        """Return the reduced gradients of ``target`` in the structure of ``sources``.
 
-        Every member calls it with the same sources. ``use_generic_names`` is accepted for Horovod's sake: gradients
-        go by their places, never by their variables' names. Raises MismatchError where the ranks' gradients differ.
+        Those of local sources are only scaled.
+
+        Every member must call it with the same sources. ``use_generic_names`` is accepted for compatibility with
+        Horovod and has no effect, because gradients are matched by their positions, never by their variables' names.
+        Raises MismatchError if the ranks' gradients differ.
         """
         flat, gradients = self._own(target, sources, output_gradients, unconnected_gradients)
         return tf.nest.pack_sequence_as(sources, self._reduced(gradients, flat))
@@ -137,8 +141,11 @@ class DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # TensorF
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> tuple[list[Any], list[Any]]:
-        """(gradients of the local sources, reduced gradients of the others): two lists of as many as there are
-        sources, with None at the other's places. All of them are as ``gradient`` gives them."""
+        """Return two lists: the gradients of the local sources, and the reduced gradients of the other sources.
+
+        Each list has one item for each source, which is None if the source belongs to the other list. The gradients are
+        those that ``gradient`` returns.
+        """
         flat, gradients = self._own(target, sources, output_gradients, unconnected_gradients)
         reduced = self._reduced(gradients, flat)
         local = [self._local.holds(source) for source in flat]
@@ -170,7 +177,10 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> DistributedGradientTape:
-    """As ``DistributedGradientTape``, but the variables of ``local_layers`` (a layer, or several) stay this rank's own."""
+    """Return a ``DistributedGradientTape`` that keeps the gradients of ``local_layers`` local to this rank.
+
+    ``local_layers`` is a Keras layer, or several of them.
+    """
     tape = DistributedGradientTape(
         gradtape,
         device_dense,
@@ -195,26 +205,29 @@ def _listed(layers: Any) -> Iterable[Any]:
 
 
 class _Named:
-    """What the tapes over one list of sources have in common in one job: their name on the wire, and reducers by option."""
+    """The data shared by the tapes over one list of sources in one job.
+
+    Their name in messages, and a reducer for each set of options.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.reducers: dict[Any, Reducer] = {}
-        self.held: list[Any] = []  # weak references to the variables, which take this out of its table
+        self.held: list[Any] = []  # weak references to the variables, which remove this from its table
 
 
 class _Table:
-    """What each job has learned of its tapes, by process set and sources. Any thread."""
+    """The data that one job keeps for its tapes, by process set and sources. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[Any, int] = {}  # lists of sources so far, by process set
+        self._counts: dict[Any, int] = {}  # number of lists of sources, by process set
         self._named: dict[Any, _Named] = {}
 
     def find(self, set_id: Any, sources: Sequence[Any]) -> _Named:
-        """That of these sources; made, with the next number of the process set, where there is none."""
-        # Variables are told apart by themselves: those of two models may have equal shapes. Tensors that a tape
-        # watches are others in each step, so that only their places count.
+        """Return the data for these sources. If there is none, make it with the next number of the process set."""
+        # A variable is identified by its object, because the variables of two models may have equal shapes. A watched
+        # tensor is a new object in each step, so only its position in the list counts.
         tracked = [variable_of(source) for source in sources]
         key = (set_id, *(None if one is None else id(one) for one in tracked))
         found = self._named.get(key)
@@ -232,7 +245,10 @@ class _Table:
 
     @staticmethod
     def _forget(table: weakref.ref[_Table], key: Any, _: Any) -> None:
-        """A variable is gone, and another may take its identity over. Takes no lock: it runs wherever memory is let go."""
+        """Remove the entry of a variable that no longer exists, because another variable may get the same identity.
+
+        It takes no lock, because the garbage collector may call it at any point of the program.
+        """
         there = table()
         if there is not None:
             there._named.pop(key, None)
@@ -242,10 +258,11 @@ _tables: weakref.WeakKeyDictionary[Job, _Table] = weakref.WeakKeyDictionary()
 
 
 def _reducer(reduction: Reduction, sources: Sequence[Any]) -> Reducer:
-    """The one that an earlier tape over these sources has used, if there is any. ``sources``: those that are reduced.
+    """Return the reducer that an earlier tape over these sources has used, or a new one.
 
-    Its name is the ordinal of their first reduction in the process set, which comes in the same order on all
-    members. So it depends on nothing that may differ between ranks, such as a rank's own local variables.
+    ``sources`` are the sources whose gradients are reduced. A reducer's name is the number of their first reduction in
+    the process set. All members make these first reductions in the same order, so the name depends on nothing that may
+    differ between ranks, such as a rank's own local variables.
     """
     job: Job = current_job()
     table = _tables.get(job)
@@ -253,7 +270,7 @@ def _reducer(reduction: Reduction, sources: Sequence[Any]) -> Reducer:
         table = _tables.setdefault(job, _Table())
     process_set = reduction.process_set
     if not sources or (process_set is not global_process_set and job.rank not in process_set.ranks):
-        return Reducer(reduction, "tape")  # which reduces nothing, and so has no number
+        return Reducer(reduction, "tape")  # it reduces nothing, so it needs no number
     named = table.find(process_set.process_set_id, sources)
     groups: Any = reduction.groups
     if isinstance(groups, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Checks, before anything else of this package is imported, that a TensorFlow is there and is one we know."""
+"""Checks, before anything else of this package is imported, that a supported version of TensorFlow is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INSTALL = "pip install 'tensorflow-cpu>=2.16,<2.22' (or tensorflow, or tensorfl
 
 
 def objection(version: str) -> str:
-    """Why this package does not run with that version of TensorFlow; empty where it does."""
+    """Return why this package does not run with that version of TensorFlow; empty if it does."""
     numbers = version.split(".")[:2]
     if all(number.isdecimal() for number in numbers) and OLDEST <= tuple(map(int, numbers)) <= NEWEST:
         return ""
@@ -21,7 +21,7 @@ def objection(version: str) -> str:
 
 
 def check() -> None:
-    """Raises ImportError, in one line, where TensorFlow is missing or outside the range."""
+    """Raise ImportError, with a message of one line, if TensorFlow is missing or its version is not supported."""
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError(f"ddl_tf needs TensorFlow {_RANGE}, and none is installed: {_INSTALL}", name="tensorflow")
     fault = objection(str(import_module("tensorflow").__version__))

@@ -1,4 +1,4 @@
-"""Trains on every rank in each way that there is, and rank 0 writes what inference takes, with what it should say."""
+"""Trains on every rank in each possible way; rank 0 writes the files for inference, and what they should predict."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CLASSES = INPUTS.argmax(axis=1)
 
 
 def communicates(graph: Any) -> bool:
-    """Whether Python is called in the graph or one of its functions."""
+    """Return whether the graph, or one of its functions, calls Python."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
     return bool(PYTHON_OPS & {node.op for node in nodes})
 
 
 def fitted(library: Any) -> Any:
-    """A model of Keras 3 or tf_keras, after model.fit."""
+    """Return a model of Keras 3 or tf_keras after model.fit."""
     layers = [library.layers.Dense(8, activation="relu"), library.layers.Dense(4)]
     model = library.Sequential([library.layers.Input((4,)), *layers])
     loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -38,7 +38,7 @@ def fitted(library: Any) -> Any:
 
 
 class Taped(tf.Module):  # type: ignore[misc] # TensorFlow has no types
-    """A model by hand, and its training step, both in tf.functions."""
+    """A handwritten model with its training step, both in tf.functions."""
 
     def __init__(self) -> None:
         self.weights = tf.Variable(tf.ones((4, 4)))
@@ -59,7 +59,7 @@ def taped() -> Taped:
 
 
 def session(folder: Path) -> Any:
-    """Trains in a session of TensorFlow 1; writes a frozen graph and a checkpoint, and returns what they predict."""
+    """Train in a session of TensorFlow 1, write a frozen graph and a checkpoint, and return their predictions."""
     v1 = tf.compat.v1
     with tf.Graph().as_default() as graph, v1.Session() as running:
         inputs = v1.placeholder(tf.float32, (None, 4), name="inputs")

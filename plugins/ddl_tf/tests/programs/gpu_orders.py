@@ -1,8 +1,8 @@
-"""Two ranks in one process, one inter-op thread for both: reductions on pretend devices, each rank in orders of its own.
+"""Two ranks in one process, with one inter-op thread for both, run reductions on pretended devices in different orders.
 
-Each reduction has a second one that depends on its result, and on nothing else.
+Each reduction has a second one that depends only on its result.
 
-Prints ``correct`` once a rank. An operation that held the thread while it waits would hang it.
+Prints ``correct`` once per rank. If an operation kept the thread while it waits, the program would hang.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A rank of two: everything that reduces gradients in TensorFlow, checked with values; prints one line a check.
+"""One rank of two: checks the values of all ways to reduce gradients in TensorFlow, and prints one line per check.
 
-Run with `ddl run -np 2`; the ranks' threads of TensorFlow are one each.
+Run it with `ddl run -np 2`. TensorFlow has one thread of each kind per rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ddl_tf.exchange import Pools
 from ddl_tf.reducer import Reducer, Reduction
 
 STEPS, ROWS = 10, 8
-RATE = 0.125  # exact as a float32, which a v1 optimizer makes of it
+RATE = 0.125  # exact in float32, to which a v1 optimizer converts it
 RNG = np.random.default_rng(7)
 INPUTS = RNG.normal(size=(STEPS, ROWS, 6))
 TARGETS = RNG.normal(size=(STEPS, ROWS, 3))
@@ -33,7 +33,7 @@ def loss_of(weights: Any, x: Any, y: Any) -> Any:
 
 @cache
 def alone() -> list[Any]:
-    """What one rank makes of the whole batches."""
+    """Return the result of one rank that trains on the whole batches."""
     weights = [tf.Variable(value) for value in FIRST]
     for x, y in zip(INPUTS, TARGETS, strict=True):
         with tf.GradientTape() as tape:
@@ -54,7 +54,7 @@ def same(left: Any, right: Any) -> None:
 
 
 def refused(kind: type[Exception], call: Callable[[], Any]) -> str:
-    """What it raised."""
+    """Return the text of the error that the function raises."""
     try:
         call()
     except kind as error:
@@ -97,7 +97,7 @@ def v1_optimizer() -> None:
 
 
 def v1_passes() -> None:
-    """Two passes of half a rank's rows each, averaged, are one pass of all of them."""
+    """Check that two averaged passes of half a rank's rows each equal one pass over all of them."""
     with tf.Graph().as_default():
         weights = [tf.compat.v1.Variable(value) for value in FIRST]
         rows = ROWS // ddl.size() // 2
@@ -114,7 +114,7 @@ def v1_passes() -> None:
 
 
 def replay() -> None:
-    """Steady steps of a function send no control message, in a loop of Python's and in one of TensorFlow's."""
+    """Check that repeated steps of a function send no control message, in a Python loop and in a TensorFlow loop."""
     weights = [tf.Variable(tf.ones((40, 3), tf.float32)) for _ in range(40)]
     reducer = Reducer(Reduction(), "replay")
     mean = (1 + ddl.size()) / 2
@@ -144,19 +144,19 @@ def replay() -> None:
 
 
 def kept() -> None:
-    """What a user keeps of one step is not written by the next."""
+    """Check that the results of one step which a user keeps are not overwritten by the next step."""
     weight = tf.Variable(tf.zeros((300, 100)))
     reducer = Reducer(Reduction(op=ddl.Sum), "kept")
     run = tf.function(lambda value: reducer.reduce([weight + value], [weight])[0])
     results = [run(tf.constant(float(i))) for i in range(6)]
     views = [memoryview(result) for result in results]
     assert [float(np.asarray(view)[0, 0]) for view in views] == [ddl.size() * float(i) for i in range(6)]
-    constant = tf.function(lambda: reducer.reduce([tf.ones((300, 100))], [weight])[0])  # folded by TensorFlow
+    constant = tf.function(lambda: reducer.reduce([tf.ones((300, 100))], [weight])[0])  # folded into a constant
     assert [float(constant()[5, 5]) for _ in range(3)] == [float(ddl.size())] * 3
 
 
 def let_go() -> None:
-    """Memory for results lives as long as the function that they are of, also where it stands in a branch."""
+    """Check that the memory of results is freed together with the function, also if the reduction is in a branch."""
     weight = tf.Variable(tf.zeros((300, 100)))
     reducer = Reducer(Reduction(op=ddl.Sum), "let_go")
 
@@ -180,7 +180,7 @@ def let_go() -> None:
 
 
 def kinds() -> None:
-    """Types, sparse gradients, None, compression, groups and local sources; eagerly and in a function."""
+    """Check types, sparse gradients, None, compression, groups and local sources, eagerly and in a function."""
     weights = [tf.Variable(tf.ones((4, 2), dtype)) for dtype in (tf.float32, tf.float16, tf.bfloat16, tf.float64)]
     table = tf.Variable(tf.ones((10, 2)))
     rank, size = ddl.rank(), ddl.size()
@@ -225,7 +225,7 @@ def kinds() -> None:
 
 
 def differing() -> None:
-    """One rank lacks a gradient that the other has: all ranks say so, and go on."""
+    """Check that all ranks raise an error if one rank lacks a gradient that the other has, and can continue."""
     weights = [tf.Variable(tf.ones((3,))), tf.Variable(tf.ones((4, 4)))]
     reducer = Reducer(Reduction(), "differing")
 
@@ -241,7 +241,7 @@ def differing() -> None:
 
 
 def shuffled() -> None:
-    """Ranks that run independent reductions in orders of their own never wait for each other; one thread each."""
+    """Check that ranks which run independent reductions in different orders, on one thread, never wait forever."""
     assert tf.config.threading.get_inter_op_parallelism_threads() in (0, 1)
     own = random.Random(ddl.rank() + 1)
     count = 6
@@ -252,12 +252,12 @@ def shuffled() -> None:
             fed = tf.compat.v1.placeholder(tf.float32, ())
             sums: list[Any] = [None] * count
             before: list[Any] = []
-            for i in own.sample(range(count), count):  # what is sent after what, and in the graph's order too
+            for i in own.sample(range(count), count):  # this rank's order of building and sending
                 with tf.control_dependencies(before):
                     gradient = tf.fill((3 + i, 100), fed + i)
                 before = [gradient]
                 sums[i] = reducers[i].reduce([gradient], [gradient])[0]
-            for i in own.sample(range(count), count):  # and what else is done in between
+            for i in own.sample(range(count), count):  # the order of the operations that use the results
                 with tf.control_dependencies([sums[i]]):
                     before = [tf.reduce_sum(sums[i]) + (before[0][0, 0] if before[0].shape.rank else before[0])]
             config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, use_per_session_threads=True)
@@ -280,7 +280,7 @@ def shuffled() -> None:
 
 
 def called_twice() -> None:
-    """Functions that communicate, called again and again in one graph where nothing but that orders the calls."""
+    """Check functions that communicate and are called several times in one graph that does not order the calls."""
     variables = [[tf.Variable(tf.ones((8,))) for _ in range(3)] for _ in range(2)]
 
     def gradients(weights: Any, scale: Any) -> Any:
@@ -288,7 +288,7 @@ def called_twice() -> None:
             loss = sum(tf.reduce_sum(weight) * scale for weight in weights)
         return tape.gradient(loss, weights)
 
-    ours, theirs = (tf.function(partial(gradients, weights)) for weights in variables)  # alike, but of other models
+    ours, theirs = (tf.function(partial(gradients, weights)) for weights in variables)  # equal code, other models
     total = tf.function(lambda x: ddl.allreduce(x * variables[0][0], op=ddl.Sum))
 
     def all_of_them(x: Any) -> Any:
@@ -303,7 +303,11 @@ def called_twice() -> None:
 
 
 def branches() -> None:
-    """Reductions in conditions that nothing orders have names of their own; a condition's two branches have one."""
+    """Check reductions inside conditions.
+
+    Reductions in different, unordered conditions have different names; those in two branches of one condition have the
+    same name.
+    """
     weights = [tf.Variable(tf.ones((4,))) for _ in range(3)]
 
     def gradient(weight: Any, scale: Any) -> Any:
@@ -312,7 +316,7 @@ def branches() -> None:
         return tape.gradient(loss, weight)
 
     def all_of_them(x: Any, way: Any) -> Any:
-        late = [tf.ones((64, 64))]  # what another rank has at once
+        late = [tf.ones((64, 64))]  # takes long, while the other rank has its gradient immediately
         for _ in range(50):
             late.append(late[-1] @ tf.eye(64))
         later = x * tf.reduce_mean(late[-1])
@@ -351,7 +355,7 @@ def broadcasts() -> None:
 
 def main() -> None:
     ddl.init()
-    alone()  # eagerly, for the graphs to compare with
+    alone()  # eager results, with which the graphs are compared
     checks = (
         tape_eager,
         tape_function,

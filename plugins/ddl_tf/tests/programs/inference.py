@@ -1,6 +1,6 @@
-"""Predicts by what a training on ddl has left behind, in a Python that has TensorFlow and no ddl.
+"""Predicts with the files that a training with ddl has written, in a Python that has TensorFlow and no ddl.
 
-Arguments: the folder, and where packages are. Run with -I and -S, so that nothing else is on the path.
+Arguments: the folder, and the path of the packages. Run it with -I and -S, so that nothing else is on the path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ FOREIGN = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
 def reached(graph: Any) -> list[Any]:
-    """The nodes, and those of the functions that they call; TensorFlow keeps functions that nothing calls in a graph."""
+    """Return the graph's nodes and those of the functions that it calls.
+
+    TensorFlow also keeps functions that nothing calls.
+    """
     functions = {function.signature.name: list(function.node_def) for function in graph.library.function}
     nodes, ahead = [], list(graph.node)
     while ahead:
@@ -37,7 +40,7 @@ def reached(graph: Any) -> list[Any]:
 
 
 def check_ops(name: str, graph: Any) -> None:
-    """Nothing calls Python, and nothing bears our name."""
+    """Check that no node calls Python, and that no node is named after ddl."""
     nodes = reached(graph)
     assert nodes, name
     assert not FOREIGN & {node.op for node in nodes}, name
@@ -45,7 +48,7 @@ def check_ops(name: str, graph: Any) -> None:
 
 
 def check(name: str, predicted: Any, expected: Any) -> None:
-    """They are the same but for the order of sums."""
+    """Check that the predictions are equal, apart from the rounding of sums."""
     np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-6, err_msg=name)
     print(f"{name} predicts")
 
@@ -60,7 +63,7 @@ def frozen(inputs: Any) -> Any:
 
 
 def from_checkpoint(inputs: Any) -> Any:
-    """The forward pass, built anew, with a checkpoint's weights: what remains after a MonitoredTrainingSession."""
+    """Build the forward pass anew with the weights of a checkpoint, which is what a MonitoredTrainingSession leaves."""
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
         logits = tf.constant(inputs) @ v1.get_variable("weights", (4, 4), use_resource=True)

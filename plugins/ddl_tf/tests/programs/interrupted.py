@@ -1,6 +1,6 @@
-"""A rank of two: a signal's handler raises on rank 0 within a step, while rank 1 is late; then every rank goes on.
+"""One rank of two: a signal's handler raises on rank 0 within a step, while rank 1 is late; then both ranks continue.
 
-Arguments: a folder. Prints a line for each way to train that came to the same as without an interrupt.
+Argument: a folder. Prints a line for each way of training whose result was the same as without an interrupt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ file = Path(sys.argv[1])
 
 
 class Interrupted(Exception):
-    """What the handler raises."""
+    """The exception that the signal's handler raises."""
 
 
 def handle(*_: Any) -> None:
@@ -44,13 +44,19 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def take(exchange: Exchange, bare: Any = Exchange.take) -> Any:
-    """Tells that all has been sent off; the other rank comes only after the signal."""
+    """Signal that everything has been sent, and take the results.
+
+    The other rank starts its step only after the signal.
+    """
     waiting.set()
     return bare(exchange)
 
 
 def interrupted(step: Callable[[], Any], again: Callable[[], Any]) -> None:
-    """One step, in which rank 0 is interrupted and then calls ``again``; the other rank is late and notices nothing."""
+    """Make one step in which rank 0 is interrupted and then calls ``again``.
+
+    The other rank is late and notices nothing.
+    """
     global hits
     hits += 1
     if ddl.rank():
@@ -79,7 +85,7 @@ def same(variable: Any, steps: int, label: str) -> None:
 
 
 def by_tape() -> None:
-    """A second call, after another batch, brings the interrupted reduction to its end: all ranks apply the same."""
+    """Check that a second call, with another batch, finishes the interrupted reduction: all ranks apply the same."""
     weight, table = tf.Variable(tf.zeros((300,))), tf.Variable(tf.zeros((4, 2)))
 
     def step(factor: float = ddl.rank() + 1.0) -> None:
@@ -97,7 +103,7 @@ def by_tape() -> None:
 
 
 def by_keras() -> None:
-    """The same call again."""
+    """Check that calling the optimizer again with the same gradients finishes the interrupted step."""
     weight = keras.Variable(np.zeros(300, np.float32))
     optimizer = ddl_keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([weight])
@@ -113,7 +119,7 @@ def by_keras() -> None:
 
 
 def by_function() -> None:
-    """Handlers run when TensorFlow has ended the function: that step was made, and the next one is the next."""
+    """Check that a handler runs only after TensorFlow has finished the function: that step is complete."""
     weight = tf.Variable(tf.zeros((300,)))
 
     @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
@@ -144,7 +150,10 @@ def by_session() -> None:
 
 
 def interrupted_in_graph(step: Callable[[], Any]) -> None:
-    """As ``interrupted``, where a thread tells the late rank that the signal has come: its handler has to wait."""
+    """Do the same as ``interrupted`` for graphs, where the handler has to wait for the end of the step.
+
+    So a thread, instead of the handler, tells the late rank that the signal has been sent.
+    """
     global hits
     hits += 1
     if ddl.rank():
@@ -167,7 +176,7 @@ def interrupted_in_graph(step: Callable[[], Any]) -> None:
 
 
 def torn() -> None:
-    """Between a reduction and its update nothing can be made again: the next step is an error on every rank."""
+    """Check that an interrupt between a reduction and its update makes the next step fail on every rank."""
     weight = keras.Variable(np.zeros(300, np.float32))
     optimizer = ddl_keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([weight])
@@ -195,7 +204,7 @@ def torn() -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, handle)
-    Exchange.take = take  # type: ignore[method-assign]  # to know when
+    Exchange.take = take  # type: ignore[method-assign]  # to know when everything has been sent
     ddl.init()
     by_tape()
     by_keras()

@@ -1,4 +1,7 @@
-"""Many checks of ddl_tf.keras in one pair of ranks, with Keras 3 or tf_keras (TF_USE_LEGACY_KERAS=1); prints which held."""
+"""Many checks of ddl_tf.keras in one pair of ranks; prints which checks passed.
+
+They run with Keras 3, or with tf_keras if TF_USE_LEGACY_KERAS=1 is set.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ LEGACY_ONLY, KERAS3_ONLY = "legacy", "keras3"
 
 
 def check(only: str = "") -> Callable[[Check], Check]:
-    """Puts a function among the checks that are run, with all or with one Keras."""
+    """Register a function as a check, for both Kerases or for one."""
 
     def put(function: Check) -> Check:
         if only in ("", LEGACY_ONLY if LEGACY else KERAS3_ONLY):
@@ -47,7 +50,7 @@ def check(only: str = "") -> Callable[[Check], Check]:
 
 
 def own(rows: Any, batch: int = 16) -> Any:
-    """This rank's half of each batch."""
+    """Return this rank's half of each batch."""
     parts = rows.reshape(len(rows) // batch, 2, batch // 2, *rows.shape[1:])
     return np.ascontiguousarray(parts[:, ddl.rank()]).reshape(-1, *rows.shape[1:])
 
@@ -59,7 +62,7 @@ def network(seed: int = 1, **kwargs: Any) -> Any:
 
 
 def fit(optimizer: Any, x: Any, y: Any, batch: int, model: Any = None, **kwargs: Any) -> Any:
-    """As users do it: compiled and in a graph."""
+    """Train as users do: with a compiled model, in a graph."""
     model = model or network()
     model.compile(optimizer=optimizer, loss="mse", **kwargs)
     model.fit(x, y, batch_size=batch, epochs=1, shuffle=False, verbose=0)
@@ -67,7 +70,7 @@ def fit(optimizer: Any, x: Any, y: Any, batch: int, model: Any = None, **kwargs:
 
 
 def walk(optimizer: Any, x: Any, y: Any, batch: int, model: Any = None) -> Any:
-    """The same in a loop of the user's own, eagerly: sooner begun."""
+    """Do the same as ``fit`` eagerly, in a loop of the user's own, which starts faster."""
     model = model or network()
     variables = model.trainable_variables
     for i in range(0, len(x), batch):
@@ -78,19 +81,19 @@ def walk(optimizer: Any, x: Any, y: Any, batch: int, model: Any = None) -> Any:
 
 
 def apart(a: Any, b: Any) -> float:
-    """The largest difference between two models' weights."""
+    """Return the largest difference between two models' weights."""
     return float(max(np.abs(np.asarray(x, np.float64) - y).max() for x, y in zip(a.get_weights(), b.get_weights())))
 
 
 def equal_on_all(model: Any) -> None:
-    """All ranks have the same bits."""
+    """Check that the weights of all ranks are equal to the last bit."""
     for i, weights in enumerate(model.get_weights()):
         everyones = ddl.allgather(weights[None], name=f"equal.{i}")
         assert (everyones == everyones[:1]).all(), "the ranks' weights differ"
 
 
 def same_as_alone(make: Make, train: Any = walk, tolerance: float = 1e-10, passes: int = 1, **options: Any) -> Any:
-    """Ten steps on all ranks come to what one process with the whole batch comes to."""
+    """Check that ten steps on all ranks give what one process gives with the whole batch."""
     if passes > 1:
         options = {"average_aggregated_gradients": True, **options, "backward_passes_per_step": passes}
     alone = walk(make(), X, Y, 16)
@@ -247,7 +250,7 @@ def scaled(optimizer: Any, **kwargs: Any) -> Any:
 
 
 def applying(optimizer: Any, variables: list[Any]) -> Any:
-    """A graph that takes ``value`` as the gradient of everything."""
+    """Return a graph that applies ``value`` as the gradient of every variable."""
 
     @tf.function  # type: ignore[untyped-decorator]  # TensorFlow has no types
     def step(value: Any) -> None:
@@ -258,7 +261,10 @@ def applying(optimizer: Any, variables: list[Any]) -> Any:
 
 @check()
 def loss_scaling_skips_on_all_ranks_or_none() -> None:
-    """One rank overflows: whichever is wrapped in which, and however the model is compiled, both skip that step."""
+    """Both ranks skip a step in which one rank overflows.
+
+    This holds for every order of wrapping, and however the model is compiled.
+    """
     keras.backend.set_floatx("float32")
     ways: list[Make] = [lambda: DistributedOptimizer(scaled(sgd())), lambda: scaled(DistributedOptimizer(sgd()))]
     if LEGACY:
@@ -282,7 +288,7 @@ def loss_scaling_skips_on_all_ranks_or_none() -> None:
 
 @check()
 def mixed_precision_by_compile() -> None:
-    """The policy mixed_float16 has Keras wrap our optimizer in a loss scaler."""
+    """With the policy mixed_float16, Keras wraps the distributed optimizer in a loss scaler."""
     keras.backend.set_floatx("float32")
     for passes in (1, 2):
         model = network(dtype="mixed_float16")
@@ -309,7 +315,7 @@ def saved_as_the_plain_optimizer() -> None:
     for found in (first, second):
         found["config"].pop("name")
     assert first == second, (first, second)
-    if LEGACY:  # of tf_keras' own, only the older can be copied
+    if LEGACY:  # of tf_keras, only the older optimizers can be copied
         copied = copy.deepcopy(DistributedOptimizer(older.SGD(0.1), backward_passes_per_step=2))
     else:
         copied = pickle.loads(pickle.dumps(wrapped))
@@ -317,12 +323,12 @@ def saved_as_the_plain_optimizer() -> None:
     mine = ddl.allgather(after.get_weights()[0][None])
     assert (mine[0] != mine[1]).any()
     assert apart(before, after) > 0.0
-    DistributedOptimizer(copied)  # it is bare, or this would raise
+    DistributedOptimizer(copied)  # raises if the copy is distributed already
 
 
 @check()
 def goes_on_from_a_file() -> None:
-    # An .h5 file's optimizer is lost to Keras 3 itself, an older optimizer's state to tf_keras' .keras files.
+    # Keras 3 loses the optimizer of .h5 files, and .keras files of tf_keras lose the state of an older optimizer.
     ways: list[tuple[Make, str]] = [
         (lambda: sgd(momentum=0.9), "keras"),
         (lambda: keras.optimizers.Adam(0.01), "keras"),
@@ -343,7 +349,7 @@ def goes_on_from_a_file() -> None:
 
 
 class Slow(keras.optimizers.SGD):  # type: ignore[misc]  # Keras has no types
-    """An optimizer of the user's own."""
+    """An optimizer class of the user's own."""
 
 
 @check()
@@ -407,7 +413,7 @@ def xla_around_a_step_is_refused() -> None:
 
 @check()
 def all_ranks_begin_alike() -> None:
-    """Built models get the root's variables before the first step, so that all steps are as one process makes them."""
+    """Built models get the root's variables before the first step, so that training equals that of one process."""
     makes: list[Make] = [lambda: sgd(momentum=0.9), *([lambda: older.SGD(0.1, momentum=0.9)] if LEGACY else [])]
     for make in makes:
         alone = walk(make(), X, Y, 16, network(seed=8))
@@ -422,7 +428,10 @@ def all_ranks_begin_alike() -> None:
 
 @check()
 def models_that_are_built_late_begin_alike() -> None:
-    """On rank 0 the model is built before, on rank 1 by the first step; a local variable stays as it is."""
+    """Rank 0 builds the model before the first step, rank 1 in it, and both have the root's variables after it.
+
+    A local variable stays unchanged.
+    """
     keras.utils.set_random_seed(ddl.rank())
     model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(2)])
     if ddl.rank() == 0:
@@ -431,7 +440,7 @@ def models_that_are_built_late_begin_alike() -> None:
     begin = ddl.callbacks.BroadcastGlobalVariablesCallback(0)
     model.fit(own(X), own(Y), batch_size=8, verbose=0, callbacks=[begin])
     equal_on_all(model)
-    for bare in (False, True):  # Keras' variable, or TensorFlow's in it
+    for bare in (False, True):  # Keras' variable, or the TensorFlow variable inside it
         model = network(seed=ddl.rank())
         model.compile(optimizer=DistributedOptimizer(sgd(0.0)), loss="mse")
         kernel = model.layers[-1].kernel
@@ -444,7 +453,7 @@ def models_that_are_built_late_begin_alike() -> None:
 
 
 class After(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Keeps what the callbacks before it have left, and the learning rate of each batch."""
+    """Records the logs that earlier callbacks have left, and the learning rate of each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -507,7 +516,7 @@ def learning_rates_follow_a_schedule() -> None:
 
 @check()
 def momentum_is_corrected() -> None:
-    """What momentum has gathered is scaled with the learning rate: Goyal et al. 2017, equation 10."""
+    """The accumulated momentum is scaled with the learning rate (Goyal et al. 2017, equation 10)."""
     makes: list[Callable[..., Any]] = [keras.optimizers.SGD, *([older.SGD] if LEGACY else [])]
     for make in makes:
         for corrected in (True, False):
@@ -582,7 +591,7 @@ def values() -> None:
 
 
 def normalizing(layer: Any, shape: tuple[int, ...], x: Any, upstream: Any, mask: Any = None) -> list[Any]:
-    """Output, gradients by input and parameters, and moving statistics of one training step."""
+    """Return output, gradients of input and parameters, and moving statistics of one training step."""
     layer.build((None, *shape))
     for i, weight in enumerate(layer.trainable_weights):
         weight.assign(np.linspace(0.5, 1.5, weight.shape[0]) * (i + 1))
@@ -604,21 +613,24 @@ def normalizing(layer: Any, shape: tuple[int, ...], x: Any, upstream: Any, mask:
 
 @check()
 def batch_norm_sees_all_ranks() -> None:
-    """As one device with the ranks' batches, of 3 and 5 rows, put together: forward, backward and moving statistics."""
+    """Batch normalization equals that of one device with the batches of both ranks, which have 3 and 5 rows.
+
+    This holds for the forward pass, the backward pass and the moving statistics.
+    """
     keras.utils.set_random_seed(3)
     mine = slice(0, 3) if ddl.rank() == 0 else slice(3, 8)
-    plain = {"momentum": 0.5, **({"fused": False} if LEGACY else {})}  # to tf_keras momentum is a float32
+    plain = {"momentum": 0.5, **({"fused": False} if LEGACY else {})}  # tf_keras has momentum as float32
     for shape, axis in (((4,), -1), ((2, 3, 4), -1), ((4, 2, 3), 1)):
         rng = np.random.default_rng(4)
         x, upstream = rng.normal(5.0, 2.0, (8, *shape)), rng.normal(size=(8, *shape))
         whole = normalizing(keras.layers.BatchNormalization(axis=axis, **plain), shape, x, upstream)
         if ddl.rank() == 0:
-            ddl.SyncBatchNormalization()  # so that the ranks' layers have different names
+            ddl.SyncBatchNormalization()  # changes the numbers in the names of this rank's later layers
         part = normalizing(ddl.SyncBatchNormalization(axis=axis, momentum=0.5), shape, x[mine], upstream[mine])
         for i, (a, b) in enumerate(zip(whole, part)):
             if i < 2:
                 a = a[mine]
-            elif i < 4:  # parameters' gradients are each rank's own; the optimizer reduces them
+            elif i < 4:  # gradients of parameters are local; the optimizer reduces them
                 b = ddl.allreduce(b, op=ddl.Sum, name=f"parameter.{i}")
             np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12, err_msg=f"{shape}, {i}")
     raises(ValueError, "fused", lambda: ddl.SyncBatchNormalization(fused=True))
@@ -640,13 +652,13 @@ def batch_norm_heeds_a_mask() -> None:
 
 @check()
 def batch_norm_in_a_model() -> None:
-    """Trained, saved and loaded; what it does in inference needs no other rank."""
+    """The layer can be trained, saved and loaded; in inference it needs no other rank."""
 
     def deep(layer: Any) -> Any:
         keras.utils.set_random_seed(6)
         return keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), layer, keras.layers.Dense(2)])
 
-    plain = {"momentum": 0.5, **({"fused": False} if LEGACY else {})}  # to tf_keras momentum is a float32
+    plain = {"momentum": 0.5, **({"fused": False} if LEGACY else {})}  # tf_keras has momentum as float32
     alone = walk(sgd(), X, Y, 16, deep(keras.layers.BatchNormalization(**plain)))
     here = fit(DistributedOptimizer(sgd()), own(X), own(Y), 8, deep(ddl.SyncBatchNormalization(momentum=0.5)))
     assert apart(alone, here) <= 1e-10

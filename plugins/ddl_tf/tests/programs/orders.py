@@ -1,7 +1,7 @@
-"""Two ranks reach independent collectives in different orders, 200 times, with one inter-op thread each.
+"""Two ranks start independent collectives in different orders, 200 times, with one inter-op thread each.
 
-Prints ``correct`` with the number of runs and the seconds they took. Arguments: "session" or "function", then
-optionally "block", which waits in numpy_function as one would without thinking: that is expected to hang.
+Prints ``correct`` with the number of runs and the seconds they took. Arguments: "session" or "function"; optionally
+"block", which waits in numpy_function, the simple way, and is expected to hang.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RUNS, GRAPHS, COUNT = 200, 5, 8
 
 
 def blocking(tensor: Any, name: str) -> Any:
-    """As ``ddl.allreduce``, held fast in the executor's own thread."""
+    """Do the same as ``ddl.allreduce``, but block the executor's own thread."""
     from ddl_tf.autograd import OPERATIONS
 
     def run(array: Any) -> Any:
@@ -29,7 +29,7 @@ def blocking(tensor: Any, name: str) -> Any:
 
 
 def graph(seed: int, scale: Any, verb: Any) -> list[Any]:
-    """COUNT collectives whose inputs come one after another, in this rank's own order; as many that depend on them."""
+    """Return the results of COUNT collectives that start in this rank's own order, and of COUNT that depend on them."""
     order = list(range(COUNT))
     random.Random(f"{seed} {ddl.rank()}").shuffle(order)
     firsts: list[Any] = [None] * COUNT

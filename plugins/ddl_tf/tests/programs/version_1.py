@@ -1,4 +1,7 @@
-"""A rank of two, with the behaviour of TensorFlow 2 turned off: trains by a v1 optimizer, and says whether by the mean."""
+"""One rank of two, with TensorFlow 2 behavior disabled.
+
+Trains with a v1 optimizer, and prints whether it has stepped by the mean gradient.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch for ddl: everything that a training script imports, under Horovod's names."""
+"""ddl for PyTorch: everything that a training script imports, under Horovod's names."""
 
 from __future__ import annotations
 

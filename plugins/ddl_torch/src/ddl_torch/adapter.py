@@ -1,4 +1,4 @@
-"""Shows torch tensors as dense memory, and memory as torch tensors; knows no collective and no gradient."""
+"""Describes torch tensors as dense memory, and makes torch tensors of memory; knows no collective and no gradient."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ _DTYPES = {native: dtype for dtype, native in _TORCH.items()}
 
 @contextmanager
 def _range(name: str, nvtx: bool) -> Iterator[None]:
-    """In torch's profiler; with ``nvtx``, for tools that listen to that."""
-    # A name goes in as an argument: ``range`` formats its first one, and names of tensors may hold braces.
+    """Return a context that shows as a range in torch's profiler; with ``nvtx`` in NVIDIA's tools too."""
+    # The name is an argument because ``range`` formats its first parameter, and tensor names may contain braces.
     with torch.cuda.nvtx.range("{}", name) if nvtx else nullcontext(), record_function(name):
         yield
 
 
 class TorchAdapter(Adapter):
-    """torch tensors in process memory and on NVIDIA's GPUs. One that requires a gradient is taken for its values alone."""
+    """The adapter for torch tensors in process memory and on NVIDIA GPUs.
+
+    Of a tensor that requires a gradient, only the values are used.
+    """
 
     name = "torch"
 
@@ -40,7 +43,7 @@ class TorchAdapter(Adapter):
         self.streams: Streams = CudaStreams()
 
     def range(self, name: str) -> AbstractContextManager[object] | None:
-        nvtx = torch.cuda.is_initialized()  # whether such a tool listens, nobody can tell
+        nvtx = torch.cuda.is_initialized()  # there is no way to find out whether such a tool is listening
         return _range(name, nvtx) if nvtx or _profiler_enabled() else None
 
     def buffer(self, tensor: Any, *, elementwise: bool) -> Buffer:
@@ -60,7 +63,7 @@ class TorchAdapter(Adapter):
                     f"Tensor is required to be contiguous: shape {tuple(tensor.shape)} has strides {tensor.stride()}; "
                     "pass tensor.contiguous()"
                 )
-        # The storage, not the tensor: ``set_`` and ``tensor.data = ...`` may give that another one meanwhile.
+        # Hold the storage, not the tensor: ``set_`` and ``tensor.data = ...`` may give the tensor another storage.
         owner = tensor.untyped_storage() if place is CPU else tensor
         buffer = Buffer(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), strides, place, owner)
         if place is not CPU:
@@ -68,9 +71,10 @@ class TorchAdapter(Adapter):
         return buffer
 
     def address(self, tensor: Any, like: Buffer) -> int | None:
-        # After a pause each look at a tensor costs microseconds: memory of the same address is of the same device and layout.
+        # Every attribute that is read costs time, up to microseconds after a pause. So the device is not looked at if
+        # the address is the same as last time, because then the memory is on the same device.
         if like.device is not CPU:
-            return None  # it is to be marked, too
+            return None  # ``buffer`` must also mark when the tensor is ready
         if isinstance(tensor, torch.Tensor) and like.strides is None and tensor.layout is torch.strided:
             address = tensor.data_ptr()
             if (
@@ -85,20 +89,20 @@ class TorchAdapter(Adapter):
 
     def allocate(self, like: Any, shape: Sequence[int] | None = None) -> Any:
         if shape is None:
-            return torch.empty_like(like, requires_grad=False)  # keeps a dense layout as it is
+            return torch.empty_like(like, requires_grad=False)  # keeps any dense layout
         return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
 
     def adopt(self, memory: Memory, shape: Sequence[int], dtype: DType, like: Any) -> Any:
         count = 1
         for extent in shape:
             count *= extent
-        if count == 0:  # frombuffer refuses it
+        if count == 0:  # frombuffer refuses an empty buffer
             return torch.empty(tuple(shape), dtype=_TORCH[dtype], device=like.device)
         if not like.is_cpu:
             whole = torch.as_tensor(_OnDevice(memory, count * dtype.itemsize), device=like.device)
             return whole.view(_TORCH[dtype]).view(tuple(shape))
         held: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(memory.address)
-        held.memory = memory  # the tensor keeps ``held``, and that the memory
+        held.memory = memory  # the tensor keeps ``held`` alive, and ``held`` keeps the memory alive
         return torch.frombuffer(held, dtype=_TORCH[dtype]).view(tuple(shape))
 
     def copy(self, source: Any, target: Any) -> None:
@@ -109,16 +113,16 @@ class TorchAdapter(Adapter):
 
 
 class _OnDevice:
-    """Bytes of a GPU's memory in the form in which CUDA's libraries hand them to one another."""
+    """Bytes of GPU memory with the CUDA array interface, by which CUDA libraries exchange memory."""
 
     def __init__(self, memory: Memory, nbytes: int) -> None:
-        self.memory = memory  # torch keeps this object, and so that
+        self.memory = memory  # torch keeps this object alive, and this object keeps the memory alive
         data = (memory.address, False)  # not read-only
         self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": data, "version": 2}
 
 
 def _objection(tensor: torch.Tensor, place: Device | None) -> str:
-    """Why no transport takes this tensor, and what to do about it."""
+    """Return the message that says why no transport can send this tensor, and what to do about it."""
     what = f"a tensor of shape {tuple(tensor.shape)}"
     if tensor.layout is not torch.strided:
         return f"{what} is sparse ({tensor.layout}); use sparse_allreduce_async, or pass tensor.to_dense()"
@@ -136,9 +140,10 @@ def _objection(tensor: torch.Tensor, place: Device | None) -> str:
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The strides, in elements, of a tensor that fills its memory in some order of its axes; else None.
+    """Return the strides, in elements, of a tensor that fills its memory without gaps in some order of its axes.
 
-    Those of axes with one element say nothing, and are 1, so that equal layouts compare equal.
+    Returns None for any other tensor. The stride of an axis with one element has no meaning; it is given as 1, so that
+    equal layouts compare equal.
     """
     shape, actual = tensor.shape, tensor.stride()
     strides = [1] * len(shape)

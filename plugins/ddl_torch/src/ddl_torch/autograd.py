@@ -1,16 +1,16 @@
-"""Gives collectives their gradients; each backward pass is a collective too, so all members must run it.
+"""Makes collectives differentiable; each backward pass is a collective too, so all members must run it.
 
-The rules are Horovod's. With g the gradient that reaches a rank's output:
+The rules are those of Horovod. With g the gradient of a rank's output, the gradient of its input is:
 
 =============  ============================================================================
 allreduce      allreduce of g with the same op and scales
-allgather      allreduce (Average) of g, of which a rank takes the rows it had contributed
+allgather      allreduce (Average) of g, of which a rank takes the rows that it contributed
 broadcast      allreduce (Average) of g at the root, zero elsewhere
 alltoall       alltoall of g, back along the same splits
 reducescatter  allgather of g, times both scales, and times the set's size for Sum
 =============  ============================================================================
 
-Minimum, maximum and product have none and say so when one is asked for.
+Minimum, maximum and product have no gradient: their backward pass raises NotImplementedError.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class TorchOperations(Operations):
-    """The verbs over torch's tensors; who must know what an interrupted call has submitted notes its handles."""
+    """The collectives over torch's tensors. ``noting`` records the handles that an interrupted call has submitted."""
 
     def __init__(self) -> None:
         super().__init__(ADAPTER)
@@ -52,7 +52,7 @@ class TorchOperations(Operations):
 
     @contextmanager
     def noting(self, handles: list[Handle]) -> Iterator[None]:
-        """Within it, each handle of this thread is added to ``handles`` before its operation is submitted."""
+        """Return a context within which this thread appends each handle to ``handles`` before it is submitted."""
         self._thread.noted = handles
         try:
             yield
@@ -72,9 +72,12 @@ OPERATIONS = TorchOperations()
 
 @dataclass(frozen=True)
 class Call:
-    """What forward and backward of one collective share. Backward may run in a thread of torch's, hence ``job``."""
+    """The arguments that forward and backward of one collective share.
 
-    job: Any  # the core's Job: held, asked for its rank, handed back
+    ``job`` is kept because backward may run on a thread of torch, which has no current job.
+    """
+
+    job: Any  # the core's Job: only its rank is used here, and it is passed back to the core
     process_set: ProcessSet
     name: str | None = None
     op: ReduceOp = Average
@@ -83,19 +86,19 @@ class Call:
     compression: str = "none"
 
     def backward(self) -> Call:
-        """The same call for the gradient, under a name of its own."""
+        """Return the same call for the gradient, with a name of its own."""
         return replace(self, name=f"{self.name}.grad" if self.name is not None else None)
 
     def members(self) -> tuple[int, ...]:
-        """The ranks of the process set, by rank in it."""
+        """Return the ranks of the process set, ordered by their rank within the set."""
         return self.process_set.resolve(self.job)[1]
 
     def plain(self) -> dict[str, Any]:
-        """The arguments of a verb that only moves."""
+        """Return the keyword arguments of a collective that only moves data."""
         return {"name": self.name, "process_set": self.process_set, "job": self.job}
 
     def reduction(self) -> dict[str, Any]:
-        """The arguments of a verb that reduces."""
+        """Return the keyword arguments of a collective that reduces."""
         return {
             **self.plain(),
             "op": self.op,
@@ -105,7 +108,7 @@ class Call:
         }
 
     def check_differentiable(self, verb: str) -> None:
-        """Raises NotImplementedError for an operation that has no gradient."""
+        """Raise NotImplementedError if the reduction has no gradient."""
         if self.op not in (Average, Sum):
             raise NotImplementedError(
                 f"{verb} with op={self.op.name} has no gradient; detach() the tensor, or use Average or Sum"
@@ -117,7 +120,7 @@ def _needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def allreduce(call: Call, tensor: torch.Tensor) -> torch.Tensor:
-    """The reduced tensor, differentiable where ``tensor`` requires a gradient."""
+    """Return the reduced tensor; it is differentiable if ``tensor`` requires a gradient."""
     if _needs_gradient((tensor,)):
         return _applied(_Allreduce, call, tensor)[0]
     result: torch.Tensor = OPERATIONS.allreduce_async(tensor, waits=True, **call.reduction()).wait()
@@ -125,7 +128,7 @@ def allreduce(call: Call, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def grouped_allreduce(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The reduced tensors, which become ready together."""
+    """Return the reduced tensors, which become ready together."""
     if _needs_gradient(tensors):
         return list(_applied(_GroupedAllreduce, call, *tensors))
     results: list[torch.Tensor] = OPERATIONS.grouped_allreduce_async(tensors, waits=True, **call.reduction()).wait()
@@ -133,7 +136,7 @@ def grouped_allreduce(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch
 
 
 def allgather(call: Call, tensor: torch.Tensor) -> torch.Tensor:
-    """All members' rows, one member's behind another's, by rank."""
+    """Return the rows of all members, concatenated in rank order."""
     if _needs_gradient((tensor,)):
         return _applied(_Allgather, call, tensor)[0]
     result: torch.Tensor = OPERATIONS.allgather_async(tensor, **call.plain()).wait()
@@ -141,7 +144,7 @@ def allgather(call: Call, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def grouped_allgather(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """All members' rows of each tensor; they become ready together."""
+    """Return, for each tensor, the rows of all members; all results become ready together."""
     if _needs_gradient(tensors):
         return list(_applied(_Allgather, call, *tensors))
     results: list[torch.Tensor] = OPERATIONS.grouped_allgather_async(tensors, **call.plain()).wait()
@@ -149,7 +152,7 @@ def grouped_allgather(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch
 
 
 def broadcast(call: Call, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
-    """The root's tensor; ``root_rank`` is a rank of the world, also within a process set."""
+    """Return the tensor of the root; ``root_rank`` is a rank of the world, even within a process set."""
     if _needs_gradient((tensor,)):
         return _applied(_Broadcast, call, root_rank, tensor)[0]
     result: torch.Tensor = OPERATIONS.broadcast_async(tensor, root_rank, **call.plain()).wait()
@@ -157,7 +160,7 @@ def broadcast(call: Call, tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
 
 
 def alltoall(call: Call, tensor: torch.Tensor, splits: list[int] | None) -> tuple[torch.Tensor, list[int]]:
-    """(rows that were sent to this member, how many came from each)."""
+    """Return the rows that were sent to this member, and how many came from each member."""
     if _needs_gradient((tensor,)):
         received: list[int] = []
         return _applied(_Alltoall, call, splits, received, tensor)[0], received
@@ -166,7 +169,7 @@ def alltoall(call: Call, tensor: torch.Tensor, splits: list[int] | None) -> tupl
 
 
 def reducescatter(call: Call, tensor: torch.Tensor) -> torch.Tensor:
-    """This member's rows of the reduced tensor."""
+    """Return this member's rows of the reduced tensor."""
     if _needs_gradient((tensor,)):
         return _applied(_Reducescatter, call, tensor)[0]
     result: torch.Tensor = OPERATIONS.reducescatter_async(tensor, **call.reduction()).wait()
@@ -174,7 +177,7 @@ def reducescatter(call: Call, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def grouped_reducescatter(call: Call, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """This member's rows of each reduced tensor; they become ready together."""
+    """Return this member's rows of each reduced tensor; all results become ready together."""
     if _needs_gradient(tensors):
         return list(_applied(_Reducescatter, call, *tensors))
     results: list[torch.Tensor] = OPERATIONS.grouped_reducescatter_async(tensors, **call.reduction()).wait()
@@ -187,7 +190,7 @@ def _applied(function: type[torch.autograd.Function], *args: Any) -> tuple[torch
 
 
 def _dense(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Row-major gradients: autograd hands out expanded ones, and layouts that may differ between ranks."""
+    """Return row-major gradients: autograd's may be expanded tensors, or differ in layout between ranks."""
     return [gradient.contiguous() for gradient in gradients]
 
 

@@ -1,4 +1,4 @@
-"""Brings every rank to one rank's state: parameters, an optimizer's state, any object. Never takes a step."""
+"""Copies one rank's state to all ranks: parameters, the state of an optimizer, any object. Never takes a step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Gives every tensor in ``params`` the values it has on ``root_rank``, in place.
+    """Overwrite every tensor in ``params`` with its values on ``root_rank``.
 
-    ``params``: a ``state_dict()``, or ``named_parameters()``, or another iterable of (name, tensor). Every
-    rank calls it with the same names. Raises ValueError for anything else in it.
+    ``params``: a ``state_dict()``, ``named_parameters()``, or another iterable of (name, tensor) pairs. Every rank must
+    call it with the same names. Raises ValueError for anything else.
     """
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     handles = []
@@ -58,22 +58,24 @@ def _named_tensors(params: Any) -> list[tuple[str, torch.Tensor]]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor stood in a state that travels as an object, and what it is like."""
+    """A placeholder for a tensor in a state that is sent as an object: its name, shape and type."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    on_host: bool  # else it lay on the device of its parameter
+    on_host: bool  # otherwise it was on the device of its parameter
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Gives ``optimizer`` the state and hyperparameters that it has on ``root_rank``; no parameter changes.
+    """Replace the state and hyperparameters of ``optimizer`` by those on ``root_rank``; parameters do not change.
 
-    Every rank calls it. ``model`` is accepted for Horovod's sake. Raises ValueError for L-BFGS, whose
-    state has no fixed form, and where the ranks' optimizers have different parameters.
+    Every rank must call it. ``model`` is ignored; it exists for compatibility with Horovod. Raises ValueError for
+    L-BFGS, whose state has no fixed form, and if the ranks' optimizers have different parameters.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidArgument("cannot broadcast torch.optim.LBFGS state; broadcast the parameters and begin it anew")
+        raise InvalidArgument(
+            "cannot broadcast torch.optim.LBFGS state; broadcast the parameters and begin with a new optimizer"
+        )
     is_root = rank() == root_rank
     tensors: dict[str, torch.Tensor] = {}
     state = _taken_out(optimizer.state_dict(), "optimizer", tensors) if is_root else None
@@ -86,7 +88,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 
 
 def _taken_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """``value`` with a place for every tensor, which goes to ``tensors``."""
+    """Return a copy of ``value`` with a placeholder for every tensor, and put the tensors into ``tensors``."""
     if isinstance(value, torch.Tensor):
         tensors[path] = value.detach()
         return _Place(path, tuple(value.shape), value.dtype, value.is_cpu)
@@ -99,7 +101,7 @@ def _taken_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _restored(state: dict[str, Any], groups: Sequence[Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """A state dict with an empty tensor at every place, on the devices of this rank's own parameters."""
+    """Return a state dict with an empty tensor for every placeholder, on the devices of this rank's own parameters."""
     homes = [[param.device for param in group["params"]] for group in groups]
     by_key = {"state": [home for group in homes for home in group], "param_groups": [_first(group) for group in homes]}
     whole = {}
@@ -123,7 +125,7 @@ def _first(homes: Sequence[torch.device]) -> torch.device:
 
 
 def _put_back(value: Any, home: torch.device, tensors: dict[str, torch.Tensor]) -> Any:
-    """``value`` with an empty tensor at every place, which is in ``tensors`` too, to be filled."""
+    """Return ``value`` with an empty tensor for every placeholder, and put these tensors into ``tensors`` too."""
     if isinstance(value, _Place):
         device = torch.device("cpu") if value.on_host else home
         tensors[value.name] = torch.empty(value.shape, dtype=value.dtype, device=device)
@@ -139,10 +141,13 @@ def _put_back(value: Any, home: torch.device, tensors: dict[str, torch.Tensor]) 
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The object of ``root_rank`` on every rank, picklable there; its bytes are checked before they are used."""
+    """Return the object that ``root_rank`` passes, on every member of the process set.
+
+    The root's object must be picklable. Its bytes are checked before they are unpickled.
+    """
     return OPERATIONS.broadcast_object(obj, root_rank, name, process_set)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """The objects of all members, in rank order."""
+    """Return the objects of all members, in rank order. Every member must call it with a picklable object."""
     return OPERATIONS.allgather_object(obj, name, process_set)

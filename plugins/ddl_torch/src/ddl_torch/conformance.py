@@ -1,4 +1,4 @@
-"""What the conformance kit is told of torch's tensors: how they are made of arrays, and arrays of them."""
+"""Tells the conformance kit how to convert between NumPy arrays and torch tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["TorchSuite"]
 
 
 class TorchSuite(AdapterSuite):
-    """`ddl conform torch` runs it."""
+    """The adapter tests of the conformance kit for torch; `ddl conform torch` runs them."""
 
     adapter = TorchAdapter()
 
     def make(self, array: Any) -> torch.Tensor:
-        if array.dtype.name == "bfloat16":  # torch does not know ml_dtypes' type
+        if array.dtype.name == "bfloat16":  # torch does not accept the type of ml_dtypes
             return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
         return torch.from_numpy(np.array(array))
 

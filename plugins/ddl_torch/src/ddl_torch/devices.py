@@ -1,4 +1,4 @@
-"""Says which device is a rank's own, as torch counts them."""
+"""Tells which device belongs to this rank, as torch numbers devices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ __all__ = ["local_device"]
 
 
 def local_device() -> torch.device:
-    """``cuda:<local rank>``; ``cuda:0`` where this rank sees one GPU alone; ``cpu`` where it sees none.
+    """Return the device of this rank: ``cuda:<local rank>``, or ``cpu`` if this rank sees no GPU.
 
-    After ``init()``; any thread. torch counts what CUDA_VISIBLE_DEVICES leaves. Where more ranks than GPUs are on this
-    host, the ranks take them in turn, and one warning tells both numbers.
+    If this rank sees only one GPU, it is ``cuda:0``. Call it after ``init()``, from any thread. torch numbers the GPUs
+    that CUDA_VISIBLE_DEVICES leaves visible. If a host has more ranks than GPUs, the ranks share the GPUs in turn, and
+    one warning states both numbers.
     """
     index = local_gpu(torch.cuda.device_count(), f"torch {torch.__version__}")
     return torch.device("cpu") if index is None else torch.device("cuda", index)

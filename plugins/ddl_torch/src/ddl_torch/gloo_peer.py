@@ -1,4 +1,4 @@
-"""torch's Gloo as a peer of `ddl bench`: a process group of its own, beside whatever the user's program has."""
+"""Runs torch's Gloo as a peer of `ddl bench`, in a process group of its own beside those of the user's program."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ddlcore.types import Kind
 
 __all__ = ["GlooPeer"]
 
-# What Gloo reduces or moves; it has no 16-bit integers.
+# The types that Gloo reduces or moves; it has no 16-bit integers.
 _DTYPES = frozenset({"uint8", "int8", "int32", "int64", "float16", "float32", "float64"})
 
 
 class GlooPeer(BenchPeer):
-    """``ProcessGroupGloo`` over TCP, as torch makes it by default. Its ranks meet over ddl's own store."""
+    """``ProcessGroupGloo`` over TCP with torch's defaults. Its ranks find each other through ddl's own store."""
 
     def __init__(self) -> None:
         self._group: Any = None
 
     def open(self, context: Context) -> None:
-        """Also RuntimeError where this torch was built without Gloo, or its sockets do not connect."""
+        """Create the process group. Raises RuntimeError if torch has no Gloo, or if its sockets do not connect."""
         if not dist.is_gloo_available():
             raise RuntimeError("this torch was built without Gloo; pip install torch")
         timeout = timedelta(seconds=context.timeout_s)
@@ -55,7 +55,7 @@ class GlooPeer(BenchPeer):
 
 
 class _Meeting(TorchStore):
-    """ddl's store as torch asks for one: neither a port nor a stranger at it."""
+    """ddl's store in the form that torch needs; it opens no port, so no foreign process can connect to it."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class _Meeting(TorchStore):
         self._store.set(key, value.encode() if isinstance(value, str) else value)
 
     def get(self, key: str) -> bytes:
-        return self._store.get(key, 0.0)  # Gloo waits before it gets
+        return self._store.get(key, 0.0)  # no timeout needed: Gloo calls ``wait`` first
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:  # type: ignore[override]  # one of two overloads
         for key in keys:

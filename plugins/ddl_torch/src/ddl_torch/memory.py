@@ -1,8 +1,8 @@
-"""Tells whether anything but a tensor sees its memory, and keeps that memory where it is; knows no collective.
+"""Tells whether a tensor is the only user of its memory, and keeps that memory from being resized; knows no collective.
 
-Autograd may give the gradients of two parameters one storage, and may still read a gradient's storage while
-backward goes on: the parameters of ``a.view(-1) + b.view(-1)`` share one, and so does ``pos.unsqueeze(0)`` with the
-tensor that it was added to. A storage counts those who hold it, so one look tells whether it may be written.
+Autograd may give the gradients of two parameters the same storage, and may still read a gradient's storage while
+backward goes on: the parameters of ``a.view(-1) + b.view(-1)`` share a storage, and so does ``pos.unsqueeze(0)`` with
+the tensor that it was added to. A storage has a reference count, so one look tells whether it may be written.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def _count_unknown(_storage: int) -> int:
     return -1
 
 
-# By the address of a storage (``storage._cdata``). torch's CUDA graphs use it as well; there is no public form.
-# Where a release of torch lacks it, no storage counts as exclusive: that is slower, and never wrong.
+# Takes the address of a storage (``storage._cdata``). torch's CUDA graphs use this function too; no public one exists.
+# If a release of torch lacks it, no storage counts as exclusive, which is slower but never wrong.
 use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", _count_unknown)
 
 
 def _count_of_one() -> int:
-    """How often a storage is held that one tensor alone sees: by that tensor, and by the Python object that asks."""
-    tensor = torch.empty(1)  # has a name, and so lives while it is counted
+    """Return the use count of a storage that only one tensor uses, including the Python object that asks for it."""
+    tensor = torch.empty(1)  # a variable, so that it lives while its storage is counted
     return max(use_count(tensor.untyped_storage()._cdata), 0)
 
 
@@ -33,9 +33,9 @@ ALONE = _count_of_one()
 
 
 def is_alone(storage: torch.UntypedStorage) -> bool:
-    """Return whether one tensor, of which the caller knows, is all that sees ``storage``.
+    """Return whether the caller's tensor is the only user of ``storage``.
 
-    Two Python names of one tensor are one tensor here: who writes it by either name means it.
+    Several Python variables that refer to one tensor object count as one user.
     """
     return use_count(storage._cdata) == ALONE
 
@@ -43,8 +43,8 @@ def is_alone(storage: torch.UntypedStorage) -> bool:
 def pin_size(tensor: torch.Tensor) -> None:
     """Make ``resize_`` of the tensor, or of its storage, raise from now on: it would free memory that is in flight.
 
-    Whoever holds the storage is safe from ``set_`` and from ``.data =``, which give the tensor another one, but not
-    from ``resize_``, which gives the storage other memory. torch refuses that where NumPy has seen the storage.
+    Holding the storage protects against ``set_`` and ``.data =``, which give the tensor another storage, but not
+    against ``resize_``, which gives the storage other memory. torch refuses to resize a storage that NumPy has seen.
     """
     try:
         tensor.numpy()
@@ -53,5 +53,5 @@ def pin_size(tensor: torch.Tensor) -> None:
 
 
 def mark_written(tensors: list[torch.Tensor]) -> None:
-    """Raise the version counters of tensors that were written behind autograd's back, so that it notices."""
+    """Raise the version counters of tensors that ddl has written, because autograd did not see those writes."""
     torch.autograd.graph.increment_version(tensors)

@@ -1,9 +1,9 @@
-"""The verbs for torch tensors under Horovod's names and argument orders; how they are carried out is the core's.
+"""Offers the collectives for torch tensors under Horovod's names and argument orders; the core carries them out.
 
-Every one of them is a collective: all members of ``process_set`` call it, with the same name (or, without
-one, in the same order). Any thread may; results are the caller's. Wrong arguments raise ValueError at once,
-what happens to a running job derives from DdlInternalError (ddlcore.errors). ``root_rank`` is a rank of the
-world, also within a process set. Only the synchronous verbs are differentiable.
+Every function is a collective: all members of ``process_set`` must call it with the same name, or, without a name, in
+the same order. Any thread may call it, and the caller owns the results. Invalid arguments raise ValueError at once. A
+failure of the running job raises a DdlInternalError (ddlcore.errors). ``root_rank`` is always a rank of the world, even
+within a process set. Only the synchronous functions are differentiable.
 """
 
 from __future__ import annotations
@@ -57,15 +57,16 @@ __all__ = [
 
 
 def _touched(*tensors: torch.Tensor) -> None:
-    """Tell autograd that these are written, so that it does not use saved values that are no more."""
+    """Tell autograd that these tensors were written, so that it raises instead of using saved values that are gone."""
     for tensor in tensors:
         increment_version(tensor)
 
 
 def _written(handle: Waitable, *tensors: torch.Tensor) -> Waitable:
-    """``handle`` of an operation that writes to ``tensors`` between now and the end of its wait.
+    """Wrap the handle of an operation that writes to ``tensors`` between now and the end of its wait.
 
-    Both moments count: what autograd saved before the call is no more, and so is what it saved in between.
+    The wrapper tells autograd of the write now and again after the wait: values that autograd saved before the call are
+    gone, and so are values that it saved between the two moments.
     """
     _touched(*tensors)
 
@@ -77,14 +78,14 @@ def _written(handle: Waitable, *tensors: torch.Tensor) -> Waitable:
 
 
 def _hold_memory(tensors: Sequence[torch.Tensor]) -> None:
-    """Keep the memory of host tensors where it is while an asynchronous operation writes to it.
+    """Prevent host tensors from being resized, because an asynchronous operation writes to their memory.
 
-    The operation holds the storage, so that ``set_`` and ``tensor.data = ...`` free nothing. ``resize_`` would: it
-    gives the same storage other memory. No look at the address helps, since the tensor may grow while the machine
-    code runs. So the storage is made one that cannot be resized, as ``tensor.numpy()`` makes it: torch then raises
-    RuntimeError (and, a fault of its own, leaves the tensor object with the new shape). There is no way back, so
-    that such a tensor cannot be resized later either; verbs that wait for their result do not need this, and do
-    without it. Not covered: memory of a device.
+    The operation holds the storage, so ``set_`` and ``tensor.data = ...`` do not free it. But ``resize_`` gives the
+    same storage other memory, and checking the address does not help, because the tensor may be resized while the
+    reduction runs. So the storage is made one that cannot be resized, as ``tensor.numpy()`` does: ``resize_`` then
+    raises RuntimeError (and, by a bug in torch, leaves the tensor object with the new shape). This cannot be undone, so
+    such a tensor cannot be resized later either. Functions that wait for their result do not need this and do not call
+    it. Memory of a device is not protected.
     """
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.is_cpu and tensor.layout is torch.strided:
@@ -106,7 +107,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """A new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``. Differentiable."""
+    """Return a new tensor: ``postscale_factor * op(prescale_factor * every member's tensor)``. Differentiable."""
     wire, user = wire_compression(compression)
     reduce_op = resolve_op(op, average)
     call = Call(current_job(), process_set, name, reduce_op, prescale_factor, postscale_factor, wire)
@@ -126,7 +127,10 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes the new, reduced tensor. ``tensor`` stays untouched until then."""
+    """Start an allreduce and return a handle; ``synchronize(handle)`` returns the new, reduced tensor.
+
+    ``tensor`` is only read. The caller must not change it before that.
+    """
     return OPERATIONS.allreduce_async(
         tensor,
         name=name,
@@ -146,7 +150,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """``tensor`` itself, reduced in place."""
+    """Reduce ``tensor`` in place, and return it."""
     reduce_op = resolve_op(op, average)
     try:
         OPERATIONS.allreduce_in_place(
@@ -158,7 +162,7 @@ def allreduce_(
             process_set=process_set,
         )
     except DdlInternalError:
-        _touched(tensor)  # some of it may be written
+        _touched(tensor)  # a part of it may have been written
         raise
     _touched(tensor)
     return tensor
@@ -173,9 +177,9 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """A handle whose result is ``tensor`` itself, reduced in place; nobody else may touch it until then.
+    """Start to reduce ``tensor`` in place and return a handle; ``synchronize(handle)`` returns ``tensor``.
 
-    Its memory cannot be resized any more, as after ``tensor.numpy()``.
+    ``tensor`` must be neither read nor written before that. It cannot be resized any more, as after ``tensor.numpy()``.
     """
     _hold_memory([tensor])
     handle = OPERATIONS.allreduce_async(
@@ -200,7 +204,10 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """New tensors, reduced as one: none of them is before all members have submitted all. Differentiable."""
+    """Return the reduced tensors as new tensors. Differentiable.
+
+    They are one group: none of them is reduced before all members have submitted all of them.
+    """
     wire, user = wire_compression(compression)
     reduce_op = resolve_op(op, average)
     call = Call(current_job(), process_set, name, reduce_op, prescale_factor, postscale_factor, wire)
@@ -220,7 +227,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes the list of new, reduced tensors."""
+    """Start a grouped allreduce and return a handle; ``synchronize(handle)`` returns the list of new tensors."""
     return OPERATIONS.grouped_allreduce_async(
         tensors,
         name=name,
@@ -240,7 +247,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """The tensors themselves, reduced in place."""
+    """Reduce all ``tensors`` in place as one group, and return them as a list."""
     reduce_op = resolve_op(op, average)
     handle = _grouped_in_place(tensors, name, reduce_op, prescale_factor, postscale_factor, process_set)
     result: list[torch.Tensor] = handle.wait()
@@ -256,7 +263,10 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """A handle whose result is the list of the tensors themselves, reduced in place; none may be resized any more."""
+    """Start to reduce ``tensors`` in place and return a handle; ``synchronize(handle)`` returns them as a list.
+
+    The tensors cannot be resized any more, as after ``tensor.numpy()``.
+    """
     reduce_op = resolve_op(op, average)
     _hold_memory(tensors)
     return _grouped_in_place(tensors, name, reduce_op, prescale_factor, postscale_factor, process_set)
@@ -288,28 +298,31 @@ def _grouped_in_place(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """All members' tensors, joined along the first dimension in rank order; it alone may differ. Differentiable."""
+    """Return the tensors of all members, concatenated along the first dimension in rank order. Differentiable.
+
+    The tensors may differ in the size of the first dimension only.
+    """
     return autograd.allgather(Call(current_job(), process_set, name), tensor)
 
 
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``allgather`` returns."""
+    """Start an allgather and return a handle; ``synchronize(handle)`` returns the same as ``allgather``."""
     return OPERATIONS.allgather_async(tensor, name=name, process_set=process_set)
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """``allgather`` of each tensor, as one. Differentiable."""
+    """Return the ``allgather`` of each tensor, run as one group. Differentiable."""
     return autograd.grouped_allgather(Call(current_job(), process_set, name), tensors)
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``grouped_allgather`` returns."""
+    """Start an allgather of each tensor and return a handle; ``synchronize(handle)`` returns the list of results."""
     return OPERATIONS.grouped_allgather_async(tensors, name=name, process_set=process_set)
 
 
@@ -319,21 +332,21 @@ def grouped_allgather_async(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """A new tensor with the root's values. Differentiable."""
+    """Return a new tensor with the values of the root. Differentiable."""
     return autograd.broadcast(Call(current_job(), process_set, name), tensor, root_rank)
 
 
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``broadcast`` returns."""
+    """Start a broadcast and return a handle; ``synchronize(handle)`` returns the same as ``broadcast``."""
     return OPERATIONS.broadcast_async(tensor, root_rank, name=name, process_set=process_set)
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """``tensor`` itself, with the root's values."""
+    """Overwrite ``tensor`` with the values of the root, and return it."""
     result: torch.Tensor = start_broadcast(tensor, root_rank, name, process_set).wait()
     return result
 
@@ -341,7 +354,10 @@ def broadcast_(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """A handle whose result is ``tensor`` itself, with the root's values; it cannot be resized any more."""
+    """Start to overwrite ``tensor`` with the root's values, and return a handle.
+
+    ``synchronize(handle)`` returns ``tensor``, which cannot be resized any more, as after ``tensor.numpy()``.
+    """
     _hold_memory([tensor])
     return start_broadcast(tensor, root_rank, name, process_set)
 
@@ -349,7 +365,10 @@ def broadcast_async_(
 def start_broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Waitable:
-    """As ``broadcast_async_``, for a caller that waits before anybody could resize the tensor."""
+    """Start the same as ``broadcast_async_``, but leave ``tensor`` resizable.
+
+    The caller must wait for the handle before any other code can resize the tensor.
+    """
     handle = OPERATIONS.broadcast_async(tensor, root_rank, output=tensor, name=name, process_set=process_set)
     return _written(handle, tensor)
 
@@ -363,9 +382,10 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends ``splits[r]`` rows to member r (equally many without splits). Differentiable.
+    """Send ``splits[r]`` rows to member r, or equally many to each member without ``splits``. Differentiable.
 
-    Returns the rows received, by rank; where splits were given, (those, int32 tensor of how many came from each).
+    Returns the received rows, ordered by the rank of the sender. With ``splits`` it returns a pair: these rows, and an
+    int32 tensor of how many rows came from each member.
     """
     rows, received = autograd.alltoall(Call(current_job(), process_set, name), tensor, _splits(splits))
     return rows if splits is None else (rows, torch.tensor(received, dtype=torch.int32))
@@ -377,7 +397,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``alltoall`` returns."""
+    """Start an alltoall and return a handle; ``synchronize(handle)`` returns the same as ``alltoall``."""
     handle = OPERATIONS.alltoall_async(tensor, _splits(splits), name=name, process_set=process_set)
     then: Callable[[Any], Any] = _rows_alone if splits is None else _rows_and_splits
     return Mapped(handle, then)
@@ -396,7 +416,7 @@ def _splits(splits: torch.Tensor | Sequence[int] | None) -> list[int] | None:
         return splits if splits is None else list(splits)
     if splits.dim() != 1 or splits.is_floating_point() or splits.is_complex() or splits.dtype is torch.bool:
         raise InvalidArgument(
-            f"alltoall: splits must be a one-dimensional tensor of integers, one a rank, "
+            f"alltoall: splits must be a one-dimensional tensor of integers, one for each rank, "
             f"not {splits.dim()}-dimensional {splits.dtype}"
         )
     rows: list[int] = splits.tolist()
@@ -415,7 +435,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This member's rows of the reduced tensor; the first members have one more where they must. Differentiable."""
+    """Return this member's rows of the reduced tensor. Differentiable.
+
+    If the rows do not divide evenly, the first members get one row more than the others.
+    """
     wire, user = wire_compression(compression)
     call = Call(current_job(), process_set, name, resolve_op(op), prescale_factor, postscale_factor, wire)
     if user is None:
@@ -433,7 +456,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``reducescatter`` returns."""
+    """Start a reducescatter and return a handle; ``synchronize(handle)`` returns the same as ``reducescatter``."""
     return OPERATIONS.reducescatter_async(
         tensor,
         op=resolve_op(op),
@@ -453,7 +476,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """``reducescatter`` of each tensor, as one. Differentiable."""
+    """Return the ``reducescatter`` of each tensor, run as one group. Differentiable."""
     wire, user = wire_compression(compression)
     call = Call(current_job(), process_set, name, resolve_op(op), prescale_factor, postscale_factor, wire)
     if user is None:
@@ -471,7 +494,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Waitable:
-    """A handle of which ``synchronize`` makes what ``grouped_reducescatter`` returns."""
+    """Start a reducescatter of each tensor and return a handle; ``synchronize(handle)`` returns the list of results."""
     return OPERATIONS.grouped_reducescatter_async(
         tensors,
         op=resolve_op(op),

@@ -1,8 +1,8 @@
-"""Makes any torch optimizer step on reduced gradients, by a class of its own; how they travel is the reducer's.
+"""Makes any torch optimizer step on reduced gradients; knows nothing of how they are reduced (see reducer.py).
 
-The object stays the one that was given: its state, schedulers made before or after, ``state_dict()`` and
-``isinstance`` are as they were. A hook before ``step`` synchronizes; a closure is made to synchronize after
-its backward pass.
+The wrapped optimizer stays the same object with a changed class: its state, schedulers made before or after,
+``state_dict()`` and ``isinstance`` work as before. A hook before ``step`` synchronizes, and a closure is wrapped so
+that it synchronizes after its backward pass.
 """
 
 from __future__ import annotations
@@ -57,29 +57,30 @@ def DistributedOptimizer(
     device_dense: str = "",
     device_sparse: str = "",
 ) -> O:
-    """Return ``optimizer`` itself, which from now on steps on gradients that are reduced over ``process_set``.
+    """Wrap ``optimizer`` so that it steps on gradients reduced over ``process_set``; return the same object.
 
-    Every rank wraps its optimizer, with the same arguments, after ``init()``. When ``backward()`` returns (each
+    Every rank must wrap its optimizer with the same arguments, after ``init()``. When ``backward()`` returns (each
     ``backward_passes_per_step``-th time), ``.grad`` of every parameter is the reduced gradient: clip it, unscale it or
-    log it, as in one process. A parameter that got no gradient on this rank takes part with zeros and gets the others'
-    result; one that got none on any rank gets zeros. Several backward passes before a step add up, each reduced;
-    within ``no_sync()`` they add up on each rank alone, and the next one outside reduces the sum. Ranks outside
-    ``process_set`` step on their own gradients. A parameter that was in another distributed optimizer before is
-    reduced by this one from now on.
+    log it, as in one process. A parameter that got no gradient on this rank takes part with zeros and gets the reduced
+    gradient of the other ranks; if no rank has computed a gradient, it gets zeros. Several backward passes before a
+    step accumulate, and each is reduced. Within ``no_sync()`` they accumulate on each rank alone, and the next pass
+    outside reduces the sum. Ranks outside ``process_set`` step on their own gradients. If a parameter already belongs
+    to another DistributedOptimizer, this one reduces its gradients from now on.
 
-    * ``named_parameters``: names that pair parameters of different ranks; without them, by position.
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own; without it,
-      the setting ``compression`` decides.
-    * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
-    * ``groups``: how many groups of parameters go off together, or a list of lists of parameters.
-    * ``sparse_as_dense``: sparse gradients are made dense; else they are gathered.
-    * ``device_dense``, ``device_sparse``: "cpu" stages a GPU's gradients, or its sparse ones, in host memory.
+    * ``named_parameters``: (name, parameter) pairs; ranks match parameters by name, and without names by position.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. Without
+      it, the setting ``compression`` decides.
+    * ``gradient_predivide_factor`` f: gradients are divided by f before the sum, and by size / f after it.
+    * ``groups``: the number of groups into which parameters are divided, or a list of lists of parameters. The
+      gradients of a group are reduced together.
+    * ``sparse_as_dense``: make sparse gradients dense; otherwise they are gathered.
+    * ``device_dense``, ``device_sparse``: "cpu" stages the dense or the sparse gradients of a GPU in host memory.
 
-    Added methods: ``no_sync()``, ``set_backward_passes_per_step(n)``, and for Horovod's scripts ``synchronize()``
-    and ``skip_synchronize()``, which have nothing to do where ``backward()`` was called. All ranks find the same
-    gradients in a mixed precision ``GradScaler``, and agree on what it skips. A copied or unpickled one is the bare
-    optimizer; after ``shutdown()`` and another ``init()`` this one goes on in the new world. Raises ValueError for
-    arguments that do not fit, NotInitialized before ``init()``.
+    Added methods: ``no_sync()``, ``set_backward_passes_per_step(n)``, and for Horovod scripts ``synchronize()``
+    and ``skip_synchronize()``, which have nothing to do after ``backward()``. A mixed precision ``GradScaler`` finds
+    the same gradients on all ranks, so all ranks skip the same steps. A copy or an unpickled optimizer is not
+    distributed. After ``shutdown()`` and another ``init()`` this optimizer continues in the new world. Raises
+    ValueError for invalid arguments, and NotInitialized before ``init()``.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"DistributedOptimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
@@ -103,7 +104,8 @@ def DistributedOptimizer(
     wrapped._parameter_names = {param: name for name, param in named}
     wrapped._checked = _parameters(optimizer)
     hook = optimizer.register_step_pre_hook(_before_step)
-    optimizer._optimizer_step_pre_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]  # clip hooks and the like want reduced gradients
+    # This hook must run first: other hooks, such as those that clip gradients, need reduced gradients.
+    optimizer._optimizer_step_pre_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
     optimizer.register_step_post_hook(_after_step)
     if groups is not None and reducer.active:
         _form_groups(reducer, groups)
@@ -112,23 +114,23 @@ def DistributedOptimizer(
     return optimizer
 
 
-class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type: ignore[misc]  # a mixin over the optimizer's own class
-    """What a wrapped optimizer can do beside what its own class does."""
+class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type: ignore[misc]  # a mixin
+    """The methods that wrapping adds to an optimizer, or changes."""
 
     _ddl: Reducer
     _parameter_names: dict[torch.Tensor, str]
-    _checked: list[torch.Tensor]  # the parameters of all groups, as they were known to be reduced
+    _checked: list[torch.Tensor]  # the parameters of all groups when they were last known to be reduced
     _skip = False
-    _asked = False  # whether the user synchronized, rather than a scaler
+    _asked = False  # whether the user has called ``synchronize`` (a GradScaler does not count)
 
     def synchronize(self) -> None:
-        """Reduce the gradients of this step where ``backward()`` has not, this rank's missing ones included.
+        """Reduce the gradients of this step that ``backward()`` has not reduced, including those missing on this rank.
 
-        After ``backward()`` it has no effect. After an exception that a signal's handler raised at the end of
-        ``backward()``, in ``step()`` or here (Ctrl-C, a watchdog), it goes on with the same step. Raises
-        IncompleteGradients where the exception has kept ``backward()`` from computing all gradients, and MismatchError
-        on the other ranks where some of them had been sent: all ranks may then call ``zero_grad()`` and compute the
-        step again. Raises PeerLost and its kin.
+        Has no effect after ``backward()``. If a signal handler raised an exception (Ctrl-C, a watchdog) at the end of
+        ``backward()``, in ``step()`` or in this method, it continues the same step. Raises IncompleteGradients if that
+        exception kept ``backward()`` from computing all gradients. If some of them had been sent, the other ranks raise
+        MismatchError. Then all ranks may call ``zero_grad()`` and compute the step again. Raises PeerLost or another
+        DdlInternalError if the job has failed.
         """
         goes_on = self._ddl.open
         self._ddl.synchronize()
@@ -136,7 +138,7 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it, ``step()`` takes the gradients as they are."""
+        """Return a context within which ``step()`` uses the gradients as they are, without reducing them."""
         self._skip = True
         try:
             yield
@@ -145,22 +147,30 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, ``backward()`` adds gradients up on this rank alone; the next one outside reduces the sum.
+        """Return a context within which ``backward()`` accumulates gradients on this rank and reduces nothing.
 
-        As DistributedDataParallel.no_sync. ``step()`` reduces what no ``backward()`` has. Every rank does the same.
+        The next ``backward()`` outside of it reduces the sum, as with DistributedDataParallel.no_sync. If there is none
+        before ``step()``, ``step()`` reduces the sum. Every rank must use it for the same passes.
         """
         with self._ddl.no_sync():
             yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """From the next backward pass on, have every ``passes``-th one reduce gradients. Every rank says the same."""
+        """Make every ``passes``-th backward pass reduce gradients, from the next one on. All ranks must do the same.
+
+        Raises ValueError for a number below 1, and within ``backward()``.
+        """
         _check_passes(passes)
         if self._ddl.open:
             raise ValueError("set_backward_passes_per_step() was called within backward(); call it after step()")
         self._ddl.set_passes_per_round(passes)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As in torch. Raises AssertionError (a RuntimeError too) where backward() was interrupted in the middle of sending."""
+        """Clear the gradients, as in torch.
+
+        Raises UnfinishedBackward (an AssertionError and a RuntimeError) if ``backward()`` was interrupted after it had
+        sent some of the gradients.
+        """
         reducer = self._ddl
         reducer.discard()
         if reducer.open:
@@ -169,7 +179,10 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
         super().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; every rank adds the same parameters."""
+        """Add a parameter group, as in torch; every rank must add the same parameters.
+
+        Raises ValueError if a name is in another group already.
+        """
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         added = _names_in_group(index, self.param_groups[index])
@@ -186,13 +199,15 @@ class _Distributed(torch.optim.Optimizer if TYPE_CHECKING else object):  # type:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """As in torch. GradScaler reads it to unscale and judge gradients, and must find them reduced.
+        """The parameter groups, as in torch.
 
-        They are after ``backward()``; a rank that has not called that takes part here, so that all judge the same.
+        GradScaler reads them to unscale the gradients and to check them for infinities, and must find reduced ones.
+        They are reduced after ``backward()``. A rank that has not called ``backward()`` takes part in the reduction
+        here, so that the scalers of all ranks come to the same decision.
         """
-        if sys._getframe(1).f_code.co_name == "_unscale_grads_":  # torch has no other place for this
+        if sys._getframe(1).f_code.co_name == "_unscale_grads_":  # torch offers no hook for this
             self._ddl.synchronize()
-            self._ddl.begin_names_anew()  # the scaler may skip the step; what comes next is another step's
+            self._ddl.begin_names_anew()  # if the scaler skips the step, ``step`` does not do it
         groups: list[dict[str, Any]] = self.__dict__["param_groups"]
         return groups
 
@@ -210,7 +225,7 @@ def _bare(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
 
 
 def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Runs before every ``step``: gradients are reduced by now or, where a closure computes them, right after it has."""
+    """Reduce the gradients before every ``step``, or wrap the closure that computes them so that it reduces them."""
     reducer: Reducer = optimizer._ddl
     _check_parameters(optimizer)
     asked, optimizer._asked = optimizer._asked, False
@@ -232,16 +247,16 @@ def _before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _after_step(optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-    """Runs after every ``step``. Where a step was interrupted, the next one finds its gradients still reduced."""
+    """Begin the next step after every ``step``. An interrupted step does not come here: its gradients stay reduced."""
     optimizer._ddl.next_step()
 
 
 def _reducing(closure: Callable[[], Any], optimizer: torch.optim.Optimizer, reducer: Reducer) -> Callable[[], Any]:
-    """``closure``, after which gradients are reduced; for L-BFGS, which decides by it, the loss too."""
+    """Return a closure that also reduces the gradients, and for L-BFGS, whose steps depend on it, the loss."""
 
     def reduced() -> Any:
         loss = closure()
-        reducer.synchronize()  # a rank whose closure has computed no gradient takes part all the same
+        reducer.synchronize()  # a rank whose closure has computed no gradient must take part too
         reducer.next_step()
         if reducer.active and isinstance(optimizer, torch.optim.LBFGS):
             call = Call(reducer.job, reducer.reduction.process_set, op=reducer.reduction.op)
@@ -257,7 +272,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _check_parameters(optimizer: Any) -> None:
-    """Raise ValueError where a parameter has been put into ``param_groups`` by hand: nobody would reduce its gradient."""
+    """Raise ValueError if the user has put a parameter into ``param_groups`` directly: its gradient is not reduced."""
     now = _parameters(optimizer)
     if len(now) == len(optimizer._checked) and all(map(is_, now, optimizer._checked)):
         return
@@ -265,8 +280,9 @@ def _check_parameters(optimizer: Any) -> None:
     strange = [f"parameter {i} (shape {tuple(param.shape)})" for i, param in enumerate(now) if param not in known]
     if strange:
         raise ValueError(
-            f"{', '.join(strange)} of this optimizer came into param_groups after DistributedOptimizer was made, so its "
-            "gradients are not reduced; use optimizer.add_param_group(), or wrap an optimizer that has all parameters"
+            f"{', '.join(strange)} of this optimizer came into param_groups after DistributedOptimizer was made, so "
+            "its gradients are not reduced; use optimizer.add_param_group(), or wrap an optimizer that has all "
+            "parameters"
         )
     optimizer._checked = now
 
@@ -304,7 +320,10 @@ def _stage_on_host(argument: str, device: str) -> bool:
 
 
 def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Tensor]] | None) -> Named:
-    """Every parameter of the optimizer with its name, in the optimizer's order."""
+    """Return all parameters of the optimizer with their names, in the optimizer's order.
+
+    Raises ValueError if ``given`` has duplicate names, lacks a parameter, or is no sequence of pairs.
+    """
     params = [(i, j, p) for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])]
     if given is None:
         return [pair for i, group in enumerate(optimizer.param_groups) for pair in _names_in_group(i, group)]
@@ -329,13 +348,17 @@ def _named(optimizer: torch.optim.Optimizer, given: Iterable[tuple[str, torch.Te
 
 
 def _names_in_group(index: int, group: dict[str, Any]) -> Named:
-    """The names that torch was given for a group, else its parameters' places."""
+    """Return the parameters of a group with the names that torch knows, or with names made of their positions."""
     names = group.get("param_names") or [f"noname.{index}.{place}" for place in range(len(group["params"]))]
     return list(zip(names, group["params"], strict=True))
 
 
 def _form_groups(reducer: Reducer, groups: int | Sequence[Sequence[torch.Tensor]]) -> None:
-    """Groups the slots alike on every rank: in the order in which the first member has its parameters."""
+    """Form the same groups of slots on every rank, in the order in which the set's first member has its parameters.
+
+    Every member must call it. Raises ValueError if the ranks have different parameters, or if a group given by the user
+    has parameters on several devices.
+    """
     process_set = reducer.reduction.process_set
     root = process_set.ranks[0] if process_set is not global_process_set else 0
     mine = [slot.name for slot in reducer.slots]
@@ -364,7 +387,7 @@ def _form_groups(reducer: Reducer, groups: int | Sequence[Sequence[torch.Tensor]
 
 
 def _by_device(slots: Sequence[Slot]) -> dict[torch.device, list[Slot]]:
-    """A bucket is on one device."""
+    """Divide slots by the device of their parameters, because all tensors of a bucket must be on one device."""
     found: dict[torch.device, list[Slot]] = {}
     for slot in slots:
         found.setdefault(slot.param.device, []).append(slot)

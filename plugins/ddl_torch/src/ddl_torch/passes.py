@@ -1,8 +1,8 @@
-"""Tells when a backward pass over some parameters begins, ends or fails; knows no collective.
+"""Detects when a backward pass over some parameters begins, ends or fails; knows no collective.
 
 torch has no public event for the end of ``backward()``. The first hook of a pass queues a callback with autograd's
-engine, as DistributedDataParallel does. The engine keeps that callback as long as the pass runs and drops it when the
-pass fails, so that a weak reference to it tells the two apart.
+engine, as DistributedDataParallel does. The engine holds that callback while the pass runs. If the pass succeeds, the
+engine calls it; if the pass fails, the engine drops it without a call, which a weak reference to the callback reports.
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ INCOMPLETE = (
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Have autograd's engine call ``callback`` when the pass that runs is over. What it raises, ``backward()`` raises."""
+    """Make autograd's engine call ``callback`` at the end of the running pass; ``backward()`` raises what it raises."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 class PassOwner(Protocol):
-    """What is told of backward passes."""
+    """An object that ``BackwardPasses`` notifies of the begin and the end of each backward pass."""
 
     def pass_begins(self) -> bool:
-        """The first gradient is there. Return whether gradients may be sent as they arrive; raise to end the pass."""
+        """Note the first gradient of a pass; return whether gradients may be sent as they arrive.
+
+        An exception from this method makes ``backward()`` fail.
+        """
 
     def pass_ended(self) -> None:
-        """All gradients of the pass are there, in ``BackwardPasses.arrived``."""
+        """Note that a pass has succeeded; ``BackwardPasses.arrived`` lists the slots that it has completed."""
 
     def pass_failed(self) -> None:
-        """The pass ended with an exception; what ``BackwardPasses.arrived`` holds is all that it has computed."""
+        """Note that a pass has failed; ``BackwardPasses.arrived`` lists the slots that it has completed before."""
 
 
 class _Pass:
-    """The callback of one backward pass. The engine keeps it as long as the pass runs, so it dies with one that fails."""
+    """The callback of one backward pass. Only the engine holds it, so it is freed when the pass fails."""
 
     __slots__ = ("__weakref__", "_end")
 
@@ -55,33 +58,36 @@ class _Pass:
 
 
 class BackwardPasses:
-    """Follows the backward passes that compute gradients of some parameters. Hooks may come on autograd's threads."""
+    """Follows the backward passes that compute gradients of some parameters. Hooks may run on autograd's threads."""
 
     def __init__(self, owner: PassOwner) -> None:
         self.owner = owner
         self.arrived: list[Slot] = []  # the slots whose gradients the running pass has completed
-        # The same parameters, noted by a hook without Python code, which no signal's handler can interrupt: where the
-        # first ``Slot.on_gradient`` of a pass was interrupted, nothing else tells that there was a pass.
+        # The parameters of these slots. The hook that appends them is ``list.append`` itself. It runs no Python code,
+        # so no signal handler can interrupt it. If an interrupt hits the first ``Slot.on_gradient`` of a pass, this
+        # list is the only trace of the pass.
         self.seen: list[torch.Tensor] = []
         self.sends = False  # whether gradients of the running pass may be sent as they arrive
-        self.incomplete = False  # a pass has begun and has not come to its end
+        self.incomplete = False  # whether a pass has begun and has not ended successfully
         self.current: weakref.ref[_Pass] | None = None  # the pass that runs
-        self._partial: list[tuple[Slot, torch.Tensor, int]] = []  # what a failed pass computed, with its versions
-        self._inner = False  # a pass within an outer pass has ended, and the outer pass goes on
-        self._before: list[Slot] = []  # the slots that such inner passes have completed
+        self._partial: list[tuple[Slot, torch.Tensor, int]] = []  # the gradients of a failed pass, and their versions
+        self._inner = False  # whether a nested pass has ended and its outer pass still runs
+        self._before: list[Slot] = []  # the slots that nested passes have completed
 
     def begin(self) -> None:
         """Note the first gradient of a pass. ``Slot.on_gradient`` calls it."""
+        # Only a live reference means that a pass runs: when a pass fails, Python clears the reference before it calls
+        # ``_failed``, so for a moment ``current`` refers to a pass that is gone.
         if self.current is not None and self.current() is not None:
-            return  # hooks of another device have begun the pass just now, on their thread
-        if not self._inner:  # else this is another pass within the same outer pass, or the outer pass itself
+            return  # the hook of another device has begun this pass at the same moment, on its own thread
+        if not self._inner:  # otherwise this is another nested pass, or the rest of the outer pass
             self.sends = self.owner.pass_begins()
         self._queue()
 
     def expect_end(self) -> None:
         """Count the pass as incomplete until it ends.
 
-        Raises IncompleteGradients where gradients of a failed pass are still there: this pass would add to them.
+        Raises IncompleteGradients if gradients of a failed pass are still in ``.grad``: this pass would add to them.
         """
         if self.incomplete:
             if any(slot.param.grad is grad and grad._version == version for slot, grad, version in self._partial):
@@ -90,7 +96,7 @@ class BackwardPasses:
         self.incomplete = True
 
     def forget(self) -> None:
-        """Forget what passes have computed: their gradients are gone."""
+        """Forget all passes, because their gradients have been cleared."""
         self.seen.clear()
         self.arrived.clear()
         self._before.clear()
@@ -105,7 +111,9 @@ class BackwardPasses:
     def _end(self, this: _Pass) -> None:
         if self.current is None or self.current() is not this:
             return
-        self.current = None  # first: the traceback of an interrupt may keep ``this`` alive
+        # ``current`` must be cleared first. If an interrupt comes below, its traceback keeps ``this`` alive, and a live
+        # ``current`` would make ``begin`` believe that the old pass still runs: it would not notice the next pass.
+        self.current = None
         if self._is_inner():
             return
         self.arrived[:0] = self._before
@@ -116,12 +124,15 @@ class BackwardPasses:
         self.owner.pass_ended()
 
     def _is_inner(self) -> bool:
-        """Return whether the pass that has ended ran within another pass, as re-entrant checkpointing does it.
+        """Return whether the pass that has ended was nested in another pass, as re-entrant checkpointing does it.
 
-        The outer pass goes on with the nodes behind the one that ran the inner pass. A hook on these nodes queues
-        another callback, so that ``_end`` is called once more when the outer pass is over.
+        The outer pass continues with the graph nodes that follow the node which ran the nested pass. A hook on these
+        nodes queues another callback, so that ``_end`` is called again when the outer pass ends.
         """
-        node = torch._C._current_autograd_node()  # of the outer pass; there is no public name for it
+        # The engine runs the callbacks that were queued in a nested pass at the end of that nested pass, so there is no
+        # callback yet for the end of the outer pass. None can be queued from here either: the nested pass still counts
+        # as the running one. The next nodes of the outer pass are the first place where one can be queued.
+        node = torch._C._current_autograd_node()  # the node of the outer pass; torch has no public name for this
         handles: list[Any] = []
 
         def go_on(_gradients: Any) -> None:
@@ -142,7 +153,7 @@ class BackwardPasses:
         return True
 
     def _failed(self, this: weakref.ref[_Pass]) -> None:
-        """The engine has dropped the callback without a call: the pass ended with an exception."""
+        """Note that a pass has failed. Python calls it when the engine drops the callback of that pass uncalled."""
         if self.current is not this:
             return
         self.current = None

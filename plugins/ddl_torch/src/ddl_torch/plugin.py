@@ -1,4 +1,4 @@
-"""Introduces ddl_torch to the core by data alone: it imports neither torch nor anything that does."""
+"""Registers ddl_torch with the core as plain data; imports neither torch nor any module that imports torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ddl_adapters", "ddl_bench_peers"]
 
 @hookimpl
 def ddl_adapters() -> list[AdapterProvider]:
-    """PyTorch's tensors."""
+    """Register the adapter for PyTorch tensors."""
     return [
         AdapterProvider(
             name="torch",
@@ -27,7 +27,7 @@ def ddl_adapters() -> list[AdapterProvider]:
 
 @hookimpl
 def ddl_bench_peers() -> list[BenchPeerProvider]:
-    """torch's Gloo."""
+    """Register torch's Gloo as a peer of `ddl bench`."""
     return [
         BenchPeerProvider(
             name="gloo",

@@ -1,14 +1,16 @@
-"""Makes ``.grad`` the reduced gradient by the end of ``backward()``; knows no optimizer.
+"""Replaces every ``.grad`` with the reduced gradient by the end of ``backward()``; knows no optimizer.
 
-The path of one gradient: autograd calls ``Slot.on_gradient``; at the end of the backward pass ``BackwardPasses`` calls
-``Reducer.pass_ended``, which has ``Sender.send_all`` (sending.py) send every gradient, zeros for those that this rank
-has not computed; then results.py waits and puts results where they belong. Where gradients are reduced while backward
-runs (``job.overlaps``, and on devices always), ``Slot.on_gradient`` sends each as it arrives. The host waits for no
-device, neither in a hook nor at the end: the current streams do.
+The path of one gradient: autograd calls ``Slot.on_gradient`` when the gradient is complete. At the end of the backward
+pass, ``BackwardPasses`` calls ``Reducer.pass_ended``. That calls ``Sender.send_all`` (sending.py), which sends every
+gradient, and zeros for the gradients that this rank has not computed. Then results.py waits for the results and puts
+them where they belong. If gradients are reduced while backward runs (with ``job.overlaps``, and always on devices),
+``Slot.on_gradient`` sends each gradient as it arrives. The host never waits for a device, neither in a hook nor at the
+end of the pass: the current streams wait instead.
 
-A gradient is reduced in place where nothing else sees its memory (memory.py), else into memory of our own.
+A gradient is reduced in place if nothing else uses its memory (memory.py), and into separate memory otherwise.
 
-One such reduction of all gradients is a *round* (rounds.py), which an interrupt leaves open to be continued.
+One such reduction of all gradients is called a *round* (rounds.py). An interrupt leaves a round open, and the next call
+continues it.
 """
 
 from __future__ import annotations
@@ -41,14 +43,14 @@ UNFINISHED = (
 
 
 class UnfinishedBackward(AssertionError, RuntimeError):
-    """Gradients of an interrupted backward pass were sent, and nothing else can be done before that has ended."""
+    """A backward pass was interrupted after it had sent gradients; ``synchronize`` must end its round first."""
 
 
 class Reducer:
-    """All gradients of one optimizer. Used by the thread that trains; hooks may come from autograd's threads.
+    """Reduces all gradients of one optimizer. The thread that trains uses it; hooks may run on autograd's threads.
 
-    It holds the job that was current when it was made. After ``shutdown()`` and another ``init()`` it goes
-    over to the new one at the next step, if nothing was under way.
+    A reducer belongs to the job that was current when it was created. After ``shutdown()`` and another ``init()`` it
+    switches to the new job at the next step, unless a round was open.
     """
 
     def __init__(self, reduction: Reduction, passes_per_round: int) -> None:
@@ -56,23 +58,23 @@ class Reducer:
         self.passes_per_round = passes_per_round
         self.slots: list[Slot] = []
         self.groups: list[Group] = []
-        self.touched = False  # a backward pass has computed gradients since the last round
-        self.reduced = False  # a round has ended since the last step or zero_grad
-        self.failed: Exception | None = None  # why the last round gave no result
+        self.touched = False  # whether a backward pass has computed gradients since the last round
+        self.reduced = False  # whether a round has succeeded since the last step or zero_grad
+        self.failed: Exception | None = None  # why the last round failed; None: it did not
         self.round = Round()
         self.passes = BackwardPasses(self)
-        self._passes_left = passes_per_round  # until a backward pass ends with a round
+        self._passes_left = passes_per_round  # how many backward passes are left until one ends with a round
         self._local = 0  # how many ``no_sync`` contexts are open
         self._sender = Sender(reduction, self.round, self.slots, self.groups)
         self._follow_binding()
 
     @property
     def open(self) -> bool:
-        """Whether a round is under way."""
+        """Whether a round has begun and has not ended."""
         return self.round.open
 
     def _follow_binding(self) -> None:
-        """Take over what the sender is bound to: the job, and whether this rank takes part."""
+        """Copy the sender's binding into attributes: the job, and whether this rank takes part."""
         binding = self._sender.binding
         self.job = binding.job
         self.active = binding.active
@@ -82,7 +84,7 @@ class Reducer:
     # --- parameters
 
     def add(self, named: Sequence[tuple[str, torch.Tensor]], sparse: bool = False) -> list[Slot]:
-        """Watch these parameters too. ``sparse``: what steps on them takes no other gradients."""
+        """Reduce the gradients of these parameters too. ``sparse``: their optimizer accepts only sparse gradients."""
         added = [Slot(param, name, self.passes) for name, param in named]
         for slot in added:
             slot.sparse_dims = int(sparse)
@@ -94,7 +96,7 @@ class Reducer:
         return added
 
     def add_group(self, slots: Sequence[Slot]) -> None:
-        """Send these gradients together from now on."""
+        """Send the gradients of these slots as one group from now on."""
         group = Group(slots)
         for slot in slots:
             slot.group = group
@@ -103,7 +105,10 @@ class Reducer:
         self._name_groups()
 
     def give_up(self, slot: Slot) -> None:
-        """Leave a parameter to the optimizer that has been made for it later: one of two must reduce its gradient."""
+        """Stop reducing the gradient of ``slot``, whose parameter was given to a newer DistributedOptimizer.
+
+        Only one of the two optimizers may reduce it. Raises UnfinishedBackward while a round is open.
+        """
         if self.open:
             raise UnfinishedBackward(UNFINISHED)
         if slot.hook is not None:
@@ -116,7 +121,7 @@ class Reducer:
                 self.add_group(rest)
 
     def _prepare(self, slot: Slot) -> None:
-        """Decide on which way its gradients go, and under which name."""
+        """Choose the name under which the slot's gradients are reduced, and the function that sends them."""
         slot.name = self._sender.binding.prefix + slot.label
         slot.submit = self._sender.way_out(slot, slot.param)
 
@@ -125,7 +130,10 @@ class Reducer:
             group.name = "group." + group.slots[0].name
 
     def _name_devices(self, slots: Sequence[Slot]) -> None:
-        """Give devices their numbers in the order of the parameters: hooks run on a thread for each, in no order."""
+        """Register the devices with the job, in the order of the parameters.
+
+        The hooks of each device run on a thread of their own, in no fixed order, so they could not number the devices.
+        """
         for where in dict.fromkeys(ADAPTER.streams.place(slot.param) for slot in slots):
             if self.active and where is not None and where is not CPU:
                 self.job.device_label(where)
@@ -141,11 +149,11 @@ class Reducer:
             owner = getattr(other.passes, "owner", None) if isinstance(other, Slot) else None
             if not isinstance(other, Slot) or not isinstance(owner, Reducer):
                 continue
-            # In a world of threads the other may be another rank's, which is left alone.
+            # Where ranks are threads of one process, the other reducer may belong to another rank: that one keeps it.
             if owner.job is self.job or owner.job.closed:
                 owner.give_up(other)
         required = param.requires_grad
-        if not required:  # torch refuses the hook, which must be there should the parameter be thawed
+        if not required:  # torch refuses hooks on a frozen parameter, but the user may unfreeze it later
             param.requires_grad_(True)
         slot.first_hook = param.register_post_accumulate_grad_hook(self.passes.seen.append)
         slot.hook = param.register_post_accumulate_grad_hook(slot.on_gradient)
@@ -155,7 +163,7 @@ class Reducer:
             param.requires_grad_(False)
 
     def release(self) -> None:
-        """Take the hooks off: parameters, hooks and slots would keep each other alive."""
+        """Remove all hooks. Otherwise parameters, hooks and slots would keep each other alive."""
         for slot in self.slots:
             if slot.hook is not None:
                 _unhook(slot)
@@ -164,7 +172,7 @@ class Reducer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, backward passes add up gradients on this rank alone."""
+        """Return a context within which backward passes accumulate gradients on this rank and reduce nothing."""
         if self.open:
             raise UnfinishedBackward(UNFINISHED)
         self._local += 1
@@ -174,11 +182,14 @@ class Reducer:
             self._local -= 1
 
     def set_passes_per_round(self, passes: int) -> None:
-        """Have every ``passes``-th backward pass end with a round, counted from the next one on."""
+        """Make every ``passes``-th backward pass end with a round, counted from the next pass on."""
         self.passes_per_round = self._passes_left = passes
 
     def pass_begins(self) -> bool:
-        """``BackwardPasses`` calls it with the first gradient of a pass."""
+        """Prepare for a pass whose first gradient has arrived; return whether gradients may be sent as they arrive.
+
+        ``BackwardPasses`` calls it. Raises UnfinishedBackward if the round of an earlier pass is still open.
+        """
         if self.job.closed:
             self._rebind()
         if self.open:
@@ -192,11 +203,17 @@ class Reducer:
         return sends
 
     def pass_ended(self) -> None:
-        """``BackwardPasses`` calls it at the end of ``backward()``, which raises what this raises."""
+        """Send the gradients of the pass that has ended. ``BackwardPasses`` calls it; ``backward()`` raises its errors.
+
+        A pass that only accumulates gradients (``no_sync``, ``passes_per_round``) sends nothing.
+        """
         if self.passes.sends:
             self._send()
-            # Wait behind what other optimizers send at the end of this pass: which of them take part, and in which
-            # order, may differ between ranks, and who waited first would keep the others' gradients back.
+            # One backward() may compute gradients for several optimizers, and each of them has a callback like this one
+            # at the end of the pass. Which optimizers take part, and in which order, may differ between ranks. If this
+            # callback waited for its results now, it would keep back the gradients of the other optimizers, for which
+            # another rank may be waiting first: a deadlock. So the wait is a second callback, which the engine runs
+            # after the callbacks that are queued already have sent everything.
             at_end_of_backward(self._complete)
             return
         if self._local == 0:
@@ -204,10 +221,11 @@ class Reducer:
         self.passes.arrived.clear()
 
     def pass_failed(self) -> None:
-        """``BackwardPasses`` calls it when a pass has ended with an exception.
+        """Decide what becomes of the round when a pass has ended with an exception. ``BackwardPasses`` calls it.
 
-        Where nothing was sent, the program may skip the step or compute it again. Where some of it was, other ranks wait
-        for the rest, so the round stays open; ``synchronize`` ends it, by an error on all ranks.
+        If no gradient was sent, the round is closed: the program may skip the step or compute it again. If some
+        gradients were sent, other ranks wait for the rest. Then the round stays open, and ``synchronize`` ends it with
+        an error on all ranks.
         """
         if self.open and not self.round.has_sent(self.slots):
             self.round.open = False
@@ -216,17 +234,18 @@ class Reducer:
     # --- rounds
 
     def wants_round(self) -> bool:
-        """Whether ``.grad`` is not yet what it is to be before a step."""
+        """Return whether gradients must still be reduced before the optimizer may step."""
         return self.open or self.touched or not self.reduced
 
     def synchronize(self) -> None:
-        """Reduce what has not been reduced; no effect where ``.grad`` is reduced already.
+        """Reduce the gradients that have not been reduced; do nothing if every ``.grad`` is reduced already.
 
-        Raises the first error of any gradient when all are over; and that again, until gradients are computed anew.
+        Waits until all operations have ended, then raises the first error of any gradient. Later calls raise the same
+        error again, until gradients are computed again.
         """
         if self.failed is not None:
             raise self.failed.with_traceback(None)
-        if self.passes.seen:  # the first hook of a pass was interrupted
+        if self.passes.seen:  # an interrupt hit the first hook of a pass, so ``begin`` did not run to its end
             self.passes.incomplete = True
         if self.passes.incomplete and not self.open:
             raise IncompleteGradients(INCOMPLETE)
@@ -234,7 +253,7 @@ class Reducer:
             self.reduce()
 
     def reduce(self) -> None:
-        """Run a round, or go on with the open one. Every member of the process set takes part."""
+        """Run a round, or continue the open one. Every member of the process set must take part."""
         self._send()
         self._complete()
 
@@ -248,14 +267,15 @@ class Reducer:
         self._sender.send_all(self.passes.arrived, self.passes.incomplete)
 
     def _complete(self) -> None:
-        """Wait for all of a round, and end it."""
+        """Wait for all results of the round, put them in their places, and end the round."""
         wait(self._sender, self.passes.incomplete)
         place(self.round, self.slots, self._repeatable)
         self._end_round()
 
     def _end_round(self) -> None:
         round, passes = self.round, self.passes
-        # Where all gradients had been sent when the pass was interrupted, nothing is missing: other ranks go on with them.
+        # A pass may be incomplete while ``round.ended`` is false: it was interrupted after it had sent all gradients.
+        # Then nothing is missing, and this rank must succeed, because the other ranks go on with these gradients.
         failure = round.failure or (IncompleteGradients(INCOMPLETE) if round.ended else None)
         if round.written:
             mark_written(round.written)
@@ -270,7 +290,10 @@ class Reducer:
             self._overlaps = self.job.overlaps
             for slot in self.slots:
                 slot.submit = self._sender.way_out(slot, slot.param)
-        # An interrupt before this line leaves the round open, with nothing left to do; between these there is none.
+        # Python runs signal handlers, which may raise, at calls and at backward jumps only. An interrupt above this
+        # comment leaves the round open, and the next ``synchronize`` runs this method again, so everything above may
+        # run twice. The lines below close the round by plain stores without a call. Hence no interrupt can come between
+        # them and leave, for example, a round that is closed but not counted. Keep calls out of these lines.
         passes.current = None
         round.failure = None
         round.entered = round.open = round.ended = self.touched = False
@@ -283,17 +306,17 @@ class Reducer:
             raise failure
 
     def next_step(self) -> None:
-        """The optimizer has stepped: the gradients to come are another step's."""
+        """Note that the optimizer has stepped: the gradients to come belong to the next step."""
         self.begin_names_anew()
         self.reduced = self.touched = False
         self._passes_left = self.passes_per_round
 
     def begin_names_anew(self) -> None:
-        """Name the next round as the first of a step, on every rank."""
+        """Name the next round as the first of a step. Every rank must do so at the same place."""
         self.round.of_step = 0
 
     def discard(self) -> None:
-        """The gradients are gone, whether they had been reduced or not."""
+        """Forget the gradients, reduced or not, because the user has cleared them (``zero_grad``)."""
         if self.open and self.job.closed:
             self._forget()
         self.reduced = self.touched = False
@@ -309,7 +332,7 @@ class Reducer:
     # --- jobs
 
     def _rebind(self) -> None:
-        """Go over to the job that is current now."""
+        """Switch to the job that is current now. Raises NotInitialized if the old job ended while a round was open."""
         if self.open:
             self._forget()
             raise NotInitialized(LOST)
@@ -328,7 +351,7 @@ class Reducer:
         self.round.of_step = self.round.turn = 0
 
     def _forget(self) -> None:
-        """The job of an open round has ended: its gradients will not be reduced."""
+        """Drop the open round: its job has ended, so its gradients will not be reduced."""
         self.round.forget(self.groups)
         self.passes.forget()
 

@@ -1,4 +1,4 @@
-"""Shows torch's parameters to who compares them among the ranks, and notes when an optimizer has stepped."""
+"""Passes torch parameters to the core, which compares them between ranks, and reports when an optimizer has stepped."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from ddlcore.errors import InvalidArgument
 
 __all__ = ["verify", "verify_steps"]
 
-SEEN = "_ddl_stepped"  # an optimizer's attribute: in no state_dict, and in no copy
+SEEN = "_ddl_stepped"  # an attribute of optimizers that is in no state_dict and in no copy
 UNWRAPPED = (
     "this optimizer is not a DistributedOptimizer: optimizer = ddl.DistributedOptimizer(optimizer, "
-    "named_parameters=model.named_parameters()), then ddl.broadcast_parameters(model.state_dict(), root_rank=0), before "
-    "the first step. Where each rank is to train a model of its own: verify_first_step=0 (--no-verify-first-step)"
+    "named_parameters=model.named_parameters()), then ddl.broadcast_parameters(model.state_dict(), root_rank=0), "
+    "before the first step. Where each rank is to train a model of its own: verify_first_step=0 "
+    "(--no-verify-first-step)"
 )
 UNSENT = (
-    "call ddl.broadcast_parameters(model.state_dict(), root_rank=0) after ddl.init() and before the first step. Where the "
-    "ranks are to differ: verify_first_step=0 (--no-verify-first-step)"
+    "call ddl.broadcast_parameters(model.state_dict(), root_rank=0) after ddl.init() and before the first step. Where "
+    "the ranks are to differ: verify_first_step=0 (--no-verify-first-step)"
 )
 
 
 def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
-    """Check that every member of ``process_set`` has the same parameters, to the last bit; every member calls it.
+    """Check that all members of ``process_set`` have bitwise equal parameters; every member must call it.
 
-    ``model``: a module, whose parameters are compared and whose buffers are not (running statistics of BatchNorm are a
-    rank's own); an optimizer; a ``state_dict()``, whose tensors are all compared; an iterable of tensors or of pairs
-    (name, tensor). Raises ReplicasDiffer on every member where a tensor differs, or where the ranks do not have the
-    same ones; ValueError for anything else in it.
+    ``model``: a module, whose parameters are compared and whose buffers are not (each rank has its own running
+    statistics of BatchNorm); an optimizer; a ``state_dict()``, whose tensors are all compared; or an iterable of
+    tensors or of (name, tensor) pairs. Raises ReplicasDiffer on every member if a tensor differs or if the ranks have
+    different tensors. Raises ValueError for anything else in ``model``.
     """
     pairs: list[tuple[str, torch.Tensor]]
     if isinstance(model, torch.nn.Module):
@@ -61,9 +62,9 @@ def verify(model: Any, process_set: ProcessSet = global_process_set) -> None:
 
 
 def verify_steps(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
-    """Have the parameters of a DistributedOptimizer compared after its steps, as the settings ask."""
+    """Compare the parameters of a DistributedOptimizer between ranks after its steps, as often as the settings say."""
     vars(optimizer)[SEEN] = True
-    mine = weakref.ref(optimizer)  # the job holds the verifier, which is not to hold the parameters
+    mine = weakref.ref(optimizer)  # weak: the job holds the verifier, which must not keep the parameters alive
 
     def replicas() -> list[Replica]:
         there = mine()
@@ -88,7 +89,10 @@ def _replicas(pairs: Iterable[tuple[str, torch.Tensor]]) -> list[Replica]:
 
 
 def _host(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """The address of its elements in row-major host memory: its own where they are there, else a copy's."""
+    """Return the address of the tensor's elements in row-major host memory, and the tensor that owns that memory.
+
+    It is the tensor's own memory if possible, otherwise a copy.
+    """
     dense = tensor.detach()
     if dense.layout is not torch.strided:
         dense = dense.to_dense()
@@ -109,11 +113,14 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Ten
     return pairs
 
 
-# --- optimizers that nobody has wrapped
+# --- optimizers that are not wrapped
 
 
 def _any_stepped(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Runs after every step of every optimizer of the process: one look for all but the first."""
+    """Report the first step of each optimizer that is not wrapped, so that its parameters are compared.
+
+    torch calls this after every step of every optimizer in the process. All steps but the first cost one lookup.
+    """
     seen = vars(optimizer).get(SEEN)
     if seen is True or not is_initialized():
         return

@@ -1,4 +1,4 @@
-"""What is known of each parameter's gradient: its name, what it looked like last, and how it is reduced."""
+"""Describes each parameter's gradient: its name, its last type, shape and layout, and how it is reduced."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Group", "Passes", "Reduction", "Slot", "looks_alike", "looks_alike_t
 
 @dataclass(frozen=True)
 class Reduction:
-    """How every gradient is reduced."""
+    """How all gradients of one optimizer are reduced."""
 
     op: ReduceOp
     prescale_factor: float
@@ -28,12 +28,12 @@ class Reduction:
     user_compressor: UserCompressor | None
     sparse_as_dense: bool
     process_set: ProcessSet
-    stage_dense_on_host: bool = False  # gradients of a device are staged in host memory
-    stage_sparse_on_host: bool = False  # sparse ones do
+    stage_dense_on_host: bool = False  # dense gradients on a device are staged in host memory
+    stage_sparse_on_host: bool = False  # sparse gradients on a device are staged in host memory
 
 
 class Passes(Protocol):
-    """What a parameter's hook asks of the running backward pass."""
+    """What a parameter's hook needs to know of the running backward pass."""
 
     arrived: list[Slot]  # the slots whose gradients the pass has completed
     sends: bool  # whether gradients of the pass may be sent as they arrive
@@ -43,7 +43,7 @@ class Passes(Protocol):
 
 
 class Slot:
-    """One parameter's gradient."""
+    """One parameter's gradient: how it is named, what it looked like last, and what reduces it."""
 
     __slots__ = (
         "agreed",
@@ -74,35 +74,38 @@ class Slot:
 
     def __init__(self, param: torch.Tensor, label: str, passes: Passes) -> None:
         self.param = param
-        self.label = label  # the parameter's name
-        self.name = label  # on the wire
+        self.label = label  # the name of the parameter
+        self.name = label  # the name under which it is reduced
         self.passes = passes
-        self.submit: Callable[[Slot], None] | None = None  # sends a gradient while backward runs; None: at its end
+        self.submit: Callable[[Slot], None] | None = None  # sends it while backward runs; None: it waits for the end
         self.group: Group | None = None
         self.first_hook: RemovableHandle | None = None
         self.hook: RemovableHandle | None = None
         self.tensor_hook: RemovableHandle | None = None
-        self.sparse_dims = 0  # of its last gradient; 0: that was dense
-        self.agreed = False  # it was reduced as a sparse one before: all ranks know that it is
+        self.sparse_dims = 0  # the sparse dimensions of its last gradient; 0: that gradient was dense
+        self.agreed = False  # whether a round has placed its result, so that the ranks agree on whether it is sparse
         self.round = -1  # the last round in which it was sent
-        self.starts = -1  # ``starts`` of what reduces it, just before it was sent in that round
-        # The allreduces that its gradients have in common while they look alike: in place, and where something else
-        # sees a gradient's memory, into a tensor of our own.
+        self.starts = -1  # ``starts`` of its persistent request, just before it was sent in that round
+        # The persistent requests that all its gradients use as long as they look alike. ``request`` reduces in place;
+        # ``private`` reduces into a separate tensor, for gradients whose memory something else uses.
         self.request: Any = None
         self.private: Any = None
-        self.others: dict[int, tuple[Any, Any]] = {}  # the same of other rounds of a step
+        self.others: dict[int, tuple[Any, Any]] = {}  # the same two requests for other rounds of a step
         self.dtype: torch.dtype | None = None
         self.shape: torch.Size | None = None
         self.count = 0
         self.strides: tuple[int, ...] | None = None  # None: row-major
         self.device: torch.device | None = None
-        self.mark: Mark | None = None  # says when its gradient stands; None: that lies in host memory
-        # Where reducing a reduced gradient once more would change it:
-        self.holds_result = False  # the gradient is a result, to which the next backward pass must not add
-        self.kept: torch.Tensor | None = None  # that result, while what was added to it is reduced
+        self.mark: Mark | None = None  # records when its gradient is ready on its device; None: it is in host memory
+        # Used only if reducing a reduced gradient again would change it (``Binding.repeatable`` is false):
+        self.holds_result = False  # ``.grad`` is a reduced result, to which the next backward pass must not add
+        self.kept: torch.Tensor | None = None  # that result, while the gradient of the next pass is reduced
 
     def on_gradient(self, _param: torch.Tensor) -> None:
-        """Called by autograd once a parameter and backward pass, so it is as short as can be."""
+        """Note that the gradient is complete, and send it if it may be sent now.
+
+        Autograd calls this once for each parameter and backward pass, so it is kept as short as possible.
+        """
         passes = self.passes
         arrived = passes.arrived
         if not arrived:
@@ -112,18 +115,21 @@ class Slot:
             self.submit(self)
 
     def before_gradient(self, _grad: torch.Tensor | None) -> None:
-        """Called by autograd before it adds to ``.grad``: a result is put aside, and what is added stands by itself."""
+        """Put a reduced result aside before autograd adds this pass's gradient to ``.grad``. Autograd calls it.
+
+        The new gradient must be reduced alone: reducing the result a second time would change it.
+        """
         if self.holds_result:
             self.kept, self.param.grad = self.param.grad, None
             self.holds_result = False
 
     def forget_look(self) -> None:
-        """Have the next gradient described anew."""
+        """Drop the persistent requests, so that the next gradient is described again."""
         self.request = self.private = None
         self.others = {}
 
     def look_like(self, grad: torch.Tensor) -> None:
-        """Note what is the same of ``grad`` and of the gradients to come; what is not has them described anew."""
+        """Note the type, shape, strides and device of ``grad``; if one has changed, drop the persistent requests."""
         look = (grad.dtype, grad.shape, None if grad.is_contiguous() else grad.stride(), grad.device)
         if look != (self.dtype, self.shape, self.strides, self.device):
             self.forget_look()
@@ -132,46 +138,52 @@ class Slot:
             self.mark = None
 
     def change_round(self, before: int, now: int) -> None:
-        """Put the allreduces of round ``before`` of a step aside, and take up those of round ``now``."""
+        """Exchange the persistent requests for round ``before`` of a step for those of round ``now``."""
         self.others[before] = (self.request, self.private)
         self.request, self.private = self.others.get(now, (None, None))
 
 
 class Group:
-    """Parameters whose gradients go off together, when the last of them is complete."""
+    """Parameters whose gradients are sent together, when the last of them is complete."""
 
     __slots__ = ("_came", "_moments", "_waiting", "attempt", "name", "round", "slots")
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = tuple(slots)
-        self.name = ""  # on the wire
-        self._moments: dict[Slot, Buffer] = {}  # when the gradients of those on a device stood
-        self.round = -1  # the last in which it was sent
-        self.attempt: Any = None  # what it is sent by
+        self.name = ""  # the name under which it is reduced
+        self._moments: dict[Slot, Buffer] = {}  # when each gradient on a device became ready (stream, event and order)
+        self.round = -1  # the last round in which it was sent
+        self.attempt: Any = None  # the Attempt that sends it
         self.begin()
 
     def begin(self) -> None:
-        """Await all of them again."""
+        """Begin to wait for all gradients of the group again."""
         self._waiting = sum(slot.param.requires_grad for slot in self.slots)
         self._came: set[Slot] = set()
 
     def is_complete(self, slot: Slot) -> bool:
-        """Note that ``slot`` has come, and return whether none is missing.
+        """Note that the gradient of ``slot`` is complete, and return whether none of the group is missing.
 
-        The count alone does not know who was thawed or frozen since ``begin``.
+        The count is a quick first test only: parameters may have been frozen or unfrozen since ``begin``.
         """
         self._came.add(slot)
         self._waiting -= 1
         return self._waiting <= 0 and all(one in self._came or not one.param.requires_grad for one in self.slots)
 
     def note(self, slot: Slot, grad: torch.Tensor, mark: Callable[[], Mark]) -> None:
-        """The gradient of ``slot`` has come to a device, on the stream that is current; others may come on other streams."""
+        """Record, by an event on the current stream, when the gradient of ``slot`` is ready on its device.
+
+        Other gradients of the group may become ready on other streams.
+        """
         if slot.mark is None or slot.device != grad.device:
             slot.mark, slot.device = mark(), grad.device
         slot.mark.set(self._moments.setdefault(slot, Buffer(0, 0, DType.U8, (0,))))
 
     def events_of_others(self, last: Slot) -> list[int]:
-        """The events behind the gradients that have come on other streams than that of ``last``."""
+        """Return the events to wait for before the group may be sent on the stream of ``last``.
+
+        These are the latest event of each other stream on which gradients of the group became ready.
+        """
         if last not in self._moments:
             return []
         newest: dict[int, Buffer] = {}
@@ -182,9 +194,10 @@ class Group:
 
 
 def looks_alike(grad: torch.Tensor, slot: Slot) -> bool:
-    """Whether ``grad`` differs from the slot's last one by its values and its address at most.
+    """Return whether ``grad``, in host memory, has the type and layout of the slot's last gradient.
 
-    Each look costs: most gradients are row-major, and there as many elements do as an equal shape.
+    Only its values and its address may differ. This runs for every gradient, so it compares as little as possible:
+    for a row-major gradient an equal number of elements is enough, its shape does not matter.
     """
     return (
         grad.dtype is slot.dtype
@@ -200,7 +213,7 @@ def looks_alike(grad: torch.Tensor, slot: Slot) -> bool:
 
 
 def looks_alike_there(grad: torch.Tensor, slot: Slot) -> bool:
-    """As ``looks_alike``, of a gradient on a device."""
+    """Return the same as ``looks_alike``, for a gradient on a device."""
     return (
         grad.dtype is slot.dtype
         and grad.device == slot.device

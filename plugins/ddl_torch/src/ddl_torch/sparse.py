@@ -1,4 +1,4 @@
-"""Reduces sparse tensors by gathering what each rank has; sums appear where indices repeat."""
+"""Reduces sparse tensors by gathering the entries of all ranks; entries with equal indices add up when coalesced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["SparseHandle", "sparse_allreduce_async", "start_sparse"]
 
 
 class SparseHandle:
-    """A sparse allreduce under way. As Horovod's scripts expect, calling it is waiting for it."""
+    """A sparse allreduce in flight. Calling the handle waits for the result, as Horovod scripts expect."""
 
     def __init__(
         self,
@@ -34,14 +34,17 @@ class SparseHandle:
         self._gather_values = gather_values
 
     def poll(self) -> bool:
-        """Whether ``wait`` would return or raise at once."""
+        """Return whether ``wait`` would return or raise immediately."""
         return self._indices.poll() and self._values.poll()
 
     def wait(self) -> torch.Tensor:
-        """The reduced tensor, not coalesced (but for an average of integers); raises what the operation raises."""
+        """Wait, and return the reduced tensor; it is coalesced only for an average of integers.
+
+        Raises the error of the operation.
+        """
         values: torch.Tensor = (
             self._values.wait()
-        )  # (entries, *dense dimensions); first: where ranks disagree, this fails
+        )  # (entries, *dense dimensions); waited for first, because this is what fails if the ranks disagree
         indices: torch.Tensor = self._indices.wait()  # (entries, sparse dimensions)
         if self._divisor != 1:
             if not values.is_floating_point():
@@ -52,17 +55,17 @@ class SparseHandle:
     __call__ = wait
 
     def send_values_again(self) -> None:
-        """After a MismatchError: gather the values once more, for a rank that had taken the tensor for a dense one.
+        """Gather the values again after a MismatchError, because another rank took the tensor for a dense one.
 
-        The indices are still under way, since that rank has not asked for them.
+        The indices are still in flight, because that rank has not submitted them yet.
         """
         self._values = self._gather_values()
 
 
 def _mean_of_integers(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, divisor: int) -> torch.Tensor:
-    """The exact mean, truncated toward zero, coalesced: entries of one index are added before they are divided.
+    """Return the exact mean, truncated toward zero and coalesced: entries of one index are summed before the division.
 
-    As halves of 32 bits, no sum of which overflows, and by long division.
+    Each value is split into two halves of 32 bits, whose sums cannot overflow; the halves are divided by long division.
     """
     wide = values.to(torch.int64)
     halves = [
@@ -82,9 +85,9 @@ def _mean_of_integers(indices: torch.Tensor, values: torch.Tensor, shape: torch.
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: int | None, process_set: ProcessSet = global_process_set
 ) -> SparseHandle:
-    """Starts the Sum or Average of sparse COO tensors of one shape; ranks may differ in what they store.
+    """Start the Sum or Average of sparse COO tensors of equal shape; the ranks may store different entries.
 
-    Every member calls it, from any thread. The handle's result is a new sparse tensor, not coalesced.
+    Every member must call it; any thread may. The handle's result is a new sparse tensor, which is not coalesced.
     Raises ValueError for another operation or layout.
     """
     return start_sparse(current_job(), tensor, name, resolve_op(op), process_set)
@@ -99,9 +102,10 @@ def start_sparse(
     stage_on_host: bool = False,
     submitted: Sequence[Waitable] = (),
 ) -> SparseHandle:
-    """As ``sparse_allreduce_async``, in the world of ``job``; ``stage_on_host``: gathered in the host's memory.
+    """Start the same as ``sparse_allreduce_async`` in the world of ``job``.
 
-    ``submitted``: the handles of what an interrupted call with the same arguments has submitted, in order.
+    ``stage_on_host``: gather a device's tensor through host memory. ``submitted``: the handles of the operations that
+    an interrupted call with the same arguments has submitted, in order; they are not submitted again.
     """
     if tensor.layout is not torch.sparse_coo:
         raise InvalidArgument(
@@ -113,7 +117,7 @@ def start_sparse(
         )
     members = process_set.resolve(job)[1]
     tensor = tensor.detach()
-    indices = tensor._indices().t().contiguous()  # not .indices(): that would make us coalesce, which sorts
+    indices = tensor._indices().t().contiguous()  # not .indices(), which requires a coalesced tensor and so a sort
     values = tensor._values().contiguous()
     how: Any = {"process_set": process_set, "job": job, "sparse": True, "stage_on_host": stage_on_host}
     gather_indices = partial(

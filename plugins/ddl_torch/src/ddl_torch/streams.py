@@ -1,6 +1,7 @@
-"""The one file that touches CUDA's streams: when a tensor stands, and how torch waits for what ddl's own queue does.
+"""Orders ddl's work and torch's work on CUDA streams; no other file of this package touches streams.
 
-torch has no way to wait for an event that is not its own, so that one call goes to the driver.
+It records when a tensor is ready, and makes torch's streams wait for events of ddl's own device stream. torch cannot
+wait for an event that it has not created, so that one call goes to the CUDA driver.
 """
 
 from __future__ import annotations
@@ -30,36 +31,39 @@ CAPTURING = (
 
 
 class Mark(Protocol):
-    """A moment of a stream that can be taken again and again: one event, made once."""
+    """A reusable event that records a moment of a stream, and can be recorded again and again."""
 
     def set(self, buffer: Buffer) -> None:
-        """``buffer`` stands when all has run that the calling thread has put on its current stream so far."""
+        """Mark ``buffer`` as ready after all work that the calling thread has queued on its current stream so far."""
 
 
 class Streams(Protocol):
-    """What an adapter asks of a kind of device. Any thread."""
+    """What an adapter needs of one kind of device. Any thread may call it."""
 
     def place(self, tensor: torch.Tensor) -> Device | None:
-        """Where the tensor lies: CPU, or a device whose streams these are; None for any other."""
+        """Return where the tensor is: CPU, a device of this kind, or None for any other device."""
 
     def mark(self, device: Device) -> Mark:
-        """A new one."""
+        """Return a new mark for that device."""
 
     def hold(self, buffer: Buffer) -> None:
-        """Marks ``buffer`` as ``Mark.set`` does, with an event that comes back to the pool with the buffer's owner."""
+        """Mark ``buffer`` as ``Mark.set`` does, with a pooled event that is reused when the buffer's owner is freed."""
 
     def after(self, event: int, tensors: Sequence[torch.Tensor]) -> None:
-        """The calling thread's current streams go on behind the event of that handle; the host does not wait."""
+        """Make the calling thread's current streams wait for the event with that handle; the host does not wait.
+
+        ``tensors``: the tensors that are used after that. Without any, the streams of all known devices wait.
+        """
 
 
 class CudaStreams(Streams):
-    """Those of NVIDIA's GPUs."""
+    """The streams of NVIDIA GPUs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._orders = itertools.count(1)
         self._free: dict[Device, list[_CudaMark]] = {}
-        self._places: dict[int, Device] = {}  # by index, of all GPUs that tensors have been seen on
+        self._places: dict[int, Device] = {}  # by index: all GPUs on which tensors have been seen
 
     def place(self, tensor: torch.Tensor) -> Device | None:
         if tensor.is_cpu:
@@ -92,12 +96,12 @@ class CudaStreams(Streams):
             _wait(index, stream.cuda_stream, event)
             for tensor in tensors:
                 if tensor.get_device() == index:
-                    with suppress(RuntimeError):  # torch's allocators other than the usual one refuse foreign memory
-                        tensor.record_stream(stream)  # of no effect where it was allocated on this very stream
+                    with suppress(RuntimeError):  # torch's other allocators refuse memory that is not theirs
+                        tensor.record_stream(stream)  # no effect if it was allocated on this stream
 
 
 class _CudaMark(Mark):
-    """An event of torch's, which it makes when it is first recorded."""
+    """A mark made of a torch event, which torch creates when it is first recorded."""
 
     __slots__ = ("_event", "_index", "_lock", "_orders")
 
@@ -110,7 +114,10 @@ class _CudaMark(Mark):
     def set(self, buffer: Buffer) -> None:
         _refuse_capture()
         stream = torch.cuda.current_stream(self._index)
-        with self._lock:  # of two events of one stream, the one with the greater number comes later
+        # ``order`` must agree with the stream: of two events on one stream, the later one has the greater number. Code
+        # that must wait for several events of a stream waits only for the one with the greatest number. Without the
+        # lock, two threads that share a stream could record in one order and take their numbers in the other order.
+        with self._lock:
             self._event.record(stream)
             buffer.order = next(self._orders)
         buffer.stream = stream.cuda_stream
@@ -118,7 +125,7 @@ class _CudaMark(Mark):
 
 
 class _Held:
-    """A tensor, and the mark of it, which is free for another when nobody looks at this one any more."""
+    """A tensor together with its mark; when this object is freed, the mark returns to the pool."""
 
     __slots__ = ("_free", "_mark", "tensor")
 
@@ -132,7 +139,10 @@ class _Held:
 
 
 def _refuse_capture() -> None:
-    """An event of a capture is none of the device's: who waited for it would become part of the graph."""
+    """Raise InvalidArgument while a CUDA graph is captured.
+
+    An event recorded in a capture is no real event of the device, and a stream that waited for it would join the graph.
+    """
     if torch.cuda.is_current_stream_capturing():
         raise InvalidArgument(CAPTURING)
 
@@ -141,9 +151,9 @@ def _refuse_capture() -> None:
 
 
 def _wait(index: int, stream: int, event: int) -> None:
-    """What is put on ``stream`` from now on waits for ``event``."""
+    """Make all work that is queued on ``stream`` from now on wait for ``event``."""
     driver = _driver()
-    # The default stream, whose handle is 0, is that of the context; a thread that is new to CUDA has none.
+    # Handle 0 means the default stream of the current context, and a thread that is new to CUDA has no context yet.
     _check(driver, driver.cuCtxPushCurrent_v2(_context(index)))
     try:
         _check(driver, driver.cuStreamWaitEvent(ctypes.c_void_p(stream), ctypes.c_void_p(event), 0))
@@ -158,7 +168,7 @@ def _driver() -> Any:
 
 @cache
 def _context(index: int) -> ctypes.c_void_p:
-    """The one that torch works in."""
+    """Return the primary context of a GPU, in which torch works."""
     driver = _driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
     _check(driver, driver.cuDeviceGet(ctypes.byref(device), index))

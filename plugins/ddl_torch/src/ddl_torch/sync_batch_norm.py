@@ -1,7 +1,8 @@
-"""Batch normalization over the batches of all ranks, however many rows each has; on the CPU too.
+"""Batch normalization over the batches of all ranks, which may have different numbers of rows; runs on the CPU too.
 
-Forward gathers (mean, squared deviations, count) of every rank and joins them in rank order (Chan, Golub and
-LeVeque 1979), so that no precision is lost to sums of squares. Backward adds two sums a channel over all ranks.
+Forward gathers the mean, the squared deviations and the count of every rank and combines them in rank order (Chan,
+Golub and LeVeque 1979), so that no precision is lost to sums of squares. Backward adds two sums per channel over all
+ranks.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """As ``torch.nn.BatchNorm1d/2d/3d`` on the batches of all ranks put together. All ranks run it, in the same order.
+    """Normalizes like ``torch.nn.BatchNorm1d/2d/3d``, but over the batches of all ranks together.
 
-    Input: (rows, num_features, ...), rows may differ between ranks, and be 0. In evaluation, and in a world
-    of one, it is torch's own. Without ``track_running_stats``, evaluation takes the statistics of this rank's batch.
-    ``momentum=None`` keeps the plain average of all batches.
+    All ranks must run it in the same order. Input: (rows, num_features, ...); the number of rows may differ between
+    ranks, and may be 0. In evaluation and in a world of one rank, it does the same as torch's layers. Without
+    ``track_running_stats``, evaluation uses the statistics of this rank's batch. ``momentum=None`` keeps the plain
+    average over all batches.
     """
 
     def __init__(
@@ -46,7 +48,10 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected input with {self.num_features} channels (got {input.shape[1]})")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The normalized input, in its own type and layout."""
+        """Return the normalized input, in the input's type and layout.
+
+        In training every rank must call it. Raises ValueError if the ranks together have only one value per channel.
+        """
         job = current_job() if self.training else None
         if job is None or job.size == 1:
             result: torch.Tensor = super().forward(input)
@@ -75,7 +80,7 @@ class _Normalize(torch.autograd.Function):
         ctx: Any, call: Call, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, ...]:
         mean, variance, count = _statistics(call, x)
-        few = x.numel() <= x.shape[1]  # only then look at the number of all ranks: on a GPU a look is a wait
+        few = x.numel() <= x.shape[1]  # only then read the count of all ranks, for which a GPU must be waited for
         if few and int(count) <= 1:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         kind = mean.dtype
@@ -95,7 +100,7 @@ class _Normalize(torch.autograd.Function):
         shape = [1, -1] + [1] * (x.dim() - 2)
         g = gradient.to(mean.dtype)
         normal = (x.to(mean.dtype) - mean.view(shape)) * scale.view(shape)
-        sums = torch.stack([g.sum(dims), (g * normal).sum(dims)])  # (2, channels), of this rank
+        sums = torch.stack([g.sum(dims), (g * normal).sum(dims)])  # (2, channels); of this rank only
         by_bias, by_weight = sums[0], sums[1]
         result: torch.Tensor | None = None
         if ctx.needs_input_grad[1]:
@@ -114,7 +119,10 @@ def _as(tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _statistics(call: Call, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(mean, variance, count) of a channel over all ranks' values; float32 at least; count is a float64."""
+    """Return the mean and variance of each channel over the values of all ranks, and the number of values per channel.
+
+    Mean and variance are float32, or float64 if ``x`` is; the count is a float64 scalar.
+    """
     kind = torch.float64 if x.dtype is torch.float64 else torch.float32
     dims = [d for d in range(x.dim()) if d != 1]
     rows = x.numel() // x.shape[1]  # values of a channel on this rank
@@ -122,7 +130,7 @@ def _statistics(call: Call, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
         variance, mean = torch.var_mean(x.to(kind), dims, correction=0)
     else:
         variance = mean = torch.zeros(x.shape[1], dtype=kind, device=x.device)
-    # A count is exact in float32 up to 2**24; past that it needs two digits to the base 2**24.
+    # float32 holds integers exactly up to 2**24 only, so the count travels as two digits to the base 2**24.
     count = torch.tensor([rows & 0xFFFFFF, rows >> 24], dtype=kind).to(x.device, non_blocking=True)
     own = torch.cat([mean, variance * rows, count]).unsqueeze(0)
     everyones = autograd.allgather(call, own)  # (ranks, 2 * channels + 2)

@@ -1,4 +1,4 @@
-"""init() and shutdown() a hundred times in one process, with an allreduce in between; prints the seconds it took."""
+"""Runs init(), an allreduce and shutdown() a hundred times in one process, and prints the seconds it took."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Trains while a timer's handler raises within ddl's code, and compares with the same training without.
+"""Trains while a timer's signal handler raises within ddl's code, and compares with the same training without it.
 
-Arguments: how many steps, the seed. After an interrupt the program goes on with the step where it can, and computes it
-again where ddl says that it must. Prints how often the handler raised, and how often a step was computed again.
+Arguments: the number of steps, the seed. After an interrupt the program continues the step if it can, and computes it
+again if ddl says that it must. Prints how often the handler raised, and how often a step was computed again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLACES = tuple(str(Path(module.__file__ or "").parent) for module in (ddl, sys.m
 
 
 class Interrupted(Exception):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 armed = False

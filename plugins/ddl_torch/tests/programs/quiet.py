@@ -1,4 +1,4 @@
-"""Fifty steps of the digits example after it has found its rhythm, and what they sent: by ddl's count and by the kernel's."""
+"""Runs fifty replayed steps of the digits example, and prints what they sent by ddl's count and by the kernel's."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import torch
 from torch import nn
 
 STEPS = 50
-PAUSE_S = 0.06  # a step takes as long as a larger network's: time for heartbeats to show
+PAUSE_S = 0.06  # added to each step, so that heartbeats occur within the measured time
 RECEIVED_AT, SENT_AT = 128, 200  # tcpi_bytes_received, tcpi_bytes_sent in struct tcp_info (Linux 4.19 and later)
 
 
 def traffic() -> dict[str, tuple[int, int]]:
-    """By connection of this process over TCP: bytes sent, bytes received, as the kernel counts them."""
+    """Return the bytes sent and received of each TCP connection of this process, as the kernel counts them."""
     counts = {}
     for path in Path("/proc/self/fd").iterdir():
         try:
             name = os.readlink(path)
             copy = os.dup(int(path.name))
-        except OSError:  # closed meanwhile: the listing's own descriptor
+        except OSError:  # it is closed again: the descriptor of the listing itself
             continue
         if not name.startswith("socket:"):
             os.close(copy)

@@ -1,4 +1,7 @@
-"""Trains a small network for some steps, with what was planted: ``last`` (a bit flips before the last step), ``forgotten``."""
+"""Trains a small network for some steps with a fault:
+
+``last`` flips a bit before the last step, ``forgotten`` omits the broadcast.
+"""
 
 from __future__ import annotations
 

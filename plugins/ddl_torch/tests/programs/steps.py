@@ -1,4 +1,4 @@
-"""Twenty steps in float64 on one global batch a step, by ddl and by torch's DDP; the parameters go to files."""
+"""Trains twenty steps in float64 with equal global batches, by ddl or by torch's DDP, and saves the parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-ROWS = 16  # of a global batch; four ranks have four each
+ROWS = 16  # of a global batch; each of four ranks has four
 
 
 def train(way: str, rank: int, size: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""DataLoader workers made after init(): what collectives do in them, and what their end does to the job."""
+"""Runs DataLoader workers that are started after init(): collectives in them raise, and their end harms no job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def begin() -> None:
 
 
 class Trying(Dataset[torch.Tensor]):
-    """Each item is what a collective raised in the worker: 1 for an error that says what to do, else 0."""
+    """A data set whose items are 1 if a collective in the worker raised an error that says what to do, else 0."""
 
     def __len__(self) -> int:
         return 8
@@ -38,7 +38,7 @@ class Trying(Dataset[torch.Tensor]):
 
 
 def working(context: str) -> tuple[DataLoader[torch.Tensor], object]:
-    """A loader and what keeps its workers alive; in each of them every call has raised."""
+    """Return a loader in each of whose workers every call has raised, and an object that keeps the workers alive."""
     loader = DataLoader(Trying(), batch_size=2, num_workers=2, multiprocessing_context=context, persistent_workers=True)
     batches = iter(loader)
     raised = torch.cat(list(batches)).tolist()
@@ -52,11 +52,11 @@ def main(context: str) -> None:
     del kept  # ends the workers
     time.sleep(0.2)
     print("sum", ddl.allreduce(torch.ones(1), op=ddl.Sum).item(), flush=True)
-    kept = working(context)  # they live while this does
+    kept = working(context)  # the workers live as long as this variable
     ddl.barrier()
     if ddl.rank() == 1:
         print(f"killed {time.time()}", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)  # its workers live on for a while, with what they have inherited
+        os.kill(os.getpid(), signal.SIGKILL)  # its workers live on for a while
     try:
         ddl.allreduce(torch.ones(1))
     except ddl.PeerLost as error:

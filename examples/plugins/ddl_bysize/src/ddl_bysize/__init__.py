@@ -1,1 +1,1 @@
-"""Buckets of tensors of like size, the small ones first: a fusion policy for ddl."""
+"""A fusion policy for ddl: puts tensors of similar size into one bucket, small tensors first."""

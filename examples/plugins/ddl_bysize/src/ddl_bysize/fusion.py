@@ -1,4 +1,4 @@
-"""Lays out what becomes ready together by size: small tensors first, so that many of them share one bucket."""
+"""Orders tensors that become ready together by size: small tensors first, so that many of them share one bucket."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ddlcore.contracts.fusion import Ready
 
 __all__ = ["TOGETHER_S", "BySizeFusion"]
 
-TOGETHER_S = 0.001  # tensors of one moment of this length count as ready together
+TOGETHER_S = 0.001  # tensors that become ready within such an interval count as ready together
 
 
 class BySizeFusion:
-    """Moments run in order of time; within one, smaller tensors come before larger ones."""
+    """A fusion policy that orders intervals by time and, within an interval, tensors by size, smaller ones first."""
 
     def arrange(self, ready: Sequence[Ready], params: Mapping[str, float]) -> list[list[int]]:
         limit = params["fusion_bytes"]
         order = sorted(range(len(ready)), key=lambda at: (_moment(ready[at]), ready[at].nbytes, at))
         buckets: list[list[int]] = []
-        filling: dict[tuple[int, object], tuple[list[int], int]] = {}  # its open bucket, the bytes in it
+        filling: dict[tuple[int, object], tuple[list[int], int]] = {}  # the bucket that is being filled, and its bytes
         for position in order:
             tensor = ready[position]
             where = (_moment(tensor), tensor.key)

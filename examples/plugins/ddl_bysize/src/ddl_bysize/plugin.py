@@ -1,4 +1,4 @@
-"""Introduces ddl_bysize to ddl by data alone."""
+"""Describes ddl_bysize to ddl without importing the fusion policy."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ __all__ = ["ddl_fusion_policies"]
 
 @hookimpl
 def ddl_fusion_policies() -> list[FusionProvider]:
-    """What `ddl run --fusion-policy bysize` uses."""
+    """Return the policy that `ddl run --fusion-policy bysize` uses."""
     return [FusionProvider("bysize", "ddl_bysize.fusion:BySizeFusion", doc="what is ready together, by size")]

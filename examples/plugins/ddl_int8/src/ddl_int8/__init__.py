@@ -1,1 +1,1 @@
-"""Gradients as int8 with error feedback, a quarter of the bytes of float32: a compressor for ddl."""
+"""A compressor for ddl: gradients as int8 with error feedback, in a quarter of the bytes of float32."""

@@ -1,6 +1,7 @@
-"""Floats as int8: each block of 256 values has one float32 scale; what rounding took is added to the next gradient.
+"""Floats as int8: each block of 256 values has one float32 scale; the rounding error is added to the next gradient.
 
-Error feedback: Seide et al., 1-bit stochastic gradient descent, 2014; Karimireddy et al., Error feedback fixes SignSGD, 2019.
+Error feedback: Seide et al., 1-bit stochastic gradient descent, 2014; Karimireddy et al., Error feedback fixes SignSGD,
+2019.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ SCALE_BYTES = 4
 
 
 class Int8Compressor(Compressor):
-    """On the wire: the scales of all blocks, then a byte a value. The rest of each name is float32."""
+    """Sends the scales of all blocks, then one byte for each value.
+
+    The rounding errors of each tensor are kept as float32, under the tensor's name.
+    """
 
     name = "int8"
     summable = False
@@ -29,7 +33,7 @@ class Int8Compressor(Compressor):
     def __init__(self, kernels: Any) -> None:
         super().__init__(kernels)
         self._rests: dict[str, Array] = {}
-        self._staged: dict[str, Array] = {}  # of the last encode, until it is committed
+        self._staged: dict[str, Array] = {}  # rounding errors of the last encode, until it is committed
 
     def wire_dtype(self, dtype: DType) -> DType:
         return DType.I8 if dtype in (DType.F32, DType.F64) else dtype
@@ -41,7 +45,7 @@ class Int8Compressor(Compressor):
         if self.wire_dtype(source.dtype) is source.dtype:
             self.kernels.pack([source.address], [source.count], source.dtype, target.address, target.dtype, scale)
             return
-        values = np.zeros(_blocks(source.count) * BLOCK, np.float32)  # the last block is filled up
+        values = np.zeros(_blocks(source.count) * BLOCK, np.float32)  # pads the last block with zeros
         self.kernels.pack([source.address], [source.count], source.dtype, values.ctypes.data, DType.F32, scale)
         rest = self._rests.get(name)
         if rest is not None and rest.size == values.size:

@@ -1,4 +1,4 @@
-"""What the conformance kit is told of the compressor: how much it may lose."""
+"""The conformance suite of the compressor: sets how large its error may be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Int8Suite"]
 
 
 class Int8Suite(CompressorSuite):
-    """`ddl conform int8` runs it."""
+    """The suite that `ddl conform int8` runs."""
 
     compressor = Int8Compressor
-    error = 0.5 / 127  # half a step, of 127 to each side
+    error = 0.5 / 127  # half a step; 127 steps on each side of 0

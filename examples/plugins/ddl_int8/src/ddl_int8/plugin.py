@@ -1,4 +1,4 @@
-"""Introduces ddl_int8 to ddl by data alone."""
+"""Describes ddl_int8 to ddl without importing the compressor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ddl_compressors"]
 
 @hookimpl
 def ddl_compressors() -> list[CompressorProvider]:
-    """What ``compression="int8"`` means."""
+    """Return the compressor that ``compression="int8"`` selects."""
     return [
         CompressorProvider(
             name="int8",

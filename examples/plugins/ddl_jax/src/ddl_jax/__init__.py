@@ -1,10 +1,10 @@
-"""ddl's verbs for JAX arrays on the CPU: ``allreduce``, ``allgather``, ``broadcast`` and their asynchronous forms.
+"""ddl's verbs for JAX arrays on the CPU: ``allreduce``, ``allgather``, ``broadcast`` and an asynchronous allreduce.
 
     import ddl_jax as ddl
     ddl.init()
     gradients = ddl.allreduce(gradients, name="w")
 
-Call them outside of ``jax.jit``; what they return is a new array.
+Call the verbs outside of ``jax.jit``; each returns a new array.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _operations = Operations(JaxAdapter())
 
 
 def allreduce_async(tensor: Any, name: str, op: ReduceOp = Average, compression: str = "none") -> Waitable:
-    """Begins an allreduce; ``wait()`` of what it returns gives the result."""
+    """Begin an allreduce; ``wait()`` of the returned handle returns the result."""
     return _operations.allreduce_async(tensor, name=name, op=op, compression=compression)
 
 
 def allreduce(tensor: Any, name: str, op: ReduceOp = Average, compression: str = "none") -> Any:
-    """The average (or sum) over all ranks of arrays of one shape."""
+    """Return the average (or another op, such as the sum) of the arrays of all ranks, which have one shape."""
     return allreduce_async(tensor, name, op, compression).wait()
 
 
 def allgather(tensor: Any, name: str) -> Any:
-    """All ranks' arrays one behind the other; they may differ in their first dimension."""
+    """Return the concatenation of all ranks' arrays, which may differ in their first dimension."""
     return _operations.allgather_async(tensor, name=name).wait()
 
 
 def broadcast(tensor: Any, root_rank: int, name: str) -> Any:
-    """The array of ``root_rank``."""
+    """Return the array of ``root_rank`` on every rank."""
     return _operations.broadcast_async(tensor, root_rank=root_rank, name=name).wait()

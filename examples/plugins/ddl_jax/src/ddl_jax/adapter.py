@@ -1,6 +1,6 @@
-"""JAX arrays on the CPU as memory, and memory as JAX arrays, by DLPack without a copy.
+"""Turns JAX arrays on the CPU into buffers, and memory into JAX arrays, by DLPack without a copy.
 
-JAX's arrays do not change; ddl writes only into those that it has made itself, before anybody has seen them.
+JAX's arrays are immutable; ddl writes only into arrays that it has made itself, before anybody else has them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class JaxAdapter(Adapter):
-    """One CPU device; always row-major."""
+    """The adapter of JAX arrays on one CPU device, which are always row-major."""
 
     name = "jax"
 
@@ -67,7 +67,7 @@ def _name(dtype: DType) -> Any:
 
 
 def _held(memory: Memory, nbytes: int) -> Any:
-    """The bytes of ``memory``, which refer to it."""
+    """Return the bytes of ``memory`` as an object that keeps ``memory`` alive."""
     held = (ctypes.c_char * nbytes).from_address(memory.address)
-    setattr(held, "_ddl_memory", memory)  # noqa: B010  # no field of the type
+    setattr(held, "_ddl_memory", memory)  # noqa: B010  # ctypes' type has no such field
     return held

@@ -1,4 +1,4 @@
-"""What the conformance kit is told of JAX's arrays: how they are made of numpy's, and numpy's of them."""
+"""The conformance suite of the JAX adapter: converts numpy's arrays to JAX's and back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ddlcore.testing import AdapterSuite
 
 __all__ = ["JaxSuite"]
 
-jax.config.update("jax_enable_x64", True)  # else there is no float64 and no int64
+jax.config.update("jax_enable_x64", True)  # otherwise JAX has no float64 and no int64
 
 
 class JaxSuite(AdapterSuite):
-    """`ddl conform jax` runs it."""
+    """The suite that `ddl conform jax` runs."""
 
     adapter = JaxAdapter()
 
@@ -27,7 +27,7 @@ class JaxSuite(AdapterSuite):
         return np.array(jax.device_get(tensor))
 
     def permuted(self, tensor: Any) -> Any:
-        return None  # a transposed array is a new one
+        return None  # transposing makes a new array
 
     def sliced(self, tensor: Any) -> Any:
-        return None  # so is a slice
+        return None  # slicing makes a new array

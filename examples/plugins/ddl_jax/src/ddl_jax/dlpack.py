@@ -1,4 +1,4 @@
-"""DLPack in both directions: where an array's memory lies, and an array of memory that is somebody's; see dlpack.h, 0.8."""
+"""DLPack in both directions: the address of an array's memory, and memory offered as an array; see dlpack.h, 0.8."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = b"dltensor"
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor."""
+    """DLPack's DLTensor."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -34,7 +34,7 @@ class _Tensor(ctypes.Structure):
 
 
 def address_of(array: Any) -> int:
-    """Where the memory of ``array`` begins; 0 where it has no elements."""
+    """Return the address of the memory of ``array``, or 0 if it has no elements."""
     capsule = array.__dlpack__()
     tensor = _tensor(capsule)
     begin: int = (tensor.data or 0) + tensor.byte_offset
@@ -42,7 +42,7 @@ def address_of(array: Any) -> int:
 
 
 class Exported:
-    """Memory that numpy describes as whole numbers, offered as the type that it holds."""
+    """Memory that numpy describes as unsigned integers, offered as the type that it really holds."""
 
     def __init__(self, raw: Any, dtype: DType) -> None:
         self._raw, self._dtype = raw, dtype  # raw: a numpy array of unsigned integers of the same width
@@ -61,7 +61,7 @@ def _code(dtype: DType) -> int:
 
 
 def _tensor(capsule: Any) -> _Tensor:
-    """The first field of the DLManagedTensor that a capsule, not yet consumed, points to."""
+    """Return the DLTensor, the first field of the DLManagedTensor of a capsule that is not yet consumed."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     return _Tensor.from_address(pointer(capsule, _NAME))

@@ -1,4 +1,4 @@
-"""Introduces ddl_jax to ddl by data alone: jax is not imported here."""
+"""Describes ddl_jax to ddl without importing jax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ddl_adapters"]
 
 @hookimpl
 def ddl_adapters() -> list[AdapterProvider]:
-    """JAX's arrays."""
+    """Return the adapter of JAX's arrays."""
     return [
         AdapterProvider(
             name="jax",

@@ -1,1 +1,1 @@
-"""Random search that narrows around the best: a tuner for ddl."""
+"""A tuner for ddl: random search that narrows around the best values."""

@@ -1,4 +1,4 @@
-"""Introduces ddl_randomsearch to ddl by data alone."""
+"""Describes ddl_randomsearch to ddl without importing the tuner."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["ddl_tuners"]
 
 @hookimpl
 def ddl_tuners() -> list[TunerProvider]:
-    """What `ddl tune` uses where it is asked for randomsearch."""
+    """Return the tuner that `ddl tune` uses if it is asked for randomsearch."""
     return [
         TunerProvider(
             "randomsearch",
             "ddl_randomsearch.tuner:RandomSearchTuner",
-            doc="random, at first anywhere, then nearer and nearer to the best",
+            doc="random, at first anywhere, then closer and closer to the best",
         )
     ]

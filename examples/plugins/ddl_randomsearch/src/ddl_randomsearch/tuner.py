@@ -1,4 +1,4 @@
-"""Draws settings at random: at first anywhere, then nearer and nearer to the best that it was told of."""
+"""Draws settings at random: at first from the whole range, then closer and closer to the best settings so far."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ddlcore.contracts.tuner import Knob, Tuner, Value
 
 __all__ = ["RandomSearchTuner"]
 
-ANYWHERE = 8  # draws before it looks around the best
-NARROWING = 0.85  # of what it looks at, with each draw after that
+ANYWHERE = 8  # draws before it searches only around the best
+NARROWING = 0.85  # factor of the searched range, for each draw after those
 
 
 class RandomSearchTuner(Tuner):

@@ -1,4 +1,4 @@
-"""Bytes from rank to rank over ZeroMQ, in order; knows no collective."""
+"""Sends bytes from rank to rank over ZeroMQ, in order; knows no collective."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ddlcore.errors import TransportError
 __all__ = ["Mailbox"]
 
 SLICE_MS = 100  # how soon a waiting rank notices an abort
-LINGER_MS = 2000  # how long close waits for what is still on its way to a peer that reads slowly
+LINGER_MS = 2000  # how long close waits for messages to a peer that reads slowly
 
 
 class Mailbox:
-    """One PULL socket for what comes, one PUSH socket for each peer; used by one thread at a time."""
+    """A PULL socket for incoming messages and a PUSH socket for each peer. Only one thread may use it at a time."""
 
     def __init__(self, rank: int, size: int, address: str) -> None:
         self._rank = rank
@@ -33,18 +33,18 @@ class Mailbox:
         self.aborted = False
 
     def connect(self, endpoints: Sequence[str], token: bytes) -> None:
-        """Peers' endpoints by rank; ``token`` marks the group's messages, all others are dropped."""
+        """Connect to the peers' endpoints, given by rank. Messages without ``token`` are dropped."""
         self._token = token
         for peer, endpoint in enumerate(endpoints):
             if peer != self._rank:
                 out: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
-                out.setsockopt(zmq.SNDHWM, 0)  # never blocks: what is not sent yet waits in memory
+                out.setsockopt(zmq.SNDHWM, 0)  # never blocks: unsent messages stay in memory
                 out.setsockopt(zmq.IPV6, int("[" in endpoint))
                 out.connect(endpoint)
                 self._out[peer] = out
 
     def send(self, peer: int, content: memoryview | bytes) -> None:
-        """Returns at once; ``content`` may change then."""
+        """Send ``content`` to ``peer``. Returns immediately; ``content`` may then be changed."""
         out = self._out[peer]
         if self.aborted or out is None:
             raise TransportError("zmq: aborted" if self.aborted else f"zmq: no way to rank {peer}")
@@ -54,7 +54,10 @@ class Mailbox:
             raise TransportError(f"zmq: cannot send to rank {peer}: {error}") from error
 
     def receive(self, peer: int, nbytes: int) -> memoryview:
-        """The next message from ``peer``. Raises TransportError where it is not so long, or after an abort."""
+        """Return the next message from ``peer``.
+
+        Raises TransportError if it does not have ``nbytes`` bytes, or after an abort.
+        """
         while not self._came[peer]:
             self._hear()
         content = memoryview(self._came[peer].popleft().buffer)
@@ -74,7 +77,7 @@ class Mailbox:
             raise TransportError(f"zmq: cannot receive: {error}") from error
 
     def close(self) -> None:
-        """Lets go of sockets and threads, after what has been sent is on its way."""
+        """Close the sockets and end ZeroMQ's threads, after waiting for messages that were sent."""
         begun_s = time.monotonic()
         for socket in (*self._out, self._in):
             if socket is not None:

@@ -1,4 +1,4 @@
-"""Introduces ddl_zmq to ddl by data alone: zmq is not imported here."""
+"""Describes ddl_zmq to ddl without importing zmq."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["ddl_transports"]
 
 @hookimpl
 def ddl_transports() -> list[TransportProvider]:
-    """What `ddl run --backend zmq` uses."""
+    """Return the transport that `ddl run --backend zmq` uses."""
     return [
         TransportProvider(
             name="zmq",
@@ -17,7 +17,7 @@ def ddl_transports() -> list[TransportProvider]:
             doc="ZeroMQ over TCP, between hosts or on one",
             requires=("zmq",),
             install="pip install pyzmq",
-            priority=1,  # whatever else spans hosts is faster
+            priority=1,  # all other transports that span hosts are faster
             sizes=(2, None),
         )
     ]

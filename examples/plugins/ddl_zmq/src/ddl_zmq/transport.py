@@ -1,4 +1,4 @@
-"""The transport zmq: collectives out of messages between pairs of ranks; each rank adds one shard."""
+"""The transport zmq: makes collectives of messages between pairs of ranks; each rank adds one shard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = memoryview(b"")
 
 
 class ZmqTransport(Transport):
-    """Two ranks or more. Addition is in the order of ranks, by the kernels that ddl hands in."""
+    """A transport for two ranks or more. It adds in the order of ranks, with the kernels that ddl passes to it."""
 
     capabilities = Capabilities(order_fixed=True)
 
@@ -50,7 +50,7 @@ class ZmqTransport(Transport):
     def abort(self) -> None:
         mailbox = self._mailbox
         if mailbox is not None:
-            mailbox.aborted = True  # whoever waits looks at it ten times a second
+            mailbox.aborted = True  # a waiting rank checks this ten times a second
 
     # --- collectives
 
@@ -70,7 +70,7 @@ class ZmqTransport(Transport):
         pieces = [_part(source, begin, count) for begin, count in zip(begins, counts)]
         for peer in self._peers():
             self._box.send(peer, _bytes(pieces[peer]))
-        memory = Memory(target.nbytes * size)  # everybody's shard, by rank
+        memory = Memory(target.nbytes * size)  # the shards of all ranks, by rank
         for rank in range(size):
             place = view(memory.address + rank * target.nbytes, target.nbytes)
             place[:] = _bytes(pieces[me]) if rank == me else self._box.receive(rank, target.nbytes)
@@ -82,7 +82,7 @@ class ZmqTransport(Transport):
     def allgatherv(self, source: Buffer, target: Buffer, counts: Sequence[int]) -> Work:
         dense(source, target)
         me = self.context.rank
-        mine = bytes(_bytes(source))  # source may lie in target
+        mine = bytes(_bytes(source))  # source may be a part of target
         for peer in self._peers():
             self._box.send(peer, mine)
         begins = [0, *accumulate(counts)]
@@ -127,7 +127,7 @@ class ZmqTransport(Transport):
         return self._mailbox
 
     def _peers(self) -> list[int]:
-        """All others, each rank beginning with the one after it, so that not all send to one at a time."""
+        """Return the other ranks, beginning with the next one, so that not all ranks send to the same one first."""
         me, size = self.context.rank, self.context.size
         return [(me + step) % size for step in range(1, size)]
 

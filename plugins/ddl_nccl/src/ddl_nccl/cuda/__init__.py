@@ -1,4 +1,4 @@
-"""CUDA devices for ddl: the fusion kernels, compiled by numba, and streams, events and memory on the driver's API."""
+"""CUDA devices for ddl: fusion kernels that numba compiles, and streams, events and memory of the driver API."""
 
 from __future__ import annotations
 

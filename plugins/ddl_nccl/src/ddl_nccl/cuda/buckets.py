@@ -1,6 +1,6 @@
-"""Turns sequences of addresses into launches: tables are made once, and in replay only addresses change.
+"""Turns sequences of addresses into kernel launches; in replay the tables stay and only addresses change.
 
-Knows tables and kernels' arguments; how memory is had and kernels are launched is its ``Ground``'s affair.
+Knows tables and the arguments of kernels; a ``Ground`` allocates memory and launches kernels.
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ from ddlcore.types import DType, ReduceOp
 
 __all__ = ["Addresses", "Bucket", "CudaKernels", "Ground", "Launch"]
 
-ARRANGED = 64  # buckets that pack() and unpack() keep the tables of
-BLOCK_BYTES = 32 << 10  # of what a block reduces or fills
+ARRANGED = 64  # how many buckets pack() and unpack() keep the tables of
+BLOCK_BYTES = 32 << 10  # bytes that one block reduces or fills
 
 
 class Launch(ABC):
-    """One kernel on a number of blocks, ready to run with arguments of which few change."""
+    """One kernel with a number of blocks, ready to run with arguments of which few change."""
 
     @abstractmethod
     def set(self, index: int, value: float) -> None:
-        """Gives one argument another value, from the next run on."""
+        """Set one argument, from the next run on."""
 
     @abstractmethod
     def run(self) -> None:
-        """Queues it."""
+        """Queue the kernel."""
 
 
 class Addresses(ABC):
-    """A table of addresses in the memory that kernels read."""
+    """A table of addresses in memory that kernels read."""
 
     address: int
 
     @abstractmethod
     def fill(self, addresses: Sequence[int]) -> None:
-        """What is queued from now on finds these there; costs next to nothing where they are those of last time."""
+        """Set the table for everything that is queued from now on; almost free if the addresses have not changed."""
 
 
 class Ground(ABC):
-    """What buckets stand on: a stream of a device, or what stands in for one."""
+    """What buckets need of a device's stream, or of its simulation: memory and kernel launches."""
 
     multiprocessors: int
 
     @abstractmethod
     def constant(self, words: array[int]) -> Any:
-        """Memory with these words, which kernels read; ``address`` says where. It lives as long as the reference."""
+        """Return memory with these words, which kernels read at its ``address``. It lives as long as the reference."""
 
     @abstractmethod
     def addresses(self, n: int) -> Addresses: ...
 
     @abstractmethod
     def prepare(self, name: Name, blocks: int, arguments: Sequence[int | float]) -> Launch:
-        """Raises DeviceError where the kernel cannot be had."""
+        """Return a launch of the kernel with these arguments. Raises DeviceError if the kernel is not available."""
 
     @abstractmethod
     def can_run(self, name: Name) -> bool:
-        """Whether ``prepare`` would succeed; where not, ``copier`` serves plain copies."""
+        """Return whether ``prepare`` would succeed; if not, use ``copier`` for plain copies."""
 
     @abstractmethod
     def copier(self, sizes: Sequence[int]) -> Callable[[Sequence[int], Sequence[int]], None]:
-        """Copies without a kernel, called with (sources, targets)."""
+        """Return a function that makes copies of these sizes without a kernel, called with (sources, targets)."""
 
 
 class Bucket:
-    """Packing or unpacking of tensors of these counts, arranged once."""
+    """Packs or unpacks tensors of these counts; its tables are made once."""
 
     def __init__(
         self, ground: Ground, counts: Sequence[int], dtype: DType, wire: DType, scale: float, unpack: bool
@@ -81,11 +81,11 @@ class Bucket:
         if self._nothing:
             return
         if name == COPY and not ground.can_run(COPY):
-            self.run = _Copies(ground, counts, dtype, unpack).run  # type: ignore[method-assign]  # plain copies need no kernel
+            self.run = _Copies(ground, counts, dtype, unpack).run  # type: ignore[method-assign]  # plain copies only
             return
         item = max(source.itemsize, target.itemsize)
         per_chunk = chunk_bytes(sum(counts) * item, ground.multiprocessors) // item
-        if name == COPY:  # its table is in bytes
+        if name == COPY:  # the copy kernel's table is in bytes
             counts = [count * item for count in counts]
             per_chunk *= item
         rows = table(counts, per_chunk)
@@ -95,7 +95,7 @@ class Bucket:
         self._launch = ground.prepare(name, len(rows) // 4, arguments)
 
     def run(self, tensors: Sequence[int], flat: int) -> None:
-        """Between the tensors at these addresses and the run of elements at ``flat``."""
+        """Queue the copy between the tensors at these addresses and the contiguous elements at ``flat``."""
         if self._nothing:
             return
         self._addresses.fill(tensors)
@@ -104,7 +104,7 @@ class Bucket:
 
 
 class _Copies:
-    """A bucket without a kernel."""
+    """Packs or unpacks by the driver's copies, without a kernel."""
 
     def __init__(self, ground: Ground, counts: Sequence[int], dtype: DType, unpack: bool) -> None:
         self._tensors = [i for i, count in enumerate(counts) if count]
@@ -120,11 +120,11 @@ class _Copies:
 
 
 class CudaKernels(Kernels):
-    """The kernels contract over a ground; every call is queued there and returns at once."""
+    """The kernels of the contract, over a ``Ground``; every call is queued there and returns immediately."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
-        # What was arranged for a bucket serves it again: the tables of those used last are kept.
+        # A bucket that comes again reuses its tables: the most recently used ones are kept.
         self._bucket = functools.lru_cache(ARRANGED)(functools.partial(Bucket, ground))
         self._sources = functools.lru_cache(ARRANGED)(ground.addresses)
 
@@ -165,7 +165,7 @@ class CudaKernels(Kernels):
 
 
 def _pattern(dtype: DType, op: ReduceOp) -> int:
-    """The element that changes nothing under ``op``, so often that it fills a word; as a signed number."""
+    """Return the op's identity element, repeated until it fills a word, as a signed number."""
     bits = 8 * dtype.itemsize
     word = 0
     for _ in range(64 // bits):
@@ -174,7 +174,7 @@ def _pattern(dtype: DType, op: ReduceOp) -> int:
 
 
 def _identity(dtype: DType, op: ReduceOp) -> int:
-    """The bits of that one element."""
+    """Return the bits of the op's identity element."""
     bits = 8 * dtype.itemsize
     if dtype is DType.BOOL:
         return int(op in (ReduceOp.Min, ReduceOp.Product))

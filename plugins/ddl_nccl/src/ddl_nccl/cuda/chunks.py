@@ -1,4 +1,4 @@
-"""How a bucket is divided among blocks: so many for each tensor as it has bytes. Lists and integers only."""
+"""Divides a bucket among blocks: each tensor gets as many blocks as its size requires. Only lists and integers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 __all__ = ["LEAST_BYTES", "MOST_BYTES", "chunk_bytes", "table"]
 
-MOST_BYTES = 32 << 10  # of a chunk: some passes of a block; more would leave multiprocessors idle at the end
+MOST_BYTES = 32 << 10  # of a chunk: several passes of a block; larger ones would leave multiprocessors idle at the end
 LEAST_BYTES = 4 << 10  # one access of 16 bytes for each of 256 threads
-WAVES = 4  # blocks for each multiprocessor that a bucket should come to, if its chunks get no smaller than LEAST_BYTES
+WAVES = 4  # blocks for each multiprocessor that a bucket should have, unless chunks would be below LEAST_BYTES
 
 
 def chunk_bytes(nbytes: int, multiprocessors: int) -> int:
-    """Bytes of a chunk for a bucket of ``nbytes``: a power of two between LEAST_BYTES and MOST_BYTES."""
+    """Return the chunk size for a bucket of ``nbytes``: a power of two between LEAST_BYTES and MOST_BYTES."""
     size = MOST_BYTES
     while size > LEAST_BYTES and nbytes < size * multiprocessors * WAVES:
         size >>= 1
@@ -21,7 +21,10 @@ def chunk_bytes(nbytes: int, multiprocessors: int) -> int:
 
 
 def table(counts: Sequence[int], per_chunk: int) -> array[int]:
-    """Rows of four words: tensor, first element in it, elements, first element in the run; none for empty tensors."""
+    """Return rows of four words, one for each chunk; empty tensors have none.
+
+    A row is: tensor, first element in the tensor, number of elements, first element in the contiguous run.
+    """
     rows = array("q")
     place = 0
     for tensor, count in enumerate(counts):

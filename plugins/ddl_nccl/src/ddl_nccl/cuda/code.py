@@ -1,4 +1,4 @@
-"""Finds a kernel's code in the cache on disk, or has it compiled and keeps it there; knows not what it does."""
+"""Finds a kernel's code in the cache on disk, or has it compiled and keeps it there; knows nothing of its content."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PACKAGES = (
     "nvidia-nvjitlink",
     "nvidia-nvjitlink-cu12",
 )
-COMPILE_S = 120.0  # how long to wait for another who compiles
+COMPILE_S = 120.0  # how long to wait while another process compiles
 _COMPILING: Final = threading.Lock()
 
 
 @functools.cache
 def _key() -> str:
-    """Another for every change of the sources or the compiler."""
+    """Return a key that changes whenever the sources or the compiler change."""
     digest = hashlib.sha256()
     for source in SOURCES:
         digest.update(Path(__file__).with_name(source).read_bytes())
@@ -43,9 +43,10 @@ def _key() -> str:
 
 
 def obtain(name: Name, capability: tuple[int, int], cache_dir: str = "") -> bytes:
-    """Code that the driver loads. Any thread; the first to ask on this machine compiles, for a second or two.
+    """Return code that the driver can load. Any thread may call this.
 
-    Raises NoCompiler where it is not in the cache and cannot be compiled.
+    The first caller on a machine compiles the kernel, which takes one or two seconds. Raises NoCompiler if the code is
+    not in the cache and cannot be compiled.
     """
     file = f"cuda-{_key()}-sm{capability[0]}{capability[1]}-{name}.bin"
     image = find(file, cache_directories(cache_dir))
@@ -53,7 +54,7 @@ def obtain(name: Name, capability: tuple[int, int], cache_dir: str = "") -> byte
         return image
     with _COMPILING, alone(cache_directories(cache_dir), COMPILE_S):
         image = find(file, cache_directories(cache_dir))
-        if image is not None:  # another compiled it meanwhile
+        if image is not None:  # another thread or process has compiled it meanwhile
             return image
         from ddl_nccl.cuda.compile import compile_image
 

@@ -1,8 +1,8 @@
-"""Compiles kernels to PTX with numba's CUDA compiler, for which no GPU is needed; the only place that runs it.
+"""Compiles kernels to PTX with numba's CUDA compiler, which needs no GPU; only this file runs that compiler.
 
-What is used of it has been the same in numba's built-in ``numba.cuda`` and in the package numba-cuda:
-``compile_ptx``, ``intrinsic`` and the thread's and block's indexes. Device functions are avoided, Python's ``min``
-among them: numba compiles each for the present device, and asks for it.
+The parts of numba that are used here are the same in its built-in ``numba.cuda`` and in the package numba-cuda:
+``compile_ptx``, ``intrinsic``, and the indexes of thread and block. Device functions, also Python's ``min``, are
+avoided, because numba compiles each of them for the present device, and asks for that device.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ __all__ = ["KernelError", "NoCompiler", "assembled", "compile_image", "compile_p
 GLOBAL = 1  # the address space of device memory
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\s*\(")
 _VERSION = re.compile(r"^\.version (\d+)\.(\d+)", re.MULTILINE)
-# Of PTX: the first that knows the device, and so every driver that does. What older devices take CUDA 12.0 has.
+# PTX version: the first that knows the device, which every driver for the device knows. Older devices: CUDA 12.0's.
 _KNOWN_SINCE = {(8, 8): (9, 0), (10, 0): (8, 6), (10, 3): (8, 8), (11, 0): (9, 0), (12, 0): (8, 7), (12, 1): (8, 8)}
 _UP_TO_HOPPER = (8, 0)
 
 
 class NoCompiler(RuntimeError):
-    """There is nothing to compile with; the message says what is missing and how to get it."""
+    """There is no compiler; the message says what is missing and how to install it."""
 
 
 class KernelError(RuntimeError):
-    """The compiler is there, but does not take a kernel, or knows nothing of the device."""
+    """The compiler rejects a kernel, or does not know the device."""
 
 
 class _Nvvm:
-    """The machine of ``kernels.build`` that makes functions of the device."""
+    """The machine for ``kernels.build`` that makes functions of the device."""
 
     def __init__(self) -> None:
         import numba
@@ -56,7 +56,7 @@ class _Nvvm:
             result = primitive.emit(builder, GLOBAL, list(args))
             return result if primitive.result else context.get_dummy_value()
 
-        # numba takes the number of arguments from the definition, so there must be one for each.
+        # numba reads the number of arguments from the definition, so each primitive needs a function with as many.
         names = ", ".join(f"a{i}" for i in range(len(primitive.arguments)))
         room: dict[str, Any] = {"answer": (signature, codegen)}
         exec(f"def {primitive.name}(typing, {names}):\n    return answer", room)
@@ -74,7 +74,7 @@ class _Nvvm:
 
 @contextlib.contextmanager
 def _numpy_before_25() -> Iterator[None]:
-    """numpy's ``row_stack``, which numba-cuda (0.30 and before) asks for when it first compiles, and numpy 2.5 has not."""
+    """Provide numpy's ``row_stack``, which numba-cuda up to 0.30 uses at its first compilation and numpy 2.5 lacks."""
     import numpy
 
     module: Any = numpy
@@ -89,16 +89,16 @@ def _numpy_before_25() -> Iterator[None]:
 
 
 def compile_ptx(name: Name, capability: tuple[int, int]) -> str:
-    """The kernel as text for devices of that compute capability or a later one; its entry is called ``str(name)``.
+    """Return the kernel as PTX for devices of that compute capability or later; its entry is ``str(name)``.
 
-    Raises NoCompiler, saying what to install, where numba's CUDA compiler cannot run, else KernelError.
+    Raises NoCompiler, which says what to install, if numba's CUDA compiler cannot run, and KernelError if it fails.
     """
     try:
         code = _Nvvm().ptx(name, capability)
-    except (ImportError, OSError) as error:  # of what numba, the toolkit or the package numba-cuda do not find
+    except (ImportError, OSError) as error:  # of something that numba, the toolkit or numba-cuda cannot find
         raise NoCompiler(f"{_cause(error)}; {_fix()}") from error
     except Exception as error:
-        if "NotFound" in type(error).__name__:  # of a library, by cuda-pathfinder, which ranks may not have
+        if "NotFound" in type(error).__name__:  # raised by cuda-pathfinder, which may not be installed, for a library
             raise NoCompiler(f"{_cause(error)}; {_fix()}") from error
         raise KernelError(f"{name} for {capability[0]}.{capability[1]}: {_cause(error)}; {_fix()}") from error
     code = _VERSION.sub(lambda found: _version(found, capability), code, count=1)
@@ -106,14 +106,14 @@ def compile_ptx(name: Name, capability: tuple[int, int]) -> str:
 
 
 def _version(found: re.Match[str], capability: tuple[int, int]) -> str:
-    """The compiler writes its own, which older linkers and drivers refuse, whatever the code."""
+    """Return the PTX version line to write: older linkers and drivers refuse the compiler's own, whatever the code."""
     own = (int(found[1]), int(found[2]))
     least = _KNOWN_SINCE.get(capability, _UP_TO_HOPPER if capability <= (9, 0) else own)
     return ".version {}.{}".format(*min(own, least))
 
 
 def compile_image(name: Name, capability: tuple[int, int]) -> bytes:
-    """As ``compile_ptx``, translated for that very device where NVIDIA's linker is there; else the driver will do it.
+    """Return machine code for this device if NVIDIA's linker is there, and otherwise PTX, which the driver translates.
 
     A driver refuses PTX of a later version than its own, but loads machine code of the same major version.
     """
@@ -122,7 +122,7 @@ def compile_image(name: Name, capability: tuple[int, int]) -> bytes:
 
 
 def assembled(code: bytes, name: str, capability: tuple[int, int]) -> bytes:
-    """PTX as machine code; empty where it cannot be made here."""
+    """Translate PTX into machine code; return empty bytes if that is not possible here."""
     try:
         from cuda.bindings import nvjitlink as linker
     except ImportError:
@@ -135,7 +135,7 @@ def assembled(code: bytes, name: str, capability: tuple[int, int]) -> bytes:
         image = bytearray(linker.get_linked_cubin_size(handle))
         linker.get_linked_cubin(handle, image)
         return bytes(image)
-    except Exception:  # no library, or one older than the compiler: the bindings have a class for each
+    except Exception:  # no library, or one older than the compiler; the bindings have a class for each
         return b""
     finally:
         if handle is not None:

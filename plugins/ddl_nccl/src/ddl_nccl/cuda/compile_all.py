@@ -1,7 +1,7 @@
-"""Compiles every kernel without a GPU, and says what came of it: ``python -m ddl_nccl.cuda.compile_all``.
+"""Compiles every kernel without a GPU, and reports the result: ``python -m ddl_nccl.cuda.compile_all``.
 
-Ends with 1 where a kernel does not compile, reads or writes memory otherwise than in accesses of 16 bytes where it
-could, or calls something that is not there; with 3 where there is no compiler.
+The exit code is 1 if a kernel does not compile, does not access memory 16 bytes at a time where it could, or calls a
+function that does not exist; it is 3 if there is no compiler.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _ACCESS = re.compile(r"\b(ld|st)\.global(?:\.\w+)?\.v(\d)\.[a-z](\d+)")
 
 @dataclass(frozen=True)
 class Report:
-    """What became of one kernel."""
+    """The result of compiling one kernel."""
 
     name: str
     loads: int  # instructions in its PTX that read 16 bytes
-    stores: int  # that write 16 bytes
-    narrow: int  # vector accesses of fewer bytes: two or more where one would do
-    calls: int  # functions that are called but not there
-    machine_code: int  # bytes after translation for the device; 0 where only a driver can translate
+    stores: int  # instructions that write 16 bytes
+    narrow: int  # vector accesses of fewer than 16 bytes: several where one would do
+    calls: int  # functions that are called but do not exist
+    machine_code: int  # bytes after translation for the device; 0 if only a driver can translate
     seconds: float
 
     def fails(self) -> bool:
-        """Whether something is not as it should be."""
+        """Return whether the kernel has a defect."""
         reads = self.loads > 0 or self.name == "ddl_fill"
         return not reads or self.stores == 0 or self.narrow > 0 or self.calls > 0
 
 
 def examine(name: Name, capability: tuple[int, int], assemble: bool = True) -> Report:
-    """Compiles one kernel. Raises NoCompiler where that cannot be done here."""
+    """Compile one kernel and return the report. Raises NoCompiler if there is no compiler."""
     start = time.perf_counter()
     code = compile_ptx(name, capability)
     image = assembled(code.encode(), str(name), capability) if assemble else b""
@@ -59,7 +59,7 @@ def examine(name: Name, capability: tuple[int, int], assemble: bool = True) -> R
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command, and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m ddl_nccl.cuda.compile_all", description=__doc__)
     parser.add_argument("--capability", default="9.0", help="compute capability of the devices (default: %(default)s)")
     parser.add_argument("--ptx-only", action="store_true", help="do not translate further, which takes longer")

@@ -1,7 +1,7 @@
-"""What is asked of CUDA's driver, in one class over cuda-bindings; tests put another in its place.
+"""The calls of CUDA's driver, in one class over cuda-bindings, which tests replace.
 
-Handles and addresses are numbers. Every call leaves the calling thread's current context as it was:
-it belongs to the user's framework.
+Handles and addresses are numbers. Every call leaves the calling thread's current context as it was, because that
+context belongs to the user's framework.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ddlcore.errors import DeviceError
 __all__ = ["Driver", "Facts", "failure"]
 
 INSTALL = "pip install 'ddl-nccl[cu13]' (or [cu12]: as the framework's CUDA)"
-OWN = "ddl-"  # what the names of ddl's own threads begin with
+OWN = "ddl-"  # prefix of the names of ddl's own threads
 _NOTHING: Any = contextlib.nullcontext()
 
-# Of CUresult: what to do about it.
+# CUresult -> what to do about it.
 FIXES = {
     2: "free memory on the device, or make buckets smaller: DDL_FUSION_BYTES",
     3: "set CUDA_VISIBLE_DEVICES before the first use of CUDA, and start processes by spawn, not by fork",
@@ -39,7 +39,10 @@ FIXES = {
 
 
 def failure(what: str, code: int, name: str = "", detail: str = "") -> DeviceError:
-    """The error for a CUresult: what was tried, what CUDA called it, and what to do; here all are mapped."""
+    """Return the error for a CUresult: what failed, CUDA's name for it, and what to do.
+
+    Every CUresult is translated here.
+    """
     known = f"{name}: {detail}" if name and detail else name or f"error {code}"
     fix = FIXES.get(code)
     return DeviceError(f"CUDA: {what} failed with {known}" + (f"; {fix}" if fix else ""))
@@ -47,17 +50,17 @@ def failure(what: str, code: int, name: str = "", detail: str = "") -> DeviceErr
 
 @dataclass(frozen=True)
 class Facts:
-    """Of one device."""
+    """The properties of one device."""
 
     name: str
     identity: str
     capability: tuple[int, int]
     multiprocessors: int
-    driver: tuple[int, int]  # the newest CUDA that the driver knows
+    driver: tuple[int, int]  # the newest CUDA version that the driver supports
 
 
 class _Pushed:
-    """A context that is current for a while; a class, since a generator would take twice the time."""
+    """A context manager that makes a context current; a class, because a generator takes twice the time."""
 
     __slots__ = ("_context", "_cu")
 
@@ -74,23 +77,26 @@ class _Pushed:
 
 
 class Driver:
-    """One device through the driver's API. ``open`` comes first; ``count`` needs none. Any thread."""
+    """One device through the driver API. Any thread may use it.
+
+    Call ``open`` first; only ``count`` may be called before it.
+    """
 
     def __init__(self) -> None:
         self._cu: Any = None
         self._context = 0
         self._pools = False
-        self._asked = threading.local()  # whether the thread has asked about an event before
+        self._asked = threading.local()  # whether the thread has queried an event before
 
     # --- the device
 
     def count(self) -> int:
-        """How many devices CUDA sees. Raises DeviceError where there is no driver."""
+        """Return how many devices CUDA sees. Raises DeviceError if there is no driver."""
         self._load()
         return int(self._ask("cuDeviceGetCount", "counting devices"))
 
     def open(self, index: int) -> Facts:
-        """Takes the device's primary context, the one that every framework uses."""
+        """Retain the device's primary context, which all frameworks use, and return the device's properties."""
         seen = self.count()
         if index >= seen:
             raise DeviceError(f"CUDA: there is no cuda:{index}, this process sees {seen} device(s); {FIXES[101]}")
@@ -110,19 +116,23 @@ class Driver:
         self._context = int(self._ask("cuDevicePrimaryCtxRetain", f"opening cuda:{index}", device))
         version = int(self._ask("cuDriverGetVersion", "asking for the driver's version"))
         name = bytes(self._ask("cuDeviceGetName", f"asking about cuda:{index}", 128, device)).split(b"\0")[0].decode()
-        # The second form, which of a part of a device (MIG) gives its own; the bindings for CUDA 13 have only that.
+        # Version 2 of the call gives a part of a device (MIG) its own UUID; the bindings for CUDA 13 have only that
+        # one.
         call = "cuDeviceGetUuid_v2" if hasattr(cu, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
         uuid = bytes(self._ask(call, f"asking about cuda:{index}", device).bytes).hex()
         return Facts(name, uuid, (major, minor), multiprocessors, (version // 1000, version % 1000 // 10))
 
     def memory(self) -> tuple[int, int]:
-        """Free and all bytes of the device."""
+        """Return the free and the total bytes of the device."""
         with self.current():
             free, total = self._ask("cuMemGetInfo", "asking for free memory")
         return int(free), int(total)
 
     def current(self) -> Any:
-        """Within it, the calling thread's context is the device's; one who makes several calls saves by it."""
+        """Return a context manager in which the device's context is current for the calling thread.
+
+        Entering it once around several calls is cheaper than letting each of them enter it.
+        """
         code, context = self._cu.cuCtxGetCurrent()
         if not code and int(context) == self._context:
             return _NOTHING
@@ -131,36 +141,36 @@ class Driver:
     # --- streams and events
 
     def create_stream(self) -> int:
-        """One that does not wait for the default stream."""
+        """Create a stream that does not synchronize with the default stream."""
         with self.current():
             flags = self._cu.CUstream_flags.CU_STREAM_NON_BLOCKING.value
             return int(self._ask("cuStreamCreate", "making a stream", flags))
 
     def destroy_stream(self, stream: int) -> None:
-        """What is queued there still runs."""
+        """Destroy the stream; what is queued there still runs."""
         with self.current():
             self._ask("cuStreamDestroy", "closing a stream", stream)
 
     def create_event(self) -> int:
-        """One that keeps no time: those that do cost more."""
+        """Create an event without timing, because events with timing cost more."""
         with self.current():
             flags = self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING.value
             return int(self._ask("cuEventCreate", "making an event", flags))
 
     def destroy_event(self, event: int) -> None:
-        """Of one that somebody still waits for on the device, the wait stays."""
+        """Destroy the event; waits for it that are already queued on the device stay valid."""
         with self.current():
             self._ask("cuEventDestroy", "letting go of an event", event)
 
     def record(self, event: int, stream: int) -> None:
-        """The event becomes the moment that everything queued on the stream so far has run."""
+        """Record the event on the stream: it is done when everything queued there so far has run."""
         with self.current():
             self._ask("cuEventRecord", "recording an event", event, stream)
 
     def record_all(self, event: int, stream: int) -> None:
-        """The event becomes the moment that everything queued so far, on any stream of the process, has run.
+        """Record the event so that it is done when everything queued so far, on any stream of the process, has run.
 
-        Before CUDA 12.5 this waits for that moment. ``stream``: any that is idle.
+        Before CUDA 12.5 this blocks until then. ``stream``: any idle stream.
         """
         call = getattr(self._cu, "cuCtxRecordEvent", None)
         with self.current():
@@ -172,17 +182,17 @@ class Driver:
             self._ask("cuEventRecord", "recording an event", event, stream)
 
     def synchronise(self) -> None:
-        """Waits until everything queued so far, on any stream of the process, has run."""
+        """Wait until everything queued so far, on any stream of the process, has run."""
         with self.current():
             self._ask("cuCtxSynchronize", "waiting for the device")
 
     def wait_for(self, stream: int, event: int) -> None:
-        """What is queued on the stream from now on waits for the event as it was last recorded."""
+        """Make everything queued on the stream from now on wait for the event as it was last recorded."""
         with self.current():
             self._ask("cuStreamWaitEvent", "waiting for an event", stream, event, 0)
 
     def done(self, event: int) -> bool:
-        """Whether it has come."""
+        """Return whether the event is done."""
         with self.current():
             if not hasattr(self._asked, "before"):
                 self._spare_captures()
@@ -194,8 +204,10 @@ class Driver:
         raise self._failure("the work before an event", code)
 
     def _spare_captures(self) -> None:
-        """To ask about an event ends the capture of a CUDA graph on any thread, unless the one that asks has said that its
-        calls are none of that. Threads of ddl's own say so; a thread of the user's stays as it is.
+        """Keep this thread's event queries from ending a capture of a CUDA graph on another thread.
+
+        CUDA ends such a capture unless the querying thread has set its capture mode to thread-local. Threads of ddl's
+        own set it; a thread of the user's stays as it is.
         """
         self._asked.before = True
         exchange = getattr(self._cu, "cuThreadExchangeStreamCaptureMode", None)
@@ -205,7 +217,7 @@ class Driver:
     # --- memory
 
     def allocate(self, nbytes: int, stream: int) -> int:
-        """Memory that what is queued on the stream behind this may use."""
+        """Allocate memory for what is queued on the stream after this call."""
         with self.current():
             if self._pools:
                 code, address = self._cu.cuMemAllocAsync(nbytes, stream)
@@ -216,7 +228,7 @@ class Driver:
         return int(address)
 
     def free(self, address: int, stream: int) -> None:
-        """Lets go of it when what is queued on the stream has run."""
+        """Free the memory after everything queued on the stream so far has run."""
         with self.current():
             if self._pools:
                 self._ask("cuMemFreeAsync", "freeing memory", address, stream)
@@ -224,25 +236,25 @@ class Driver:
                 self._ask("cuMemFree", "freeing memory", address)
 
     def pin(self, nbytes: int) -> int:
-        """Host memory that devices copy from and to by themselves."""
+        """Allocate host memory that devices can access directly."""
         with self.current():
-            code, address = self._cu.cuMemHostAlloc(nbytes, 1)  # PORTABLE: for the other devices too
+            code, address = self._cu.cuMemHostAlloc(nbytes, 1)  # PORTABLE: for all devices
             if code:
                 raise failure(f"pinning {nbytes} bytes of host memory", int(code), code.name, "see ulimit -l")
         return int(address)
 
     def unpin(self, address: int) -> None:
-        """The host memory may be in use no more: this may wait for the device."""
+        """Free pinned memory that is no longer in use. This may wait for the device."""
         with self.current():
             self._ask("cuMemFreeHost", "freeing pinned memory", address)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Between device memory and pinned host memory, in any direction."""
+        """Queue a copy between device memory and pinned host memory, in any direction."""
         with self.current():
             self._ask("cuMemcpyAsync", f"copying {nbytes} bytes", target, source, nbytes, stream)
 
     def copy_many(self, targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int], stream: int) -> None:
-        """Several copies in one call where the driver has one for it (CUDA 12.8), else one by one."""
+        """Queue several copies, in one call if the driver supports it (CUDA 12.8), and otherwise one by one."""
         with self.current():
             if self._copy_bucket(targets, sources, sizes, stream):
                 return
@@ -258,7 +270,7 @@ class Driver:
         attributes.srcAccessOrder = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
         args: list[Any] = [list(map(cu.CUdeviceptr, targets)), list(map(cu.CUdeviceptr, sources)), list(sizes)]
         args += [len(sizes), [attributes], [0], 1]
-        with contextlib.suppress(TypeError):  # the bindings for CUDA 12 had the same with other results
+        with contextlib.suppress(TypeError):  # the bindings for CUDA 12 had the same function with other results
             code, *_ = call(*args, stream)
             return not code
         return False
@@ -266,13 +278,19 @@ class Driver:
     # --- kernels
 
     def load(self, image: bytes, entry: str) -> Any:
-        """The kernel ``entry`` of compiled code, PTX or for this very device; kept as long as the context."""
+        """Return the kernel ``entry`` of compiled code, which stays loaded as long as the context.
+
+        ``image`` is PTX, or machine code for this device.
+        """
         with self.current():
             module = self._ask("cuModuleLoadData", f"loading the kernel {entry}", image)
             return self._ask("cuModuleGetFunction", f"finding the kernel {entry}", module, entry.encode())
 
     def launch(self, function: Any, blocks: int, threads: int, stream: int, parameters: int) -> None:
-        """``parameters`` is the address of an array of pointers to the arguments, which are copied here and now."""
+        """Queue the kernel.
+
+        ``parameters`` is the address of an array of pointers to the arguments, which are copied before this returns.
+        """
         with self.current():
             (code,) = self._cu.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, 0)
         if code:
@@ -294,7 +312,7 @@ class Driver:
         except DeviceError:
             self._cu = None
             raise
-        except Exception as error:  # the bindings' own, where there is no libcuda
+        except Exception as error:  # the bindings raise their own error if libcuda is missing
             self._cu = None
             raise DeviceError(
                 "CUDA: no NVIDIA driver (libcuda.so.1 not found); install it, or start the container with --gpus all"

@@ -1,7 +1,7 @@
-"""Vectors of elements as numbers and back, as LLVM code: how each type is widened, rounded and stored.
+"""Emits LLVM code that converts vectors of elements: how each type is widened, rounded and stored.
 
-The code is the same on the device and, for tests, on the host's processor. Only operations that NVVM's
-old dialect of LLVM knows are used. Imported only while compiling.
+The same code runs on the device and, for tests, on the host's processor. Only operations of NVVM's old dialect of LLVM
+are used. This module is imported only for compiling.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ UNSIGNED = (DType.U8, DType.U16)
 SHORT_FLOATS = (DType.F16, DType.BF16)
 THROUGH_FLOAT = (*SHORT_FLOATS, DType.F32)
 
-Value = Any  # an llvmlite value; the library has no types
+Value = Any  # an llvmlite value; llvmlite has no type annotations
 
 
 def vector(element: Any, n: int) -> Any:
-    """A vector type of n elements."""
+    """Return a vector type of n elements."""
     return ir.VectorType(element, n)
 
 
@@ -51,12 +51,12 @@ def _like(x: Value, element: Any) -> Any:
 
 
 def _constant(x: Value, element: Any, value: float) -> Value:
-    """As many times ``value`` as ``x`` has elements."""
+    """Return a vector that repeats ``value`` as many times as ``x`` has elements."""
     return ir.Constant(_like(x, element), [value] * x.type.count)
 
 
 def splat(b: Any, scalar: Value, n: int) -> Value:
-    """A vector of n times ``scalar``."""
+    """Return a vector that repeats ``scalar`` n times."""
     empty = ir.Constant(vector(scalar.type, n), ir.Undefined)
     first = b.insert_element(empty, scalar, ir.Constant(I32, 0))
     return b.shuffle_vector(first, empty, ir.Constant(vector(I32, n), [0] * n))
@@ -66,7 +66,7 @@ def splat(b: Any, scalar: Value, n: int) -> Value:
 
 
 def _to_float(b: Any, x: Value, dtype: DType) -> Value:
-    """Stored elements of a 16-bit float type, or float32, to float32."""
+    """Convert stored elements of a 16-bit float type, or float32, to float32."""
     if dtype is DType.F32:
         return x
     if dtype is DType.F16:
@@ -75,7 +75,7 @@ def _to_float(b: Any, x: Value, dtype: DType) -> Value:
 
 
 def _from_float(b: Any, x: Value, dtype: DType) -> Value:
-    """float32 to a 16-bit float type, rounded to nearest even, or to float32."""
+    """Convert float32 to a 16-bit float type, rounded to nearest even, or leave it as float32."""
     if dtype is DType.F32:
         return x
     if dtype is DType.F16:
@@ -83,13 +83,13 @@ def _from_float(b: Any, x: Value, dtype: DType) -> Value:
     bits = b.bitcast(x, _like(x, I32))
     odd = b.and_(b.lshr(bits, _constant(x, I32, 16)), _constant(x, I32, 1))
     rounded = b.add(bits, b.add(odd, _constant(x, I32, 0x7FFF)))
-    quiet = b.or_(bits, _constant(x, I32, 0x400000))  # a NaN whose set bits all lie low would round to infinity
+    quiet = b.or_(bits, _constant(x, I32, 0x400000))  # a NaN with only low mantissa bits set would round to infinity
     kept = b.select(b.fcmp_unordered("uno", x, x), quiet, rounded)
     return b.trunc(b.lshr(kept, _constant(x, I32, 16)), _like(x, I16))
 
 
 def _double_to_float_odd(b: Any, x: Value) -> Value:
-    """float32 rounded to odd, so that a second rounding, to 16 bits, gives what a single one would."""
+    """Convert to float32, rounded to odd, so that the later rounding to 16 bits gives what a single one would give."""
     near = b.fptrunc(x, _like(x, F32))
     back = b.fpext(near, _like(x, F64))
     bits = b.bitcast(near, _like(x, I32))
@@ -103,7 +103,7 @@ def _double_to_float_odd(b: Any, x: Value) -> Value:
 
 
 def _to_double(b: Any, x: Value, dtype: DType) -> Value:
-    """Stored elements of any type to float64."""
+    """Convert stored elements of any type to float64."""
     if dtype is DType.F64:
         return x
     if dtype.is_float:
@@ -112,7 +112,7 @@ def _to_double(b: Any, x: Value, dtype: DType) -> Value:
 
 
 def _from_double(b: Any, x: Value, dtype: DType) -> Value:
-    """float64 to any type: floats rounded once, integers truncated, a bool is whether it is not 0."""
+    """Convert float64 to any type: floats are rounded once, integers truncated, and a bool is true if not 0."""
     if dtype is DType.F64:
         return x
     if dtype is DType.F32:
@@ -125,7 +125,7 @@ def _from_double(b: Any, x: Value, dtype: DType) -> Value:
 
 
 def _truncated(b: Any, x: Value) -> Value:
-    """float64 to int64 towards zero; what does not fit takes the nearest that does, a NaN takes 0."""
+    """Convert float64 to int64, rounded towards zero. Out of range values become the nearest limit, a NaN becomes 0."""
     least, most = _constant(x, F64, -(2.0**63)), _constant(x, F64, 2.0**63)
     fits = b.and_(b.fcmp_ordered(">=", x, least), b.fcmp_ordered("<", x, most))
     whole = b.fptosi(b.select(fits, x, _constant(x, F64, 0.0)), _like(x, I64))
@@ -134,7 +134,7 @@ def _truncated(b: Any, x: Value) -> Value:
 
 
 def _to_long(b: Any, x: Value, dtype: DType) -> Value:
-    """Stored whole numbers to int64."""
+    """Convert stored integers or bools to int64."""
     if dtype is DType.BOOL:
         return b.zext(b.icmp_unsigned("!=", x, _constant(x, I8, 0)), _like(x, I64))
     if dtype is DType.I64:
@@ -143,7 +143,7 @@ def _to_long(b: Any, x: Value, dtype: DType) -> Value:
 
 
 def _from_long(b: Any, x: Value, dtype: DType) -> Value:
-    """int64 to a whole type, wrapped."""
+    """Convert int64 to another integer type or bool; values that do not fit wrap around."""
     if dtype is DType.BOOL:
         return b.zext(b.icmp_unsigned("!=", x, _constant(x, I64, 0)), _like(x, I8))
     return x if dtype is DType.I64 else b.trunc(x, _like(x, STORED[dtype]))
@@ -153,9 +153,10 @@ def _from_long(b: Any, x: Value, dtype: DType) -> Value:
 
 
 def convert(b: Any, x: Value, source: DType, target: DType, scale: Value) -> Value:
-    """Elements times ``scale`` (a float64), as ``target``: floats up to 32 bits in float32, all others in float64.
+    """Return the elements times ``scale`` (a float64) as ``target``.
 
-    Whole numbers that are not scaled become others exactly, wrapped where they do not fit.
+    Floats of up to 32 bits are multiplied in float32, all others in float64. Integers that are converted without a
+    scale stay exact, and wrap around if they do not fit.
     """
     n = x.type.count
     if source in THROUGH_FLOAT and target in THROUGH_FLOAT:
@@ -170,19 +171,19 @@ def convert(b: Any, x: Value, source: DType, target: DType, scale: Value) -> Val
 
 
 def widen(b: Any, x: Value, dtype: DType, scale: Value) -> Value:
-    """Elements times ``scale`` in the type that they are reduced in: 16-bit floats in float32, others as they are."""
+    """Return the elements times ``scale`` in the type of the reduction: 16-bit floats in float32, others unchanged."""
     if dtype in SHORT_FLOATS:
         return b.fmul(_to_float(b, x, dtype), splat(b, b.fptrunc(scale, F32), x.type.count))
     return convert(b, x, dtype, dtype, scale)
 
 
 def rescale(b: Any, x: Value, dtype: DType, scale: Value) -> Value:
-    """The way back from ``widen``, times ``scale``."""
+    """Convert widened elements times ``scale`` back to their stored type."""
     return convert(b, x, DType.F32 if dtype in SHORT_FLOATS else dtype, dtype, scale)
 
 
 def apply(b: Any, op: ReduceOp, dtype: DType, x: Value, y: Value) -> Value:
-    """``x op y`` of widened elements; a NaN on either side is the result."""
+    """Return ``x op y`` of widened elements; a NaN on either side is the result."""
     if dtype is DType.BOOL:
         x, y = (b.zext(b.icmp_unsigned("!=", z, _constant(z, I8, 0)), _like(z, I8)) for z in (x, y))
         return (b.or_ if op in (ReduceOp.Sum, ReduceOp.Max) else b.and_)(x, y)
@@ -191,7 +192,7 @@ def apply(b: Any, op: ReduceOp, dtype: DType, x: Value, y: Value) -> Value:
     if op is ReduceOp.Product:
         return b.fmul(x, y) if dtype.is_float else b.mul(x, y)
     relation = "<" if op is ReduceOp.Min else ">"
-    if dtype.is_float:  # y where unordered, and x if that is the NaN
+    if dtype.is_float:  # gives y if either is a NaN; the next line then restores x if x is the NaN
         ordered = b.select(b.fcmp_ordered(relation, x, y), x, y)
         return b.select(b.fcmp_unordered("uno", x, x), x, ordered)
     return b.select((b.icmp_unsigned if dtype in UNSIGNED else b.icmp_signed)(relation, x, y), x, y)

@@ -1,7 +1,7 @@
-"""A thread that frees device memory once the device has done all that was queued when it was let go, on any stream.
+"""A thread that frees device memory when the device has finished everything that was queued, on any stream, before.
 
-Memory becomes tensors of a framework, whose kernels run on streams of which we know nothing; so the streams
-that we do know do not tell when it is out of use.
+The memory becomes tensors of a framework, whose kernels run on streams that ddl does not know. So the streams of ddl
+cannot tell when the memory is out of use.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Freeing"]
 
-SLICE_S = 1.0  # of a wait for the device, after which it is looked whether the device was closed
+SLICE_S = 1.0  # wait for the device this long before checking again whether it was closed
 log = logging.getLogger("ddl")
 
 
 class Freeing:
-    """``let_go`` from any thread, finalisers among them; nothing that it does waits."""
+    """Frees memory in the background. Any thread may call ``let_go``, finalizers too; it never blocks."""
 
     def __init__(self, device: CudaDevice, stream: int) -> None:
         self._device = device
         self._stream = stream
         self._closed = False
-        # Its put() may be interrupted by another in the same thread, as finalisers do; that of queue.Queue may not.
+        # A finalizer may call put() while the same thread is in put(): SimpleQueue allows that, queue.Queue does not.
         self._gone: queue.SimpleQueue[int | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"ddl-free-{device.device}", daemon=True)
         self._thread.start()
 
     def let_go(self, address: int) -> None:
-        """Memory of the device, which nobody but the device uses any more."""
+        """Free memory of the device, which only work queued on the device may still use."""
         self._gone.put(address)
 
     def settle(self, timeout_s: float) -> bool:
-        """Blocks until what was let go so far is free; False when ``timeout_s`` passed first."""
+        """Block until the memory that was let go so far is free. Return False if ``timeout_s`` passes first."""
         free = threading.Event()
         self._gone.put(free)
         return free.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Frees what the device is done with within ``timeout_s``; the rest ends with the process."""
+        """Free the memory that the device no longer uses within ``timeout_s``; the rest ends with the process."""
         self._gone.put(None)
         self._thread.join(timeout_s)
         self._closed = True
@@ -63,13 +63,15 @@ class Freeing:
             gone += [one for one in found if isinstance(one, int)]
             try:
                 self._free(gone)
-            except DeviceError as error:  # it may be no more than a capture of a graph: again with what comes next
+            except DeviceError as error:  # perhaps a graph is being captured: try again with the next memory
                 log.debug("freeing memory: %s", error)
             for one in found:
                 if isinstance(one, threading.Event):
                     one.set()
 
     def _free(self, addresses: list[int]) -> None:
+        # The order of addresses[-1] and pop() matters: if free() raises, the address stays in the list, and is freed in
+        # a later round instead of being lost.
         if addresses and self._reached(self._device.record_all(self._stream)):
             while addresses:
                 self._device.driver.free(addresses[-1], self._stream)

@@ -1,8 +1,9 @@
-"""The kernels as numba sees them: which thread moves what, and in which widths; element types are the primitives' affair.
+"""The kernels as numba sees them: which thread moves what, and in which widths; primitives handle element types.
 
-One launch does a bucket. A block has one chunk of one tensor, which it finds in the bucket's table; its threads
-share the chunk. Addresses and sizes are int64. What runs these functions is a ``Machine``: NVVM or, for tests,
-the simulator. Imported only while compiling. Calls of Python's own functions are avoided: numba would ask for the present device.
+One launch handles a bucket. Each block finds its chunk of one tensor in the bucket's table, and its threads share the
+chunk. Addresses and sizes are int64. A ``Machine`` makes the functions run: NVVM, or the simulator in tests. This
+module is imported only for compiling. Python's own functions are avoided in kernels, because numba would ask for the
+present device.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from ddl_nccl.cuda.primitives import (
 __all__ = ["Machine", "build"]
 
 Function = Callable[..., Any]
-_cuda: Any = numba.cuda  # the simulator puts its own in the place of this name
+_cuda: Any = numba.cuda  # the simulator replaces this name by its own module
 
 
 class Machine(Protocol):
-    """Makes what kernels call; ``build`` is the only one to ask."""
+    """Makes the functions that kernels call; only ``build`` uses it."""
 
     def step(self, primitive: Primitive) -> Function:
-        """A function that kernels can call, with the primitive's arguments."""
+        """Return a function that kernels can call with the primitive's arguments."""
         ...
 
 
 def build(name: Name, machine: Machine) -> Function:
-    """The kernel of that name, still to be compiled; its arguments are ``name.arguments``."""
+    """Return the kernel of that name, not yet compiled; its arguments are ``name.arguments``."""
     return {"copy": _copy, "convert": _convert, "reduce": _reduce, "fill": _fill}[name.verb](name, machine)
 
 
 def _copy(name: Name, machine: Machine) -> Function:
-    """Between tensors and one run of bytes; chunks are in bytes."""
+    """Return the kernel that copies between tensors and one run of bytes; chunks are in bytes."""
     load, byte = machine.step(word()), machine.step(mover(1, 1))
     many, one = machine.step(mover(VECTOR, GROUPS)), machine.step(mover(VECTOR, 1))
     shift_many, shift = machine.step(shifter(GROUPS)), machine.step(shifter(1))
@@ -63,7 +64,7 @@ def _copy(name: Name, machine: Machine) -> Function:
         head = (-target) & (VECTOR - 1)
         head = head if head < nbytes else nbytes
         vectors = (nbytes - head) // VECTOR
-        apart = (source + head) & (VECTOR - 1)  # from the multiple of 16 below
+        apart = (source + head) & (VECTOR - 1)  # distance from the multiple of 16 below
         to, at = target + head, source + head - apart
         step = lanes * VECTOR
         i = lane
@@ -82,7 +83,7 @@ def _copy(name: Name, machine: Machine) -> Function:
                 shift(to + i * VECTOR, at + i * VECTOR, step, apart)
                 i += lanes
         i = lane
-        while i < nbytes - vectors * VECTOR:  # what lies before the first vector and behind the last
+        while i < nbytes - vectors * VECTOR:  # the bytes before the first vector and after the last
             j = i if i < head else i + vectors * VECTOR
             byte(target + j, source + j, 1)
             i += lanes
@@ -91,7 +92,10 @@ def _copy(name: Name, machine: Machine) -> Function:
 
 
 def _convert(name: Name, machine: Machine) -> Function:
-    """Between tensors of one type and one run of another, each value times a scale; chunks are in elements."""
+    """Return the kernel that converts between tensors and a run of another type, with a scale.
+
+    Chunks are in elements.
+    """
     s, t = name.dtypes
     size, result = s.itemsize, t.itemsize
     unit, groups, small = unit_of(size, result), groups_of(size, result), min(size, result)
@@ -107,7 +111,8 @@ def _convert(name: Name, machine: Machine) -> Function:
             source, target = near + start * size, flat + place * result
         lane, lanes = _cuda.threadIdx.x, _cuda.blockDim.x
         aligned = source % size == 0 and target % result == 0
-        # So many elements until the smaller type's address is a multiple of 16: that of the other may then be one.
+        # As many elements until the smaller type's address is a multiple of 16: the other type's address may then be
+        # one, too.
         behind = (source if size == small else target) & (VECTOR - 1)
         head = ((VECTOR - behind) & (VECTOR - 1)) // small
         head = head if head < count else count
@@ -135,7 +140,7 @@ def _convert(name: Name, machine: Machine) -> Function:
 
 
 def _reduce(name: Name, machine: Machine) -> Function:
-    """Several sources of one length to one target; a block takes ``share`` elements."""
+    """Return the kernel that reduces several sources of one length into a target; a block takes ``share`` elements."""
     (dtype,) = name.dtypes
     size = dtype.itemsize
     unit = unit_of(size)
@@ -175,13 +180,16 @@ def _reduce(name: Name, machine: Machine) -> Function:
 
 
 def _fill(name: Name, machine: Machine) -> Function:
-    """One element again and again; ``pattern`` is it, so often that it fills 8 bytes; a block takes ``share`` bytes."""
+    """Return the kernel that fills memory with one element.
+
+    ``pattern`` is the element, repeated until it fills 8 bytes; a block takes ``share`` bytes.
+    """
     vector, byte = machine.step(filler(VECTOR)), machine.step(filler(1))
 
     def fill(target, nbytes, share, pattern):  # type: ignore[no-untyped-def]  # numba's
         first = _cuda.blockIdx.x * share
         mine = share if share < nbytes - first else nbytes - first
-        start = target + first  # share is a multiple of 16: each block begins with a whole pattern
+        start = target + first  # share is a multiple of 16, so each block begins with a whole pattern
         lane, lanes = _cuda.threadIdx.x, _cuda.blockDim.x
         head = (-start) & (VECTOR - 1)
         head = head if head < mine else mine

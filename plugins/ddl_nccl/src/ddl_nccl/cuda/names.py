@@ -1,4 +1,4 @@
-"""Which kernels there are, by name, and what each is called with; knows nothing of how they are compiled."""
+"""The names of all kernels, and the arguments of each; knows nothing of how they are compiled."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ddlcore.types import DType, ReduceOp
 
 __all__ = ["COPY", "FILL", "OPS", "ROW_BYTES", "Name", "catalogue", "conversion", "reduction"]
 
-ROW_BYTES = 32  # of the table of chunks: tensor, first element in it, elements, first element in the run
+ROW_BYTES = 32  # of the table of chunks: tensor, first element in it, element count, first element in the run
 FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
 OPS = (ReduceOp.Sum, ReduceOp.Min, ReduceOp.Max, ReduceOp.Product)
-# What travels as another type where a library does not know its own.
+# Types that are sent as another type if a library does not support them.
 CARRIED = (
     (DType.U16, DType.I32),
     (DType.I16, DType.I32),
@@ -23,7 +23,10 @@ ARGUMENTS = {"copy": "qqqqd", "convert": "qqqqd", "reduce": "qqqqqdd", "fill": "
 
 @dataclass(frozen=True)
 class Name:
-    """One kernel. ``dtypes``: from and to of a conversion, the one type of a reduction, else none."""
+    """The name of one kernel.
+
+    ``dtypes`` holds the source and target types of a conversion, the one type of a reduction, and is otherwise empty.
+    """
 
     verb: str  # copy, convert, reduce, fill
     dtypes: tuple[DType, ...] = ()
@@ -31,7 +34,7 @@ class Name:
 
     @property
     def arguments(self) -> str:
-        """q is int64, d float64."""
+        """The types of the kernel's arguments: q is int64, d is float64."""
         return ARGUMENTS[self.verb]
 
     def __str__(self) -> str:
@@ -44,17 +47,17 @@ FILL = Name("fill")
 
 
 def conversion(source: DType, target: DType, scale: float) -> Name:
-    """What packs, unpacks or carries values of one type as another."""
+    """Return the kernel that packs, unpacks or converts values of one type to another."""
     return COPY if source == target and scale == 1.0 else Name("convert", (source, target))
 
 
 def reduction(dtype: DType, op: ReduceOp) -> Name:
-    """What combines several sources of one type."""
+    """Return the kernel that reduces several sources of one type."""
     return Name("reduce", (dtype,), op)
 
 
 def catalogue() -> Iterator[Name]:
-    """Every kernel that a job may come to need. Conversions between yet other types are compiled all the same."""
+    """Yield every kernel that a job may need. Other conversions are compiled when they are first used."""
     yield COPY
     yield FILL
     for dtype in DType:

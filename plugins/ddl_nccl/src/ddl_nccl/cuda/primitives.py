@@ -1,7 +1,7 @@
-"""The few steps that kernels consist of, as LLVM code over raw addresses: load, convert, combine, store.
+"""The basic steps of kernels, as LLVM code over raw addresses: load, convert, combine, store.
 
-Each is emitted by one function here for whatever runs it: NVVM, with pointers to the device's memory,
-or the host's processor, for tests. Imported only while compiling.
+Each step is emitted by one function, for NVVM with pointers to device memory, or for the host's processor in tests.
+This module is imported only for compiling.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = [
     "word",
 ]
 
-VECTOR = 16  # bytes of one access, the widest that the hardware has
-GROUPS = 4  # vectors that one thread has under way at once: what hides the latency of memory
+VECTOR = 16  # bytes of the widest memory access of the hardware
+GROUPS = 4  # vectors that one thread loads at once, to hide the latency of memory
 
-Emit = Callable[[Any, int, list[Value]], Value]  # builder, address space, arguments -> result; None for nothing
+Emit = Callable[[Any, int, list[Value]], Value]  # builder, address space, arguments -> result, or None
 
 
 @dataclass(frozen=True)
 class Primitive:
-    """A step: ``arguments`` and ``result`` are written q for int64, d for float64, and nothing for none."""
+    """A step of a kernel. ``arguments`` and ``result``: q is int64, d is float64, an empty result is none."""
 
     name: str
     arguments: str
@@ -47,12 +47,15 @@ class Primitive:
 
 
 def unit_of(*sizes: int) -> int:
-    """Elements of one step whose every access is of 16 bytes: so many of the smallest type fill one."""
+    """Return how many elements one step takes: as many as fill 16 bytes in the smallest type.
+
+    So every access of the step has 16 bytes.
+    """
     return VECTOR // min(sizes)
 
 
 def groups_of(*sizes: int) -> int:
-    """How many units one thread has under way at once; fewer where a unit is of several vectors."""
+    """Return how many units one thread loads at once; fewer if a unit has several vectors."""
     return max(1, GROUPS * min(sizes) // max(sizes))
 
 
@@ -65,7 +68,7 @@ def _plus(b: Any, address: Value, nbytes: int) -> Value:
 
 
 def _joined(b: Any, parts: list[Value]) -> Value:
-    """Vectors one behind the other, as one; their number is a power of two."""
+    """Return the concatenation of the vectors, whose number is a power of two."""
     while len(parts) > 1:
         n = 2 * parts[0].type.count
         order = ir.Constant(el.vector(I32, n), list(range(n)))
@@ -74,11 +77,11 @@ def _joined(b: Any, parts: list[Value]) -> Value:
 
 
 def _load(b: Any, space: int, address: Value, element: Any, n: int, align: int) -> Value:
-    """n elements. At ``align`` 16 they fill whole vectors, each read by one access; else n is 1."""
+    """Load n elements. With ``align`` 16 they fill whole vectors, one access each; with less, n is 1."""
     if align < VECTOR:
         value = b.load(_at(b, space, address, element), align=align)
         return b.insert_element(ir.Constant(el.vector(element, 1), ir.Undefined), value, ir.Constant(I32, 0))
-    # Two words, taken apart as words: NVVM would read a vector of eight or sixteen small elements in pieces.
+    # Load two words and split them: NVVM would load a vector of eight or sixteen small elements in several accesses.
     pair = el.vector(I64, 2)
     size = _size(element)
     parts = []
@@ -105,7 +108,7 @@ def _store(b: Any, space: int, address: Value, x: Value, align: int) -> None:
 
 
 def _packed(b: Any, x: Value, first: int, lanes: int) -> Value:
-    """The elements from ``first`` on that fill a word, as one."""
+    """Return one word that holds the elements from ``first`` on."""
     element = x.type.element
     if _size(element) >= 4:
         order = ir.Constant(el.vector(I32, lanes), list(range(first, first + lanes)))
@@ -125,7 +128,7 @@ def _size(element: Any) -> int:
 
 
 def word() -> Primitive:
-    """word(address): a word of a table; tables are aligned."""
+    """word(address): load a word of a table; tables are aligned."""
 
     def emit(b: Any, space: int, args: list[Value]) -> Value:
         return b.load(_at(b, space, args[0], I64), align=8)
@@ -134,13 +137,13 @@ def word() -> Primitive:
 
 
 def mover(width: int, groups: int) -> Primitive:
-    """move(target, source, step): ``groups`` times ``width`` bytes, each ``step`` behind the last; aligned to width."""
+    """move(target, source, step): copy ``width`` bytes, ``groups`` times, ``step`` bytes apart; aligned to width."""
     kind = el.vector(I64, 2) if width == VECTOR else ir.IntType(8 * width)
 
     def emit(b: Any, space: int, args: list[Value]) -> None:
         target, source, step = args
         values = []
-        for _ in range(groups):  # all loads before any store: they wait for memory together
+        for _ in range(groups):  # all loads come before the first store, so that they wait for memory together
             values.append(b.load(_at(b, space, source, kind), align=width))
             source = b.add(source, step)
         for value in values:
@@ -151,9 +154,10 @@ def mover(width: int, groups: int) -> Primitive:
 
 
 def shifter(groups: int) -> Primitive:
-    """shift(target, source, step, apart): as ``move`` of 16 bytes, from ``apart`` (1 to 15) bytes behind ``source``.
+    """shift(target, source, step, apart): copy 16 bytes at a time from ``apart`` (1 to 15) bytes after ``source``.
 
-    Both addresses are multiples of 16: it reads two vectors and joins the end of one to the beginning of the other.
+    Both addresses are multiples of 16: each step loads two vectors, and joins the end of one to the beginning of the
+    other. ``groups`` and ``step`` are as in ``move``.
     """
     kind = el.vector(I64, 2)
 
@@ -164,7 +168,7 @@ def shifter(groups: int) -> Primitive:
         back = b.sub(ir.Constant(I64, 63), bits)
         vector = ir.Constant(kind, ir.Undefined)
         for i, (low, high) in enumerate(((first, middle), (middle, last))):
-            above = b.shl(b.shl(high, ir.Constant(I64, 1)), back)  # in two steps: nothing remains of it where bits is 0
+            above = b.shl(b.shl(high, ir.Constant(I64, 1)), back)  # two shifts: if bits is 0, nothing of it must remain
             vector = b.insert_element(vector, b.or_(b.lshr(low, bits), above), ir.Constant(I32, i))
         return vector
 
@@ -183,7 +187,7 @@ def shifter(groups: int) -> Primitive:
 
 
 def filler(width: int) -> Primitive:
-    """fill(target, pattern): the low bytes of ``pattern``, or for 16 all of them twice; aligned to width."""
+    """fill(target, pattern): store the low bytes of ``pattern``, or for 16 bytes all of it twice; aligned to width."""
 
     def emit(b: Any, space: int, args: list[Value]) -> None:
         target, pattern = args
@@ -198,10 +202,10 @@ def filler(width: int) -> Primitive:
 
 
 def converter(source: DType, target: DType, form: str) -> Primitive:
-    """convert(target, source, scale, target_step, source_step): see ``convert`` of elements.
+    """convert(target, source, scale, target_step, source_step): convert elements as ``elements.convert`` does.
 
-    ``form``: "wide" (``groups_of`` units of aligned vectors, each a step behind the last), "unit" (one of them),
-    "one" (an element that is aligned as its size), "any" (an element anywhere).
+    ``form``: "wide" (``groups_of`` units of aligned vectors, each one step after the last), "unit" (one such unit),
+    "one" (an element that is aligned to its size), "any" (an element at any address).
     """
     groups, n, aligns = _form(form, source.itemsize, target.itemsize)
 
@@ -219,17 +223,17 @@ def converter(source: DType, target: DType, form: str) -> Primitive:
 
 
 def _form(form: str, *sizes: int) -> tuple[int, int, tuple[int, ...]]:
-    """How many groups, elements of each, and the alignment of each address."""
+    """Return the number of groups, the elements of each, and the alignment of each address."""
     if form in ("wide", "unit"):
         return (groups_of(*sizes) if form == "wide" else 1), unit_of(*sizes), (VECTOR,) * len(sizes)
     return 1, 1, sizes if form == "one" else (1,) * len(sizes)
 
 
 def reducer(dtype: DType, op: ReduceOp, form: str) -> Primitive:
-    """reduce(target, table, n, offset, prescale, scale), as the contract of the kernels says.
+    """reduce(target, table, n, offset, prescale, scale): reduce the sources as the kernel contract says.
 
-    ``table`` holds the n addresses, all of them and ``target`` at least as aligned as ``form`` says;
-    ``offset`` is in bytes, of the sources and the target alike. ``form``: "unit", "one" or "any".
+    ``table`` holds the n addresses; all of them and ``target`` are at least as aligned as ``form`` says. ``offset`` is
+    in bytes, for the sources and the target alike. ``form``: "unit", "one" or "any".
     """
     _, n, (align,) = _form(form, dtype.itemsize)
     element = el.STORED[dtype]

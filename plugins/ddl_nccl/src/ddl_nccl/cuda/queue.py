@@ -1,4 +1,4 @@
-"""A stream of a CUDA device as a queue of the device contract, and what buckets stand on there."""
+"""A stream of a CUDA device as a queue of the device contract, and as the ``Ground`` for its buckets."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["CudaEvent", "CudaQueue"]
 
 THREADS = 256  # of a block
-PLACES = 64  # for a bucket's tables of addresses that are on their way to the device at once; made as they are needed
-SPIN_S = 20e-6  # as long as a waiting thread keeps its core
-LEAST_SLEEP_S, MOST_SLEEP_S = 50e-6, 1e-3  # what it sleeps after that, ever longer
-TABLE_S = 60.0  # for one of them to be free again, where the host is so many buckets ahead
+PLACES = 64  # pinned copies of an address table that may be on their way to the device at once; made when needed
+SPIN_S = 20e-6  # how long a waiting thread keeps its core busy
+LEAST_SLEEP_S, MOST_SLEEP_S = 50e-6, 1e-3  # how long it sleeps after that, longer each time
+TABLE_S = 60.0  # how long to wait for such a copy, if the host is that many buckets ahead
 CLOSED = "CUDA: the stream is closed"
 
 
 class CudaEvent(Event):
-    """An event of the device's pool, which it goes back to with its last reference."""
+    """An event of the device's pool, to which it returns when its last reference goes."""
 
     __slots__ = ("_device", "_done", "handle")
 
@@ -62,7 +62,7 @@ class CudaEvent(Event):
 
 
 class CudaQueue(Queue):
-    """One stream. What it is given is queued on the device, and nothing waits but ``close``."""
+    """One stream. Every call is queued on the device, and only ``close`` blocks."""
 
     runtime: CudaDevice
 
@@ -112,7 +112,7 @@ class CudaQueue(Queue):
 
 
 class _Stream(Ground):
-    """Buckets of one stream."""
+    """The memory and kernel launches of one stream."""
 
     def __init__(self, device: CudaDevice, stream: int) -> None:
         self.device = device
@@ -128,7 +128,7 @@ class _Stream(Ground):
 
     def constant(self, words: array[int]) -> Memory:
         memory = self.device.allocate(8 * len(words))
-        pinned = self.device.pinned(8 * len(words))  # goes back when the copy has run
+        pinned = self.device.pinned(8 * len(words))  # reused only after the copy has run
         ctypes.memmove(pinned.address, words.buffer_info()[0], 8 * len(words))
         self.device.driver.copy(memory.address, pinned.address, 8 * len(words), self.stream)
         return memory
@@ -150,7 +150,7 @@ class _Stream(Ground):
 
 
 class _Table(Addresses):
-    """Addresses in device memory, sent there from one of some pinned places when they have changed."""
+    """A table of addresses in device memory. When they change, they are copied there from pinned memory."""
 
     def __init__(self, ground: _Stream, n: int) -> None:
         self._ground = ground
@@ -159,7 +159,7 @@ class _Table(Addresses):
         self._pack = struct.Struct(f"={n}Q").pack_into
         self._nbytes = 8 * n
         self._last: list[int] | None = None
-        self._places: deque[tuple[Memory, Any, CudaEvent]] = deque()  # in the order in which they were sent
+        self._places: deque[tuple[Memory, Any, CudaEvent]] = deque()  # pinned memory, view, copy's event; oldest first
 
     def fill(self, addresses: Sequence[int]) -> None:
         if addresses == self._last:
@@ -173,7 +173,11 @@ class _Table(Addresses):
         self._last = list(addresses)
 
     def _place(self) -> tuple[Memory, Any]:
-        """Pinned memory for a table, which no copy reads."""
+        """Return pinned memory for a table that no queued copy still reads."""
+        # The host must not overwrite pinned memory before the device has read it: the copy runs later, when the stream
+        # gets there, and would send the addresses of a later bucket. So each change takes other pinned memory, until
+        # the event behind a copy is done. A limit on their number keeps a host that is far ahead from pinning more and
+        # more memory.
         if self._places and (len(self._places) >= PLACES or self._places[0][2].done()):
             place, view, sent = self._places[0]
             if not sent.wait(TABLE_S):
@@ -185,7 +189,7 @@ class _Table(Addresses):
 
 
 class _Kernel(Launch):
-    """The arguments as the driver wants them: each in a word of its own, and an array of pointers to them."""
+    """The kernel's arguments as the driver needs them: one word for each, and an array of pointers to the words."""
 
     def __init__(
         self, ground: _Stream, function: Any, name: Name, blocks: int, arguments: Sequence[int | float]

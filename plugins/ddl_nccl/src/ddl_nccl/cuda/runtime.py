@@ -1,4 +1,7 @@
-"""A CUDA device behind the device contract: its memory, streams, events and kernels; the driver is asked in driver.py."""
+"""A CUDA device that implements the device contract: memory, streams, events and kernels.
+
+The driver is called in driver.py.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,23 @@ from ddlcore.types import Device
 __all__ = ["CudaDevice"]
 
 ALIGNMENT: Final = 512
-MOST_TIMES: Final = 2  # as large as is asked for may pinned memory be that is used again
-CLOSE_S = 1.0  # for memory that was let go last
-SHORT_S = 10.0  # for memory that was let go, where there is none left
+MOST_TIMES: Final = 2  # pinned memory is reused if it is at most this many times the requested size
+CLOSE_S = 1.0  # for memory that was let go just before
+SHORT_S = 10.0  # for memory that was let go, when an allocation fails
 log = logging.getLogger("ddl")
 
 
 class CudaDevice(DeviceRuntime):
-    """``driver`` and ``obtain`` stand for the driver and the compiler; tests put others in their place."""
+    """A CUDA device. ``driver`` and ``obtain`` are the driver and the compiler; tests replace them."""
 
     def __init__(self, driver: Driver | None = None, obtain: Any = obtain) -> None:
         self.driver = driver or Driver()
         self.facts: Facts
         self._obtain = obtain
-        self._lock = threading.RLock()  # a finaliser may run while its own thread holds it
-        self._streams: list[int] = []  # open ones, of queues
-        self._events: deque[int] = deque()  # that nobody refers to
-        self._retired: deque[tuple[int, int, CudaEvent]] = deque()  # pinned memory: (address, nbytes, done with)
+        self._lock = threading.RLock()  # reentrant: a finalizer may run while its own thread holds the lock
+        self._streams: list[int] = []  # open streams of queues
+        self._events: deque[int] = deque()  # pool of unused events
+        self._retired: deque[tuple[int, int, CudaEvent]] = deque()  # pinned, to reuse: (address, nbytes, last use)
         self._kernels: dict[Name, Any] = {}
         self._missing: dict[Name, DeviceError] = {}
         self._said = False
@@ -60,18 +63,18 @@ class CudaDevice(DeviceRuntime):
         self.facts = self.driver.open(device.index)
         self.device = device
         self.identity = self.facts.identity
-        # Memory is had and freed on one stream, which never waits. On the other one, which waits for all queues,
-        # events tell when pinned memory is out of use.
+        # Memory is allocated and freed on the first stream, which never waits. The second stream waits for all queues,
+        # so its events tell when pinned memory is out of use.
         self._getting, self._retiring = self.driver.create_stream(), self.driver.create_stream()
         self._freeing = Freeing(self, self._getting)
         self._closed = False
-        self.has_kernel(COPY)  # here, where a user waits, and not where the first bucket is due
+        self.has_kernel(COPY)  # compile here, where a user expects to wait, and not when the first bucket is ready
 
     def queue(self) -> CudaQueue:
         stream = self.driver.create_stream()
         with self._lock:
-            here = self.record(self._getting)  # kept until the wait is queued: another would record it anew
-            self.driver.wait_for(stream, here.handle)  # memory that it may be given is there
+            here = self.record(self._getting)  # the reference keeps the pool from recording the event again
+            self.driver.wait_for(stream, here.handle)  # for the memory that the queue will be given
             self._streams.append(stream)
         return CudaQueue(self, stream)
 
@@ -89,7 +92,7 @@ class CudaDevice(DeviceRuntime):
         until_s = time.monotonic() + CLOSE_S
         while self._retired:
             address, _, event = self._retired.popleft()
-            # Else it ends with the process: to unpin it would wait for the device.
+            # Otherwise it ends with the process: unpinning it would wait for the device.
             if event.wait(max(0.0, until_s - time.monotonic())):
                 self.driver.unpin(address)
         for stream in streams:
@@ -103,7 +106,7 @@ class CudaDevice(DeviceRuntime):
         whole = max(nbytes, 1) + ALIGNMENT
         try:
             return _Block(self._allocate(whole), nbytes, self._free)
-        except DeviceError:  # what was let go is only free when the device is done with all it has been given
+        except DeviceError:  # freed memory returns only when the device has finished everything queued before
             if not self._freeing.settle(SHORT_S):
                 raise
         return _Block(self._allocate(whole), nbytes, self._free)
@@ -123,7 +126,7 @@ class CudaDevice(DeviceRuntime):
         return _Block(address or self.driver.pin(whole), nbytes, partial(self._retire, whole))
 
     def _free(self, address: int, nbytes: int) -> None:
-        if self._closed:  # here the host may wait, unless something of ours is queued that may never end
+        if self._closed:  # the host may wait here, unless a stream of ours holds work that may never end
             if not self._streams:
                 self.driver.synchronise()
                 self.driver.free(address, 0)
@@ -140,18 +143,19 @@ class CudaDevice(DeviceRuntime):
             self._retired.append((address, whole, self.record(self._retiring)))
 
     def _after_all(self) -> None:
-        """What is put on the retiring stream from now on comes after everything that queues hold."""
+        """Make whatever is queued on the retiring stream from now on run after everything that the queues hold now."""
         for stream in self._streams:
-            here = self.record(stream)  # as in queue()
+            here = self.record(stream)  # keeps the event, as in queue()
             self.driver.wait_for(self._retiring, here.handle)
 
     def _again(self, least: int) -> tuple[int, int]:
-        """Pinned memory that the device is done with, and its size: to pin takes long, to unpin may wait. Else 0, and ``least``.
+        """Return pinned memory that the device no longer uses, and its size; otherwise 0 and ``least``.
 
-        Not of that very size alone: where sizes never come again, as with what is gathered, memory would only grow.
+        Pinning takes long, and unpinning may wait for the device. Memory of other sizes is reused, too: if no size
+        comes again, as with allgather, pinned memory would only grow.
         """
         with self._lock:
-            # Of a copy: a finaliser may run amid the loop, in this very thread, and append.
+            # A copy of the deque, because a finalizer may append to it in this very thread during the loop.
             fitting = [one for one in list(self._retired) if least <= one[1] <= MOST_TIMES * least and one[2].done()]
             if not fitting:
                 return 0, least
@@ -162,13 +166,13 @@ class CudaDevice(DeviceRuntime):
     # --- events and streams, for queues
 
     def record(self, stream: int) -> CudaEvent:
-        """An event of the pool, recorded now."""
+        """Return an event of the pool, recorded on the stream now."""
         event = self._event()
         self.driver.record(event.handle, stream)
         return event
 
     def record_all(self, stream: int) -> CudaEvent:
-        """One of the moment that everything queued so far has run, whoever queued it; may wait for that."""
+        """Return an event that is done when everything queued so far by anybody has run; may block until then."""
         event = self._event()
         self.driver.record_all(event.handle, stream)
         return event
@@ -181,12 +185,12 @@ class CudaDevice(DeviceRuntime):
         return CudaEvent(self, handle)
 
     def give_event(self, handle: int) -> None:
-        """Back to the pool. Who waits for it on a stream waits for what it was when that was queued."""
+        """Return an event to the pool. Waits on it that are already queued keep their meaning."""
         if not self._closed:
             self._events.append(handle)
 
     def close_stream(self, stream: int, timeout_s: float) -> None:
-        """Waits for what is queued there; past ``timeout_s`` it runs on, or not, without us."""
+        """Wait for what is queued on the stream, and destroy it; after ``timeout_s`` leave the stream to itself."""
         try:
             if self.record(stream).wait(timeout_s):
                 with self._lock:
@@ -196,13 +200,13 @@ class CudaDevice(DeviceRuntime):
         except DeviceError as error:
             log.debug("closing a stream of %s: %s", self.device, error)
             return
-        # It stays among those for which memory waits before it goes.
+        # The stream stays in the list, so memory is freed only after it, as before.
         log.warning("%s has not finished what was queued within %.0f s; going on without it", self.device, timeout_s)
 
     # --- kernels
 
     def kernel(self, name: Name) -> Any:
-        """The kernel, compiled where that has not been done on this machine. Raises DeviceError."""
+        """Return the kernel, compiled if that was not done on this machine before. Raises DeviceError."""
         function = self._kernels.get(name)
         if function is not None:
             return function
@@ -222,7 +226,7 @@ class CudaDevice(DeviceRuntime):
         return function
 
     def has_kernel(self, name: Name) -> bool:
-        """Whether it can be had; the first time that one cannot, the reason is logged."""
+        """Return whether the kernel is available; log the reason the first time that one is not."""
         try:
             self.kernel(name)
         except DeviceError as error:
@@ -234,17 +238,17 @@ class CudaDevice(DeviceRuntime):
 
 
 class _Block(Memory):
-    """Memory that goes back to its device with the last reference."""
+    """Memory that returns to its device with the last reference."""
 
     def __init__(self, raw: int, nbytes: int, let_go: Any) -> None:
         self.address = (raw + ALIGNMENT - 1) & -ALIGNMENT
         self.nbytes = nbytes
         finalizer = weakref.finalize(self, _let_go, let_go, raw, nbytes)
-        finalizer.atexit = False  # the process takes it along
+        finalizer.atexit = False  # the memory ends with the process
 
 
 def _let_go(let_go: Any, raw: int, nbytes: int) -> None:
     try:
         let_go(raw, nbytes)
-    except DeviceError as error:  # the device has failed, and whoever uses it was told
+    except DeviceError as error:  # the device has failed, which its users were told
         log.debug("letting go of memory: %s", error)

@@ -1,7 +1,7 @@
-"""Runs kernels without a GPU: numba's simulator runs the very functions, the host's processor their primitives.
+"""Runs kernels without a GPU: numba's simulator runs the kernels, and the host's processor runs their primitives.
 
-Numba's simulator executes Python, so it cannot run primitives that are LLVM code for the device.
-The same code, emitted for the host, stands in for them; addresses are of host memory. For tests: slow.
+Numba's simulator executes Python, so it cannot run primitives, which are LLVM code for the device. The same code,
+emitted for the host, replaces them; addresses are of host memory. It is slow, and only for tests.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ddl_nccl.cuda.primitives import Primitive
 __all__ = ["Simulated", "launch"]
 
 HOST = 0  # the address space of ordinary memory
-THREADS = 4  # of a block: each is a thread of the host
+THREADS = 4  # of a block; each is a thread of the host
 _RUNNING = threading.Lock()
 
 
 class _Host:
-    """The machine of ``kernels.build`` whose functions run on the host."""
+    """The machine for ``kernels.build`` whose functions run on the host."""
 
     def step(self, primitive: Primitive) -> Any:
         return _compiled(primitive.name, primitive)
@@ -79,7 +79,7 @@ def _compile(primitive: Primitive) -> Any:
 
 @functools.cache
 def _kernel(name: Name) -> Any:
-    # The class itself: `cuda.jit` gives it only where NUMBA_ENABLE_CUDASIM was set before numba came in.
+    # The class itself: `cuda.jit` returns it only if NUMBA_ENABLE_CUDASIM was set before numba was imported.
     import numba.cuda.simulator.kernel
 
     simulator: Any = numba.cuda.simulator.kernel
@@ -87,7 +87,7 @@ def _kernel(name: Name) -> Any:
 
 
 def launch(name: Name, blocks: int, arguments: Sequence[int | float], threads: int = THREADS) -> None:
-    """Runs the kernel to its end, one at a time: the simulator knows no other way. Any thread."""
+    """Run the kernel to its end. Any thread may call this; the simulator runs only one kernel at a time."""
     with _RUNNING:
         _kernel(name)[blocks, threads](*arguments)
 
@@ -113,7 +113,7 @@ class _Words(Addresses):
 
 
 class Simulated(Ground):
-    """Host memory, and launches that run to their end."""
+    """A ``Ground`` of host memory, whose launches run to their end."""
 
     multiprocessors = 1
 

@@ -1,6 +1,8 @@
-"""Keras callbacks for training on many ranks: equal variables at the start, averaged metrics, learning rates that scale.
+"""Keras callbacks for training on many ranks.
 
-One set of classes for whatever ``tf.keras`` stands for, Keras 3 or tf_keras.
+Equal variables at the start, averaged metrics, learning rates that scale.
+
+The same classes serve Keras 3 and tf_keras, whichever ``tf.keras`` stands for.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ _keras: Any = the_keras()
 _Base: Any = _keras.callbacks.Callback
 _ModelCheckpoint: Any = _keras.callbacks.ModelCheckpoint
 
-NOTHING, WEIGHTS, EVERYTHING = range(3)  # what a rank has to broadcast before its first step
+NOTHING, WEIGHTS, EVERYTHING = range(3)  # what a rank can broadcast before its first step
 
 
 class _Callback(_Base):  # type: ignore[misc]  # Keras has no types
-    """A callback that a model of the other Keras takes too: tf_keras asks each what it implements, Keras 3 does not."""
+    """A callback that models of either Keras accept.
+
+    tf_keras asks each callback which hooks it implements, and the base class of Keras 3 has no methods to answer.
+    """
 
     def _implements_train_batch_hooks(self) -> bool:
         return True
@@ -50,8 +55,9 @@ class _Callback(_Base):  # type: ignore[misc]  # Keras has no types
 class BroadcastGlobalVariablesCallback(_Callback):
     """Gives every rank the variables of the model and of its optimizer that ``root_rank`` has.
 
-    Before the first step, where all ranks' models are built by then; else, and for what is not made yet, after it.
-    ``local_variables`` (a variable, or several) are left as they are. ``device`` is accepted for Horovod's sake.
+    This is done before the first step if the models of all ranks are built by then. Otherwise, and for variables that
+    do not exist yet, it is done after the first step. ``local_variables`` (a variable, or several) are not changed.
+    ``device`` is accepted for compatibility with Horovod.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -64,7 +70,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
             raise ValueError("All local variables must be of tf.Variable type.")
 
     def register_local_var(self, variable: Any) -> None:
-        """This variable, too, is left as it is."""
+        """Exclude this variable, too, from the broadcast."""
         self._local.append(variable)
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -86,7 +92,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         self.broadcast_done = True
 
     def _ready(self) -> int:
-        """What there is to broadcast on this rank; builds the optimizer, where that can be done from outside."""
+        """Return what this rank can broadcast. Builds the optimizer if its family allows that."""
         if not self.model.built:
             return NOTHING
         optimizer = self.model.optimizer
@@ -107,9 +113,9 @@ class BroadcastGlobalVariablesCallback(_Callback):
 
 
 class MetricAverageCallback(_Callback):
-    """Averages the metrics of an epoch over all ranks, in place, for the callbacks that stand after it in the list.
+    """Averages the metrics of an epoch over all ranks, in place, for the callbacks that come later in the list.
 
-    Raises ValueError where the ranks have different metrics. ``device`` is accepted for Horovod's sake.
+    Raises ValueError if the ranks have different metrics. ``device`` is accepted for compatibility with Horovod.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -140,12 +146,12 @@ class MetricAverageCallback(_Callback):
 
 
 class LearningRateScheduleCallback(_Callback):
-    """Sets the learning rate to ``initial_lr * multiplier`` from ``start_epoch`` until before ``end_epoch``.
+    """Sets the learning rate to ``initial_lr * multiplier`` from epoch ``start_epoch`` on, until before ``end_epoch``.
 
-    ``multiplier`` is a number, or a function of the epoch. With ``staircase`` it is asked at the start of each
-    epoch; without, before each batch, with epoch + batch / steps_per_epoch (which Keras tells where it knows it).
-    ``momentum_correction`` scales what momentum has gathered as the learning rate changes (Goyal et al. 2017,
-    arXiv:1706.02677), for SGD and RMSprop. Epochs begin at 0.
+    ``multiplier`` is a number, or a function of the epoch. With ``staircase``, it is evaluated at the start of each
+    epoch. Without, it is evaluated before each batch, for epoch + batch / steps_per_epoch; Keras supplies
+    steps_per_epoch if it knows it. ``momentum_correction`` scales the accumulated momentum when the learning rate
+    changes (Goyal et al. 2017, arXiv:1706.02677), for SGD and RMSprop. Epochs are counted from 0.
     """
 
     def __init__(
@@ -208,10 +214,10 @@ class LearningRateScheduleCallback(_Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from ``initial_lr / size()`` to ``initial_lr``, batch by batch, in ``warmup_epochs``.
+    """Raises the learning rate batch by batch from ``initial_lr / size()`` to ``initial_lr`` in ``warmup_epochs``.
 
-    With it, a learning rate that was scaled by the number of ranks does no harm at the start (Goyal et al. 2017,
-    arXiv:1706.02677). ``verbose``: rank 0 says when it is done.
+    This prevents a learning rate that was scaled by the number of ranks from doing harm at the start (Goyal et al.
+    2017, arXiv:1706.02677). ``verbose``: rank 0 prints a line when the warmup has finished.
     """
 
     def __init__(
@@ -244,9 +250,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(_ModelCheckpoint):  # type: ignore[misc]  # Keras has no types
-    """Saves the model when ``monitor`` is better than ever, on rank 0 alone, to ``filepath`` (also settable later).
+    """Saves the model to ``filepath`` whenever ``monitor`` is better than ever before; only rank 0 saves.
 
-    Put it after MetricAverageCallback, so that what it monitors is the average of all ranks.
+    ``filepath`` may also be set later. Put the callback after MetricAverageCallback, so that it monitors the average of
+    all ranks.
     """
 
     def __init__(
@@ -310,7 +317,7 @@ def _set_learning_rate(optimizer: Any, value: float) -> None:
 
 
 def _velocities(optimizer: Any, model: Any) -> Iterable[Any]:
-    """What momentum has gathered, in units of the learning rate; empty before the first step."""
+    """Return the momentum variables, which are in units of the learning rate; empty before the first step."""
     optimizer = _unscaled(optimizer)
     if not any(cls.__name__ in ("SGD", "RMSprop") for cls in type(optimizer).__mro__):
         return []
@@ -329,7 +336,7 @@ def _scale(variable: Any, factor: float) -> None:
 
 
 def _gathered(*numbers: float) -> list[tuple[float, ...]]:
-    """Every rank's numbers."""
+    """Return the numbers of every rank."""
     return [tuple(row) for row in arrays.allgather(np.array([numbers]), "metric_average_callback.names")]
 
 

@@ -1,4 +1,4 @@
-"""Says which Keras is in use, and of which family an optimizer is; imports none unasked."""
+"""Finds which Keras is in use, and the family of an optimizer; imports no Keras unless it is asked to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Family", "family_of", "the_keras"]
 
 
 class Family(Enum):
-    """An optimizer's family: they differ in where a gradient can be met on its way."""
+    """The family of a Keras optimizer; the families differ in which method receives the gradients."""
 
     KERAS3 = "Keras 3"
     TF_KERAS = "tf_keras"
@@ -20,7 +20,7 @@ class Family(Enum):
 
 ADVICE = "ddl_tf.keras works on Keras' TensorFlow backend; set KERAS_BACKEND=tensorflow before Keras is imported"
 
-# The base classes by name, so that an optimizer of one Keras is told without an import of the other.
+# The base classes are compared by name, so that recognizing an optimizer of one Keras does not import the other.
 _FAMILIES = {
     ("keras.src.optimizers.base_optimizer", "BaseOptimizer"): Family.KERAS3,
     ("tf_keras.src.optimizers.optimizer", "Optimizer"): Family.TF_KERAS,
@@ -29,13 +29,13 @@ _FAMILIES = {
 
 
 def the_keras() -> Any:
-    """The module that ``tf.keras`` stands for: Keras 3, or tf_keras where TF_USE_LEGACY_KERAS=1 asks for it.
+    """Return the module that ``tf.keras`` stands for: Keras 3, or tf_keras if TF_USE_LEGACY_KERAS=1 is set.
 
-    Raises ImportError where it is Keras 3 on a backend other than TensorFlow.
+    Raises ImportError if it is Keras 3 with a backend other than TensorFlow.
     """
     keras = tf.keras
     try:
-        backend = keras.backend.backend()  # tf.keras imports late: here
+        backend = keras.backend.backend()  # tf.keras is imported lazily, at this point
     except ImportError as error:
         raise ImportError(f"Keras cannot be imported ({_cause(error)}). {ADVICE}") from error
     if backend != "tensorflow":
@@ -44,7 +44,7 @@ def the_keras() -> Any:
 
 
 def family_of(optimizer: Any) -> Family | None:
-    """What an object is as an optimizer; None where it is none of Keras'."""
+    """Return the family of an optimizer; None if the object is not a Keras optimizer."""
     for ancestor in type(optimizer).__mro__:
         family = _FAMILIES.get((ancestor.__module__, ancestor.__name__))
         if family is not None:
@@ -53,7 +53,7 @@ def family_of(optimizer: Any) -> Family | None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The error that it all began with: the backend that is not installed, say."""
+    """Return the first error in the chain of causes: the backend that is not installed, for example."""
     while error.__context__ is not None:
         error = error.__context__
     return error

@@ -1,4 +1,4 @@
-"""Loads a saved Keras model so that training goes on with a distributed optimizer."""
+"""Loads a saved Keras model so that training continues with a distributed optimizer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def load_model(
     compression: Any = None,
     legacy_opts: bool = False,
 ) -> Any:
-    """The model that Keras finds in ``filepath``, its optimizer, with the state that was saved, made distributed.
+    """Load a model with Keras, make its optimizer distributed, and return the model.
 
-    ``custom_optimizers`` are optimizers of the user's own, known in the file by their class's name; ``custom_objects``
-    is Keras' argument of that name. Only ranks that load the file have what is in it: load on all, or broadcast after.
-    ``legacy_opts`` is accepted for Horovod's sake: which optimizers there are, the file says.
+    The file ``filepath`` also has the optimizer's state. ``custom_optimizers`` are the user's own optimizer classes,
+    which the file refers to by class name. ``custom_objects`` is Keras' argument of that name. Only ranks that load the
+    file get its contents: load it on all ranks, or broadcast afterwards. ``legacy_opts`` is accepted for compatibility
+    with Horovod and has no effect, because the file says which optimizers it contains.
     """
     known = {cls.__name__: cls for cls in custom_optimizers or ()}
     known.update(custom_objects or {})
@@ -32,5 +33,5 @@ def load_model(
     if family_of(optimizer) is not None:
         DistributedOptimizer(optimizer, compression=compression)
         if family_of(optimizer) is Family.KERAS3:
-            seams.settle_jit(model, "auto")  # the file holds what it came to when it was saved, not who asked
+            seams.settle_jit(model, "auto")  # the file holds the value in effect, not whether the user asked for it
     return model

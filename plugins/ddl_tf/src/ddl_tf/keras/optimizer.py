@@ -1,8 +1,9 @@
-"""Makes a Keras optimizer step on reduced gradients: the object itself, met where its gradients pass on their way.
+"""Makes a Keras optimizer step on reduced gradients, by wrapping the method of the object that receives them.
 
-Its class, its configuration and its variables stay as they are, so that it is saved, and loaded without ddl, as the
-plain optimizer that it is. Where gradients pass depends on the Keras: ``apply`` in Keras 3, ``aggregate_gradients`` in
-tf_keras, ``gradient_aggregator`` in its older optimizers; each comes before clipping, as on one device.
+The optimizer's class, configuration and variables do not change, so it is saved as the plain optimizer that it is, and
+can be loaded without ddl. The method that receives gradients depends on the Keras: ``apply`` in Keras 3,
+``aggregate_gradients`` in tf_keras, ``gradient_aggregator`` in its older optimizers. Each is called before clipping, as
+it is on one device.
 """
 
 from __future__ import annotations
@@ -42,28 +43,29 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """``optimizer`` itself (of Keras 3 or tf_keras), which from now on steps on gradients reduced over ``process_set``.
+    """Make ``optimizer`` (of Keras 3 or tf_keras) step on gradients reduced over ``process_set``, and return it.
 
-    Every rank wraps its optimizers in the same order, with the same arguments, after ``init()``. Gradients are
-    reduced before they are clipped and before mixed precision looks for overflow. Ranks outside ``process_set`` step
-    on their own gradients. A copy of it, and what a saved model loads, is the bare optimizer.
+    Every rank must wrap its optimizers in the same order, with the same arguments, after ``init()``. Gradients are
+    reduced before they are clipped, and before mixed precision looks for overflow. Ranks outside ``process_set`` step
+    on their own gradients. A copy of the optimizer, and an optimizer loaded from a saved model, is not distributed.
 
-    * ``name``: what its gradients are called on the wire; by default, its class and number.
+    * ``name``: the name of its gradients in messages; by default, its class and a number.
     * ``device_dense``, ``device_sparse``: where gradients are reduced: '/cpu:0', 'cpu' or ''.
-    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own; without it,
-      the setting ``compression`` decides.
-    * ``sparse_as_dense``: sparse gradients (``tf.IndexedSlices``) are made dense; else they are gathered.
-    * ``gradient_predivide_factor`` f: gradients are divided by f before and by size / f after the sum.
+    * ``compression``: ``Compression.none``, ``.fp16``, ``.bf16``, a compressor's name, or a class of your own. Without
+      it, the setting ``compression`` decides.
+    * ``sparse_as_dense``: sparse gradients (``tf.IndexedSlices``) are converted to dense ones; otherwise they are
+      gathered.
+    * ``gradient_predivide_factor`` f: gradients are divided by f before the sum and by size / f after it.
     * ``op``: Average or Sum.
-    * ``backward_passes_per_step``: gradients of so many steps are summed here, then reduced and applied; it is the
-      steps that are applied which ``iterations`` counts. ``average_aggregated_gradients``: averaged, not summed.
-    * ``groups``: how many groups of variables go off together, or a list of lists of variables (``num_groups`` is its
-      older name).
-    * ``scale_local_gradients``: gradients of variables that ``register_local_var`` named, which are not reduced, are
-      divided by the size.
+    * ``backward_passes_per_step``: the gradients of so many passes are summed on this rank, then reduced and applied.
+      ``iterations`` counts only the applied steps. ``average_aggregated_gradients``: they are averaged, not summed.
+    * ``groups``: the number of groups of variables whose gradients are sent together, or a list of lists of variables
+      (``num_groups`` is the older name).
+    * ``scale_local_gradients``: the gradients of variables registered by ``register_local_var``, which are not reduced,
+      are divided by the size.
 
-    Added method: ``register_local_var(variable)``. Raises ValueError for arguments that do not fit, NotInitialized
-    before ``init()``.
+    Adds the method ``register_local_var(variable)``. Raises ValueError for invalid arguments, and NotInitialized before
+    ``init()``.
     """
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
@@ -83,7 +85,7 @@ def DistributedOptimizer(
     reducer = Reducer(reduction, name or f"Distributed{type(optimizer).__name__}", unique=True)
     local = LocalVariables(scale_local_gradients)
     step = Step(optimizer, reducer, local, backward_passes_per_step, average_aggregated_gradients)
-    vars(optimizer)["_ddl"] = step  # past __setattr__, which would have Keras track, and save, what it is not to know
+    vars(optimizer)["_ddl"] = step  # not by __setattr__: Keras would track and save it
     vars(optimizer)["register_local_var"] = step.register_local_var
     _MEET[family](optimizer, step)
     return optimizer
@@ -105,10 +107,10 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """As ``DistributedOptimizer``, but the variables of ``local_layers`` (a layer, or several) stay this rank's own.
+    """Do the same as ``DistributedOptimizer``, but keep the variables of ``local_layers`` (a layer, or several) local.
 
     Their gradients are not reduced; with ``scale_local_gradients`` they are divided by the size. The layers may be
-    built later, by the first step at the latest.
+    built later, but not after the first step.
     """
     layers = [] if local_layers is None else local_layers
     layers = list(layers) if isinstance(layers, (list, tuple, set, frozenset)) else [layers]
@@ -132,11 +134,11 @@ def PartialDistributedOptimizer(
     return wrapped
 
 
-# --- where gradients are met
+# --- where gradients are intercepted
 
 
 class _Met:
-    """A method of one optimizer with ours around it; in a copy of the optimizer, the method alone."""
+    """A wrapped method of one optimizer. In a copy of the optimizer, it becomes the method without the wrapper."""
 
     def __init__(self, optimizer: Any, name: str, around: Callable[..., Any]) -> None:
         self._owner = optimizer
@@ -154,7 +156,10 @@ class _Met:
 
 
 class _Aggregator:
-    """What an older optimizer of tf_keras calls to aggregate gradients; in a copy of it, what it called before."""
+    """The gradient aggregator of an older tf_keras optimizer.
+
+    In a copy of the optimizer, it becomes the former aggregator.
+    """
 
     def __init__(self, step: Step, bare: Any) -> None:
         self._step = step
@@ -181,13 +186,13 @@ def _meet_keras3(optimizer: Any, step: Step) -> None:
         if not gradients:
             return None
         if trainable_variables is None and not optimizer.built:
-            return bare(gradients)  # which says what is missing
+            return bare(gradients)  # it raises an error that says what is missing
         variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
         if step.passes == 1:
             with step.whole():
                 return bare(step.reduce(gradients, variables), variables)
         if not optimizer.built:
-            optimizer.build(variables)  # no variable can be made within a condition
+            optimizer.build(variables)  # variables cannot be created within a condition
         return step.accumulate(gradients, variables, lambda sums: bare(step.reduce(sums, variables), variables))
 
     _meet(optimizer, "apply", apply)
@@ -223,7 +228,7 @@ _MEET = {
 
 
 def _innermost(optimizer: Any) -> Any:
-    """The optimizer that a loss scaler asks to aggregate; the scaler looks for overflow after that."""
+    """Return the optimizer that a loss scaler calls to aggregate; the scaler looks for overflow afterwards."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
@@ -241,10 +246,10 @@ def _accumulating(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """``apply_gradients`` of tf_keras over several passes; it aggregates on the last."""
+    """Do what tf_keras' ``apply_gradients`` does, over several passes; the gradients are aggregated in the last one."""
     pairs = list(grads_and_vars)
     variables = [variable for _, variable in pairs]
-    build = getattr(optimizer, "build", None)  # the older ones make their variables outside of conditions themselves
+    build = getattr(optimizer, "build", None)  # older optimizers create their variables outside of conditions
     if build is not None:
         with tf.init_scope():
             build(variables)

@@ -1,7 +1,9 @@
-"""Two places of Keras 3 where an optimizer's own methods are met too late: how a model is compiled, and loss scaling.
+"""Two places in Keras 3 where wrapping an optimizer's own methods would be too late.
 
-Each is wrapped once in a process, when the first optimizer is made distributed; for models and optimizers
-that have nothing to do with ddl both do what they did.
+Compiling a model, and loss scaling.
+
+Each method is wrapped once per process, when the first optimizer is made distributed. For models and optimizers that do
+not use ddl, both methods work as before.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ _MARK = "_ddl_wrapped"
 
 
 def step_of(optimizer: Any) -> Step | None:
-    """The step of a distributed optimizer, or of the one that it scales losses for; None where neither is one."""
+    """Return the Step of a distributed optimizer, or of a loss scaler's inner optimizer.
+
+    None if neither is distributed.
+    """
     return _own_step(optimizer) or _own_step(getattr(optimizer, "inner_optimizer", None))
 
 
@@ -34,9 +39,9 @@ def _own_step(optimizer: Any) -> Step | None:
 
 
 def settle_jit(model: Any, asked: Any) -> None:
-    """Turns XLA off where Keras alone chose it for a model whose optimizer is distributed; says so on rank 0.
+    """Turn XLA off if the optimizer is distributed and Keras has chosen XLA by itself; rank 0 logs a warning.
 
-    Raises ValueError where the user asked for it (``asked`` is True) and a step communicates.
+    Raises ValueError if the user requested XLA (``asked`` is True) and a step communicates.
     """
     step = step_of(model.optimizer)
     if step is None or not model.jit_compile:
@@ -57,8 +62,8 @@ def settle_jit(model: Any, asked: Any) -> None:
 
 
 def install() -> None:
-    """Wraps both places; Keras 3 is imported already."""
-    import keras  # here: only who has an optimizer of it needs it
+    """Wrap both methods. Keras 3 must have been imported."""
+    import keras  # late: it is needed only for its own optimizers
 
     with _lock:
         _wrap(keras.Model, "compile", _compile)
@@ -66,7 +71,7 @@ def install() -> None:
 
 
 def _wrap(derived: type, name: str, around: Callable[..., Any]) -> None:
-    """Puts ``around`` where the method is defined: Keras compares a model's ``compile`` with that one."""
+    """Wrap a method in the class that defines it: Keras compares a model's ``compile`` with the one defined there."""
     owner = next(cls for cls in derived.__mro__ if name in vars(cls))
     bare = vars(owner)[name]
     if hasattr(bare, _MARK):
@@ -87,7 +92,10 @@ def _compile(bare: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 
 
 def _apply_scaled(bare: Callable[..., Any], scaler: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    """Reduces before the scaler looks for overflow: all ranks must find the same, or some would skip a step alone."""
+    """Reduce the gradients before the scaler looks for overflow.
+
+    All ranks must find the same overflow: otherwise some ranks would skip a step that the others make.
+    """
     step = _own_step(scaler.inner_optimizer)
     if step is None:
         return bare(scaler, grads, trainable_variables)

@@ -1,4 +1,7 @@
-"""Decides what becomes of a step's gradients before an optimizer has them: summed over passes, reduced, or left local."""
+"""Decides what happens to gradients before an optimizer gets them.
+
+They are summed over passes, reduced, or left local.
+"""
 
 from __future__ import annotations
 
@@ -28,36 +31,38 @@ class Step:
         self.reducer = reducer
         self.local = local
         self.passes = passes
-        self.reduced = False  # whether whoever calls the optimizer now has reduced the gradients already
+        self.reduced = False  # whether the caller of the optimizer has reduced the gradients already
         self._divisor = passes if average_passes else 1
-        self._sums: dict[int, Any] = {}  # by variable; of the passes since the last step
-        self._count: Any = None  # of those passes
-        self._torn = False  # an exception has come between a reduction and its update
+        self._sums: dict[int, Any] = {}  # by variable: sums over the passes since the last step
+        self._count: Any = None  # number of those passes
+        self._torn = False  # whether an exception has separated a reduction from its update
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Step:
-        return self  # a copy of the optimizer is none that it knows
+        return self  # it still refers to the original, so that ``step_of`` finds the copy not distributed
 
     def register_local_var(self, variable: Any) -> None:
-        """From now on this variable's gradient is this rank's own: it is not reduced, but scaled where that was asked for.
+        """Keep this variable's gradient local to this rank: it is not reduced, but scaled if that was requested.
 
-        Called on every rank with the same variable, before the first step. Raises ValueError for what is no variable.
+        Call it on every rank with the same variable, before the first step. Raises ValueError for anything that is not
+        a variable.
         """
         self.local.register(variable)
 
     def reduce(self, gradients: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
-        """The gradients as the optimizer shall have them, in the same places; None stays None.
+        """Return the gradients for the optimizer, in the same places; None stays None.
 
-        Every member of the process set calls it with as many. Raises ValueError within a function that XLA
-        compiles, and what the reducer raises.
+        Every member of the process set must call it with the same number of gradients. Raises ValueError within a
+        function that XLA compiles, and the reducer's errors.
         """
         return self.local.reduce(lambda _: self.reducer, list(gradients), list(variables))
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Reduction and update together. Where the last ones were torn apart, the job ends: the peers have that update.
+        """Keep a reduction and its update together: if an exception has separated them, the next step ends the job.
 
-        That is, by an exception that is no ordinary one of an optimizer's, such as a signal's handler raises.
+        The peers have then made an update that this rank has not. Exceptions that an optimizer may ordinarily raise do
+        not count; an exception raised by a signal's handler does.
         """
         if not tf.executing_eagerly() or not self.reducer.active:
             yield
@@ -70,7 +75,8 @@ class Step:
             yield
         except (ValueError, TypeError, tf.errors.OpError, DdlInternalError):
             raise
-        except BaseException:  # what is unfinished, the reducer goes on with
+        except BaseException:
+            # An unfinished reduction is not torn from its update: the next step's call of the reducer completes it.
             self._torn = self.reducer.launches != before and not self.reducer.unfinished
             raise
 
@@ -79,9 +85,11 @@ class Step:
     def accumulate(
         self, gradients: Iterable[Any], variables: Iterable[Any], apply: Callable[[list[Any]], object]
     ) -> None:
-        """Adds the gradients to those of the passes before; on the last pass ``apply`` gets the sums (or averages).
+        """Add the gradients to those of the previous passes.
 
-        The sums are this rank's own and in no checkpoint. Sparse gradients are summed densely.
+        In the last pass, call ``apply`` with the sums or averages.
+
+        The sums belong to this rank and are not saved in checkpoints. Sparse gradients are added to dense sums.
         """
         gradients, variables = list(gradients), list(variables)
         sums = self._sums_of(gradients, variables)
@@ -102,7 +110,10 @@ class Step:
         tf.cond(count >= self.passes, last, lambda: None)
 
     def _sums_of(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """One sum for each variable that has or had a gradient, made when it is met first; outside of any graph."""
+        """Return the sum variable of each variable that has or had a gradient.
+
+        New ones are created outside of any graph.
+        """
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise ValueError(
                 "backward_passes_per_step > 1 of a Keras optimizer needs eager execution or tf.function; "

@@ -1,7 +1,8 @@
 """Batch normalization over the batches of all ranks, however many rows each has; a layer of Keras 3 or of tf_keras.
 
-Forward gathers (mean, squared deviations, count) of every rank and joins them in rank order (Chan, Golub and
-LeVeque 1979), so that no precision is lost to sums of squares. Backward adds two sums a channel over all ranks.
+The forward pass gathers (mean, squared deviations, count) from every rank and combines them in rank order (Chan, Golub
+and LeVeque 1979), so that no precision is lost in sums of squares. The backward pass adds two sums per channel over all
+ranks.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ DIGIT = 2**24  # the base in which counts travel: float32 holds integers up to i
 
 @_register("ddl")
 class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Keras has no types
-    """As ``tf.keras.layers.BatchNormalization`` on the batches of all ranks put together.
+    """The layer ``tf.keras.layers.BatchNormalization``, computed over the batches of all ranks together.
 
-    All ranks run such layers in the same order, by which they are paired: their names may differ.
+    All ranks must run such layers in the same order, by which they are matched; their names may differ.
 
-    In inference, and in a world of one, it is Keras' own. The moving variance is the biased one, as Keras has it
-    without ``fused``. Raises ValueError for ``fused=True``, and for renorm and virtual batches.
+    In inference, and in a job of one rank, it is the same as Keras' layer. The moving variance is the biased one, as in
+    Keras without ``fused``. Raises ValueError for ``fused=True``, and for renorm and virtual batches.
     """
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:
@@ -46,7 +47,7 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
         super().__init__(**kwargs)
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """The normalized inputs, in their own type and layout."""
+        """Return the normalized inputs, in their own type and layout."""
         job = current_job() if is_initialized() else None
         training = self._training(training)
         if job is None or job.size == 1 or training is False or not self.trainable:
@@ -61,7 +62,7 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
         )
 
     def _training(self, training: Any) -> Any:
-        """True, False, or in a v1 graph the tensor that will tell."""
+        """Return True, False, or in a v1 graph the tensor that will hold the value."""
         if training is None:
             learning_phase = getattr(_keras.backend, "learning_phase", None)  # of tf_keras
             training = False if learning_phase is None else learning_phase()
@@ -93,7 +94,10 @@ class SyncBatchNormalization(_BatchNormalization):  # type: ignore[misc]  # Kera
 
 
 def _moments(x: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any]:
-    """Mean and biased variance of each channel over all ranks' values; ``weights`` are 0 where a mask hides them."""
+    """Return the mean and the biased variance of each channel over the values of all ranks.
+
+    ``weights`` are 0 for the values that a mask hides.
+    """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
     def moments(values: Any) -> tuple[Any, Any]:
@@ -112,7 +116,7 @@ def _moments(x: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any]:
 
 
 def _joined(x: Any, weights: Any, axes: Sequence[int]) -> tuple[Any, Any, Any, Any]:
-    """(mean, variance, number of values of a channel, mean in x's layout) over all ranks."""
+    """Return mean, variance, number of values per channel, and the mean in the layout of ``x``; all over all ranks."""
     kind = x.dtype
     if weights is None:
         count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))  # values of a channel on this rank
@@ -140,5 +144,5 @@ def _channel_axis(x: Any, axes: Sequence[int]) -> int:
 
 
 def _aligned(channels: Any, x: Any, axes: Sequence[int]) -> Any:
-    """A value for each channel, in the layout of ``x``."""
+    """Return a tensor of one value per channel in the layout of ``x``."""
     return tf.reshape(channels, [1 if i in axes else -1 for i in range(len(x.shape))])

@@ -1,4 +1,4 @@
-"""The verbs on Python's and numpy's values, for what callbacks and scripts count; they touch no graph and no session."""
+"""The collectives on Python and numpy values, for callbacks and scripts; uses no graph and no session."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def allreduce(
     op: int | None = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """The ranks' values combined by ``op`` (Average where neither it nor ``average`` is given), as numpy's.
+    """Return the values of all ranks combined by ``op``, as a numpy value.
 
-    Every rank calls it with a value of the same shape and type.
+    The op is Average if neither ``op`` nor ``average`` is given. Every rank calls it with a value of the same shape and
+    type.
     """
     reduce_op = resolve_op(op, average)
     wire, user = wire_compression(compression)
@@ -37,24 +38,28 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """The ranks' values one after another along the first dimension, in which alone they may differ."""
+    """Return the values of all ranks, joined along the first dimension.
+
+    Only that dimension may differ between ranks.
+    """
     return _value(arrays.allgather(_array(value), name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """The value of ``root_rank``, on every rank. All give one of the same shape and type."""
+    """Return the value of ``root_rank`` on every rank. All ranks must pass a value of the same shape and type."""
     return _value(arrays.broadcast(_array(value), root_rank, name))
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """This rank's rows of the ranks' values combined by ``op``."""
+    """Return this rank's rows of the values of all ranks combined by ``op``."""
     return _value(arrays.reducescatter(_array(value), name, resolve_op(op)))
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """Gives every rank ``root_rank``'s global variables of the default graph, in the default or Keras' session.
+    """Give every rank ``root_rank``'s global variables of the default graph, in the default session or Keras' session.
 
-    Raises RuntimeError in eager mode, where there are none: there, use broadcast_variables or the callback.
+    Raises RuntimeError in eager mode, where there are no global variables; use broadcast_variables or the callback
+    there.
     """
     operation = the_operation(root_rank)
     session = tf.compat.v1.get_default_session() or tf.compat.v1.keras.backend.get_session()
@@ -74,5 +79,5 @@ def _array(value: Any) -> Any:
 
 
 def _value(array: Any) -> Any:
-    """numpy's own number where the array has no dimension."""
+    """Return a numpy scalar if the array has no dimensions, else the array."""
     return array[()] if array.ndim == 0 else array
