@@ -1,4 +1,4 @@
-"""One tensor's operation on this rank, from the call until its handle is done."""
+"""Describes one tensor's operation on this rank, from the call until its handle is done."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ddlcore.types import Buffer
 
 __all__ = ["ANONYMOUS", "DECIDED", "IDLE", "PENDING", "Entry", "Outcome", "PersistentRequest"]
 
-ANONYMOUS = "noname."  # what names begin with that nobody has given; alone (or before "[i]"), still to be numbered
+ANONYMOUS = "noname."  # begins the name of an unnamed call; alone, or directly before "[i]", it has no number yet
 
-# Where a persistent request is.
-IDLE = 0  # with the user
+# The states of a persistent request.
+IDLE = 0  # not in flight: the tensor is the user's
 PENDING = 1  # in the tensor queue, or in a bucket of a schedule
-DECIDED = 2  # in a bucket that was negotiated
+DECIDED = 2  # in a negotiated bucket
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a bucket left for one entry. Kinds with a target of their own leave nothing here."""
+    """The result that a bucket left for one entry. Kinds that write into the caller's target leave nothing here."""
 
-    memory: Memory | None = None  # of kinds whose size is known only when all have asked
-    rows: tuple[tuple[int, ...], ...] = ()  # ragged kinds: [member] = that member's rows
+    memory: Memory | None = None  # the result of kinds whose size is known only after negotiation
+    rows: tuple[tuple[int, ...], ...] = ()  # for ragged kinds: the rows of each member
     digests: tuple[bytes, ...] = ()
     result: int = -1  # ADD_SET: the set's id; JOIN: the last rank
-    event: Event | None = None  # behind which the values stand, where they lie on a device
+    event: Event | None = None  # on a device: the event after which the values are complete
 
 
 class Entry:
-    """One ask and what it is about. ``number`` counts the entries of its handle: a grouped call has several."""
+    """One request for one tensor. ``number`` counts the entries of a handle, because a grouped call has several."""
 
     __slots__ = (
         "digest",
@@ -72,18 +72,19 @@ class Entry:
         self.target = target
         self.rows = rows
         self.digest = digest
-        self.stamp = -1  # the last bucket that the user's code had seen end when it made this call
+        self.stamp = -1  # the last bucket whose end the user's code had seen before this call
 
     def ask(self) -> Ask:
         return Ask(self.set_id, self.name, self.spec_bytes, self.rows, self.stamp, self.digest)
 
 
 class PersistentRequest(Entry):
-    """An allreduce that comes again in every step: entry and handle in one, described once.
+    """An allreduce that is started anew in each step. It is entry and handle in one, and is described only once.
 
-    ``TensorQueue.start_request`` starts it; it is idle again when its result stands. Its buffers are its own (one, in place)
-    and tell where the tensor lies this time. ``starts`` counts, in the same moment, how often it was started: whoever
-    was interrupted meanwhile can tell. ``error`` stays until the next start, so that no interrupt loses it.
+    ``TensorQueue.start_request`` starts it, and it is idle again when its tensor holds the result. It owns its buffer
+    objects (usually one, since it works in place), which say where the tensor lies this time. ``starts`` counts how
+    often it was started, and changes at the moment of the start, so that an interrupted caller can tell whether it was
+    started. ``error`` stays until the next start, so that an interrupt cannot lose it.
     """
 
     __slots__ = ("completion", "error", "how", "index", "position", "replay", "slot", "starts", "state", "submitted")
@@ -105,16 +106,16 @@ class PersistentRequest(Entry):
         self.completion = completion
         self.state = IDLE
         self.starts = 0
-        self.submitted = False  # as Handle.submitted; ``starts`` says it of ``TensorQueue.start_request``
+        self.submitted = False  # as Handle.submitted, for ``submit``; ``starts`` is for ``start_request``
         self.error: BaseException | None = None
-        self.how: Any = None  # whoever keeps it may say what it was made from
-        self.index = -1  # of the bucket it was part of last, as the coordinator counts
-        self.replay: Any = self  # whose slot it has: position and slot hold for no other
+        self.how: Any = None  # free for the owner, to note what the request was made from
+        self.index = -1  # the coordinator's index of the last bucket it was part of
+        self.replay: Any = self  # the replay for which position and slot are valid
         self.position: Any = None
         self.slot = -1
 
     def poll(self) -> bool:
-        """Whether ``wait`` would return or raise at once."""
+        """Return whether ``wait`` would return or raise immediately."""
         self.completion.polled(self.state != IDLE)
         if self.state != IDLE:
             return False
@@ -122,32 +123,36 @@ class PersistentRequest(Entry):
         return True
 
     def wait(self) -> None:
-        """Returns when the tensor holds the result; raises what became of the operation otherwise, see Handle.wait."""
+        """Wait until the tensor holds the result. Raises the operation's error if it failed, see Handle.wait."""
         if self.state != IDLE:
             self.completion.wait(self)
         self.completion.observe(self.index)
         if self.error is not None:
             raise self.error.with_traceback(None)
 
+    def succeeded(self) -> bool:
+        """Return whether a schedule's bucket has completed it, so that ``wait`` would do nothing but return."""
+        return self.state == IDLE and self.error is None and self.index < 0
+
     @property
     def pending(self) -> bool:
-        """Whether it is under way."""
+        """Return whether the operation is in flight."""
         return self.state != IDLE
 
     def over(self) -> None:
-        """As Handle.over: whoever starts one waits for it, so nobody is to be called."""
+        """Return None, see Handle.over: a persistent request has no function to call, because its user waits for it."""
 
     def pass_on(self, queue: Any) -> None:
-        """As Handle.pass_on: nobody is to be called."""
+        """Do nothing, because a persistent request has no function to call, see Handle.pass_on."""
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
-        """The caller holds the completion's lock, and announces."""
+        """Complete the operation. The caller holds the completion's lock and calls ``announce``."""
         self.index = index
         self.source.owner = None  # the tensor is the user's again
         self.state = IDLE
 
     def fail(self, error: BaseException) -> None:
-        """The operation is over, with an error. As ``complete``."""
+        """End the operation with an error. The caller holds the completion's lock and calls ``announce``."""
         if self.state != IDLE:
             self.error = error
             self.source.owner = None

@@ -1,4 +1,4 @@
-"""Gradients whose memory something else sees: another gradient, autograd while backward runs, the program."""
+"""Tests gradients whose memory something else uses: another gradient, autograd while backward runs, or the program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from ddlcore.testing import run_world
 from plugins.ddl_torch.tests.training import backward
 
-STEPS = 8  # some of which are replayed
+STEPS = 8  # some of them are replayed
 
 Loss = Callable[[list[nn.Parameter], int, int], torch.Tensor]
 
@@ -48,13 +48,22 @@ def _bias_on_one_pixel(params: list[nn.Parameter], rank: int, step: int) -> torc
 
 
 def _through_a_chain(params: list[nn.Parameter], rank: int, step: int) -> torch.Tensor:
-    """``b.grad`` is a view of what backward still propagates to ``a``."""
+    """Return a loss for which ``b.grad`` is a view of what backward still propagates to ``a``."""
     a, b = params
     hidden = torch.tanh(a * (rank + 1))
     return ((hidden.view(3, 4) + b.view(3, 4)).view(-1) * torch.arange(12.0, dtype=torch.float64)).square().sum()
 
 
+def _shared_now_and_then(params: list[nn.Parameter], rank: int, step: int) -> torch.Tensor:
+    """Return a loss whose two gradients share memory in every fourth step, and look as before in all steps."""
+    a, b = params
+    if step % 4 == 3:
+        return _flat_sum(params, rank, step)
+    return (a.square() * (rank + 1)).sum() + (b.sin() * (rank + 2)).sum()
+
+
 LOSSES = [
+    _shared_now_and_then,
     _flat_sum,
     _views_of_two,
     _position_tables,
@@ -76,7 +85,7 @@ def _expected(loss: Loss, op: Any, size: int) -> list[torch.Tensor]:
     optimizer = torch.optim.SGD(params, lr=0.01, momentum=0.9)
     for step in range(STEPS):
         optimizer.zero_grad()
-        # In one pass: torch itself adds to a shared gradient twice in a second one.
+        # In one pass, because in a second pass torch itself would add to a shared gradient twice.
         losses = [loss(params, rank, step) for rank in range(size)]
         (torch.stack(losses).sum() / (size if op is ddl.Average else 1)).backward()
         optimizer.step()
@@ -90,7 +99,7 @@ def _expected(loss: Loss, op: Any, size: int) -> list[torch.Tensor]:
 def test_shared_gradients_are_reduced_once(
     loss: Loss, op: Any, overlap: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in one process, also where two gradients share one storage, or backward still reads it."""
+    """Gradients are right even if two of them share one storage, or if backward still reads it."""
     monkeypatch.setenv("DDL_OVERLAP", overlap)
 
     def play(rank: int, job: Any) -> list[torch.Tensor]:
@@ -109,7 +118,10 @@ def test_shared_gradients_are_reduced_once(
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
 def test_gradients_of_others_are_left_alone(overlap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An input's gradient, and a tensor that a hook kept, may share a parameter's memory: they stay this rank's own."""
+    """If another tensor shares a parameter's gradient memory, its values stay this rank's own.
+
+    Such tensors are an input's gradient and a tensor that a hook has kept.
+    """
     monkeypatch.setenv("DDL_OVERLAP", overlap)
 
     def play(rank: int, job: Any) -> None:
@@ -133,7 +145,7 @@ def test_gradients_of_others_are_left_alone(overlap: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
 def test_a_buffer_of_all_gradients_gets_the_results(overlap: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that has made ``.grad`` views of one buffer finds the reduced gradients in it."""
+    """If a program has made all ``.grad`` views of one buffer, it finds the reduced gradients in the buffer."""
     monkeypatch.setenv("DDL_OVERLAP", overlap)
 
     def play(rank: int, job: Any) -> None:
@@ -152,7 +164,7 @@ def test_a_buffer_of_all_gradients_gets_the_results(overlap: str, monkeypatch: p
 
 
 def test_two_optimizers_that_share_memory() -> None:
-    """Their gradients share one storage as well."""
+    """Gradients of two optimizers may share one storage too."""
 
     def play(rank: int, job: Any) -> None:
         a, b = _parameters()
@@ -171,7 +183,7 @@ def test_two_optimizers_that_share_memory() -> None:
 
 @pytest.mark.parametrize("way", ["set_", "data", "resize_", "storage resize_"])
 def test_memory_in_flight_stays(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gradient may be given other memory while its own is reduced: that lives until then, or torch refuses."""
+    """If a gradient gets other memory while it is reduced, the old memory lives until then, or torch refuses."""
     monkeypatch.setenv("DDL_OVERLAP", "on")
     refused: list[str] = []
 
@@ -190,7 +202,7 @@ def test_memory_in_flight_stays(way: str, monkeypatch: pytest.MonkeyPatch) -> No
         except RuntimeError as error:
             refused.append(str(error))
             if way == "resize_":
-                grad.resize_(4096)  # torch has set the shape before it refused
+                grad.resize_(4096)  # torch has set the shape before it refused to resize
 
     def play(rank: int, job: Any) -> None:
         params = [nn.Parameter(torch.ones(4096)) for _ in range(4)]
@@ -214,7 +226,7 @@ def test_memory_in_flight_stays(way: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_autograd_notices_that_a_gradient_was_written() -> None:
-    """Who saves ``.grad`` for a backward pass of their own finds its version raised by the reduction."""
+    """The reduction raises the version of ``.grad``, so autograd notices if a program had saved it."""
 
     def play(rank: int, job: Any) -> None:
         param = nn.Parameter(torch.ones(4))

@@ -1,4 +1,4 @@
-"""Waits for the gradients of a round, and puts the results where their readers look for them."""
+"""Waits for the reduced gradients of a round, and puts them into ``.grad`` or into the memory that others read."""
 
 from __future__ import annotations
 
@@ -17,21 +17,26 @@ __all__ = ["place", "wait"]
 
 
 def wait(sender: Sender, incomplete: bool) -> None:
-    """Wait for all that was sent. The error of an operation is kept for the end; any other exception is an interrupt."""
+    """Wait for all operations of the round.
+
+    An operation's error is kept for the end of the round. Any other exception is an interrupt and is raised at once.
+    """
     round = sender.round
     in_flight = round.in_flight
     while in_flight:
         last = len(in_flight) - 1
-        try:
-            in_flight[last].wait()
-        except (DdlInternalError, ValueError) as error:
-            _operation_failed(sender, in_flight[last], error)  # which may send another
+        request = in_flight[last]
+        if not request.succeeded():  # most have: the last one's wait ran the bucket that they share
+            try:
+                request.wait()
+            except (DdlInternalError, ValueError) as error:
+                _operation_failed(sender, request, error)  # it may append another request
         del in_flight[last]
     if round.on_devices:
         _wait_on_streams(sender)
     while (slot := next((slot for slot, one in round.attempts.items() if not one.done), None)) is not None:
         attempt = round.attempts[slot]
-        if attempt.handle is not None:  # None: it was refused
+        if attempt.handle is not None:  # None: the operation was refused
             try:
                 _note_result(round, slot, attempt.handle.wait())
             except (DdlInternalError, ValueError) as error:
@@ -39,7 +44,7 @@ def wait(sender: Sender, incomplete: bool) -> None:
                     continue
                 round.failure = round.failure or error
         attempt.done = True
-    if incomplete:  # what the other ranks were asked for in place of the missing gradients
+    if incomplete:  # wait for the operations that ``Sender._send_end`` has submitted to make the other ranks raise
         for slot, attempt in round.attempts.items():
             if attempt.handle is not None and slot in round.repeated:
                 attempt.handle.wait()
@@ -55,8 +60,11 @@ def _operation_failed(sender: Sender, request: Any, error: Exception) -> None:
 
 
 def _wait_on_streams(sender: Sender) -> None:
-    """Make the current streams wait for what is in flight on devices: once for each event, of which a bucket has one."""
-    behind: dict[Any, Any] = {}  # event: an allreduce whose result stands behind it
+    """Make the current streams wait for the requests in flight on devices, once for each event.
+
+    The requests of one bucket share one event, so there are fewer events than requests.
+    """
+    behind: dict[Any, Any] = {}  # event -> a request whose result is ready after that event
     for request in reversed(sender.round.on_devices):
         try:
             event = request.arrive()
@@ -75,7 +83,7 @@ def _wait_on_streams(sender: Sender) -> None:
 def _note_result(round: Round, slot: Slot, value: torch.Tensor) -> None:
     grad = slot.param.grad
     if grad is None:
-        return  # taken away since
+        return  # the user has removed it since
     fresh = grad.is_sparse or value.is_sparse or (grad._version == 0 and not is_alone(grad.untyped_storage()))
     if value is grad and slot.kept is None and not slot.sparse_dims:
         round.written.append(grad)
@@ -84,7 +92,7 @@ def _note_result(round: Round, slot: Slot, value: torch.Tensor) -> None:
 
 
 def place(round: Round, slots: Sequence[Slot], repeatable: bool) -> None:
-    """Put results where they belong. An interrupt may come at any call, so each part can be done twice."""
+    """Put all results where they belong. An interrupt may come at any call, so each part may safely run twice."""
     results, placed = round.results, round.placed
     if not repeatable:
         for slot in slots:
@@ -97,14 +105,15 @@ def place(round: Round, slots: Sequence[Slot], repeatable: bool) -> None:
         if slot.private is not None:
             slot.private.target.owner = None
         if slot.sparse_dims and not value.is_sparse:
-            value = value.to_sparse(slot.sparse_dims)  # as the optimizer of its parameter expects it
+            value = value.to_sparse(slot.sparse_dims)  # the optimizer of this parameter expects a sparse gradient
         if slot.kept is not None:
             value = slot.kept + value
         elif value is not grad and not fresh and not value.is_sparse:
-            with torch.no_grad():  # others see this memory, and may expect the result in it
+            with torch.no_grad():  # other code uses this memory, and may expect the result in it
                 grad.copy_(value)
             value = grad
-        # No signal's handler runs between these assignments: Python runs handlers at calls and at jumps backward.
+        # No signal handler can run between these assignments: Python runs handlers at calls and at backward jumps only.
+        # If an interrupt could come behind ``slot.kept = None``, the second run would lose the kept result.
         slot.agreed = True
         slot.param.grad = value
         slot.kept = None

@@ -1,7 +1,8 @@
-"""Sends each gradient of a round, by the shortest way that its memory, its layout and its device allow.
+"""Sends each gradient of a round, in the fastest way that its memory, its layout and its device allow.
 
-A gradient that looks like the one of the step before and that nothing else sees starts its persistent allreduce, in
-place. Every other gradient is described anew, gets memory of our own for the result, or is gathered (sparse).
+If a gradient looks like the gradient of the previous step and nothing else uses its memory, its persistent request is
+started, which reduces it in place. Any other gradient is described again, is reduced into separate memory, or is
+gathered (sparse gradients).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -36,26 +37,29 @@ ACCUMULATED_AGAIN = (
 
 @dataclass(frozen=True)
 class Binding:
-    """One optimizer's use of one job."""
+    """What one optimizer uses of one job: names, functions, and whether this rank takes part."""
 
     job: Job
-    active: bool  # this rank is a member of the process set, which has others
-    prefix: str  # of the gradients' names on the wire
-    repeatable: bool  # reducing a result once more leaves it as it is
+    active: bool  # this rank is a member of the process set, and the set has other members
+    prefix: str  # what the names of the gradients begin with in the job
+    repeatable: bool  # reducing a result again leaves it unchanged
     allreduce: Callable[..., Waitable]
     grouped_allreduce: Callable[..., Waitable]
     persistent_allreduce: Callable[..., Any]
 
 
 def bind(reduction: Reduction) -> Binding:
-    """Bind ``reduction`` to the current job. Raises NotInitialized where there is none."""
+    """Return what ``reduction`` uses of the current job.
+
+    Raises NotInitialized if there is no current job, and ValueError if the process set is not registered.
+    """
     job = current_job()
     process_set = reduction.process_set
     members = range(job.size) if process_set is global_process_set else process_set.ranks
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered; pass it to init() or add_process_set() first")
     active = job.rank in members and len(members) > 1
-    # Two models may have parameters of the same names, and both gradients may be under way at once (a GAN's).
+    # Two models, as those of a GAN, may have parameters of the same names, and both gradients may be in flight at once.
     ordinal = job.next_ordinal(f"optimizer.{process_set.process_set_id}") if active else 0
     compressor = job.compressor(reduction.compression)
     allreduce = partial(
@@ -72,7 +76,8 @@ def bind(reduction: Reduction) -> Binding:
         job,
         active,
         "gradient." if ordinal == 0 else f"gradient.{ordinal}.",
-        # An average of equal values is these values: an average may be reduced again with what was added to it.
+        # The average of equal values is the same value, so averaging (result + new gradients) again gives result + the
+        # average of the new gradients. A sum would be multiplied by the number of ranks each time.
         reduction.op is Average
         and reduction.user_compressor is None
         and (compressor.casts or reduction.compression == "none"),
@@ -82,8 +87,38 @@ def bind(reduction: Reduction) -> Binding:
     )
 
 
+# The same questions that ``looks_alike`` asks of one gradient, as functions of C that ``map`` can call.
+_count_of, _is_contiguous, _is_neg = torch.Tensor.numel, torch.Tensor.is_contiguous, torch.Tensor.is_neg
+_dtype_of, _is_cpu, _is_sparse = (getattr(torch.Tensor, name).__get__ for name in ("dtype", "is_cpu", "is_sparse"))
+_storage_of, _address_of, _address_of_storage = (
+    torch.Tensor.untyped_storage,
+    torch.Tensor.data_ptr,
+    attrgetter("_cdata"),
+)
+
+
+class _Usual:
+    """The gradients of the last round, in the order in which they arrived, where all were row-major and started together."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self.slots = slots if all(slot.strides is None for slot in slots) else []
+        self._counts = [slot.count for slot in self.slots]
+        self._dtypes = [slot.dtype for slot in self.slots]
+
+    def looks_alike(self, grads: list[Any]) -> bool:
+        """Return whether ``grads`` differ from the last ones by values and addresses at most. Raises TypeError for None."""
+        return (
+            list(map(_count_of, grads)) == self._counts
+            and list(map(_dtype_of, grads)) == self._dtypes
+            and all(map(_is_contiguous, grads))
+            and all(map(_is_cpu, grads))
+            and not any(map(_is_sparse, grads))
+            and not any(map(_is_neg, grads))
+        )
+
+
 class Sender:
-    """Sends the gradients of one optimizer: while backward runs, called by hooks, or all at the end of the pass."""
+    """Sends the gradients of one optimizer, either from hooks while backward runs or all at the end of the pass."""
 
     def __init__(self, reduction: Reduction, round: Round, slots: list[Slot], groups: list[Group]) -> None:
         self.reduction = reduction
@@ -91,16 +126,21 @@ class Sender:
         self.slots = slots
         self.groups = groups
         self.binding: Binding = bind(reduction)
-        self.eager = False  # some gradient is sent while backward runs
+        self.eager = False  # whether any gradient is sent while backward runs
         self._start: Callable[..., Any] = self.binding.job.start_request
+        self._usual = _Usual([])
+        self._resumed = False  # an interrupt has ended an earlier attempt to send this round
 
     def begin_round(self) -> None:
         """Open a round."""
-        self._start = self.binding.job.start_request  # another function while a timeline is recorded
+        self._start = self.binding.job.start_request  # it is another function while a timeline is recorded
         self.round.begin(self.slots)
 
     def way_out(self, slot: Slot, tensor: torch.Tensor) -> Callable[[Slot], None] | None:
-        """Return what sends a gradient on the device of ``tensor`` when it arrives; None: it waits for the end of backward."""
+        """Return the function that sends the gradient as it arrives, or None if it must wait for the end of backward.
+
+        ``tensor``: the parameter or a gradient of it, which tells the device.
+        """
         on_device = ADAPTER.streams.place(tensor) is not CPU
         overlaps = self.binding.job.overlaps
         self.eager = self.eager or on_device or overlaps
@@ -113,7 +153,11 @@ class Sender:
     # --- one gradient, while backward runs
 
     def _send(self, slot: Slot) -> None:
-        """Runs once a parameter and step: a gradient that looks like the last one costs as little as can be."""
+        """Send a gradient in host memory as it arrives.
+
+        This runs once for each parameter and step, so the usual case, a gradient that looks like the last one, is kept
+        as short as possible.
+        """
         round = self.round
         if slot.round == round.number:
             raise RuntimeError(ACCUMULATED_AGAIN.format(name=slot.label))
@@ -134,7 +178,7 @@ class Sender:
             pin_size(grad)
 
     def _send_on_device(self, slot: Slot) -> None:
-        """``_send`` of a gradient on a device, of which the device may not have computed anything yet."""
+        """Send a gradient on a device as it arrives. The device may not have computed it yet, so it is marked."""
         round = self.round
         if slot.round == round.number:
             raise RuntimeError(ACCUMULATED_AGAIN.format(name=slot.label))
@@ -153,7 +197,7 @@ class Sender:
         self._try_to_send(slot, grad)
 
     def _send_member(self, slot: Slot) -> None:
-        """Send the group of this gradient if no other gradient of it is missing."""
+        """Send the group of this gradient if no gradient of the group is missing any more."""
         group, grad = slot.group, slot.param.grad
         assert group is not None and grad is not None
         if group.round == self.round.number:
@@ -162,18 +206,19 @@ class Sender:
         if place is not None and place is not CPU:
             group.note(slot, grad, partial(ADAPTER.streams.mark, place))
         if group.is_complete(slot):
-            for event in group.events_of_others(slot):  # its gradients are described as standing on this one's stream
+            for event in group.events_of_others(slot):  # the group is marked as ready on this gradient's stream only
                 ADAPTER.after(event, (grad,))
             self._send_group(group)
 
     # --- all of them, at the end of backward
 
     def send_all(self, arrived: Sequence[Slot], incomplete: bool) -> None:
-        """Send what has not been sent in this round: zeros for gradients that this rank has not computed.
+        """Send all gradients that were not sent in this round, and zeros for those that this rank has not computed.
 
-        ``incomplete``: backward has not come to its end, so the other ranks are told that the rest will not come.
+        ``incomplete``: backward was interrupted or has failed, so tell the other ranks that the rest will not come.
         """
         round = self.round
+        self._resumed = round.entered
         if round.entered:
             self._resume()
         round.entered = True
@@ -181,7 +226,15 @@ class Sender:
         self._send_missing(incomplete)
 
     def _resume(self) -> None:
-        """After an interrupt: what was about to be sent counts as sent if its allreduce was started, else it goes now."""
+        """Complete the state of a round whose sending was interrupted.
+
+        A gradient that was about to be sent counts as sent if its request was started; otherwise it is sent now.
+        """
+        # Each gradient is sent in three steps: note the round in ``slot.round``, start the request, append the request
+        # to a list of what is to be waited for. An interrupt may come before or after each of them. The first note
+        # alone does not tell whether the start took place, so ``slot.starts`` keeps the request's counter from before:
+        # an unchanged counter means that nothing was started, and starting again is safe. A changed counter means that
+        # peers may read the gradient already; it must not be sent a second time, only be waited for.
         round = self.round
         waited = {id(request) for request in (*round.in_flight, *round.on_devices)}
         for group in self.groups:
@@ -207,18 +260,24 @@ class Sender:
                     round.written.append(grad)
 
     def _send_arrived(self, arrived: Sequence[Slot]) -> None:
-        """Do for all gradients at once what ``_send`` does for one, where nothing was sent while backward ran."""
+        """Send all gradients that have arrived and were not sent while backward ran.
+
+        Does the same as ``_send``, but starts all persistent requests in one call.
+        """
         round = self.round
         now = round.number
+        slots = [*arrived]
+        if slots == self._usual.slots and not self.eager and not self._resumed and self._send_as_usual():
+            return
         bucket = []
         written = []
         others = []
-        for slot in arrived:
+        for slot in slots:
             if slot.round == now or slot.group is not None:
                 continue
             grad = slot.param.grad
             if grad is None:
-                continue  # taken away since: ``_send_missing`` sees to it
+                continue  # the user has removed it since; ``_send_missing`` sends zeros for it
             request = slot.request
             if request is not None and not slot.mark and looks_alike(grad, slot):
                 storage = grad.untyped_storage()
@@ -229,15 +288,46 @@ class Sender:
                     continue
             others.append((slot, grad))
         if bucket:
-            try:
-                self.binding.job.start_all(bucket)
-            except (DdlInternalError, ValueError) as error:
-                round.failure = round.failure or error
-            round.written += written
-            round.in_flight += [request for request, _, _ in bucket]  # a refused one is idle, and not waited for
+            self._start_all(bucket, written)
+        self._usual = _Usual(slots if len(bucket) == len(slots) else [])
         for slot, grad in others:
             if slot.round != now:  # it may have arrived twice
                 self._try_to_send(slot, grad)
+
+    def _send_as_usual(self) -> bool:
+        """Send what has arrived as in the last round, if nothing but addresses and values has changed. Return whether it was sent.
+
+        Asks each question of all gradients in one pass in C: a loop in Python takes twice as long (0.5 ms for 402 gradients).
+        """
+        usual = self._usual
+        slots = usual.slots
+        grads: list[Any] = [slot.param.grad for slot in slots]
+        requests = [slot.request for slot in slots]
+        if None in requests:
+            return False
+        try:
+            if not usual.looks_alike(grads):
+                return False
+            storages = list(map(_storage_of, grads))
+        except TypeError:
+            return False  # the user has removed a gradient since it arrived: it is None
+        if set(map(use_count, map(_address_of_storage, storages))) != {ALONE}:
+            return False
+        now = self.round.number
+        for slot, request in zip(slots, requests):
+            slot.starts, slot.round = request.starts, now
+        self._start_all(list(zip(requests, map(_address_of, grads), storages)), grads)
+        return True
+
+    def _start_all(self, started: list[tuple[Any, int, Any]], written: list[torch.Tensor]) -> None:
+        """Start persistent requests together: (request, address of the gradient, its storage)."""
+        round = self.round
+        try:
+            self.binding.job.start_all(started)
+        except (DdlInternalError, ValueError) as error:
+            round.failure = round.failure or error
+        round.written += written
+        round.in_flight += [request for request, _, _ in started]  # a refused request stays idle: its wait returns
 
     def _send_missing(self, incomplete: bool) -> None:
         round = self.round
@@ -263,7 +353,10 @@ class Sender:
             self._try_to_send(slot, self._zeros(slot) if grad is None else grad)
 
     def _send_end(self, slot: Slot, name: str) -> None:
-        """Tell the ranks that wait for this gradient that it will not come: they ask for something else, and so raise."""
+        """Tell the ranks that wait for this gradient that it will not come.
+
+        This rank requests the same name with another description, so that the other ranks raise a MismatchError.
+        """
         round = self.round
         round.ended = True
         round.repeated.add(slot)
@@ -293,10 +386,10 @@ class Sender:
             under_way.append(request)
         slot.round = round.number
 
-    # --- one gradient that is not as the last one was
+    # --- one gradient that does not look like the last one
 
     def _try_to_send(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Keep an error of this gradient for the end of the round: the other ranks wait for the other gradients."""
+        """Send one gradient, and keep its error for the end of the round: other ranks wait for the other gradients."""
         try:
             self._send_anew(slot, grad)
         except (DdlInternalError, ValueError) as error:
@@ -304,9 +397,12 @@ class Sender:
             self.round.failure = self.round.failure or error
 
     def _send_anew(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Send a first gradient, one that looks different from the last, or one whose memory something else sees."""
+        """Send a gradient for which ``_send`` has no short way.
+
+        It is the first of its parameter, or looks different from the last one, or something else uses its memory.
+        """
         round = self.round
-        if slot.holds_result:  # nothing was added to it in this pass
+        if slot.holds_result:  # this pass has computed no gradient: ``.grad`` is still the last result
             slot.before_gradient(None)
             grad = self._zeros(slot)
         if grad.is_sparse:
@@ -323,7 +419,7 @@ class Sender:
         slot.look_like(grad)
         storage = grad.untyped_storage()
         what = {"name": round.name_of(slot.name)}
-        if slot.sparse_dims:  # so that a rank which has never computed it is told
+        if slot.sparse_dims:  # a rank that has never computed this gradient learns from it that others have it sparse
             what["part_of"] = SPARSE
         if is_alone(storage):
             if slot.request is None:
@@ -338,12 +434,13 @@ class Sender:
                 slot.private = self.binding.persistent_allreduce(grad, output=value, **what)
             request = slot.private
             request.target.address, request.target.owner = value.data_ptr(), value
-            # An accumulation into an older ``.grad`` would have raised its version.
+            # Version 0 means that autograd has made this tensor in this pass: accumulating into an older ``.grad``
+            # would have raised the version.
             round.results[slot] = Result(grad, value, grad._version == 0)
         if slot.mark is None:
             place = request.source.device
             slot.mark = None if place is CPU else ADAPTER.streams.mark(place)
-            slot.submit = self.way_out(slot, grad)  # the parameter may have moved since it was given
+            slot.submit = self.way_out(slot, grad)  # the parameter may have moved to another device since ``add``
         slot.starts, slot.round = request.starts, round.number
         if slot.mark is not None:
             slot.mark.set(request.source)
@@ -355,7 +452,7 @@ class Sender:
 
     def _send_sparse(self, slot: Slot, grad: torch.Tensor) -> None:
         slot.sparse_dims = grad.sparse_dim()
-        if self.round.of_step:  # a result that something was added to: add up the indices that occur twice
+        if self.round.of_step:  # ``.grad`` is an earlier result plus new values: combine indices that occur twice
             grad = grad.coalesce()
         how = self.reduction
         attempt = self.round.attempt(slot)
@@ -380,7 +477,10 @@ class Sender:
         attempt.handle = Mapped(attempt.handles[0], partial(compressor.decompress, ctx=attempt.context))
 
     def _send_group(self, group: Group) -> None:
-        """Send the gradients of a group together. Sparse ones go as dense ones: a rank without them cannot know."""
+        """Send the gradients of a group together.
+
+        Sparse gradients are made dense, because a rank that has not computed one cannot know that it is sparse.
+        """
         now = self.round.number
         if group.round != now and (group.attempt is None or group.attempt.handle is not None):
             group.attempt = Attempt()
@@ -429,7 +529,7 @@ class Sender:
         attempt.handle = attempt.handles[0]
 
     def _zeros(self, slot: Slot) -> torch.Tensor:
-        """Return the gradient of a rank that has computed none: zeros, which the parameter keeps for the result."""
+        """Set ``.grad`` to zeros and return it, for a parameter whose gradient this rank has not computed."""
         param = slot.param
         self.round.absent.add(slot)
         if slot.sparse_dims and not self.reduction.sparse_as_dense and slot.group is None:
@@ -441,13 +541,13 @@ class Sender:
         param.grad = zeros
         return zeros
 
-    # --- once more
+    # --- sending again
 
     def send_otherwise(self, slot: Slot, handle: Waitable | None, error: Exception) -> bool:
-        """Send a gradient once more if ranks disagreed only on whether it is sparse; return whether they did.
+        """Send a gradient again if it failed because ranks disagreed on whether it is sparse; return whether it did.
 
-        A rank that has never computed this gradient takes it for a dense one. The error tells it otherwise, so that it
-        and the ranks whose gradients are sparse send once more.
+        A rank that has never computed this gradient takes it for a dense one. The MismatchError tells it that others
+        have a sparse one; then this rank and the ranks with sparse gradients send again.
         """
         round = self.round
         if not isinstance(error, MismatchError) or slot in round.repeated or slot.group is not None or slot.agreed:
