@@ -157,7 +157,12 @@ class _Actor:
                 for p in one.no_sync:
                     stack.enter_context(self.optimizers[p].no_sync())
                 after_us = dict(one.interrupted).get(self.rank, 0)
-                _through(functools.partial(backward, loss, one.way, retain), self._settle, after_us)
+                try:
+                    _through(functools.partial(backward, loss, one.way, retain), self._settle, after_us)
+                except ddl.IncompleteGradients:
+                    if not after_us:
+                        raise
+                    self._compute_again(one)
             for p in one.touched:
                 self.counts[p] += 1
                 withheld = p in one.no_sync or self.counts[p] < self.program.parts[p].passes
@@ -165,6 +170,13 @@ class _Actor:
                     self.counts[p] = 0
                 self._note(f"{label}, loss {k}, part {p}", p, "pending" if withheld else "reduced")
         return computed[0]
+
+    def _compute_again(self, one: Pass) -> None:
+        """Do what IncompleteGradients asks for: an interrupt struck before ddl knew that backward was over."""
+        for wrapped in self.optimizers:
+            wrapped.zero_grad()
+        (loss,) = losses(self.program, self.models, one, self.rank)  # an interrupted pass has one loss
+        backward(loss, one.way, False)
 
     def _settle(self) -> None:
         for wrapped in self.optimizers:

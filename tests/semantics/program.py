@@ -278,6 +278,11 @@ def _step(maker: _Maker, steady: bool) -> Step:
         step = replace(step, zeroed=())
     elif not steady and choices.chance(20):
         step = replace(step, failures=_failures(maker))
+        shares = any(spec.kind in SHARING for part in maker.parts for spec in part.blocks)
+        if shares and any(failure.where == "backward" for failure in step.failures):
+            # Gradients that a failed backward left in one storage stay there when they are zeroed in place, and torch
+            # itself then adds the next pass to them twice.
+            step = replace(step, zero=step.zero.replace("zeros", "none"))
     # What is frozen keeps its gradient: a rank that has failed and cleared it would go on otherwise than the others.
     if not steady and not step.failures and choices.chance(20):
         step = replace(step, thaws=_thaws(maker))

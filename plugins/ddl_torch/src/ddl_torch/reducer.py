@@ -264,12 +264,17 @@ class Reducer:
             return
         if not self.open:
             self._sender.begin_round()
+        # An interrupt may leave a settled round half closed. What it knew of its gradients is gone then in part, and
+        # ``send_all`` would take those that were reduced into private memory for gradients that it has not sent yet.
+        if self.round.settled:
+            return
         self._sender.send_all(self.passes.arrived, self.passes.incomplete)
 
     def _complete(self) -> None:
         """Wait for all results of the round, put them in their places, and end the round."""
         wait(self._sender, self.passes.incomplete)
         place(self.round, self.slots, self._repeatable)
+        self.round.settled = True
         self._end_round()
 
     def _end_round(self) -> None:
@@ -296,7 +301,7 @@ class Reducer:
         # them and leave, for example, a round that is closed but not counted. Keep calls out of these lines.
         passes.current = None
         round.failure = None
-        round.entered = round.open = round.ended = self.touched = False
+        round.entered = round.open = round.ended = round.settled = self.touched = False
         passes.incomplete = passes.incomplete and failure is not None
         self._passes_left = self.passes_per_round
         round.of_step += 1

@@ -53,6 +53,7 @@ class Round:
         self.turn = 0  # for which round of a step the slots hold their persistent requests
         self.open = False
         self.entered = False  # sending has begun at the end of a pass, or a pass that had begun to send has failed
+        self.settled = False  # every result is in its place, and nothing is left but to close the round
         self.in_flight: list[Any] = []  # persistent requests on host memory that were started and not waited for
         self.on_devices: list[Any] = []  # persistent requests on device memory that were started and not waited for
         self.attempts: dict[Slot, Attempt] = {}
@@ -72,6 +73,7 @@ class Round:
                 slot.change_round(self.turn, turn)
             self.turn = turn
         self.number += 1
+        self.settled = False
         self.open = True
 
     def name_of(self, name: str) -> str:
@@ -103,4 +105,4 @@ class Round:
         self.written.clear()
         self.clear(groups)
         self.failure = None
-        self.entered = self.open = self.ended = False
+        self.entered = self.open = self.ended = self.settled = False
