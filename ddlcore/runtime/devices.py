@@ -41,7 +41,7 @@ def describe_device(label: str) -> str:
     """Return a Spec's ``device`` in words."""
     kind, _, number = label_of_stream(label).partition("+")
     nth = f", device {int(number) + 1} of the rank" if number else ""
-    return f"{kind}{nth}{', by way of the host' if label.endswith(ON_HOST) else ''}"
+    return f"{kind}{nth}{', staged on the host' if label.endswith(ON_HOST) else ''}"
 
 
 class DeviceStream:

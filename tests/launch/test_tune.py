@@ -239,9 +239,9 @@ def test_a_search_that_is_given_up_ends_the_command(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     code = (
-        "import ddlcore.tune.search driver as search driver, sys; from ddlcore.launch.cli import main\n"
+        "import ddlcore.tune.driver as driver, sys; from ddlcore.launch.cli import main\n"
         "def narrowed(*given): raise RuntimeError('no idea')\n"
-        "search driver.narrowed = narrowed; sys.exit(main(sys.argv[1:]))"
+        "driver.narrowed = narrowed; sys.exit(main(sys.argv[1:]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "tune", "-np", "2", "--tuner", "grid", "--out", str(tmp_path / "tuned.toml"),
@@ -386,17 +386,17 @@ def test_a_lucky_sample_is_taken_back_in_the_picture() -> None:
 
 @pytest.mark.processes
 def test_a_training_is_tuned_and_run_with_the_result(tmp_path: Path) -> None:
-    """Two processes: the command ends before the search, is run again, is ended when the search is, and all is written."""
+    """The command, of 60 steps, ends before the search; it is run again until the search has ended, and all is written."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     words = ["--trials", "6", "--autotune-steps", "3", "--tuner", "grid", "--autotune-log", str(tmp_path / "log.csv")]
     done = subprocess.run(
         [sys.executable, "-m", "ddlcore.launch", "tune", "-np", "2", *words, "--out", str(tmp_path / "tuned.toml"),
-         "--runs", "9", sys.executable, str(script), "150"],
+         "--runs", "20", sys.executable, str(script), "60"],
         capture_output=True, text=True, timeout=220,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "Running it again (2 of 9)" in done.stderr
+    assert "Running it again (2 of 20)" in done.stderr
     assert "failed" not in done.stderr
     read_toml(tmp_path / "tuned.toml")
     log = (tmp_path / "log.csv").read_text().splitlines()

@@ -533,7 +533,7 @@ def test_a_transport_that_fails_by_itself_ends_the_job(monkeypatch: pytest.Monke
             raise TransportError("the link is down")
 
     monkeypatch.setattr(PretendTransport, "check_queued", check)
-    monkeypatch.setattr("ddlcore.runtime.engine.VERDICT_WAIT_S", 0.1)  # for a peer's death, which is none here
+    monkeypatch.setattr("ddlcore.runtime.engine.FAILURE_WAIT_S", 0.1)  # for a peer's death, which is none here
 
     def play(rank: int, job: Job) -> str:
         with current_stream().held():

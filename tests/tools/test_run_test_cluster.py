@@ -1,4 +1,7 @@
-"""tools/run_test_cluster.py runs what it is told across its hosts, and says in one line why where it cannot."""
+"""tools/run_test_cluster.py runs what it is told across its hosts, and says in one line why where it cannot.
+
+docs/test-cluster.md names it.
+"""
 
 from __future__ import annotations
 
