@@ -64,8 +64,11 @@ class _Actor:
                 named = [(prefix + name, param) for name, param in self.models[p].named_parameters()]
             options: dict[str, Any] = {}
             if part.members:
-                options["process_set"] = ddl.add_process_set(part.members)
-                self.sets.append(options["process_set"])
+                known = [one for one in self.sets if tuple(one.ranks) == tuple(part.members)]
+                if not known:
+                    known = [ddl.add_process_set(part.members)]
+                    self.sets += known
+                options["process_set"] = known[0]
             wrapped = ddl.DistributedOptimizer(
                 optimizer(part, list(self.models[p].parameters())),
                 named_parameters=named,

@@ -31,19 +31,25 @@ def wait(sender: Sender, incomplete: bool) -> None:
                 request.wait()
             except (DdlInternalError, ValueError) as error:
                 _operation_failed(sender, request, error)  # it may append another request
-        del in_flight[last]
+        # What was sent once more goes to the front and is waited for last. The ranks find out in different orders which
+        # gradients they must send again, and a rank that waited for one before it has sent the others would block them.
+        if len(in_flight) > last + 1:
+            in_flight[:] = in_flight[last + 1 :] + in_flight[:last]
+        else:
+            del in_flight[last]
     if round.on_devices:
         _wait_on_streams(sender)
-    while (slot := next((slot for slot, one in round.attempts.items() if not one.done), None)) is not None:
-        attempt = round.attempts[slot]
-        if attempt.handle is not None:  # None: the operation was refused
-            try:
-                _note_result(round, slot, attempt.handle.wait())
-            except (DdlInternalError, ValueError) as error:
-                if sender.send_otherwise(slot, attempt.handle, error):
-                    continue
-                round.failure = round.failure or error
-        attempt.done = True
+    while pending := [slot for slot, attempt in round.attempts.items() if not attempt.done]:
+        for slot in pending:
+            attempt = round.attempts[slot]
+            if attempt.handle is not None:  # None: the operation was refused
+                try:
+                    _note_result(round, slot, attempt.handle.wait())
+                except (DdlInternalError, ValueError) as error:
+                    if sender.send_otherwise(slot, attempt.handle, error):
+                        continue  # wait for it when all others have been sent again as well, for the same reason
+                    round.failure = round.failure or error
+            attempt.done = True
     if incomplete:  # wait for the operations that ``Sender._send_end`` has submitted to make the other ranks raise
         for slot, attempt in round.attempts.items():
             if attempt.handle is not None and slot in round.repeated:
@@ -53,9 +59,11 @@ def wait(sender: Sender, incomplete: bool) -> None:
 def _operation_failed(sender: Sender, request: Any, error: Exception) -> None:
     slot = next((one for one in sender.slots if request is one.request or request is one.private), None)
     if slot is not None:
-        if sender.send_otherwise(slot, None, error):
+        if sender.send_otherwise(slot, request, error):
             return
         sender.round.results.pop(slot, None)
+    elif any(request is one for one in sender.round.replaced):
+        return  # it was sent again before an interrupt, which came before it was removed from those in flight
     sender.round.failure = sender.round.failure or error
 
 
@@ -64,20 +72,24 @@ def _wait_on_streams(sender: Sender) -> None:
 
     The requests of one bucket share one event, so there are fewer events than requests.
     """
-    behind: dict[Any, Any] = {}  # event -> a request whose result is ready after that event
-    for request in reversed(sender.round.on_devices):
-        try:
-            event = request.arrive()
-            if event is not None:
-                behind.setdefault(event, request)
-        except (DdlInternalError, ValueError) as error:
-            _operation_failed(sender, request, error)
-    for request in behind.values():
-        try:
-            request.wait()
-        except (DdlInternalError, ValueError) as error:
-            _operation_failed(sender, request, error)
-    sender.round.on_devices.clear()
+    on_devices = sender.round.on_devices
+    done = 0
+    while done < len(on_devices):  # a request that fails may be sent once more, which appends another
+        requests, done = on_devices[done:], len(on_devices)
+        behind: dict[Any, Any] = {}  # event -> a request whose result is ready after that event
+        for request in reversed(requests):
+            try:
+                event = request.arrive()
+                if event is not None:
+                    behind.setdefault(event, request)
+            except (DdlInternalError, ValueError) as error:
+                _operation_failed(sender, request, error)
+        for request in behind.values():
+            try:
+                request.wait()
+            except (DdlInternalError, ValueError) as error:
+                _operation_failed(sender, request, error)
+    on_devices.clear()
 
 
 def _note_result(round: Round, slot: Slot, value: torch.Tensor) -> None:

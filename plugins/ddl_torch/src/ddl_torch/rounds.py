@@ -62,6 +62,7 @@ class Round:
         self.placed: set[Slot] = set()  # the slots whose results are where they belong
         self.written: list[torch.Tensor] = []  # gradients that were reduced in place
         self.absent: set[Slot] = set()  # the slots for which this rank sends zeros
+        self.replaced: list[Any] = []  # requests that failed so and that another request has taken the place of
         self.repeated: set[Slot] = set()  # sent again because ranks disagreed on whether the gradient is sparse
         self.failure: Exception | None = None  # the first error of any gradient
 
@@ -93,7 +94,7 @@ class Round:
         """Drop everything that the round holds. It stays open, because an interrupt may come between these calls."""
         for group in groups:
             group.begin()
-        for kept in (self.results, self.attempts):
+        for kept in (self.results, self.attempts, self.replaced):
             kept.clear()
         for noted in (self.placed, self.absent, self.repeated):
             noted.clear()

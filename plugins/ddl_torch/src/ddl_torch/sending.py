@@ -543,29 +543,33 @@ class Sender:
 
     # --- sending again
 
-    def send_otherwise(self, slot: Slot, handle: Waitable | None, error: Exception) -> bool:
+    def send_otherwise(self, slot: Slot, failed: Any, error: Exception) -> bool:
         """Send a gradient again if it failed because ranks disagreed on whether it is sparse; return whether it did.
 
         A rank that has never computed this gradient takes it for a dense one. The MismatchError tells it that others
-        have a sparse one; then this rank and the ranks with sparse gradients send again.
+        have a sparse one; then this rank and the ranks with sparse gradients send again. ``failed``: what failed.
         """
         round = self.round
         if not isinstance(error, MismatchError) or slot in round.repeated or slot.group is not None or slot.agreed:
             return False
-        grad = slot.param.grad
-        if isinstance(handle, SparseHandle):
+        if isinstance(failed, SparseHandle):
+            failed.send_values_again()
             round.repeated.add(slot)
-            handle.send_values_again()
             return True
-        if slot in round.absent and not slot.sparse_dims:
-            slot.sparse_dims = 1  # all sparse gradients that torch makes have one sparse dimension
-            grad = self._zeros(slot)
-        elif grad is None or not slot.sparse_dims or not self.reduction.sparse_as_dense:
+        grad = slot.param.grad
+        unknown = slot in round.absent and not slot.sparse_dims
+        if not unknown and (grad is None or not slot.sparse_dims or not self.reduction.sparse_as_dense):
             return False
-        round.repeated.add(slot)
+        # An interrupt may strike at any call. Before the next run of plain stores, the error is raised and handled once
+        # more; behind it, ``_resume`` finds that the gradient has no request, and sends it.
+        round.replaced.append(failed)
+        if unknown:
+            slot.sparse_dims = 1  # all sparse gradients that torch makes have one sparse dimension
+        slot.request = slot.private = None
+        slot.others = {}
         round.results.pop(slot, None)
-        slot.forget_look()
-        self._send_anew(slot, grad)
+        round.repeated.add(slot)
+        self._send_anew(slot, self._zeros(slot) if unknown or grad is None else grad)
         return True
 
 
