@@ -64,7 +64,16 @@ class Closed(DdlInternalError):
 
 
 class MismatchError(DdlInternalError):
-    """The ranks asked for different things under one name; the message holds a table of what each rank asked."""
+    """The ranks asked for different things under one name; the message holds a table of what each rank asked.
+
+    ``kinds`` are the operations that they asked for ("allreduce", "allgather"), ``parts`` what the callers said that
+    their tensors are part of ("" if a caller said nothing).
+    """
+
+    def __init__(self, text: str, kinds: Iterable[str] = (), parts: Iterable[str] = ()) -> None:
+        super().__init__(text)
+        self.kinds = frozenset(kinds)
+        self.parts = frozenset(parts)
 
 
 class IncompleteGradients(RuntimeError):

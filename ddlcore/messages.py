@@ -381,7 +381,8 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True, tag="bucket"):
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     """The collectives with these names will not run.
 
-    ``error`` is "mismatch", or "lost" if ranks are gone; these are ``ranks``.
+    ``error`` is "mismatch", or "lost" if ranks are gone; these are ``ranks``. ``kinds`` and ``parts`` are what the ranks
+    asked for, if they disagree: the operations, and what the tensors are part of.
     """
 
     set_id: int
@@ -389,6 +390,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     error: str
     text: str
     ranks: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
 
 class Planned(msgspec.Struct, frozen=True, array_like=True):

@@ -361,7 +361,7 @@ class ControlThread:
         if failure.error == "lost":
             error = PeerLost(failure.ranks, failure.text, describe(failure.names, failure.set_id))
         else:
-            error = MismatchError(failure.text)
+            error = MismatchError(failure.text, failure.kinds, failure.parts)
         self._engine.fail(entries, error)
 
 

@@ -308,8 +308,11 @@ class Coordinator:
         self, pending: PendingRequest, error: str, text: str, gone: tuple[int, ...] = ()
     ) -> list[tuple[Iterable[int], Item]]:
         """End ``pending``, and the rest of the grouped call to which it belongs, on the ranks that asked."""
+        specs = [self.table.spec(ask.spec) for ask in pending.different_asks()] if error == "mismatch" else []
+        kinds = tuple(sorted({spec.kind.name.lower() for spec in specs}))
+        parts = tuple(sorted({spec.part_of for spec in specs}))
         doomed = self.table.doom(pending)
-        return [(one.ranks(), Failure(one.set_id, (one.name,), error, text, gone)) for one in doomed]
+        return [(one.ranks(), Failure(one.set_id, (one.name,), error, text, gone, kinds, parts)) for one in doomed]
 
     def _orphans(self, removal: PendingRequest) -> list[tuple[Iterable[int], Item]]:
         """Fail, on the ranks that asked, what was waiting in a process set that has just been removed."""

@@ -51,9 +51,13 @@ class PendingRequest:
         """Return the ranks that have asked."""
         return ranks_of(self.asked)
 
+    def different_asks(self) -> tuple[Ask, ...]:
+        """Return what the ranks asked, where ranks that asked the same as the first one count once."""
+        return (self.first, *self.own.values())
+
     def is_grouped(self, spec_of: Callable[[bytes], Spec]) -> bool:
         """Return whether any rank asked for the tensor in a grouped call."""
-        return any(spec_of(ask.spec).group for ask in (self.first, *self.own.values()))
+        return any(spec_of(ask.spec).group for ask in self.different_asks())
 
 
 def bits_of(ranks: Iterable[int]) -> int:

@@ -377,3 +377,97 @@ def test_the_steady_loop_has_no_control_message(overlap: str) -> None:
         return found
 
     assert run_world(2, play) == [[0, 0, 0]] * 2
+
+
+def interrupting_first(method: Callable[..., None], calls: list[int]) -> Callable[..., None]:
+    """Return ``method`` such that its first call ends at once, as if a signal's handler had raised there."""
+
+    def interrupted(*args: Any) -> None:
+        calls.append(0)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        method(*args)
+
+    return interrupted
+
+
+def test_an_interrupt_just_as_a_pass_has_ended(overlap: str) -> None:
+    """The step goes on exactly, as all gradients are there: nobody raises IncompleteGradients or MismatchError."""
+
+    def train(part: Part) -> None:
+        optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            if part.size > 1 and part.rank == step % 2:
+                passes = optimizer._ddl.passes
+                passes._end = interrupting_first(passes._end, [])
+                with pytest.raises(KeyboardInterrupt):
+                    backward(part.loss(step))
+                del passes._end
+                optimizer.synchronize()
+            else:
+                backward(part.loss(step))
+            optimizer.step()
+
+    agree(train)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_while_a_failed_pass_is_noted(overlap: str) -> None:
+    """Python drops the exception, but not the failure: the step is skipped as after any failed backward."""
+
+    def train(part: Part) -> None:
+        now = {"step": -1}
+        optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
+        failing_at(part.model.body.weight, lambda: now["step"] in (2, 6))
+        for step in range(STEPS):
+            now["step"] = step
+            optimizer.zero_grad()
+            calls: list[int] = []
+            if part.size > 1:
+                passes = optimizer._ddl.passes
+                passes._give_up = interrupting_first(type(passes)._give_up.__get__(passes), calls)
+            try:
+                backward(part.loss(step))
+            except ArithmeticError:
+                if part.size > 1 and overlap == "on":
+                    with pytest.raises(ddl.IncompleteGradients, match=r"call optimizer.zero_grad\(\)"):
+                        optimizer.synchronize()
+                elif part.size > 1:
+                    with pytest.raises(ddl.IncompleteGradients, match=r"call optimizer.zero_grad\(\)"):
+                        optimizer.step()
+                assert part.size == 1 or len(calls) == 2
+                continue
+            optimizer.step()
+
+    agree(train)
+
+
+def test_an_interrupt_while_a_round_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round of a step keeps its own names where an interrupt strikes between two parameters' exchange of requests."""
+    monkeypatch.setenv("DDL_OVERLAP", "off")
+
+    def train(part: Part) -> None:
+        optimizer: Any = part.wrap(torch.optim.SGD(part.model.parameters(), **SGD))
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for number in range(2):  # a second pass adds to the first one's gradients, which are reduced
+                struck = part.size > 1 and part.rank == step % 2 and number == 1
+                if struck:
+                    optimizer._ddl.round.begin = half_begun(optimizer._ddl.round)
+                try:
+                    backward(part.loss(10 * step + number))
+                except KeyboardInterrupt:
+                    assert struck
+                    optimizer.synchronize()
+            optimizer.step()
+
+    def half_begun(round: Any) -> Callable[..., None]:
+        def begin(slots: list[Any]) -> None:
+            del round.begin
+            slots[0].change_round(round.of_step)
+            raise KeyboardInterrupt
+
+        return begin
+
+    agree(train)

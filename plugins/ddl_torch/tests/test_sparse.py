@@ -93,6 +93,53 @@ def test_tables_that_different_ranks_do_not_use_at_first(
     assert results[0][2::10] == pytest.approx([number - 0.1 * (3 * 0.5 + 3) for number in range(4)])
 
 
+@pytest.mark.parametrize("first", [0, 3], ids=["in the first step", "in a later step"])
+def test_a_backward_that_fails_on_one_of_three_ranks(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank waits for a sparse gradient that does not come, whether the failing rank knows that it is sparse or not.
+
+    One of the other ranks has a sparse gradient of the table, the other has none and takes part with zeros.
+    """
+    monkeypatch.setenv("DDL_OVERLAP", "on")
+
+    def play(rank: int, job: Any) -> list[float]:
+        table = torch.nn.Embedding(5, 2, sparse=True)
+        weight = torch.nn.Parameter(torch.ones(2))
+        torch.nn.init.ones_(table.weight)
+        params = [table.weight, weight]
+        optimizer: Any = ddl.DistributedOptimizer(torch.optim.SGD(params, 0.1), [("table", params[0]), ("w", weight)])
+        planted = {"fails": False}
+
+        def fail(_: torch.Tensor) -> None:
+            if planted["fails"]:
+                raise ArithmeticError("planted")
+
+        for step in range(6):
+            x = torch.ones(2) if rank == 1 and step == first else table(torch.tensor([1, 3])).sum(0)
+            if rank == 0:
+                x.register_hook(fail)  # ``w`` has its gradient then, and the table has not
+            loss = (x * weight).sum()
+            planted["fails"] = rank == 0 and step == first
+            if step != first:
+                loss.backward()
+            elif rank == 0:
+                with pytest.raises(ArithmeticError):
+                    loss.backward()
+                with pytest.raises(ddl.IncompleteGradients):
+                    optimizer.synchronize()
+            else:
+                with pytest.raises(ddl.MismatchError, match="a backward pass that did not come to its end"):
+                    loss.backward()
+            if step != first:
+                optimizer.step()
+            optimizer.zero_grad()
+        return [*table.weight.detach().flatten().tolist(), *weight.tolist()]
+
+    results = run_world(3, play)
+    assert results[0] == results[1] == results[2]
+    assert results[0][2] == results[0][6] < 1.0
+    assert results[0][0] == 1.0
+
+
 @pytest.mark.parametrize("as_dense", [False, True], ids=["sparse", "as dense"])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.SparseAdam, torch.optim.Adagrad])
 @pytest.mark.parametrize("first", [0, 2])

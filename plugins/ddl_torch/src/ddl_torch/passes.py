@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
+from itertools import chain, starmap
 from typing import Any, Protocol
 
 import torch
@@ -46,15 +48,9 @@ class PassOwner(Protocol):
 
 
 class _Pass:
-    """The callback of one backward pass. Only the engine holds it, so it is freed when the pass fails."""
+    """Stands for one backward pass. Only the engine's callback holds it, so it is freed when the pass fails."""
 
-    __slots__ = ("__weakref__", "_end")
-
-    def __init__(self, end: Callable[[_Pass], None]) -> None:
-        self._end = end
-
-    def __call__(self) -> None:
-        self._end(self)
+    __slots__ = ("__weakref__",)
 
 
 class BackwardPasses:
@@ -70,12 +66,16 @@ class BackwardPasses:
         self.sends = False  # whether gradients of the running pass may be sent as they arrive
         self.incomplete = False  # whether a pass has begun and has not ended successfully
         self.current: weakref.ref[_Pass] | None = None  # the pass that runs
+        # The pass whose end has not been dealt with, and the node of the pass in which it is nested (None: in none). The
+        # callback that fills it runs no Python code either: an interrupt at the end of a pass cannot make it look failed.
+        self._over: list[Any] = []
         self._partial: list[tuple[Slot, torch.Tensor, int]] = []  # the gradients of a failed pass, and their versions
         self._inner = False  # whether a nested pass has ended and its outer pass still runs
         self._before: list[Slot] = []  # the slots that nested passes have completed
 
     def begin(self) -> None:
         """Note the first gradient of a pass. ``Slot.on_gradient`` calls it."""
+        self.settle()
         # Only a live reference means that a pass runs: when a pass fails, Python clears the reference before it calls
         # ``_failed``, so for a moment ``current`` refers to a pass that is gone.
         if self.current is not None and self.current() is not None:
@@ -83,6 +83,16 @@ class BackwardPasses:
         if not self._inner:  # otherwise this is another nested pass, or the rest of the outer pass
             self.sends = self.owner.pass_begins()
         self._queue()
+
+    def settle(self) -> None:
+        """Deal with the last pass, if an interrupt kept ``_end`` or ``_failed`` from it. Every part may run twice."""
+        if self._over:
+            if self._over[1] is None:
+                self._close()
+            else:  # the exception went through the pass in which that pass was nested
+                self._give_up()
+        elif self.current is not None and self.current() is None:
+            self._give_up()
 
     def expect_end(self) -> None:
         """Count the pass as incomplete until it ends.
@@ -97,42 +107,56 @@ class BackwardPasses:
 
     def forget(self) -> None:
         """Forget all passes, because their gradients have been cleared."""
+        self.current = None
+        self._over.clear()
         self.seen.clear()
         self.arrived.clear()
         self._before.clear()
         self._partial = []
         self._inner = self.incomplete = False
 
-    def _queue(self) -> None:
-        this = _Pass(self._end)
-        self.current = weakref.ref(this, self._failed)
-        at_end_of_backward(this)
+    def round_ended(self) -> None:
+        """Forget which gradients have arrived, because they are reduced."""
+        self._inner = False
+        self._before.clear()
+        self.seen.clear()
+        self.arrived.clear()
 
-    def _end(self, this: _Pass) -> None:
-        if self.current is None or self.current() is not this:
+    def _queue(self) -> None:
+        this = _Pass()
+        self.current = weakref.ref(this, self._failed)
+        node = starmap(torch._C._current_autograd_node, ((),))  # asked when the callback runs; torch has no public name
+        at_end_of_backward(partial(self._over.extend, chain((this,), node)))
+        at_end_of_backward(self._end)
+
+    def _end(self) -> None:
+        """Deal with the end of a pass. The engine calls it."""
+        if not self._over:
             return
-        # ``current`` must be cleared first. If an interrupt comes below, its traceback keeps ``this`` alive, and a live
-        # ``current`` would make ``begin`` believe that the old pass still runs: it would not notice the next pass.
-        self.current = None
-        if self._is_inner():
+        node = self._over[1]
+        if node is not None and self._goes_on(node):
             return
+        self._close()
+        self.owner.pass_ended()
+
+    def _close(self) -> None:
         self.arrived[:0] = self._before
         self._before.clear()
         self._inner = False
         self.seen.clear()
         self.incomplete = False
-        self.owner.pass_ended()
+        self.current = None
+        self._over.clear()
 
-    def _is_inner(self) -> bool:
-        """Return whether the pass that has ended was nested in another pass, as re-entrant checkpointing does it.
+    def _goes_on(self, node: Any) -> bool:
+        """Return whether the pass that has ended was nested in the pass that runs ``node``, and that pass goes on.
 
-        The outer pass continues with the graph nodes that follow the node which ran the nested pass. A hook on these
-        nodes queues another callback, so that ``_end`` is called again when the outer pass ends.
+        Re-entrant checkpointing does that. The outer pass continues with the graph nodes that follow ``node``. A hook
+        on these nodes queues other callbacks, so that ``_end`` is called again when the outer pass ends.
         """
         # The engine runs the callbacks that were queued in a nested pass at the end of that nested pass, so there is no
         # callback yet for the end of the outer pass. None can be queued from here either: the nested pass still counts
         # as the running one. The next nodes of the outer pass are the first place where one can be queued.
-        node = torch._C._current_autograd_node()  # the node of the outer pass; torch has no public name for this
         handles: list[Any] = []
 
         def go_on(_gradients: Any) -> None:
@@ -142,7 +166,7 @@ class BackwardPasses:
                 self._queue()
             handles.clear()
 
-        for behind, _ in node.next_functions if node is not None else ():
+        for behind, _ in node.next_functions:
             if behind is not None:
                 handles.append(behind.register_prehook(go_on))
         if not handles:
@@ -150,17 +174,26 @@ class BackwardPasses:
         self._inner = True
         self._before += self.arrived
         self.arrived.clear()
+        self.current = None
+        self._over.clear()
         return True
 
     def _failed(self, this: weakref.ref[_Pass]) -> None:
-        """Note that a pass has failed. Python calls it when the engine drops the callback of that pass uncalled."""
-        if self.current is not this:
-            return
-        self.current = None
+        """Note that a pass has failed. Python calls it when the engine drops the callback of that pass uncalled.
+
+        An exception here, as that of an interrupt, is lost: ``settle`` does again what it has kept from being done.
+        """
+        if self.current is this:
+            self._give_up()
+
+    def _give_up(self) -> None:
         self._inner = False
         self.arrived += self._before
         self._before.clear()
         grads = [(slot, slot.param.grad) for slot in self.arrived]
-        self._partial = [(slot, grad, grad._version) for slot, grad in grads if grad is not None]
+        if grads:
+            self._partial = [(slot, grad, grad._version) for slot, grad in grads if grad is not None]
         self.owner.pass_failed()
         self.arrived.clear()
+        self.current = None
+        self._over.clear()

@@ -27,7 +27,7 @@ from ddl_torch.results import place, wait
 from ddl_torch.rounds import Round
 from ddl_torch.sending import Sender, bind
 from ddl_torch.slots import Group, Reduction, Slot
-from ddlcore.errors import IncompleteGradients, NotInitialized
+from ddlcore.errors import IncompleteGradients, MismatchError, NotInitialized
 from ddlcore.types import CPU
 
 __all__ = ["Reducer", "UnfinishedBackward"]
@@ -71,6 +71,7 @@ class Reducer:
     @property
     def open(self) -> bool:
         """Whether a round has begun and has not ended."""
+        self.passes.settle()
         return self.round.open
 
     def _follow_binding(self) -> None:
@@ -88,6 +89,7 @@ class Reducer:
         added = [Slot(param, name, self.passes) for name, param in named]
         for slot in added:
             slot.sparse_dims = int(sparse)
+            slot.turn = self.round.turn
             self._prepare(slot)
         self._name_devices(added)
         for slot in added:
@@ -192,7 +194,7 @@ class Reducer:
         """
         if self.job.closed:
             self._rebind()
-        if self.open:
+        if self.round.open:
             raise UnfinishedBackward(UNFINISHED)
         self.passes.expect_end()
         self.failed = None
@@ -227,9 +229,10 @@ class Reducer:
         gradients were sent, other ranks wait for the rest. Then the round stays open, and ``synchronize`` ends it with
         an error on all ranks.
         """
-        if self.open and not self.round.has_sent(self.slots):
-            self.round.open = False
-        self.round.entered = self.open
+        round = self.round
+        if round.open and not round.has_sent(self.slots):
+            round.open = False
+        round.entered = round.open
 
     # --- rounds
 
@@ -243,6 +246,7 @@ class Reducer:
         Waits until all operations have ended, then raises the first error of any gradient. Later calls raise the same
         error again, until gradients are computed again.
         """
+        self.passes.settle()
         if self.failed is not None:
             raise self.failed.with_traceback(None)
         if self.passes.seen:  # an interrupt hit the first hook of a pass, so ``begin`` did not run to its end
@@ -262,7 +266,7 @@ class Reducer:
             self._rebind()
         if not self.active:
             return
-        if not self.open:
+        if not self.round.open:
             self._sender.begin_round()
         # An interrupt may leave a settled round half closed. What it knew of its gradients is gone then in part, and
         # ``send_all`` would take those that were reduced into private memory for gradients that it has not sent yet.
@@ -281,7 +285,11 @@ class Reducer:
         round, passes = self.round, self.passes
         # A pass may be incomplete while ``round.ended`` is false: it was interrupted after it had sent all gradients.
         # Then nothing is missing, and this rank must succeed, because the other ranks go on with these gradients.
-        failure = round.failure or (IncompleteGradients(INCOMPLETE) if round.ended else None)
+        failure = round.failure
+        if round.ended and (
+            failure is None or isinstance(failure, MismatchError)
+        ):  # it told the other ranks to raise that
+            failure = IncompleteGradients(INCOMPLETE)
         if round.written:
             mark_written(round.written)
             round.written.clear()
@@ -289,8 +297,7 @@ class Reducer:
             for slot in self.slots:
                 slot.holds_result = slot.round == round.number
         round.clear(self.groups)
-        passes.seen.clear()
-        passes.arrived.clear()
+        passes.round_ended()
         if self.job.overlaps is not self._overlaps:  # a search has changed it
             self._overlaps = self.job.overlaps
             for slot in self.slots:
@@ -345,6 +352,7 @@ class Reducer:
         self._follow_binding()
         for slot in self.slots:
             slot.forget_look()
+            slot.turn = 0
             self._prepare(slot)
         self._name_groups()
         if self.active:

@@ -50,14 +50,16 @@ def wait(sender: Sender, incomplete: bool) -> None:
                         continue  # wait for it when all others have been sent again as well, for the same reason
                     round.failure = round.failure or error
             attempt.done = True
-    if incomplete:  # wait for the operations that ``Sender._send_end`` has submitted to make the other ranks raise
-        for slot, attempt in round.attempts.items():
-            if attempt.handle is not None and slot in round.repeated:
-                attempt.handle.wait()
+    for answer in round.answers.values():
+        for handle in answer.handles:
+            try:
+                handle.wait()
+            except (DdlInternalError, ValueError) as error:
+                round.failure = round.failure or error
 
 
 def _operation_failed(sender: Sender, request: Any, error: Exception) -> None:
-    slot = next((one for one in sender.slots if request is one.request or request is one.private), None)
+    slot = sender.slot_of(request)
     if slot is not None:
         if sender.send_otherwise(slot, request, error):
             return

@@ -57,6 +57,10 @@ class Round:
         self.in_flight: list[Any] = []  # persistent requests on host memory that were started and not waited for
         self.on_devices: list[Any] = []  # persistent requests on device memory that were started and not waited for
         self.attempts: dict[Slot, Attempt] = {}
+        self.answers: dict[Slot, Attempt] = {}  # operations for which other ranks wait, and whose results nobody needs
+        self.ends: dict[
+            Slot, tuple[Any, torch.Tensor]
+        ] = {}  # the requests by which other ranks are told, and their memory
         self.ended = False  # other ranks were told that some gradients will not come
         self.results: dict[Slot, Result] = {}
         self.placed: set[Slot] = set()  # the slots whose results are where they belong
@@ -71,7 +75,7 @@ class Round:
         turn = self.of_step % MOST_ROUNDS
         if turn != self.turn:  # each round of a step has its own names: ranks may run different numbers of rounds
             for slot in slots:
-                slot.change_round(self.turn, turn)
+                slot.change_round(turn)
             self.turn = turn
         self.number += 1
         self.settled = False
@@ -94,7 +98,7 @@ class Round:
         """Drop everything that the round holds. It stays open, because an interrupt may come between these calls."""
         for group in groups:
             group.begin()
-        for kept in (self.results, self.attempts, self.replaced):
+        for kept in (self.results, self.attempts, self.answers, self.ends, self.replaced):
             kept.clear()
         for noted in (self.placed, self.absent, self.repeated):
             noted.clear()

@@ -359,32 +359,33 @@ class Sender:
         """
         round = self.round
         round.ended = True
-        round.repeated.add(slot)
-        name = round.name_of(name)
-        attempt = round.attempts.setdefault(slot, Attempt())
-        attempt.done = True
-        zeros = torch.zeros_like(slot.param, requires_grad=False)
         if slot.sparse_dims and not self.reduction.sparse_as_dense and slot.group is None:
-            if not attempt.go_on():
-                with OPERATIONS.noting(attempt.handles):
-                    OPERATIONS.allgather_async(
-                        torch.empty((0, slot.sparse_dims), dtype=torch.int64, device=slot.param.device),
-                        name=f"{name}.indices",
-                        process_set=self.reduction.process_set,
-                        job=self.binding.job,
-                        sparse=True,
-                        stage_on_host=self.reduction.stage_sparse_on_host,
-                    )
-            attempt.handle = attempt.handles[0]
-        if attempt.context is None:
-            attempt.context = self.binding.persistent_allreduce(zeros, name=name, part_of=ENDED)
-        request = attempt.context
+            self._answer_indices(slot)
+        if slot not in round.ends:
+            zeros = torch.zeros_like(slot.param, requires_grad=False)
+            round.ends[slot] = self.binding.persistent_allreduce(zeros, name=round.name_of(name), part_of=ENDED), zeros
+        request, zeros = round.ends[slot]
         if request.starts == 0:
             self._start(request, zeros.data_ptr(), (zeros, request.source.owner))
         under_way = round.in_flight if request.source.device is CPU else round.on_devices
         if not any(one is request for one in under_way):
             under_way.append(request)
         slot.round = round.number
+
+    def _answer_indices(self, slot: Slot) -> None:
+        """Take part with nothing in the allgather of a sparse gradient's indices, for which other ranks wait."""
+        answer = self.round.answers.setdefault(slot, Attempt())
+        if answer.go_on():
+            return
+        with OPERATIONS.noting(answer.handles):
+            OPERATIONS.allgather_async(
+                torch.empty((0, slot.sparse_dims), dtype=torch.int64, device=slot.param.device),
+                name=f"{self.round.name_of(slot.name)}.indices",
+                process_set=self.reduction.process_set,
+                job=self.binding.job,
+                sparse=True,
+                stage_on_host=self.reduction.stage_sparse_on_host,
+            )
 
     # --- one gradient that does not look like the last one
 
@@ -543,6 +544,13 @@ class Sender:
 
     # --- sending again
 
+    def slot_of(self, request: Any) -> Slot | None:
+        """Return the slot whose gradient ``request`` sends; None if another request has taken its place."""
+        for slot in self.slots:
+            if request is slot.request or request is slot.private or request is self.round.ends.get(slot, (None,))[0]:
+                return slot
+        return None
+
     def send_otherwise(self, slot: Slot, failed: Any, error: Exception) -> bool:
         """Send a gradient again if it failed because ranks disagreed on whether it is sparse; return whether it did.
 
@@ -550,7 +558,16 @@ class Sender:
         have a sparse one; then this rank and the ranks with sparse gradients send again. ``failed``: what failed.
         """
         round = self.round
-        if not isinstance(error, MismatchError) or slot in round.repeated or slot.group is not None or slot.agreed:
+        if not isinstance(error, MismatchError) or slot.group is not None:
+            return False
+        if ENDED in error.parts:  # a rank whose backward did not come to its end would not send it again
+            if isinstance(failed, SparseHandle):
+                round.answers[slot] = round.attempts[slot]  # its indices are still in flight
+            elif "allgather" in error.kinds:
+                slot.sparse_dims = slot.sparse_dims or 1  # see below
+                self._answer_indices(slot)
+            return False
+        if slot in round.repeated or slot.agreed:
             return False
         if isinstance(failed, SparseHandle):
             failed.send_values_again()

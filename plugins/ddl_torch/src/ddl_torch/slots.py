@@ -70,6 +70,7 @@ class Slot:
         "strides",
         "submit",
         "tensor_hook",
+        "turn",
     )
 
     def __init__(self, param: torch.Tensor, label: str, passes: Passes) -> None:
@@ -90,6 +91,7 @@ class Slot:
         # ``private`` reduces into a separate tensor, for gradients whose memory something else uses.
         self.request: Any = None
         self.private: Any = None
+        self.turn = 0  # for which round of a step they are
         self.others: dict[int, tuple[Any, Any]] = {}  # the same two requests for other rounds of a step
         self.dtype: torch.dtype | None = None
         self.shape: torch.Size | None = None
@@ -137,10 +139,15 @@ class Slot:
             self.count = grad.numel()
             self.mark = None
 
-    def change_round(self, before: int, now: int) -> None:
-        """Exchange the persistent requests for round ``before`` of a step for those of round ``now``."""
-        self.others[before] = (self.request, self.private)
-        self.request, self.private = self.others.get(now, (None, None))
+    def change_round(self, turn: int) -> None:
+        """Take the persistent requests for the round ``turn`` of a step. After an interrupt it may be called again."""
+        if self.turn != turn:
+            self.others[self.turn] = (self.request, self.private)
+            found = self.others.get(turn, (None, None))
+            # No interrupt can come between these lines, as they call nothing: else the requests of one round would be
+            # kept as those of another.
+            self.request, self.private = found
+            self.turn = turn
 
 
 class Group:
