@@ -22,11 +22,11 @@ from ddlcore.control.probe import answers, at, open_endpoints, split_endpoint
 from ddlcore.control.rendezvous import Invitation, file_name, folders, has_ended, look
 from ddlcore.control.store import JobStore
 from ddlcore.control.surroundings import host_name, kin
+from ddlcore.coordinator.sessions import Sessions
 from ddlcore.errors import DdlInternalError, DeadlineExceeded, PeerLost, PluginError
 from ddlcore.job import Job, build_sessions
 from ddlcore.messages import Arrivals, Arrive, FromCoordinator, Lost, Refused, ToCoordinator
 from ddlcore.plug.registry import Registry
-from ddlcore.runtime.sessions import Sessions
 from ddlcore.search import build_search_driver
 from ddlcore.types import Placement
 

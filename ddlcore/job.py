@@ -30,6 +30,8 @@ from ddlcore.contracts.transport import Context, Transport
 from ddlcore.control.channel import Channel
 from ddlcore.control.local import LocalNetwork
 from ddlcore.control.store import JobStore
+from ddlcore.coordinator.sessions import Sessions
+from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import Closed, DdlInternalError, DeadlineExceeded, InvalidArgument, NotInitialized, ReplicasDiffer
 from ddlcore.kernels.late import LateKernels
 from ddlcore.messages import BY_SETTING, PROTOCOL, Bye, Digests, Done, Explain, Hello, Profile, Pulse, Sample, Settle
@@ -37,24 +39,22 @@ from ddlcore.observe.flight import Flight
 from ddlcore.observe.signals import listen
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
-from ddlcore.runtime.accelerators import Accelerators
 from ddlcore.runtime.companion import Companions
 from ddlcore.runtime.control_thread import ControlThread
+from ddlcore.runtime.device.accelerators import Accelerators
 from ddlcore.runtime.engine import FAILURE_WAIT_S, Engine
 from ddlcore.runtime.executor import Executor
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, Stats
+from ddlcore.runtime.patience import Patience
 from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.ranges import in_use, ranges_of
 from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.runtime.routes import Route, choose_route
-from ddlcore.runtime.sessions import Sessions
-from ddlcore.runtime.stall import Patience
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.timeline_switch import TimelineSwitch
-from ddlcore.runtime.tuning import SearchDriver
 from ddlcore.telemetry import Observer, observers
 from ddlcore.types import Member, Placement
 

@@ -28,7 +28,7 @@ from ddlcore.builtin.shm.transport import ShmTransport
 from ddlcore.hooks import TransportProvider
 from ddlcore.launch.bench.pipe import told
 from ddlcore.plug.registry import Distribution
-from ddlcore.runtime.device_routes import Commit
+from ddlcore.runtime.device.routes import Commit
 from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.testing.pretend_tensors import PretendTensor, stream
 from ddlcore.testing.pretend_transport import PretendTransport

@@ -23,6 +23,7 @@ from ddlcore.control.credentials import Access, read_job_file
 from ddlcore.control.files import allow_files
 from ddlcore.control.line import Connection
 from ddlcore.control.server import Server
+from ddlcore.coordinator.sessions import Sessions
 from ddlcore.messages import (
     PROTOCOL,
     Answer,
@@ -38,7 +39,6 @@ from ddlcore.messages import (
     Welcome,
     encode,
 )
-from ddlcore.runtime.sessions import Sessions
 from ddlcore.types import DType, Kind
 
 __all__ = ["Crowd"]

@@ -26,6 +26,7 @@ import numpy as np
 
 from ddlcore.builtin.fusion import ThresholdFusion
 from ddlcore.control.post import packed
+from ddlcore.coordinator.sessions import Sessions
 from ddlcore.messages import (
     PROTOCOL,
     Answer,
@@ -50,7 +51,6 @@ from ddlcore.messages import (
     encode,
 )
 from ddlcore.runtime.schedule import Offer, Replay, Schedule
-from ddlcore.runtime.sessions import Sessions
 from ddlcore.types import DType, Kind, ReduceOp
 
 BACKWARD_S = 0.030  # time over which a step's tensors become ready

@@ -15,8 +15,8 @@ from ddlcore.contracts.adapter import Adapter
 from ddlcore.errors import InvalidArgument
 from ddlcore.job import Job
 from ddlcore.messages import Spec, encode
+from ddlcore.runtime.device.fenced import FencedHandle, FencedPersistentRequest
 from ddlcore.runtime.executor import reducescatter_rows
-from ddlcore.runtime.fenced import FencedHandle, FencedPersistentRequest
 from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.request import ANONYMOUS, Entry, Outcome, PersistentRequest
 from ddlcore.types import CPU, Adasum, Average, Buffer, DType, Kind, ReduceOp

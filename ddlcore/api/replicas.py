@@ -17,10 +17,10 @@ import numpy as np
 from ddlcore.api.objects import allgather_object, broadcast_object
 from ddlcore.api.world import ProcessSet, current_job, global_process_set
 from ddlcore.contracts.transport import view
+from ddlcore.coordinator.agreement import differing, wording
 from ddlcore.errors import InvalidArgument, ReplicasDiffer
 from ddlcore.job import Job
 from ddlcore.messages import Differ, Digests, Explain, Sample
-from ddlcore.runtime.agreement import differing, wording
 
 __all__ = ["Replica", "Verifier", "array_replica", "named", "verify", "verify_replicas"]
 

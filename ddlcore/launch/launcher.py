@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddlcore.config import Settings
 from ddlcore.control.server import Server
+from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
 from ddlcore.launch.command import may_run_python
 from ddlcore.launch.environment import (
@@ -39,7 +40,6 @@ from ddlcore.launch.warmup import compile_kernels
 from ddlcore.launch.watch import Watch
 from ddlcore.plug.registry import Registry
 from ddlcore.runtime.routes import Route, choose_route
-from ddlcore.runtime.tuning import SearchDriver
 from ddlcore.types import Member
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ddlcore.config import Settings
 from ddlcore.control.coordinator_protocol import CoordinatorProtocol, Outgoing
 from ddlcore.control.server import Server
+from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.job import build_sessions
 from ddlcore.messages import Bye, Differ, Profile, Pulse, ToCoordinator
 from ddlcore.plug.registry import Registry
-from ddlcore.runtime.tuning import SearchDriver
 
 if TYPE_CHECKING:
     from ddlcore.launch.remote_launch import RemoteLaunch

@@ -11,7 +11,7 @@ import msgspec
 
 from ddlcore.messages import Busy, ReplayStatus
 from ddlcore.runtime.clock import WatchedTime
-from ddlcore.runtime.stall import Patience
+from ddlcore.runtime.patience import Patience
 
 __all__ = ["Alarm"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ddlcore.messages import Ask, Spec
-from ddlcore.runtime.devices import describe_device, kind_of
+from ddlcore.runtime.device.devices import describe_device, kind_of
 from ddlcore.types import Kind
 
 __all__ = ["called", "describe", "flaw", "mismatch_table", "span"]

@@ -58,8 +58,8 @@ from ddlcore.runtime.checks import describe
 from ddlcore.runtime.engine import Engine, Todo
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter
+from ddlcore.runtime.patience import Patience
 from ddlcore.runtime.process_sets import ProcessSets
-from ddlcore.runtime.stall import Patience
 from ddlcore.runtime.tensor_queue import TensorQueue
 
 __all__ = ["Channel", "ControlThread"]

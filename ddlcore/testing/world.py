@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import TypeVar
 
 from ddlcore import api
+from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.job import Job, local_jobs
 from ddlcore.plug.registry import Registry
-from ddlcore.runtime.tuning import SearchDriver
 from ddlcore.testing.ranks import Ranks
 
 __all__ = ["World", "run_world"]

@@ -13,7 +13,7 @@ LAYERS = (  # from the ground up; a room may import itself and the layers below 
     {"kernels"},
     {"observe"},
     {"runtime", "builtin", "control", "plug", "tune"},
-    {"telemetry"},
+    {"coordinator", "telemetry"},
     {"job", "search"},
     {"external_rank"},
     {"detection"},

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.coordinator.coordinator import Coordinator
+from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.messages import (
     Adjust,
     Answer,
@@ -33,12 +35,10 @@ from ddlcore.messages import (
     ToCoordinator,
     decode_spec,
 )
-from ddlcore.runtime.coordinator import Coordinator
 from ddlcore.runtime.handle import Completion, Handle
 from ddlcore.runtime.request import Entry, Outcome, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import TensorQueue
-from ddlcore.runtime.tuning import SearchDriver
 from ddlcore.types import Buffer, DType, Kind
 
 __all__ = ["Call", "Do", "Join", "Machines", "Meet", "Order", "Part", "Wait"]

@@ -7,7 +7,7 @@ from msgspec import structs
 from ddlcore.messages import Busy, ReplayStatus
 from ddlcore.runtime.alarm import Alarm
 from ddlcore.runtime.clock import WatchedTime
-from ddlcore.runtime.stall import Patience
+from ddlcore.runtime.patience import Patience
 
 AT = ReplayStatus(3, 12, True, 0, ("a",))
 BUSY = Busy("allreduce 'x'", 4, 0, ("x",))

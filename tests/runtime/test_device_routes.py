@@ -13,8 +13,16 @@ from ddlcore.contracts.device import DeviceRuntime
 from ddlcore.contracts.transport import Memory
 from ddlcore.errors import Closed, DeviceError
 from ddlcore.hooks import TransportProvider
-from ddlcore.runtime.device_routes import SOLO, Choice, DeviceRoutes, Fact, choose
-from ddlcore.runtime.devices import ON_HOST, Devices, DeviceStream, Pool, describe_device, kind_of, label_of_stream
+from ddlcore.runtime.device.devices import (
+    ON_HOST,
+    Devices,
+    DeviceStream,
+    Pool,
+    describe_device,
+    kind_of,
+    label_of_stream,
+)
+from ddlcore.runtime.device.routes import SOLO, Choice, DeviceRoutes, Fact, choose
 from ddlcore.runtime.meter import Meter
 from ddlcore.testing.pretend import KIND, PretendEvent, PretendRuntime
 from ddlcore.types import CPU, Buffer, Device, DType, Member
@@ -151,7 +159,7 @@ def test_what_a_queue_left_behind_uses_is_never_let_go(
 ) -> None:
     """It may still be written; a framework that had it back would have given it to another tensor by then."""
     left: list[object] = []
-    monkeypatch.setattr("ddlcore.runtime.devices._left_behind", left)
+    monkeypatch.setattr("ddlcore.runtime.device.devices._left_behind", left)
     devices.label(Device(KIND, 0))
     (stream,) = devices.streams
     event = PretendEvent()

@@ -23,9 +23,9 @@ from ddlcore.errors import DdlInternalError, DeviceError, MismatchError, PeerLos
 from ddlcore.hooks import CompressorProvider, KernelsProvider, TransportProvider
 from ddlcore.job import Job
 from ddlcore.plug.registry import Distribution, Registry
-from ddlcore.runtime.devices import DeviceStream
-from ddlcore.runtime.fenced import FencedPersistentRequest
-from ddlcore.runtime.in_flight import DevicesInFlight
+from ddlcore.runtime.device.devices import DeviceStream
+from ddlcore.runtime.device.fenced import FencedPersistentRequest
+from ddlcore.runtime.device.in_flight import DevicesInFlight
 from ddlcore.testing import World
 from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.testing.pretend_tensors import PretendTensor, current_stream, stream

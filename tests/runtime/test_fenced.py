@@ -9,7 +9,7 @@ import pytest
 
 from ddlcore.contracts.device import Event
 from ddlcore.errors import DeviceError, PeerLost
-from ddlcore.runtime.fenced import FencedHandle
+from ddlcore.runtime.device.fenced import FencedHandle
 from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.request import Outcome

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.coordinator import request_table
+from ddlcore.coordinator.coordinator import Coordinator
 from ddlcore.messages import (
     Answer,
     Arranged,
@@ -26,8 +28,7 @@ from ddlcore.messages import (
     Spec,
     encode,
 )
-from ddlcore.runtime import periods, request_table
-from ddlcore.runtime.coordinator import Coordinator
+from ddlcore.runtime import periods
 from ddlcore.runtime.schedule import MOST_KNOWN
 from ddlcore.types import DType, Kind
 

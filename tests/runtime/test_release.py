@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import ddlcore as ddl
 from ddlcore.errors import DdlInternalError
 from ddlcore.job import Job
-from ddlcore.runtime.device_executor import DeviceExecutor
-from ddlcore.runtime.device_routes import Commit
-from ddlcore.runtime.devices import DeviceStream
+from ddlcore.runtime.device.devices import DeviceStream
+from ddlcore.runtime.device.executor import DeviceExecutor
+from ddlcore.runtime.device.routes import Commit
 from ddlcore.runtime.engine import Engine
 from ddlcore.runtime.executor import Later
 from ddlcore.runtime.meter import Stats

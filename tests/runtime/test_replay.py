@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import ddlcore as ddl
 from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.coordinator.replay_controller import KnownSchedule, ReplayController
 from ddlcore.job import Job
 from ddlcore.messages import Spec, decode_spec, encode
 from ddlcore.runtime.periods import Occurrence, PeriodDetector, TensorKey
-from ddlcore.runtime.replay_controller import KnownSchedule, ReplayController
 from ddlcore.testing import World
 from ddlcore.types import DType, Kind
 from tests.runtime.effort import examples

@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
+from ddlcore.coordinator.agreement import EXPLAIN_S, Agreement, distance, grouped
 from ddlcore.errors import DdlInternalError, ReplicasDiffer
 from ddlcore.messages import Differ, Digests, Explain, Notice, Sample, Settled
-from ddlcore.runtime.agreement import EXPLAIN_S, Agreement, distance, grouped
 
 NAMES = ("a (float32 2)", "b (float32 2)", "c (float32 2)")
 

@@ -9,6 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ddlcore.contracts.fusion import FusionPolicy
+from ddlcore.coordinator.agreement import Agreement
+from ddlcore.coordinator.awaited import Awaited, Details
+from ddlcore.coordinator.coordinator import Coordinator
+from ddlcore.coordinator.stall import StallWatch
+from ddlcore.coordinator.stall_table import on_ranks
+from ddlcore.coordinator.tuning import SearchDriver
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import (
     PROTOCOL,
@@ -36,13 +42,8 @@ from ddlcore.messages import (
     ToCoordinator,
     Welcome,
 )
-from ddlcore.runtime.agreement import Agreement
-from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.clock import WatchedTime
-from ddlcore.runtime.coordinator import Coordinator
-from ddlcore.runtime.stall import Patience, StallWatch
-from ddlcore.runtime.stall_table import on_ranks
-from ddlcore.runtime.tuning import SearchDriver
+from ddlcore.runtime.patience import Patience
 
 __all__ = ["Sessions"]
 

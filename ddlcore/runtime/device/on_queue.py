@@ -17,8 +17,8 @@ from typing import cast
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.transport import Memory, Plan, Prepared, Transport
 from ddlcore.messages import Bucket, Spec
-from ddlcore.runtime.device_routes import OnDevice
-from ddlcore.runtime.devices import DeviceStream, Pool
+from ddlcore.runtime.device.devices import DeviceStream, Pool
+from ddlcore.runtime.device.routes import OnDevice
 from ddlcore.runtime.encoding import encode, encode_once, settle
 from ddlcore.runtime.executor import Later, Staged, reducescatter_rows
 from ddlcore.runtime.request import Entry, Outcome

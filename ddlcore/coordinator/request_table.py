@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from math import prod
 
 from ddlcore.contracts.fusion import Ready
+from ddlcore.coordinator.pending_request import PendingRequest, bits_of, ranks_of
+from ddlcore.coordinator.replay_controller import tensor_key
 from ddlcore.messages import Ask, Spec, decode_spec
 from ddlcore.runtime.checks import describe, mismatch_table
-from ddlcore.runtime.pending_request import PendingRequest, bits_of, ranks_of
 from ddlcore.runtime.periods import TensorKey
-from ddlcore.runtime.replay_controller import tensor_key
 from ddlcore.types import Kind
 
 __all__ = ["RequestTable"]

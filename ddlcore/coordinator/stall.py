@@ -6,34 +6,18 @@ No I/O, like the coordinator: what is awaited comes from ``awaited.py``, and the
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ddlcore.coordinator.awaited import Awaited, Details
+from ddlcore.coordinator.stall_table import on_ranks, stall_table
 from ddlcore.messages import Alive, FromCoordinator, Probe, Show, Stack, Stalled
-from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.checks import describe
-from ddlcore.runtime.stall_table import on_ranks, stall_table
+from ddlcore.runtime.patience import ANSWER_S, Patience
 
-__all__ = ["Patience", "StallWatch"]
+__all__ = ["StallWatch"]
 
 Outgoing = list[tuple[int, FromCoordinator]]
-ANSWER_S = 2.0  # a control thread answers immediately; a stopped process does not
-LEAST_ANSWER_S = 0.5
 _WARNING, _SHUTDOWN = 0, 1
-
-
-@dataclass(frozen=True)
-class Patience:
-    """After how long a stall is reported and ends the job (0: never), and whether missing ranks' stacks are shown."""
-
-    warning_s: float = 60.0
-    shutdown_s: float = 0.0
-    stacks: bool = False
-
-    @property
-    def answer_s(self) -> float:
-        """Return how long a rank may take for a sign of life before it counts as silent."""
-        least_s = min((limit_s for limit_s in (self.warning_s, self.shutdown_s) if limit_s > 0), default=0.0)
-        return min(ANSWER_S, max(LEAST_ANSWER_S, least_s / 2))
 
 
 class StallWatch:

@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 
 import ddlcore as ddl
+from ddlcore.coordinator.awaited import Details
+from ddlcore.coordinator.replay_status import Busies, ReplayStatuses
+from ddlcore.coordinator.stall_table import Late
 from ddlcore.job import Job
 from ddlcore.messages import Busy, ReplayStatus
-from ddlcore.runtime.awaited import Details
-from ddlcore.runtime.replay_status import Busies, ReplayStatuses
-from ddlcore.runtime.stall_table import Late
 from ddlcore.testing import World
 
 pytestmark = pytest.mark.timeout(240)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from ddlcore.coordinator.replay_controller import KnownSchedule
 from ddlcore.messages import Adjust, Paused, decode_spec
-from ddlcore.runtime.replay_controller import KnownSchedule
 from ddlcore.types import Kind, Value
 
 __all__ = ["SearchDriver", "Trial", "Tuning", "Value"]

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from ddlcore.contracts.transport import Memory
 from ddlcore.messages import Bucket, Planned, Spec
-from ddlcore.runtime.device_routes import OnDevice
-from ddlcore.runtime.devices import DeviceStream
+from ddlcore.runtime.device.devices import DeviceStream
+from ddlcore.runtime.device.routes import OnDevice
 from ddlcore.runtime.executor import Deliver, HostRun, Staged, void
 from ddlcore.runtime.request import Entry, Outcome
 from ddlcore.runtime.schedule import Launch

@@ -10,15 +10,15 @@ from functools import partial
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.messages import Bucket, Planned, Spec
-from ddlcore.runtime.device_routes import DeviceRoutes, OnDevice
-from ddlcore.runtime.devices import DeviceStream
+from ddlcore.runtime.device.devices import DeviceStream
+from ddlcore.runtime.device.on_queue import Queued, queued
+from ddlcore.runtime.device.routes import DeviceRoutes, OnDevice
+from ddlcore.runtime.device.staging import HostRuns, Staging
 from ddlcore.runtime.executor import Deliver, Later, Run, same, void
 from ddlcore.runtime.integers import is_exact
-from ddlcore.runtime.on_queue import Queued, queued
 from ddlcore.runtime.request import Entry, Outcome
 from ddlcore.runtime.scaling import reduction
 from ddlcore.runtime.schedule import Launch
-from ddlcore.runtime.staging import HostRuns, Staging
 from ddlcore.types import Kind
 
 __all__ = ["DeviceExecutor"]

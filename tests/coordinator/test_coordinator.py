@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.coordinator.coordinator import Coordinator
 from ddlcore.messages import Answer, Ask, Bucket, Bye, Failure, Farewell, Frozen, Leave, Lost, Request, Spec, encode
-from ddlcore.runtime.coordinator import Coordinator
 from ddlcore.types import DType, Kind, ReduceOp
 from tests.runtime.effort import examples
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from ddlcore.runtime.stall_table import Late
+from ddlcore.coordinator.stall_table import Late
 
 __all__ = ["WHY_SILENT", "Awaited", "Details"]
 

@@ -15,6 +15,11 @@ import pytest
 
 import ddlcore as ddl
 from ddlcore.contracts.fusion import FusionPolicy
+from ddlcore.coordinator.awaited import Awaited, Details
+from ddlcore.coordinator.coordinator import Coordinator
+from ddlcore.coordinator.stall import StallWatch
+from ddlcore.coordinator.stall_table import Late
+from ddlcore.coordinator.tuning import Tuning
 from ddlcore.errors import DeadlineExceeded
 from ddlcore.job import Job
 from ddlcore.messages import (
@@ -36,11 +41,7 @@ from ddlcore.messages import (
     encode,
 )
 from ddlcore.observe.flight import Flight
-from ddlcore.runtime.awaited import Awaited, Details
-from ddlcore.runtime.coordinator import Coordinator
-from ddlcore.runtime.stall import Patience, StallWatch
-from ddlcore.runtime.stall_table import Late
-from ddlcore.runtime.tuning import Tuning
+from ddlcore.runtime.patience import Patience
 from ddlcore.testing import World
 from ddlcore.types import Kind
 

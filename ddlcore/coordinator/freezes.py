@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ddlcore.coordinator.stall_table import Late
 from ddlcore.messages import Leave, Planned, ReplayStatus
-from ddlcore.runtime.stall_table import Late
 
 __all__ = ["Freezes"]
 

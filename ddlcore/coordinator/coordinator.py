@@ -13,6 +13,14 @@ from itertools import groupby
 from msgspec import DecodeError
 
 from ddlcore.contracts.fusion import FusionPolicy
+from ddlcore.coordinator.awaited import Awaited, Details
+from ddlcore.coordinator.freezes import Freezes
+from ddlcore.coordinator.pending_request import PendingRequest
+from ddlcore.coordinator.replay_controller import KnownSchedule, ReplayController
+from ddlcore.coordinator.replay_status import Busies, ReplayStatuses
+from ddlcore.coordinator.request_table import RequestTable
+from ddlcore.coordinator.stall_table import Late
+from ddlcore.coordinator.tuning import SearchDriver, Tuning, Value
 from ddlcore.messages import (
     BY_SETTING,
     Adjust,
@@ -37,15 +45,7 @@ from ddlcore.messages import (
     Spec,
     Where,
 )
-from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.checks import describe, flaw
-from ddlcore.runtime.freezes import Freezes
-from ddlcore.runtime.pending_request import PendingRequest
-from ddlcore.runtime.replay_controller import KnownSchedule, ReplayController
-from ddlcore.runtime.replay_status import Busies, ReplayStatuses
-from ddlcore.runtime.request_table import RequestTable
-from ddlcore.runtime.stall_table import Late
-from ddlcore.runtime.tuning import SearchDriver, Tuning, Value
 from ddlcore.types import Kind
 
 __all__ = ["Coordinator"]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
+from ddlcore.coordinator.tuning import MOST_DISCARDED, Value
 from ddlcore.messages import Spec, encode
-from ddlcore.runtime.tuning import MOST_DISCARDED, Value
 from ddlcore.types import DType, Kind
 from tests.runtime.effort import examples
 from tests.runtime.machines import Machines, Order

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from ddlcore.coordinator.awaited import Awaited, Details
+from ddlcore.coordinator.stall_table import Late, on_ranks
 from ddlcore.messages import Busy, ReplayStatus
-from ddlcore.runtime.awaited import Awaited, Details
 from ddlcore.runtime.checks import describe
-from ddlcore.runtime.stall_table import Late, on_ranks
 
 __all__ = ["Busies", "ReplayStatuses"]
 

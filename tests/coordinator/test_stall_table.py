@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlcore.runtime.stall_table import SHOWN, Late, on_ranks, spans, stall_table
+from ddlcore.coordinator.stall_table import SHOWN, Late, on_ranks, spans, stall_table
 
 
 def test_columns_are_aligned_and_each_tensor_has_its_row() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddlcore.builtin.fusion import ThresholdFusion
+from ddlcore.coordinator.sessions import Sessions
 from ddlcore.messages import (
     PROTOCOL,
     Answer,
@@ -20,8 +21,7 @@ from ddlcore.messages import (
     Welcome,
     encode,
 )
-from ddlcore.runtime.sessions import Sessions
-from ddlcore.runtime.stall import Patience
+from ddlcore.runtime.patience import Patience
 from ddlcore.types import DType, Kind
 
 

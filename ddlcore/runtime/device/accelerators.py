@@ -11,9 +11,9 @@ from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Transport
 from ddlcore.hooks import KernelsProvider
 from ddlcore.runtime.backend import AUTO
-from ddlcore.runtime.device_executor import DeviceExecutor
-from ddlcore.runtime.device_routes import SOLO, STAGED_ON_HOST, DeviceOpener, DeviceRoutes
-from ddlcore.runtime.devices import Devices
+from ddlcore.runtime.device.devices import Devices
+from ddlcore.runtime.device.executor import DeviceExecutor
+from ddlcore.runtime.device.routes import SOLO, STAGED_ON_HOST, DeviceOpener, DeviceRoutes
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.routes import Offers, asked_for_devices

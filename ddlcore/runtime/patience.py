@@ -1,0 +1,25 @@
+"""States after how long a stall is reported and ends the job, for the coordinator and for the rank that waits for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ANSWER_S", "Patience"]
+
+ANSWER_S = 2.0  # a control thread answers immediately; a stopped process does not
+LEAST_ANSWER_S = 0.5
+
+
+@dataclass(frozen=True)
+class Patience:
+    """After how long a stall is reported and ends the job (0: never), and whether missing ranks' stacks are shown."""
+
+    warning_s: float = 60.0
+    shutdown_s: float = 0.0
+    stacks: bool = False
+
+    @property
+    def answer_s(self) -> float:
+        """Return how long a rank may take for a sign of life before it counts as silent."""
+        least_s = min((limit_s for limit_s in (self.warning_s, self.shutdown_s) if limit_s > 0), default=0.0)
+        return min(ANSWER_S, max(LEAST_ANSWER_S, least_s / 2))
