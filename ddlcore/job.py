@@ -40,21 +40,25 @@ from ddlcore.observe.signals import listen
 from ddlcore.plug.registry import Registry
 from ddlcore.plug.settings import settings_of
 from ddlcore.runtime.companion import Companions
+from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.control_thread import ControlThread
 from ddlcore.runtime.device.accelerators import Accelerators
+from ddlcore.runtime.device.in_flight import DevicesInFlight
+from ddlcore.runtime.dispatch import Dispatcher
 from ddlcore.runtime.engine import FAILURE_WAIT_S, Engine
-from ddlcore.runtime.executor import Executor
-from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.executor import HostExecutor
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, Stats
+from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.patience import Patience
 from ddlcore.runtime.process_sets import Opener, ProcessSets
-from ddlcore.runtime.ranges import in_use, ranges_of
+from ddlcore.runtime.ranges import Ranges, in_use, ranges_of
 from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import Entry, PersistentRequest
 from ddlcore.runtime.routes import Route, choose_route
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.runtime.timeline_switch import TimelineSwitch
+from ddlcore.runtime.waiter import Waiter
 from ddlcore.telemetry import Observer, observers
 from ddlcore.types import Member, Placement
 
@@ -167,11 +171,6 @@ class Job:
         self._build(channel, store)
         if self.settings.text("flight_dir"):
             self._deafen = listen(self.settings.text("flight_signal"), self._want_dump)
-        if self.settings["profiler_ranges"]:
-            providers = [one for one in self.registry.adapters.values() if one.module != "ddlcore"]
-            # A default argument binds ``one`` now; the lambda is called when the generator is already further.
-            adapters = in_use((one.module, lambda one=one: self.registry.load(one)()) for one in providers)  # type: ignore[misc]
-            self._engine.show(ranges_of(adapters))
         self._engine.start()
         self._control_thread.start()
         try:
@@ -188,44 +187,39 @@ class Job:
     def _build(self, channel: Channel, store: JobStore) -> None:
         name = f"ddl-{{}}-{self.rank}"
         self._store = store
-        self.completion = Completion()
-        self.completion.failure = self._failure
         self._flight = Flight(self.settings.whole("flight_records"))
-        self.tensor_queue = TensorQueue(self.completion, channel.wake, self._flight)
-        self.overlaps = self.settings.overlaps(self.cross_size)
-        opener = self._opener(store)
+        self._completion = completion = Completion()
+        self._outbox = Outbox(channel.wake)
+        self._session_store = session_store = _SessionStore(lambda: self._control_thread.session, store)
+        opener = self._opener(session_store)
         self.sets = ProcessSets(opener)
-        accelerators = self._accelerators(opener)
-        self.device_label = accelerators.label
-        self._executor = executor = Executor(
-            self.sets, self._kernels, self.compressor, self._meter, accelerators.executor
+        facts = {"ddl": VERSION, "fusion_bytes": self.settings.whole("fusion_bytes")}
+        self._timeline = TimelineSwitch(
+            self.sets, self._meter, session_store, store.clock, self.launched, self._ranks, facts
         )
-        accelerators.executor.serve(executor)
+        self.tensor_queue = TensorQueue(completion, self._outbox, self._flight, self._meter, self._timeline)
+        self.overlaps = self.settings.overlaps(self.cross_size)
+        self._executor = executor = HostExecutor(self.sets, self._kernels, self.compressor, self._meter)
+        accelerators = self._accelerators(opener, executor)
+        self.device_label = accelerators.label
         self._engine = Engine(
-            self._executor,
+            Dispatcher(self.sets, executor, accelerators.executor),
             self.sets,
             self.tensor_queue,
-            self.completion,
+            completion,
+            DevicesInFlight(completion, self._meter, accelerators),
+            self._outbox,
             self._failure,
             self._transport_failed,
             self._meter,
             name.format("engine"),
+            self._timeline,
+            self._ranges(),
         )
-        self._timeline = TimelineSwitch(
-            self,
-            self.tensor_queue,
-            self._engine,
-            self.completion,
-            self.sets,
-            self._meter,
-            _SessionStore(lambda: self._control_thread.session, store),
-            store.clock,
-            self.launched,
-            self._ranks,
-            {"ddl": VERSION, "fusion_bytes": self.settings.whole("fusion_bytes")},
-        )
-        accelerators.devices.used = self._engine.in_flight.used
-        self._engine.in_flight.tidy = accelerators.tidy
+        self.waiter = Waiter(completion, self._engine, self.tensor_queue, self._failure, self._timeline)
+        self.start_request = self.tensor_queue.start_request
+        self.start_all = self.tensor_queue.start_all
+        self.start_and_wait = self._engine.start_and_wait
         self._control_thread = ControlThread(
             channel,
             self.tensor_queue,
@@ -237,10 +231,20 @@ class Job:
             patience_of(self.settings),
             self.rank,
             name.format("control"),
+            self._outbox,
+            self._timeline,
+            self._adjust,
+            self._explain,
             self.dump_flight,
         )
-        self._control_thread.adjust = self._adjust
-        self._control_thread.explain = self._explain
+
+    def _ranges(self) -> Ranges | None:
+        """Return what marks ranges in the profilers of the frameworks that run here, if the settings ask for it."""
+        if not self.settings["profiler_ranges"]:
+            return None
+        providers = [one for one in self.registry.adapters.values() if one.module != "ddlcore"]
+        # A default argument binds ``one`` now; the lambda is called when the generator is already further.
+        return ranges_of(in_use((one.module, lambda one=one: self.registry.load(one)()) for one in providers))  # type: ignore[misc]
 
     def _adjust(self, values: Mapping[str, Value]) -> None:
         """Apply new settings of a search.
@@ -254,7 +258,7 @@ class Job:
             self.settings = self.settings.changed(others)
             self._reopened += 1
             self._executor.reopened()
-            self.sets.reopen(replace(self._opener(self._store), generation=self._reopened))
+            self.sets.reopen(replace(self._opener(self._session_store), generation=self._reopened))
 
     def _observe(self) -> None:
         """Start the observers. Raises ValueError if what was asked for is impossible; then no observer runs."""
@@ -275,7 +279,7 @@ class Job:
             if self._failure.given:
                 raise self._failure.error(f"step {message.step} of {message.label}")
             self._told = True
-        self._control_thread.say(message)
+        self._outbox.say(message)
 
     def digests(self, addresses: Sequence[int], sizes: Sequence[int]) -> bytes:
         """Return 8 bytes for each region of host memory with the given address and size; see ``CpuKernels.digests``."""
@@ -309,7 +313,7 @@ class Job:
         if not self._told or self._shown:
             return None
         if not self._failure.given:
-            self._control_thread.say(Settle())
+            self._outbox.say(Settle())
             deadline_s = time.monotonic() + self.settings.number("leave_timeout_s")
             # A polling loop that takes no lock: a signal handler may interrupt it at any moment, and may call shutdown
             # itself.
@@ -318,12 +322,12 @@ class Job:
         error = self._failure.error("shutdown") if self._failure.given and not self._shown else None
         return error if isinstance(error, ReplicasDiffer) else None
 
-    def _opener(self, store: Store) -> Opener:
+    def _opener(self, store: _SessionStore) -> Opener:
         backend = self.settings.text("backend")
         return Opener(
             rank=self.rank,
             members=tuple(Member(rank, host) for rank, host in enumerate(self.placement.hosts)),
-            store=_SessionStore(lambda: self._control_thread.session, store),
+            store=store,
             kernels=self._kernels,
             settings=self.settings,
             timeout_s=self.settings.number("open_timeout_s"),
@@ -332,7 +336,7 @@ class Job:
             address=self._address,
         )
 
-    def _accelerators(self, opener: Opener) -> Accelerators:
+    def _accelerators(self, opener: Opener, host: HostExecutor) -> Accelerators:
         return Accelerators(
             self.registry,
             self.settings,
@@ -344,16 +348,17 @@ class Job:
             self._meter,
             self.local_rank,
             self._launched_by,
+            host,
         )
 
     def _enter(self) -> None:
         fusion_bytes, first_bytes = self.settings.whole("fusion_bytes"), self.settings.whole("first_bucket_bytes")
         place = (self.launched.rank, self._ranks, self._ordinal)
         hello = Hello(*place, PROTOCOL, VERSION, fusion_bytes, os.getpid(), first_bytes, self.overlaps)
-        self._control_thread.say(hello)
+        self._outbox.say(hello)
         timeout_s = self.settings.number("start_timeout_s")
         if not self._control_thread.welcomed.wait(timeout_s):
-            self._control_thread.say(Bye("gave up waiting in init"))
+            self._outbox.say(Bye("gave up waiting in init"))
             self._control_thread.welcomed.wait(1.0)
             who = self._control_thread.refusal or "the launcher did not answer"
             raise DeadlineExceeded(f"init: {who}; waited {timeout_s:g} s (DDL_START_TIMEOUT_S)")
@@ -390,11 +395,10 @@ class Job:
 
     # For callers that submit the same tensors in every step: ``start_request`` starts one tensor, see
     # TensorQueue.start_request; ``start_all`` starts many, for a caller that waits next; ``start_and_wait`` also waits,
-    # see Engine.start_and_wait. While a timeline is recorded these are other functions, which record the calls.
+    # see Engine.start_and_wait. They are attributes, so that the hot path has no call in between.
     start_request: Callable[..., None]
     start_all: Callable[..., None]
     start_and_wait: Callable[..., None]
-    submit_entries: Callable[..., None]
 
     def submit(self, entries: Sequence[Entry], waits: bool = False) -> None:
         """Submit all entries or none. Any thread may call this. ``waits``: the caller waits for them next.
@@ -404,7 +408,11 @@ class Job:
         """
         if self._engine.amid():
             raise reentrant("an operation")
-        self.submit_entries(entries, waits)
+        self.tensor_queue.submit(entries, waits)
+
+    def check_stall(self, since_s: float) -> float:
+        """Do what ``TensorQueue.check_stall`` does, for a thread that waits outside ddl since ``since_s``."""
+        return self.tensor_queue.check_stall(since_s)
 
     def start_timeline(self, file: str, mark_cycles: bool = False, directory: str = "") -> None:
         """Record a timeline from now on; see ``TimelineSwitch.begin``."""
@@ -422,7 +430,7 @@ class Job:
 
         Any thread, at any moment; takes no lock.
         """
-        return self._meter.stats(self.completion.waited_s, self.sets.routes(), self.tensor_queue.steps())
+        return self._meter.stats(self.waiter.waited_s, self.sets.routes(), self.tensor_queue.steps())
 
     def progress(self) -> tuple[int, int]:
         """Return a pair of numbers that changes whenever an operation ends. Any thread may call this."""
@@ -542,7 +550,7 @@ class Job:
         self.sets.abort()
 
     def _transport_failed(self, error: BaseException) -> None:
-        self._control_thread.say(Bye(f"its transport failed: {error}", broken=True))
+        self._outbox.say(Bye(f"its transport failed: {error}", broken=True))
         self._break(lambda during: error)
 
     # --- end
@@ -585,7 +593,7 @@ class Job:
         while self._observers:
             self._observers.pop().close()
         if not self._failure.given:
-            self._control_thread.say(Bye(reason, broken=patience_s == 0.0 and bool(self._control_thread.session)))
+            self._outbox.say(Bye(reason, broken=patience_s == 0.0 and bool(self._control_thread.session)))
             self._control_thread.parted.wait(patience_s)
         clean = self._engine.stop(patience_s if not self._failure.given else ABORT_WAIT_S)
         if not clean:
@@ -597,7 +605,7 @@ class Job:
         self._engine.fail(left, Closed("the job was shut down before this was complete"))
         self._timeline.end(patience_s if clean and not self._failure.given else 1.0)
         if clean and not self._failure.given:
-            self._control_thread.say(Done())
+            self._outbox.say(Done())
         self._control_thread.stop(ABORT_WAIT_S)
         self._deafen()
         self._store.close()

@@ -55,14 +55,15 @@ def _calls(hooks: TraceHooks, tensors: int) -> dict[str, tuple[Callable[[], obje
     entries = [SimpleNamespace(set_id=0, name=f"t{i}", spec_bytes=b"") for i in range(tensors)]
     started = [(entry, 0, None) for entry in entries]
     planned = Planned(0, Kind.ALLREDUCE, tuple(entry.name for entry in entries), (b"",) * tensors)
-    nothing: Callable[..., None] = lambda *args: None  # noqa: E731  # the cheapest possible call
-    again, together = hooks.starting(nothing), hooks.starting_all(nothing)
-    submit = hooks.submitting(nothing)
     return {
-        "a tensor, each by itself (again)": (lambda: again(entries[0], 0, None), 1, 0),
-        f"a tensor of {tensors} together (start_all)": (lambda: together(started), tensors, 0),
-        "a tensor that is negotiated (submit)": (lambda: submit(entries), tensors, 0),
-        "a bucket (bucket)": (lambda: hooks.bucket(planned, 3, 1, 2), 0, 1),
+        "a tensor, each by itself (again)": (lambda: hooks.submitted([started[0][0]], True), 1, 0),
+        f"a tensor of {tensors} together (start_all)": (
+            lambda: hooks.submitted([one[0] for one in started], True),
+            tensors,
+            0,
+        ),
+        "a tensor that is negotiated (submit)": (lambda: hooks.submitted(entries, False), tensors, 0),
+        "a bucket (completed)": (lambda: hooks.completed(planned, 3, 1, 2), 0, 1),
         "a wait (waited)": (lambda: hooks.waited(1, 2), 0, 1),
     }
 

@@ -68,7 +68,7 @@ def join(device: int = -1, job: Job | None = None) -> int:
 
 def _control(job: Job, set_id: int, name: str, spec: Spec) -> Handle:
     """Submit an operation without a tensor. The result of its handle is the result of the bucket."""
-    handle = Handle(job.completion, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
+    handle = Handle(job.waiter, 1, lambda outcomes: None if outcomes[0] is None else outcomes[0].result)
     job.submit([Entry(handle, 0, set_id, name, spec, encode(spec))])
     return handle
 
@@ -124,7 +124,7 @@ def _exchange(
     if payload:
         view(memory.address, len(payload))[:] = payload
     source = Buffer(memory.address, len(payload), DType.U8, (len(payload),), owner=memory)
-    handle = Handle(job.completion, 1, lambda outcomes: outcomes[0])
+    handle = Handle(job.waiter, 1, lambda outcomes: outcomes[0])
     wire_name = f"object.{checked_name(name)}" if name else ANONYMOUS
     digest = hashlib.blake2b(payload, digest_size=32).digest()
     rows = (len(payload),)

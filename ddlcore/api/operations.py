@@ -157,7 +157,7 @@ class Operations:
         op = _reduce_op(op, buffer.dtype)
         device = _device(job, [buffer], "allreduce", stage_on_host)
         spec = _allreduce_spec(buffer, op, prescale_factor, postscale_factor, compression, 0, device, part_of)
-        what = (job.completion, set_id, f"allreduce.{checked_name(name)}", spec, self._encoded(spec), buffer, target)
+        what = (job.waiter, set_id, f"allreduce.{checked_name(name)}", spec, self._encoded(spec), buffer, target)
         return PersistentRequest(*what) if device == CPU.kind else FencedPersistentRequest(*what, self.adapter.after)
 
     def allreduce_in_place(
@@ -454,8 +454,8 @@ class Operations:
         tensors: Sequence[Any],
     ) -> Handle:
         if sources[0].device.kind == CPU.kind:
-            return Handle(job.completion, len(sources), finish)
-        return FencedHandle(job.completion, len(sources), finish, self.adapter.after, tensors)
+            return Handle(job.waiter, len(sources), finish)
+        return FencedHandle(job.waiter, len(sources), finish, self.adapter.after, tensors)
 
     def _names(self, kind: Kind, name: str | None, count: int, single: bool) -> tuple[list[str], int]:
         """Return the name of each tensor in messages, and the size of the group (0 for a single tensor).

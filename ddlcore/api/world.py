@@ -454,7 +454,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _change_sets(job: Job, spec: Spec) -> int:
-    handle = Handle(job.completion, 1, lambda outcomes: -1 if outcomes[0] is None else outcomes[0].result)
+    handle = Handle(job.waiter, 1, lambda outcomes: -1 if outcomes[0] is None else outcomes[0].result)
     job.submit([Entry(handle, 0, 0, ANONYMOUS, spec, encode(spec))])
     return int(handle.wait())
 

@@ -1,11 +1,11 @@
 """Record what the threads of a rank do while a timeline is recorded: one or two stores for each call, no computation.
 
-While no timeline is recorded there are no trace hooks, and callers test for that once for each bucket.
+While no timeline is recorded there are no trace hooks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ class Counted(Protocol):
 class TraceHooks:
     """Functions that put records into a ring buffer.
 
-    One thread at a time calls ``bucket``; any thread calls the others.
+    One thread at a time calls ``completed``; any thread calls the others.
     """
 
     def __init__(self, ring: RingBuffer, counted: Counted) -> None:
@@ -38,46 +38,19 @@ class TraceHooks:
 
     # --- once for each tensor, or for many at once
 
-    def submitting(self, submit: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that records the time and calls ``submit(entries, …)``."""
-        put = self.ring.put
-
-        def noted(entries: Sequence[Any], *args: Any, **kinds: Any) -> None:
-            now_ns = perf_counter_ns()
-            for entry in entries:
-                put(Code.READY, now_ns, entry.set_id, entry.name, entry.spec_bytes)
-            submit(entries, *args, **kinds)
-
-        return noted
-
-    def starting(self, start: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that records the time and calls ``start(entry, …)`` of a persistent request."""
-        numbers, slots, mask, code = self.ring.numbers, self.ring.slots, self.ring.mask, Code.READY_TOGETHER
-
-        def noted(entry: Any, address: int, owner: object, *args: Any) -> None:
-            number = next(numbers)
-            slots[number & mask] = (number, code, perf_counter_ns(), (entry,))
-            start(entry, address, owner, *args)
-
-        return noted
-
-    def starting_all(self, start: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that records the time and calls ``start`` for many persistent requests.
-
-        Each of these is given as (entry, address, owner).
-        """
-        numbers, slots, mask, code = self.ring.numbers, self.ring.slots, self.ring.mask, Code.READY_TOGETHER
-
-        def noted(started: Sequence[tuple[Any, int, object]], *args: Any, **kinds: Any) -> None:
-            number = next(numbers)
-            slots[number & mask] = (number, code, perf_counter_ns(), [one[0] for one in started])
-            start(started, *args, **kinds)
-
-        return noted
+    def submitted(self, entries: Sequence[Any], together: bool) -> None:
+        """Record that a user's thread submits ``entries``; ``together``: they are persistent requests."""
+        ring, now_ns = self.ring, perf_counter_ns()
+        if together:
+            number = next(ring.numbers)
+            ring.slots[number & ring.mask] = (number, Code.READY_TOGETHER, now_ns, entries)
+            return
+        for entry in entries:
+            ring.put(Code.READY, now_ns, entry.set_id, entry.name, entry.spec_bytes)
 
     # --- once for each bucket
 
-    def bucket(self, what: Bucket | Planned, place: int, begun_ns: int, ended_ns: int) -> None:
+    def completed(self, what: Bucket | Planned, place: int, begun_ns: int, ended_ns: int) -> None:
         """Record that a bucket has run. ``place``: its place in the schedule, -1 if it was negotiated by itself."""
         ring, counted, kind = self.ring, self._counted, what.kind
         pack_ns, unpack_ns, nbytes = counted.pack_ns, counted.unpack_ns, counted.nbytes[kind]
@@ -105,22 +78,22 @@ class TraceHooks:
 
     # --- once for each change of mode
 
-    def replay(self, epoch: int, schedule: int, buckets: Sequence[Planned], start: int) -> None:
+    def resumed(self, epoch: int, schedule: int, buckets: Sequence[Planned], start: int) -> None:
         """Record that ``schedule`` is replayed from now on."""
         self.ring.put(Code.REPLAY, perf_counter_ns(), epoch, schedule, buckets, start)
 
-    def freeze(self, epoch: int) -> None:
+    def frozen(self, epoch: int) -> None:
         """Record that no bucket of the schedule is launched any more."""
         self.ring.put(Code.FREEZE, perf_counter_ns(), epoch)
 
-    def drain(self, epoch: int, begun_ns: int, valid: int, void: int) -> None:
+    def drained(self, epoch: int, begun_ns: int, valid: int, void: int) -> None:
         """Record the end of a drain, after which all that any rank had launched has run.
 
         ``valid`` and ``void`` are the numbers of held buckets that turned out so.
         """
         self.ring.put(Code.DRAIN, begun_ns, perf_counter_ns(), epoch, valid, void)
 
-    def discover(self, epoch: int) -> None:
+    def left(self, epoch: int) -> None:
         """Record that everything is negotiated from now on."""
         self.ring.put(Code.DISCOVER, perf_counter_ns(), epoch)
 

@@ -56,8 +56,10 @@ from ddlcore.observe.stacks import stack_of
 from ddlcore.runtime.alarm import Alarm
 from ddlcore.runtime.checks import describe
 from ddlcore.runtime.engine import Engine, Todo
+from ddlcore.runtime.events import Events
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter
+from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.patience import Patience
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.tensor_queue import TensorQueue
@@ -94,12 +96,20 @@ class ControlThread:
         patience: Patience,
         rank: int,
         name: str,
-        dump: Callable[[str, str], object] = lambda reason, text: None,
+        outbox: Outbox,
+        events: Events,
+        adjust: Callable[[dict[str, str | int | float | bool]], None],
+        explain: Callable[[Explain], Sample],
+        dump: Callable[[str, str], object],
     ) -> None:
         """Create the thread.
 
-        ``dump(reason, text)`` is called when somebody may want to know later what this rank did.
+        ``adjust`` applies new settings and is called on the engine's thread; ``explain`` returns the values that the
+        coordinator asks for. ``dump(reason, text)`` is called when somebody may want to know later what this rank did.
         """
+        self._events = events
+        self._adjust = adjust
+        self._explain = explain
         self._dump = dump
         self.user_thread = threading.get_ident()  # the thread whose stack is reported
         self.dump_wanted = False  # set by a signal handler, which must not take a lock
@@ -111,30 +121,20 @@ class ControlThread:
         self._engine = engine
         self._failure = failure
         self._broken = broken
-        self._outbox: deque[ToCoordinator] = deque()
+        self._outbox = outbox
         self._stopping = False
         self._alarm = Alarm(patience)
         self._engaged: deque[Busy] = deque()  # other work than buckets that the engine was given, in order
         self._patience_s = self._alarm.interval_s
         self.session = ""
-        self.adjust: Callable[[dict[str, str | int | float | bool]], None] = lambda values: (
-            None
-        )  # called on the engine's thread
-        self.explain: Callable[[Explain], Sample] = lambda message: Sample()
         self.refusal = ""
         self.welcomed = threading.Event()  # set by Welcome, Refused or the end of the job
         self.settled = threading.Event()  # set by Settled or the end of the job
         self.parted = threading.Event()  # set by Farewell or the end of the job
-        engine.say = self.say
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
-
-    def say(self, message: ToCoordinator) -> None:
-        """Send ``message`` as soon as possible; from any thread."""
-        self._outbox.append(message)
-        self._channel.wake()
 
     def engage(self, what: str, todo: Callable[[], None], has_deadline: bool = False) -> None:
         """Have the engine call ``todo``, which may have to wait for other ranks. Any thread may call this.
@@ -165,8 +165,8 @@ class ControlThread:
                 # Read before the outbox is emptied: a message that was put there before ``stop`` set the flag is then
                 # still sent. If the flag were read afterwards, a last message such as Done could be lost.
                 stopping = self._stopping
-                while self._outbox:
-                    self._send(self._outbox.popleft())
+                for message in self._outbox.taken():
+                    self._send(message)
                 if stopping:
                     break
                 if self.dump_wanted:
@@ -176,7 +176,7 @@ class ControlThread:
                 # a signal handler interrupted, if no other thread takes the tensor queue's lock in the meantime.
                 stuck = self._tensor_queue.stuck()
                 if stuck is not None:
-                    self._engine.leave(stuck, slow=True)
+                    self._tensor_queue.leave(stuck, slow=True)
                 for alarm in self._alarm.look(self._doing, time.monotonic()):
                     if isinstance(alarm, Busy) or alarm.alarm:
                         self._dump("stall", "this rank stands at one bucket")
@@ -187,8 +187,8 @@ class ControlThread:
                 pause = self._tensor_queue.take_pause()
                 if pause is not None:
                     self._send(pause)
-                for message in self._channel.receive(self._patience_s):
-                    self._receive(message)
+                for received in self._channel.receive(self._patience_s):
+                    self._receive(received)
         except Exception as error:  # the coordinator is unreachable or there is a bug: nothing can continue
             self._end(error)
         finally:
@@ -241,7 +241,7 @@ class ControlThread:
             log.warning("%s", message.text)
             return
         if isinstance(message, Explain):
-            self._send(self.explain(message))
+            self._send(self._explain(message))
             return
         if isinstance(message, Settled):
             self.settled.set()
@@ -253,8 +253,7 @@ class ControlThread:
             self._tensor_queue.answered(message.serial)
         elif isinstance(message, Freeze):
             self._tensor_queue.flight.note("freeze", epoch=message.epoch)
-            if (hooks := self._engine.trace_hooks) is not None:
-                hooks.freeze(message.epoch)
+            self._events.frozen(message.epoch)
             frozen = self._tensor_queue.freeze(message.epoch)
             if frozen is not None:
                 self._send(frozen)
@@ -303,9 +302,8 @@ class ControlThread:
             self._engine.post(todo)
 
     def _note(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> None:
-        hooks = self._engine.trace_hooks  # read once: a user thread may end the timeline at any moment
-        if hooks is not None and isinstance(item, Bucket):
-            hooks.decided(item)
+        if isinstance(item, Bucket):
+            self._events.decided(item)
 
     def _todo(self, item: Bucket | Failure | Arranged | Resume | Adjust) -> Todo | None:
         """Return what the engine must do about ``item`` when its turn comes; None if nothing."""
@@ -315,7 +313,7 @@ class ControlThread:
             self._tensor_queue.flight.note("resume", epoch=item.epoch, schedule=item.schedule, start=item.start)
             return lambda: self._engine.resume(item, self._sets.all(), self._rank)
         if isinstance(item, Adjust):
-            self.engage("a change of settings", partial(self.adjust, dict(item.values)), True)
+            self.engage("a change of settings", partial(self._adjust, dict(item.values)), True)
             return None
         if isinstance(item, Failure):
             self._fail(item)

@@ -11,20 +11,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ddlcore.errors import DdlInternalError, TransportError
-from ddlcore.messages import Bucket, Drain, Frozen, Leave, Planned, Resume
-from ddlcore.observe.trace_hooks import TraceHooks
+from ddlcore.messages import Bucket, Drain, Planned, Resume
 from ddlcore.runtime.checks import called
+from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.device.in_flight import DevicesInFlight
-from ddlcore.runtime.executor import Deliver, Executor, Later, Staged, Unserved
-from ddlcore.runtime.handle import SLICE_S, Completion, Waited
+from ddlcore.runtime.dispatch import Dispatcher
+from ddlcore.runtime.events import NO_EVENTS, Events
+from ddlcore.runtime.executor import Deliver, Later, Staged, Unserved
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.ranges import Ranges, title
 from ddlcore.runtime.reentry import reentrant
 from ddlcore.runtime.request import IDLE, Entry, Outcome, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import GONE, TensorQueue
+from ddlcore.runtime.waiter import SLICE_S, Waited
 from ddlcore.types import Kind
 
 __all__ = ["Engine", "Todo"]
@@ -43,26 +46,30 @@ def _LAND() -> None:
 
 
 class Engine:
-    """The thread that owns a rank's communicators and executor.
+    """The thread that owns a rank's communicators and executors.
 
     ``broken`` is called when the data path fails by itself. The engine first runs what was decided (``post``), in
-    order, and then the buckets that are ready in the schedule that is replayed. ``say`` sends a message to the
-    coordinator.
+    order, and then the buckets that are ready in the schedule that is replayed. With ``ranges``, every bucket runs
+    within a profiler range that bears its name.
     """
 
     def __init__(
         self,
-        executor: Executor,
+        dispatcher: Dispatcher,
         sets: ProcessSets,
         tensor_queue: TensorQueue,
         completion: Completion,
+        in_flight: DevicesInFlight,
+        outbox: Outbox,
         failure: JobFailure,
         broken: Callable[[BaseException], None],
         meter: Meter,
         name: str,
+        events: Events = NO_EVENTS,
+        ranges: Ranges | None = None,
     ) -> None:
-        self._executor = executor
-        self._execute, self._run_replayed, self._run_bucket_here = executor.execute, executor.replay, self._enter
+        self._execute, self._run_replayed = dispatcher.execute, dispatcher.replay
+        self._run_bucket_here = self._enter
         self._meter = meter
         self._sets = sets
         self._tensor_queue = tensor_queue
@@ -77,23 +84,21 @@ class Engine:
         self._stopped = False
         self._closing = False  # the engine has ended, and only devices still work
         self.bucket: Bucket | None = None  # the negotiated bucket that runs now, for the stall check
-        tensor_queue.leave = self.leave
-        completion.progress = self.progress
-        completion.wake = self._wake_for_device
-        self.say: Callable[[Leave | Frozen], None] = lambda message: None
-        self.trace_hooks: TraceHooks | None = None  # set while a timeline is recorded
+        self._outbox = outbox
+        self._events = events
         self._queue: deque[Todo] = deque()
         self._held: list[tuple[Launch[Entry], Deliver]] = []
-        self.in_flight = DevicesInFlight(completion, meter)
+        self.in_flight = in_flight
         self._since_ns = 0  # when the last bucket, or the last wait for a bucket, ended
         self._me = -2  # the id of the engine's thread
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        if ranges is not None:
+            self._show(ranges)
 
     def start(self) -> None:
         self._thread.start()
 
-    def show(self, ranges: Ranges) -> None:
-        """Run every bucket within a profiler range that bears its name. Call this before ``start``."""
+    def _show(self, ranges: Ranges) -> None:
         execute, replay, enter = self._execute, self._run_replayed, self._run_bucket_here
 
         def execute_shown(bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
@@ -178,8 +183,8 @@ class Engine:
                 self.bucket = None
             ended_ns = now_ns()
             meter.busy_ns += ended_ns - self._since_ns
-            if (hooks := self.trace_hooks) is not None:  # read once: another thread may end the timeline at any moment
-                hooks.bucket(*_ran(todo), self._since_ns, ended_ns)
+            if self._events.on:
+                self._events.completed(*_ran(todo), self._since_ns, ended_ns)
             self._since_ns = ended_ns
         self._closing = True
         self._sets.close(CLOSE_S)
@@ -205,20 +210,11 @@ class Engine:
                         self._tensor_queue.running = self._me
                         return todo
                 if self._tensor_queue.conflict:
-                    self.leave(self._tensor_queue.stopped_waiting())
+                    self._tensor_queue.leave(self._tensor_queue.stopped_waiting())
                 idle_ns = now_ns()
                 slept = not self._tensor_queue.work.wait(self.in_flight.look_s())
                 self._since_ns = now_ns()
                 self._meter.idle_ns += self._since_ns - idle_ns
-
-    def leave(self, epoch: int, slow: bool = False) -> None:
-        """Ask the coordinator to leave replay; from any thread.
-
-        ``slow``: some rank may only be slow, so the schedule may still fit.
-        """
-        self._meter.divergences += 1
-        self._tensor_queue.flight.note("leave", epoch=epoch, slow=slow)
-        self.say(Leave(epoch, "a bucket waits for tensors that do not come", slow))
 
     def _call(self, todo: Callable[[], None]) -> None:
         try:
@@ -283,7 +279,7 @@ class Engine:
 
     # --- buckets in flight on a device
 
-    def _wake_for_device(self) -> None:
+    def wake_for_device(self) -> None:
         """Wake the engine because a thread waits for something on a device. Any thread may call this."""
         if self.in_flight:
             with self._tensor_queue.lock:
@@ -310,6 +306,8 @@ class Engine:
         tensor_queue = self._tensor_queue
         if self._tensor_queue.running == me or me in self.threads or tensor_queue.lock.held():
             raise reentrant("an allreduce")
+        if self._events.on:
+            self._events.submitted((entry,), True)
         begun_ns = now_ns()
         try:
             with tensor_queue.lock:
@@ -328,9 +326,9 @@ class Engine:
                     with tensor_queue.lock:
                         took_ns = now_ns() - begun_ns
                         if tensor_queue.land_alone(launch, entry, self._meter, took_ns):
-                            if (hooks := self.trace_hooks) is not None:
-                                hooks.bucket(*_ran(launch), begun_ns, begun_ns + took_ns)
-                                hooks.waited(begun_ns, begun_ns + took_ns)
+                            if self._events.on:
+                                self._events.completed(*_ran(launch), begun_ns, begun_ns + took_ns)
+                                self._events.waited(begun_ns, begun_ns + took_ns)
                             if self._queue or self._stopped or tensor_queue.is_ready():
                                 tensor_queue.work.notify()
                             return
@@ -418,8 +416,8 @@ class Engine:
             self._landing = launch  # since ``frozen`` was read nothing was called, so nothing could interrupt
             self._tensor_queue.own = None
         self._finish_landing()
-        if (hooks := self.trace_hooks) is not None:
-            hooks.bucket(*_ran(launch), begun_ns, begun_ns + took_ns)
+        if self._events.on:
+            self._events.completed(*_ran(launch), begun_ns, begun_ns + took_ns)
         return True
 
     def _finish_landing(self) -> None:
@@ -548,25 +546,22 @@ class Engine:
                 if not self._tensor_queue.put_back(launch):
                     self.fail(launch.entries or (), None)
         self._meter.busy_ns += now_ns() - begun_ns
-        if (hooks := self.trace_hooks) is not None:
-            valid = sum(launch.place <= lowest[launch.planned.set_id] for launch, _ in held)
-            hooks.drain(message.epoch, begun_ns, valid, len(held) - valid)
+        valid = sum(launch.place <= lowest[launch.planned.set_id] for launch, _ in held)
+        self._events.drained(message.epoch, begun_ns, valid, len(held) - valid)
         if not any(isinstance(item, Resume) for item in message.items):
             self._tensor_queue.discover(message.epoch + 1)
-            if hooks is not None:
-                hooks.discover(message.epoch + 1)
+            self._events.left(message.epoch + 1)
 
     def resume(self, message: Resume, sets: Mapping[int, Sequence[int]], rank: int) -> None:
         """Begin to replay a schedule.
 
         Called on the engine's thread, after everything that was decided earlier has run.
         """
-        if (hooks := self.trace_hooks) is not None:
-            buckets = self._tensor_queue.planned(message.schedule)
-            hooks.replay(message.epoch, message.schedule, buckets, message.start)
+        buckets = self._tensor_queue.planned(message.schedule)
+        self._events.resumed(message.epoch, message.schedule, buckets, message.start)
         frozen = self._tensor_queue.resume(message, sets, rank)
         if frozen is not None:
-            self.say(frozen)
+            self._outbox.say(frozen)
 
     def abandon(self) -> None:
         """Fail all held buckets, because the job is over and no Drain will decide on them.

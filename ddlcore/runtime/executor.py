@@ -10,18 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any
 
 from ddlcore.contracts.compressor import Compressor
 from ddlcore.contracts.device import Event
 from ddlcore.contracts.kernels import Kernels
 from ddlcore.contracts.transport import Capabilities, Memory, Plan, Prepared, Work
 from ddlcore.errors import DdlInternalError, TransportError
-from ddlcore.messages import Bucket, Planned, Spec, decode_spec
+from ddlcore.messages import Bucket, Planned, Spec
 from ddlcore.runtime.encoding import encode, encode_once, settle
-from ddlcore.runtime.handle import Waited
 from ddlcore.runtime.integers import Exact, is_exact
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import Communicator, ProcessSets
@@ -29,15 +26,15 @@ from ddlcore.runtime.request import Entry, Outcome
 from ddlcore.runtime.scaling import Scaling, reduction, scaling
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.sharded import Sharder
-from ddlcore.types import CPU, Buffer, DType, Kind, ReduceOp
+from ddlcore.runtime.waiter import Waited
+from ddlcore.types import Buffer, DType, Kind, ReduceOp
 
 __all__ = [
     "AtomicAllreduce",
     "Deliver",
-    "Executor",
+    "HostExecutor",
     "HostRun",
     "Later",
-    "OnDevices",
     "Run",
     "Staged",
     "Unserved",
@@ -90,18 +87,8 @@ def reducescatter_rows(rows: int, size: int) -> list[int]:
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
-class OnDevices(Protocol):
-    """An object that runs buckets of tensors on devices; see runtime/device_executor.py."""
-
-    def execute(
-        self, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
-    ) -> list[Outcome | None]: ...
-
-    def arranged(self, planned: Planned, specs: Sequence[Spec]) -> Run: ...
-
-
-class Executor:
-    """Runs the buckets of one rank; only the engine's thread uses it.
+class HostExecutor:
+    """Runs the buckets of one rank whose tensors are in host memory; only the engine's thread uses it.
 
     ``compressor(name)`` returns the job's compressor.
     """
@@ -112,9 +99,7 @@ class Executor:
         kernels: Kernels,
         compressor: Callable[[str], Compressor],
         meter: Meter,
-        devices: OnDevices | None = None,
     ) -> None:
-        self._devices = devices
         self._meter = meter
         self._sets = sets
         self._kernels = kernels
@@ -129,68 +114,20 @@ class Executor:
             Kind.REDUCESCATTER: self._reducescatter,
         }
 
-    def execute(self, bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
-        """Take part in a negotiated bucket.
-
-        An entry is None if this rank has joined and did not ask for that tensor.
-        """
-        if bucket.kind is Kind.JOIN:
-            return [Outcome(result=bucket.result)]
-        if bucket.kind is Kind.ADD_SET:
-            assert entries[0] is not None and entries[0].spec.ranks is not None
-            self._sets.add(bucket.result, entries[0].spec.ranks)
-            return [Outcome(result=bucket.result)]
-        if bucket.kind is Kind.REMOVE_SET:
-            self._forget(bucket.result)
-            return [Outcome(result=bucket.result)]
-        if bucket.kind is Kind.BARRIER:
-            _finish(self._sets.communicator(bucket.set_id).transport.barrier())
-            return [None]
-        specs = [e.spec if e is not None else decode_spec(bucket.specs[i]) for i, e in enumerate(entries)]
-        if bucket.compressor:
-            specs = [msgspec.structs.replace(spec, compressor=bucket.compressor) for spec in specs]
-        if specs[0].device != CPU.kind:
-            assert self._devices is not None
-            return self._devices.execute(bucket, entries, specs)
-        return self.execute_on_host(bucket, entries, specs)
-
     def execute_on_host(
         self, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
     ) -> list[Outcome | None]:
-        """Take part in a negotiated bucket whose tensors are in host memory, see ``execute``."""
+        """Take part in a negotiated bucket, see ``Dispatcher.execute``."""
+        if bucket.kind is Kind.BARRIER:
+            _finish(self._sets.communicator(bucket.set_id).transport.barrier())
+            return [None]
         for entry in entries:
             if entry is not None and entry.source is not None and entry.source.wait is not None:
                 entry.source.wait()
         return self._run[bucket.kind](self._sets.communicator(bucket.set_id), bucket, entries, specs)
 
-    def replay(self, launch: Launch[Entry], use: str) -> Deliver | Later:
-        """Take part in a bucket of a schedule, and change nothing but transport memory.
-
-        Returns a function that delivers the results; call it once the bucket is known to be valid. ``use`` names the
-        buffer that holds the results until then.
-        """
-        run: Run | None = launch.position.run
-        if run is None:
-            run = launch.position.run = self._arranged(launch.planned)
-            if not launch.planned.ragged:
-                launch.position.nbytes = sum(decode_spec(spec).nbytes() for spec in launch.planned.specs)
-        return run(launch, use)
-
-    def _arranged(self, planned: Planned) -> Run:
-        """Return how a bucket of a schedule is run.
-
-        Everything that can be known before its tensors come is computed here, once.
-        """
-        specs = [decode_spec(spec) for spec in planned.specs]
-        if planned.compressor:
-            specs = [msgspec.structs.replace(spec, compressor=planned.compressor) for spec in specs]
-        if specs[0].device != CPU.kind:
-            assert self._devices is not None
-            return self._devices.arranged(planned, specs)
-        return self.arranged_on_host(planned, specs)
-
     def arranged_on_host(self, planned: Planned, specs: Sequence[Spec]) -> HostRun:
-        """Return how a bucket of a schedule is run whose tensors are in host memory."""
+        """Return how a bucket of a schedule is run, see ``Dispatcher.replay``."""
         communicator = self._sets.communicator(planned.set_id)
         if planned.ragged:
             return partial(self._run_ragged_slot, communicator, specs)
@@ -325,9 +262,9 @@ class Executor:
         """Drop everything that was prepared for the old communicators, because all communicators were opened anew."""
         self._prepared.clear()
 
-    def _forget(self, set_id: int) -> None:
+    def forget(self, set_id: int) -> None:
+        """Drop everything that was prepared for a process set that is removed."""
         self._prepared = {key: prepared for key, prepared in self._prepared.items() if key[0] != set_id}
-        self._sets.remove(set_id)
 
     # --- allreduce
 

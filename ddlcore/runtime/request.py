@@ -8,7 +8,8 @@ from typing import Any
 from ddlcore.contracts.device import Event
 from ddlcore.contracts.transport import Memory
 from ddlcore.messages import Ask, Spec
-from ddlcore.runtime.handle import Completion, Handle
+from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer
 
 __all__ = ["ANONYMOUS", "DECIDED", "IDLE", "PENDING", "Entry", "Outcome", "PersistentRequest"]
@@ -87,14 +88,26 @@ class PersistentRequest(Entry):
     started. ``error`` stays until the next start, so that an interrupt cannot lose it.
     """
 
-    __slots__ = ("completion", "error", "how", "index", "position", "replay", "slot", "starts", "state", "submitted")
+    __slots__ = (
+        "completion",
+        "error",
+        "how",
+        "index",
+        "position",
+        "replay",
+        "slot",
+        "starts",
+        "state",
+        "submitted",
+        "waiter",
+    )
 
     source: Buffer
     target: Buffer
 
     def __init__(
         self,
-        completion: Completion,
+        waiter: Waiter,
         set_id: int,
         name: str,
         spec: Spec,
@@ -103,7 +116,8 @@ class PersistentRequest(Entry):
         target: Buffer | None = None,
     ) -> None:
         super().__init__(self, 0, set_id, name, spec, spec_bytes, source, source if target is None else target)
-        self.completion = completion
+        self.waiter = waiter
+        self.completion = waiter.completion
         self.state = IDLE
         self.starts = 0
         self.submitted = False  # as Handle.submitted, for ``submit``; ``starts`` is for ``start_request``
@@ -116,7 +130,7 @@ class PersistentRequest(Entry):
 
     def poll(self) -> bool:
         """Return whether ``wait`` would return or raise immediately."""
-        self.completion.polled(self.state != IDLE)
+        self.waiter.polled(self.state != IDLE)
         if self.state != IDLE:
             return False
         self.completion.observe(self.index)
@@ -125,7 +139,7 @@ class PersistentRequest(Entry):
     def wait(self) -> None:
         """Wait until the tensor holds the result. Raises the operation's error if it failed, see Handle.wait."""
         if self.state != IDLE:
-            self.completion.wait(self)
+            self.waiter.wait(self)
         self.completion.observe(self.index)
         if self.error is not None:
             raise self.error.with_traceback(None)

@@ -9,10 +9,12 @@ from itertools import pairwise
 from typing import Any
 
 from ddlcore.errors import InvalidArgument
-from ddlcore.messages import Arranged, Bucket, Frozen, Paused, Planned, ReplayStatus, Request, Resume
+from ddlcore.messages import Arranged, Bucket, Frozen, Leave, Paused, Planned, ReplayStatus, Request, Resume
 from ddlcore.observe.flight import Flight
-from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.completion import Completion
+from ddlcore.runtime.events import NO_EVENTS, Events
 from ddlcore.runtime.meter import Meter, now_ns
+from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.reentry import Lock, reentrant
 from ddlcore.runtime.request import ANONYMOUS, DECIDED, IDLE, PENDING, Entry, PersistentRequest
 from ddlcore.runtime.schedule import MOST_KNOWN, Launch, Offer, Replay, Schedule
@@ -41,7 +43,14 @@ class TensorQueue:
     control thread checks once a second.
     """
 
-    def __init__(self, completion: Completion, wake: Callable[[], None], flight: Flight | None = None) -> None:
+    def __init__(
+        self,
+        completion: Completion,
+        outbox: Outbox,
+        flight: Flight | None = None,
+        meter: Meter | None = None,
+        events: Events = NO_EVENTS,
+    ) -> None:
         self.lock = Lock()
         # The engine waits on this condition. All others take the lock itself: a condition is entered by Python code,
         # and a signal handler that raises there would leave it locked (see Lock).
@@ -49,8 +58,10 @@ class TensorQueue:
         self.behind = False  # a call was interrupted or left work for ``catch_up``
         self._placing: Sequence[Entry] = ()  # submitted; some may still lack their slot or their place in ``_unsent``
         self._completion = completion
-        completion.check_stall = self.check_stall
-        self._wake = wake
+        self._outbox = outbox
+        self._wake = outbox.wake  # the control thread, which takes requests
+        self._meter = meter if meter is not None else Meter()
+        self._events = events
         self._in_flight: dict[tuple[int, str], Entry] = {}  # from submit until taken or delivered
         self._persistent: dict[tuple[int, str], PersistentRequest] = {}  # those that were started
         self.flight = flight if flight is not None else Flight(0)
@@ -78,7 +89,6 @@ class TensorQueue:
         self._steps = 0  # periods launched by replays that have ended
         self._conflict = False  # an entry has the name of a slot but another spec
         self._waits_since_s: float | None = None  # since when the oldest unlaunched entry has been in its slot
-        self.leave: Callable[[int], None] = lambda epoch: None  # asks the coordinator to end the replay of this epoch
         # The thread that is running a bucket: the engine's thread or a waiting user thread; 0 if there is none. A
         # signal handler may interrupt a user thread at any moment. That thread then leaves GONE here, a plain store
         # that needs no call, and the bucket that it was running stays in ``own``. The engine's thread, which no signal
@@ -99,6 +109,8 @@ class TensorQueue:
         runs a ready bucket itself or wakes the engine; this call need not wake the engine.
         """
         self.lock.refuse("an operation")
+        if self._events.on:
+            self._events.submitted(entries, False)
         try:
             with self.lock:
                 if self.behind:
@@ -162,6 +174,8 @@ class TensorQueue:
         """
         if self.lock.held():
             raise reentrant("an operation")
+        if self._events.on:
+            self._events.submitted([one[0] for one in started], True)
         refusal: Exception | None = None
         try:
             with self.lock:
@@ -425,6 +439,15 @@ class TensorQueue:
             self.leave(self._epoch)  # first, so that Ctrl-C between the two lines cannot lose the message
             self.stopped_waiting()
             return WATCH_S
+
+    def leave(self, epoch: int, slow: bool = False) -> None:
+        """Ask the coordinator to end the replay of ``epoch``. Any thread may call this.
+
+        ``slow``: some rank may only be slow, so the schedule may still fit.
+        """
+        self._meter.divergences += 1
+        self.flight.note("leave", epoch=epoch, slow=slow)
+        self._outbox.say(Leave(epoch, "a bucket waits for tensors that do not come", slow))
 
     def anonymous(self, set_id: int) -> str:
         """Count one more unnamed call and return its name: its ordinal in the process set, whatever its kind.

@@ -1,4 +1,4 @@
-"""Turns the timeline of one rank's job on and off: installs the trace hooks, and brings the ranks' parts together."""
+"""Turns the timeline of one rank's job on and off: passes events on to it, and brings the ranks' parts together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Protocol
 
 from ddlcore.contracts.store import Store
 from ddlcore.errors import DdlInternalError
+from ddlcore.messages import Bucket, Planned
 from ddlcore.observe.clock import Reading, boot_id, compare
 from ddlcore.observe.gather import collect, send
 from ddlcore.observe.merge import merge, parts_in
@@ -19,26 +19,15 @@ from ddlcore.observe.ring_buffer import RingBuffer
 from ddlcore.observe.timeline import Timeline, part_of, remove_directory, remove_if_empty
 from ddlcore.observe.trace_hooks import TraceHooks
 from ddlcore.observe.trace_writer import TraceWriter
-from ddlcore.runtime.engine import Engine
-from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.events import Submitted
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import ProcessSets
 from ddlcore.runtime.reentry import Lock
-from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Kind, Placement
 
-__all__ = ["Calls", "TimelineSwitch", "parts_beside"]
+__all__ = ["TimelineSwitch", "parts_beside"]
 
 log = logging.getLogger("ddl")
-
-
-class Calls(Protocol):
-    """The functions by which a job calls its tensor queue. While a timeline is recorded they are replaced."""
-
-    submit_entries: Callable[..., None]
-    start_request: Callable[..., None]
-    start_all: Callable[..., None]
-    start_and_wait: Callable[..., None]
 
 
 def parts_beside(file: Path) -> Path:
@@ -47,14 +36,13 @@ def parts_beside(file: Path) -> Path:
 
 
 class TimelineSwitch:
-    """The switch of one rank. User threads call ``begin`` and ``end``; there is one timeline at a time."""
+    """The switch of one rank, and its Events. User threads call ``begin`` and ``end``; there is one timeline at a time.
+
+    ``on`` tells whether one is recorded.
+    """
 
     def __init__(
         self,
-        calls: Calls,
-        tensor_queue: TensorQueue,
-        engine: Engine,
-        completion: Completion,
         sets: ProcessSets,
         meter: Meter,
         store: Store,
@@ -68,10 +56,8 @@ class TimelineSwitch:
         ``launched``: where this process is in the launch. ``ranks``: the launched ranks that are in this world.
         ``facts``: what else a trace must say about the job.
         """
-        self._calls = calls
-        self._tensor_queue = tensor_queue
-        self._engine = engine
-        self._completion = completion
+        self.on = False
+        self._hooks: TraceHooks | None = None
         self._sets = sets
         self._meter = meter
         self._store = store
@@ -83,17 +69,11 @@ class TimelineSwitch:
         self._timeline: Timeline | None = None
         self._file: Path | None = None  # where this rank merges the parts; None: the launcher merges them
         self._made = 0
-        self.unrecorded()
 
     @property
     def inside(self) -> bool:
         """Return whether the calling thread is inside ``begin`` or ``end``."""
         return self._lock.held()
-
-    @property
-    def on(self) -> bool:
-        """Return whether a timeline is recorded."""
-        return self._timeline is not None
 
     def begin(self, file: Path, mark_cycles: bool, directory: Path | None, world: str) -> None:
         """Record a timeline from now on.
@@ -122,7 +102,8 @@ class TimelineSwitch:
             self._file = None if directory is not None else file
             self._timeline = timeline
             timeline.start()
-            self._hook(TraceHooks(ring, self._meter))
+            self._hooks = TraceHooks(ring, self._meter)
+            self.on = True
 
     def end(self, patience_s: float) -> None:
         """End the timeline. On rank 0, unless the launcher does it, merge the parts that come within ``patience_s``."""
@@ -131,27 +112,47 @@ class TimelineSwitch:
             timeline, self._timeline = self._timeline, None
             if timeline is None:
                 return
-            self.unrecorded()
+            self.on = False
+            self._hooks = None
             timeline.stop()
             if self._file is not None:
                 self._bring_together(self._file, timeline.path, patience_s)
 
-    # --- hooks
+    # --- events: told to the trace hooks while a timeline is recorded
 
-    def _hook(self, hooks: TraceHooks) -> None:
-        self._engine.trace_hooks = self._completion.trace_hooks = hooks
-        self._calls.submit_entries = hooks.submitting(self._tensor_queue.submit)
-        self._calls.start_request = hooks.starting(self._tensor_queue.start_request)
-        self._calls.start_all = hooks.starting_all(self._tensor_queue.start_all)
-        self._calls.start_and_wait = hooks.starting(self._engine.start_and_wait)
+    # Each method reads the hooks once, because a user thread may end the timeline at any moment.
 
-    def unrecorded(self) -> None:
-        """Install the plain functions, without trace hooks, so that recording costs nothing while it is off."""
-        self._engine.trace_hooks = self._completion.trace_hooks = None
-        self._calls.submit_entries = self._tensor_queue.submit
-        self._calls.start_request = self._tensor_queue.start_request
-        self._calls.start_all = self._tensor_queue.start_all
-        self._calls.start_and_wait = self._engine.start_and_wait
+    def submitted(self, entries: Sequence[Submitted], together: bool) -> None:
+        if (hooks := self._hooks) is not None:
+            hooks.submitted(entries, together)
+
+    def decided(self, bucket: Bucket) -> None:
+        if (hooks := self._hooks) is not None:
+            hooks.decided(bucket)
+
+    def completed(self, ran: Bucket | Planned, place: int, begun_ns: int, ended_ns: int) -> None:
+        if (hooks := self._hooks) is not None:
+            hooks.completed(ran, place, begun_ns, ended_ns)
+
+    def waited(self, since_ns: int, until_ns: int) -> None:
+        if (hooks := self._hooks) is not None:
+            hooks.waited(since_ns, until_ns)
+
+    def resumed(self, epoch: int, schedule: int, buckets: Sequence[Planned], start: int) -> None:
+        if (hooks := self._hooks) is not None:
+            hooks.resumed(epoch, schedule, buckets, start)
+
+    def frozen(self, epoch: int) -> None:
+        if (hooks := self._hooks) is not None:
+            hooks.frozen(epoch)
+
+    def drained(self, epoch: int, begun_ns: int, valid: int, void: int) -> None:
+        if (hooks := self._hooks) is not None:
+            hooks.drained(epoch, begun_ns, valid, void)
+
+    def left(self, epoch: int) -> None:
+        if (hooks := self._hooks) is not None:
+            hooks.left(epoch)
 
     # --- what the writing thread asks for
 

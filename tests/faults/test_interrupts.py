@@ -199,7 +199,7 @@ def is_hammered(rank: int, say: Say) -> None:
         insist(start_request, alone, alone.starts, arrays[0])
         insist(start_all, [(one, one.starts, x) for one, x in zip(group, arrays[1:])])
         buffers = [adapter.buffer(x, elementwise=True) for x in grouped]
-        handle = Handle(job.completion, 2, list)
+        handle = Handle(job.waiter, 2, list)
         specs = [Spec(Kind.ALLREDUCE, b.dtype, b.shape, ddl.Sum, group=2) for b in buffers]
         entries = [
             Entry(handle, i, 0, f"allreduce.g[{i}]", spec, encode(spec), b, b)
@@ -220,7 +220,7 @@ def is_hammered(rank: int, say: Say) -> None:
             ddl.allreduce_(last, name="last", op=ddl.Sum)
             goes_on = not last[0]
     stats = job.stats()
-    assert not job.completion.wanted
+    assert not job.waiter.completion.wanted
     assert job.tensor_queue.pending() == []
     say("done", f"{hammer.struck} {step} {stats['buckets_replayed']} {stats['buckets_negotiated']}")
     ddl.shutdown()

@@ -35,11 +35,14 @@ from ddlcore.messages import (
     ToCoordinator,
     decode_spec,
 )
-from ddlcore.runtime.handle import Completion, Handle
+from ddlcore.runtime.completion import Completion
+from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.request import Entry, Outcome, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Buffer, DType, Kind
+from tests.runtime.waiting import waiter_of
 
 __all__ = ["Call", "Do", "Join", "Machines", "Meet", "Order", "Part", "Wait"]
 
@@ -161,7 +164,8 @@ class _Node:
     def __init__(self, world: Machines, rank: int, program: Program, depth: int) -> None:
         self.world, self.rank, self.program, self.depth = world, rank, program, depth
         self.completion = Completion()
-        self.tensor_queue = TensorQueue(self.completion, lambda: None)
+        self.tensor_queue = TensorQueue(self.completion, Outbox(lambda: None))
+        self.waiter = waiter_of(self.completion, stall_watch=self.tensor_queue)
         self.up: deque[ToCoordinator] = deque()
         self.down: deque[FromCoordinator] = deque()
         self.queue: deque[tuple[Bucket, list[Entry | None]] | Callable[[], None]] = deque()
@@ -220,7 +224,7 @@ class _Node:
         if len(tensors) == 1 and self._recurs(*tensors[0]):
             self._start(label, set_id, *tensors[0])
             return
-        handle = Handle(self.completion, len(tensors), lambda outcomes: None)
+        handle = Handle(self.waiter, len(tensors), lambda outcomes: None)
         self.handles[label] = handle
         entries = []
         for number, (name, data) in enumerate(tensors):
@@ -242,7 +246,7 @@ class _Node:
         entry = self.request.get((set_id, name, data))
         if entry is None:
             buffer = Buffer(0, 0, DType.F32, ())
-            entry = PersistentRequest(self.completion, set_id, name, decode_spec(data), data, buffer)
+            entry = PersistentRequest(self.waiter, set_id, name, decode_spec(data), data, buffer)
             self.request[set_id, name, data] = entry
         self.handles[label] = entry
         self._count(label, entry)

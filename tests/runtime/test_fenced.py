@@ -10,9 +10,9 @@ import pytest
 from ddlcore.contracts.device import Event
 from ddlcore.errors import DeviceError, PeerLost
 from ddlcore.runtime.device.fenced import FencedHandle
-from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.request import Outcome
+from tests.runtime.waiting import waiter_of
 
 
 class Late(Event):
@@ -35,7 +35,7 @@ def lost(during: str) -> PeerLost:
 
 
 class Wait:
-    """A handle whose bucket is queued, behind ``event``; ``meanwhile`` is what happens while the adapter waits for that."""
+    """A handle whose bucket is queued on a device; the adapter waits for ``event``, and the job may end meanwhile."""
 
     def __init__(self) -> None:
         self.job_failure = JobFailure()
@@ -43,9 +43,9 @@ class Wait:
         self.failure: Exception | None = None
         self.ends = False  # whether the job does
         self.followed: list[int] = []
-        completion = Completion()
-        completion.failure = self.job_failure
-        self.handle = FencedHandle(completion, 1, lambda outcomes: "result", self.after, ["tensor"])
+        self.handle = FencedHandle(
+            waiter_of(failure=self.job_failure), 1, lambda outcomes: "result", self.after, ["tensor"]
+        )
         self.handle.complete(0, Outcome(event=self.event), 0)
 
     def after(self, event: int, tensors: Sequence[Any]) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from ddlcore.contracts.device import Event
 from ddlcore.errors import DeviceError
+from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.device.devices import Devices
-from ddlcore.runtime.device.in_flight import DevicesInFlight
+from ddlcore.runtime.device.in_flight import DevicesInFlight, NoDevices
 from ddlcore.runtime.executor import Later
-from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.meter import Meter
 from ddlcore.testing.pretend import KIND, PretendRuntime
 from ddlcore.types import Device
@@ -37,7 +37,7 @@ def fail() -> bool:
 
 def test_what_was_done_before_a_failure_is_handed_over() -> None:
     """The bucket in front is done, then the device fails: one comes back, and the other when it is asked again."""
-    in_flight = DevicesInFlight(Completion(), Meter())
+    in_flight = DevicesInFlight(Completion(), Meter(), NoDevices())
     first: Any = object()
     second: Any = object()
     in_flight.add(first, Later(Asked(lambda: True), list))
@@ -69,7 +69,8 @@ def test_a_device_may_be_opened_while_the_engine_tidies() -> None:
 
     try:
         devices.stream(KIND).keep(Asked(open_another), ())
-        assert devices.tidy()
+        devices.tidy()
+        assert devices.untidy
         assert len(devices.streams) == 2
     finally:
         devices.close(1.0)

@@ -11,14 +11,19 @@ import pytest
 
 from ddlcore.errors import MismatchError, ReentrantCall
 from ddlcore.messages import Arranged, Planned, Request, Resume, Spec, encode
+from ddlcore.runtime.completion import Completion
+from ddlcore.runtime.device.in_flight import DevicesInFlight, NoDevices
 from ddlcore.runtime.engine import Engine
-from ddlcore.runtime.handle import Completion, Handle
+from ddlcore.runtime.handle import Handle
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter
+from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.request import ANONYMOUS, IDLE, Entry, PersistentRequest
 from ddlcore.runtime.tensor_queue import TensorQueue
+from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer, DType, Kind
 from tests.runtime.strikes import each_place, strike
+from tests.runtime.waiting import Alone
 
 SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
 DATA = encode(SPEC)
@@ -30,15 +35,27 @@ class Rank:
     def __init__(self, *buckets: tuple[str, ...]) -> None:
         self.completion = Completion()
         self.woken = 0
-        self.tensor_queue = TensorQueue(self.completion, self._wake)
+        self.meter = Meter()
+        self.tensor_queue = TensorQueue(self.completion, Outbox(self._wake), None, self.meter)
         self.broken: list[BaseException] = []
         self.ran: list[list[str]] = []
         executor: Any = SimpleNamespace(execute=None, replay=lambda launch, use: self._run(launch))
         none = cast("Any", None)
-        self.meter = Meter()
+        failure = JobFailure()
+        in_flight = DevicesInFlight(self.completion, self.meter, NoDevices())
         self.engine = Engine(
-            executor, none, self.tensor_queue, self.completion, JobFailure(), self.broken.append, self.meter, "engine"
+            executor,
+            none,
+            self.tensor_queue,
+            self.completion,
+            in_flight,
+            Outbox(self._wake),
+            failure,
+            self.broken.append,
+            self.meter,
+            "engine",
         )
+        self.waiter = Waiter(self.completion, self.engine, self.tensor_queue, failure)
         if buckets:
             planned = tuple(Planned(0, Kind.ALLREDUCE, names, (DATA,) * len(names), False) for names in buckets)
             self.tensor_queue.learn(Arranged(0, b"", planned))
@@ -53,10 +70,10 @@ class Rank:
         return launch.position.run.resume(launch)
 
     def request(self, name: str) -> PersistentRequest:
-        return PersistentRequest(self.completion, 0, name, SPEC, DATA, Buffer(64, 4, DType.F32, (4,)))
+        return PersistentRequest(self.waiter, 0, name, SPEC, DATA, Buffer(64, 4, DType.F32, (4,)))
 
     def entries(self, *names: str) -> tuple[Handle, list[Entry]]:
-        handle = Handle(self.completion, len(names), lambda outcomes: list(outcomes))
+        handle = Handle(self.waiter, len(names), lambda outcomes: list(outcomes))
         source = Buffer(64, 4, DType.F32, (4,))
         return handle, [Entry(handle, number, 0, name, SPEC, DATA, source, source) for number, name in enumerate(names)]
 
@@ -252,13 +269,14 @@ def test_an_interrupted_wait_for_a_device_is_not_wanted_any_more() -> None:
         entry = rank.request("x")
         rank.tensor_queue.start_request(entry, 64, None)
 
-        def end(since_s: float) -> float:
-            entry.complete(0, None, -1)
-            rank.completion.announce()
-            return 0.01
+        class Ends(Alone):
+            def check_stall(self, since_s: float) -> float:
+                entry.complete(0, None, -1)
+                rank.completion.announce()
+                return 0.01
 
-        rank.completion.check_stall = end
-        struck = strike(at, lambda: rank.completion.wait_for_device(entry))
+        waiter = Waiter(rank.completion, rank.engine, Ends(), JobFailure())
+        struck = strike(at, lambda: waiter.wait_for_device(entry))
         assert not rank.completion.wanted
         return struck
 
@@ -303,5 +321,5 @@ def test_a_thread_that_is_inside_gets_a_named_error_and_changes_nothing() -> Non
         for call in waits:
             with pytest.raises(ReentrantCall):
                 call()
-    assert rank.completion.waited_s >= 0
+    assert rank.waiter.waited_s >= 0
     assert entry.starts == 0

@@ -9,12 +9,15 @@ from typing import Any, cast
 import pytest
 
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
+from ddlcore.runtime.completion import Completion
+from ddlcore.runtime.device.in_flight import DevicesInFlight, NoDevices
 from ddlcore.runtime.engine import Engine
-from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter
+from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.request import PersistentRequest
 from ddlcore.runtime.tensor_queue import TensorQueue
+from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer, DType, Kind
 
 SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
@@ -40,14 +43,19 @@ class Run:
 def ready(run: Run) -> tuple[Engine, TensorQueue, PersistentRequest, list[BaseException]]:
     """An engine whose thread has not begun, in replay of one tensor, and what broke the job."""
     completion = Completion()
-    tensor_queue = TensorQueue(completion, lambda: None)
+    tensor_queue = TensorQueue(completion, Outbox(lambda: None))
     tensor_queue.learn(Arranged(0, b"", (Planned(0, Kind.ALLREDUCE, ("x",), (encode(SPEC),), False),)))
     tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
-    entry = PersistentRequest(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     broken: list[BaseException] = []
     none = cast("Any", None)
     executor: Any = SimpleNamespace(execute=None, replay=None)
-    engine = Engine(executor, none, tensor_queue, completion, JobFailure(), broken.append, Meter(), "engine")
+    meter, outbox, failure = Meter(), Outbox(lambda: None), JobFailure()
+    in_flight = DevicesInFlight(completion, meter, NoDevices())
+    engine = Engine(
+        executor, none, tensor_queue, completion, in_flight, outbox, failure, broken.append, meter, "engine"
+    )
+    waiter = Waiter(completion, engine, tensor_queue, failure)
+    entry = PersistentRequest(waiter, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     tensor_queue.start_request(entry, 64, None, waits=True)  # gives it its slot
     launch = tensor_queue.launch()
     assert launch is not None

@@ -6,12 +6,14 @@ import pytest
 
 from ddlcore.errors import MismatchError
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
-from ddlcore.runtime.handle import Completion
+from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.meter import Meter
+from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.request import IDLE, PENDING, Entry, PersistentRequest
 from ddlcore.runtime.schedule import Launch
 from ddlcore.runtime.tensor_queue import TensorQueue
 from ddlcore.types import Buffer, DType, Kind
+from tests.runtime.waiting import waiter_of
 
 SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
 
@@ -19,10 +21,12 @@ SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
 def replaying() -> tuple[TensorQueue, PersistentRequest]:
     """A tensor queue whose schedule is one bucket of one tensor, and that tensor."""
     completion = Completion()
-    tensor_queue = TensorQueue(completion, lambda: None)
+    tensor_queue = TensorQueue(completion, Outbox(lambda: None))
     tensor_queue.learn(Arranged(0, b"", (Planned(0, Kind.ALLREDUCE, ("x",), (encode(SPEC),), False),)))
     tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
-    return tensor_queue, PersistentRequest(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    return tensor_queue, PersistentRequest(
+        waiter_of(completion), 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,))
+    )
 
 
 def test_a_forked_child_launches_nothing_of_its_parent() -> None:
@@ -59,13 +63,12 @@ def test_the_engine_is_woken_for_a_bucket_whose_thread_was_called_away() -> None
 def test_a_bucket_that_is_ready_behind_another_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine sits in the one before, for which this one may have to run first; with a slot or without, it asks to leave."""
     completion, names = Completion(), ("x", "y")
-    tensor_queue = TensorQueue(completion, lambda: None)
+    tensor_queue = TensorQueue(completion, Outbox(lambda: None))
+    waiter = waiter_of(completion)
     planned = tuple(Planned(0, Kind.ALLREDUCE, (name,), (encode(SPEC),), False) for name in names)
     tensor_queue.learn(Arranged(0, b"", planned))
     tensor_queue.resume(Resume(1, 0, 0, ((0, -1),)), {0: (0,)}, 0)
-    x, y = (
-        PersistentRequest(completion, 0, name, SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,))) for name in names
-    )
+    x, y = (PersistentRequest(waiter, 0, name, SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,))) for name in names)
     now_s = 0.0
     monkeypatch.setattr("ddlcore.runtime.tensor_queue.time.monotonic", lambda: now_s)
     for with_slot in (False, True):
@@ -85,8 +88,8 @@ def test_a_bucket_that_is_ready_behind_another_is_watched(monkeypatch: pytest.Mo
 
 def test_those_before_a_refused_one_are_asked_for() -> None:
     completion, woken = Completion(), []
-    tensor_queue = TensorQueue(completion, lambda: woken.append(1))
-    entry = PersistentRequest(completion, 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    tensor_queue = TensorQueue(completion, Outbox(lambda: woken.append(1)))
+    entry = PersistentRequest(waiter_of(completion), 0, "x", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     with pytest.raises(ValueError, match="already in flight"):
         tensor_queue.start_all([(entry, 64, None), (entry, 64, None)])
     assert woken == [1]
@@ -126,7 +129,7 @@ def test_a_call_that_is_a_bucket_by_itself_is_launched_and_landed_at_once() -> N
 
 def test_a_call_is_not_launched_alone_where_another_must_run_it() -> None:
     tensor_queue, entry, launch = with_slot()
-    stranger = PersistentRequest(Completion(), 0, "y", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
+    stranger = PersistentRequest(waiter_of(), 0, "y", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     with tensor_queue.lock:
         assert tensor_queue.launch_alone(stranger, 64, None) is None  # it has no slot
         assert tensor_queue.launch_alone(entry, 64, None) is None  # nobody has found out how it is run

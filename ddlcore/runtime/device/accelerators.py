@@ -14,6 +14,7 @@ from ddlcore.runtime.backend import AUTO
 from ddlcore.runtime.device.devices import Devices
 from ddlcore.runtime.device.executor import DeviceExecutor
 from ddlcore.runtime.device.routes import SOLO, STAGED_ON_HOST, DeviceOpener, DeviceRoutes
+from ddlcore.runtime.device.staging import HostRuns
 from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.process_sets import Opener, ProcessSets
 from ddlcore.runtime.routes import Offers, asked_for_devices
@@ -35,7 +36,8 @@ class Shelf(Offers, Protocol):
 class Accelerators:
     """The devices of one rank's job.
 
-    ``solo`` makes the transport of a set of one rank; ``over`` returns whether the job is over.
+    ``solo`` makes the transport of a set of one rank; ``over`` returns whether the job is over; ``host`` runs what is
+    staged on the host.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Accelerators:
         meter: Meter,
         local_rank: int,
         launched_by: str,
+        host: HostRuns,
     ) -> None:
         self._shelf = shelf
         self._solo = solo
@@ -61,7 +64,7 @@ class Accelerators:
         self.devices = Devices(self._open, self._own, over, meter)
         device_opener = DeviceOpener(shelf.transports.values, shelf.missing, self._build, self._wanted, launched_by)
         sets.beside = self._routes = DeviceRoutes(opener, device_opener, sets, self.devices, meter)
-        self.executor = DeviceExecutor(self._routes, compressor)
+        self.executor = DeviceExecutor(self._routes, compressor, host)
 
     def label(self, device: Device, sparse: bool = False, stage_on_host: bool = False) -> str:
         """Return the name of ``device`` in a Spec, and open the device the first time. Any thread may call this.
@@ -76,13 +79,18 @@ class Accelerators:
             device, stage_on_host or (self._stage_sparse_on_host if sparse else self._stage_on_host)
         )
 
-    def tidy(self) -> bool:
-        """Release memory that devices no longer use, and return whether more is left. Engine's thread only.
+    @property
+    def untidy(self) -> bool:
+        """Return whether memory is kept that ``tidy`` must release."""
+        return self.devices.untidy
+
+    def tidy(self) -> None:
+        """Release memory that devices no longer use. Engine's thread only.
 
         Raises if a transport has failed by itself since the last call.
         """
         self._routes.check()
-        return self.devices.tidy()
+        self.devices.tidy()
 
     def _open(self, device: Device) -> DeviceRuntime:
         runtime: DeviceRuntime = self._shelf.load(self._shelf.kernels_for(device.kind))()

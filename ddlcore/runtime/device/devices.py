@@ -201,7 +201,7 @@ class Devices:
         self._own = own
         self._over = over
         self._meter = meter
-        self.used: Callable[[], None] = lambda: None  # called when memory is kept that ``tidy`` must release
+        self.untidy = False  # whether memory is kept that ``tidy`` must release
         self._lock = Lock()
         self._labels: dict[Device, str] = {CPU: CPU.kind}
         self._streams: dict[str, DeviceStream] = {}
@@ -243,12 +243,12 @@ class Devices:
         return self._streams[name]
 
     def _tell(self) -> None:
-        self.used()
+        self.untidy = True
 
-    def tidy(self) -> bool:
-        """Release memory that devices no longer use, and return whether more is left. Engine's thread only."""
+    def tidy(self) -> None:
+        """Release memory that devices no longer use, and note whether more is left. Engine's thread only."""
         left = [stream.tidy() for stream in self.streams]  # a list, so that ``tidy`` is called for each of them
-        return any(left)
+        self.untidy = any(left)
 
     @property
     def streams(self) -> list[DeviceStream]:

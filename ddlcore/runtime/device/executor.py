@@ -34,14 +34,12 @@ class DeviceExecutor:
     has reached the events of the outcomes; no handle waits for that.
     """
 
-    def __init__(self, routes: DeviceRoutes, compressor: Callable[[str, Kernels], Compressor]) -> None:
+    def __init__(self, routes: DeviceRoutes, compressor: Callable[[str, Kernels], Compressor], host: HostRuns) -> None:
+        """Create it. ``host`` runs what is staged on the host."""
         self._routes = routes
         self._compressor = compressor
-        self._told: set[tuple[int, str]] = set()  # (process set, compressor) that were logged as staged on the host
-
-    def serve(self, host: HostRuns) -> None:
-        """Set the object that runs what is staged on the host."""
         self._staging = Staging(host)
+        self._told: set[tuple[int, str]] = set()  # (process set, compressor) that were logged as staged on the host
 
     def execute(self, bucket: Bucket, entries: Entries, specs: Sequence[Spec]) -> list[Outcome | None]:
         """Run a negotiated bucket. It cannot be void, because every rank brings real data or has joined."""

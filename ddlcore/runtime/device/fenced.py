@@ -11,8 +11,10 @@ from typing import Any
 from ddlcore.contracts.device import Event
 from ddlcore.errors import DdlInternalError
 from ddlcore.messages import Spec
-from ddlcore.runtime.handle import Completion, Handle
+from ddlcore.runtime.handle import Handle
+from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.request import IDLE, Outcome, PersistentRequest
+from ddlcore.runtime.waiter import Waiter
 from ddlcore.types import Buffer
 
 __all__ = ["FencedHandle", "FencedPersistentRequest"]
@@ -21,19 +23,18 @@ After = Callable[[int, Sequence[Any]], None]  # Adapter.after
 FAILURE_WAIT_S = 2.0  # how long to wait for the news that a peer died, which explains a device error better
 
 
-def _follow(completion: Completion, event: Event, after: After, tensors: Sequence[Any]) -> None:
+def _follow(failure: JobFailure, event: Event, after: After, tensors: Sequence[Any]) -> None:
     """Make the caller's stream wait for ``event``. Raises why the event will never come, if that is known."""
-    failure = completion.failure
     try:
         done = event.done()
-        if failure is None or done or not failure.given:
+        if done or not failure.given:
             after(event.handle, tensors)
-        if failure is not None and not done and failure.given:
+        if not done and failure.given:
             # For some adapters ``after`` blocks, and the job may fail in that time. An aborted transport lets its
             # events complete with garbage, so the failure must be checked again here.
             raise failure.error()
     except DdlInternalError:
-        if failure is not None and failure.wait(FAILURE_WAIT_S):
+        if failure.wait(FAILURE_WAIT_S):
             raise failure.error() from None
         raise
 
@@ -52,20 +53,20 @@ class FencedHandle(Handle):
 
     def __init__(
         self,
-        completion: Completion,
+        waiter: Waiter,
         entries: int,
         finish: Callable[[Sequence[Outcome | None]], Any],
         after: After,
         tensors: Sequence[Any],
     ) -> None:
-        super().__init__(completion, entries, finish)
+        super().__init__(waiter, entries, finish)
         self._after = after
         self._tensors = tensors
         self._events: list[Event] = []
 
     def poll(self) -> bool:
         """Return whether ``wait`` would return immediately and the device has also completed everything."""
-        self._completion.polled(self._left > 0)
+        self._waiter.polled(self._left > 0)
         if self._left > 0 or not all(map(_is_over, self._events)):
             return False
         self._completion.observe(self._index)
@@ -77,10 +78,10 @@ class FencedHandle(Handle):
         What the calling thread does with the result comes after it on its current stream.
         """
         if self._left > 0:
-            self._completion.wait_for_device(self)
+            self._waiter.wait_for_device(self)
         if self._error is None:
             for event in self._events:
-                _follow(self._completion, event, self._after, self._tensors)
+                _follow(self._waiter.failure, event, self._after, self._tensors)
         return super().wait()
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
@@ -97,7 +98,7 @@ class FencedPersistentRequest(PersistentRequest):
 
     def __init__(
         self,
-        completion: Completion,
+        waiter: Waiter,
         set_id: int,
         name: str,
         spec: Spec,
@@ -106,13 +107,13 @@ class FencedPersistentRequest(PersistentRequest):
         target: Buffer | None,
         after: After,
     ) -> None:
-        super().__init__(completion, set_id, name, spec, spec_bytes, source, target)
+        super().__init__(waiter, set_id, name, spec, spec_bytes, source, target)
         self._after = after
         self.event: Event | None = None  # the event after which the last result is complete
 
     def poll(self) -> bool:
         """Return whether ``wait`` would return immediately and the device has also completed everything."""
-        self.completion.polled(self.state != IDLE)
+        self.waiter.polled(self.state != IDLE)
         if self.state != IDLE or not (self.event is None or _is_over(self.event)):
             return False
         self.completion.observe(self.index)
@@ -125,7 +126,7 @@ class FencedPersistentRequest(PersistentRequest):
         needed no event. Raises what ``wait`` raises.
         """
         if self.state != IDLE:
-            self.completion.wait_for_device(self)
+            self.waiter.wait_for_device(self)
         super().wait()
         return self.event
 
@@ -136,7 +137,7 @@ class FencedPersistentRequest(PersistentRequest):
         """
         event = self.arrive()
         if event is not None:
-            _follow(self.completion, event, self._after, ())
+            _follow(self.waiter.failure, event, self._after, ())
 
     def complete(self, number: int, outcome: Outcome | None, index: int) -> None:
         """Complete the operation and keep its event, see PersistentRequest.complete."""

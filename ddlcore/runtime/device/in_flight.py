@@ -7,64 +7,77 @@ waits for the bucket earlier, or if the hosts cannot tell each other, the comple
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from typing import Protocol
 
+from ddlcore.runtime.completion import Completion
 from ddlcore.runtime.executor import Deliver, Later
-from ddlcore.runtime.handle import Completion
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.request import Entry
 from ddlcore.runtime.schedule import Launch
 
-__all__ = ["DevicesInFlight"]
+__all__ = ["DevicesInFlight", "NoDevices", "Untidy"]
 
 LOOK_S = 0.001  # the pause between two checks while no thread waits
 SLICE_S = 0.0005  # the length of one wait, after which a bucket that has become ready is launched first
 
 
+class Untidy(Protocol):
+    """The devices, as far as their memory must be released by somebody."""
+
+    @property
+    def untidy(self) -> bool:
+        """Return whether memory is kept that ``tidy`` must release."""
+
+    def tidy(self) -> None:
+        """Release memory that devices no longer use, and note in ``untidy`` whether more is left.
+
+        Raises if the work on a device was aborted, because an event after aborted work proves nothing.
+        """
+
+
+class NoDevices:
+    """The devices of a rank that uses none."""
+
+    untidy = False
+
+    def tidy(self) -> None: ...
+
+
 class DevicesInFlight:
-    """The buckets of one engine that are in flight on devices.
+    """The buckets of one engine that are in flight on devices."""
 
-    ``tidy`` frees memory that devices no longer use, and returns whether more is left to free. It raises if the work on
-    a device was aborted, because an event after aborted work proves nothing.
-    """
-
-    def __init__(self, completion: Completion, meter: Meter) -> None:
-        self.tidy: Callable[[], bool] = lambda: False
+    def __init__(self, completion: Completion, meter: Meter, devices: Untidy) -> None:
+        self._devices = devices
         self._completion = completion
         self._meter = meter
         self._buckets: deque[tuple[Launch[Entry], Later]] = deque()  # in the order in which they were queued
-        self._untidy = False
 
     def add(self, launch: Launch[Entry], later: Later) -> None:
         """Add a bucket that is queued on a device and may turn out void."""
         self._buckets.append((launch, later))
 
-    def used(self) -> None:
-        """Note that a device got work whose memory must be freed later."""
-        self._untidy = True
-
     def look_s(self) -> float | None:
         """Return for how many seconds the engine may sleep before it must check here again; None for any time."""
-        return LOOK_S if self._buckets or self._untidy else None
+        return LOOK_S if self._buckets or self._devices.untidy else None
 
     def is_due(self, slept: bool, stopped: bool) -> bool:
         """Return whether ``landed`` must be called now: a thread waits for a bucket, or there is something to do."""
         if not self._buckets:
-            return slept and self._untidy
+            return slept and self._devices.untidy
         return slept or stopped or self._completion.wanted or _is_done(self._buckets[0][1])
 
     def landed(self) -> list[tuple[Launch[Entry], Deliver]]:
         """Remove the buckets that devices have completed, and return them in order.
 
         If a thread waits for a bucket, first waits a moment for the last one. Raises DeviceError if a device has failed
-        and no bucket was completed before that, and what ``tidy`` raises.
+        and no bucket was completed before that, and what ``Untidy.tidy`` raises.
         """
         done: list[tuple[Launch[Entry], Deliver]] = []
         if self._buckets and self._completion.wanted and not _is_done(self._buckets[0][1]):
             begun_ns = now_ns()
             self._buckets[-1][1].event.wait(SLICE_S)
             self._meter.device_ns += now_ns() - begun_ns
-        self._untidy = self.tidy()
+        self._devices.tidy()
         try:
             while self._buckets and self._buckets[0][1].event.done():
                 launch, later = self._buckets.popleft()

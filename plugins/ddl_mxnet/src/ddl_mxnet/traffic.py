@@ -187,7 +187,7 @@ class Traffic(Companion):
                 if self._closed:
                     return
                 since_s = self._quiet_since_s + GRACE_S if self._pushed == 0 else None
-            pause_s = LOOK_AGAIN_S if since_s is None else max(self.job.completion.check_stall(since_s), LEAST_S)
+            pause_s = LOOK_AGAIN_S if since_s is None else max(self.job.check_stall(since_s), LEAST_S)
             with self._changed:
                 if self._running and not self._closed:
                     self._changed.wait(pause_s)

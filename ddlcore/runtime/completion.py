@@ -1,0 +1,45 @@
+"""Announces finished operations to the threads that wait for them; does not know how they wait."""
+
+from __future__ import annotations
+
+from _thread import LockType
+from collections import deque
+
+from ddlcore.runtime.reentry import Lock
+
+__all__ = ["Completion"]
+
+
+class Completion:
+    """The place where finished buckets are announced to waiting threads; all handles of a job share one object.
+
+    ``observed`` is the last bucket whose end the user's code has seen.
+    """
+
+    def __init__(self) -> None:
+        self.lock = Lock()  # protects the state of all handles
+        self.waiting: deque[LockType] = deque()  # a lock of each waiting thread, which ``announce`` releases
+        self.observed = -1
+        self.wanting: dict[object, None] = {}  # a key for each thread that waits for something on a device
+
+    def announce(self) -> None:
+        """Wake all waiting threads, because an operation has ended. Any thread may call this.
+
+        A lock whose thread has already gone does no harm.
+        """
+        waiting = self.waiting
+        try:  # contextlib.suppress would take longer than everything else here
+            while waiting:
+                waiting.popleft().release()
+        except IndexError:  # another thread is in ``announce`` as well and took the last lock
+            pass
+
+    @property
+    def wanted(self) -> bool:
+        """Return whether a thread waits for something on a device."""
+        return bool(self.wanting)
+
+    def observe(self, index: int) -> None:
+        """Note that the user's code has seen the end of bucket ``index``."""
+        if index > self.observed:
+            self.observed = index

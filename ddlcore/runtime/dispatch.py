@@ -1,0 +1,85 @@
+"""Passes each bucket to what runs it: the host's executor or the devices', or the table of process sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from ddlcore.messages import Bucket, Planned, Spec, decode_spec
+from ddlcore.runtime.executor import Deliver, HostExecutor, Later, Run
+from ddlcore.runtime.process_sets import ProcessSets
+from ddlcore.runtime.request import Entry, Outcome
+from ddlcore.runtime.schedule import Launch
+from ddlcore.types import CPU, Kind
+
+__all__ = ["Dispatcher", "OnDevices"]
+
+
+class OnDevices(Protocol):
+    """An object that runs buckets of tensors on devices; see runtime/device/executor.py."""
+
+    def execute(
+        self, bucket: Bucket, entries: Sequence[Entry | None], specs: Sequence[Spec]
+    ) -> list[Outcome | None]: ...
+
+    def arranged(self, planned: Planned, specs: Sequence[Spec]) -> Run: ...
+
+
+class Dispatcher:
+    """Runs the buckets of one rank; only the engine's thread uses it."""
+
+    def __init__(self, sets: ProcessSets, host: HostExecutor, devices: OnDevices) -> None:
+        self._sets = sets
+        self._host = host
+        self._devices = devices
+
+    def execute(self, bucket: Bucket, entries: Sequence[Entry | None]) -> list[Outcome | None]:
+        """Take part in a negotiated bucket.
+
+        An entry is None if this rank has joined and did not ask for that tensor.
+        """
+        if bucket.kind is Kind.JOIN:
+            return [Outcome(result=bucket.result)]
+        if bucket.kind is Kind.ADD_SET:
+            assert entries[0] is not None and entries[0].spec.ranks is not None
+            self._sets.add(bucket.result, entries[0].spec.ranks)
+            return [Outcome(result=bucket.result)]
+        if bucket.kind is Kind.REMOVE_SET:
+            self._host.forget(bucket.result)
+            self._sets.remove(bucket.result)
+            return [Outcome(result=bucket.result)]
+        if bucket.kind is Kind.BARRIER:
+            return self._host.execute_on_host(bucket, entries, ())
+        specs = [e.spec if e is not None else decode_spec(bucket.specs[i]) for i, e in enumerate(entries)]
+        if bucket.compressor:
+            specs = [msgspec.structs.replace(spec, compressor=bucket.compressor) for spec in specs]
+        if specs[0].device != CPU.kind:
+            return self._devices.execute(bucket, entries, specs)
+        return self._host.execute_on_host(bucket, entries, specs)
+
+    def replay(self, launch: Launch[Entry], use: str) -> Deliver | Later:
+        """Take part in a bucket of a schedule, and change nothing but transport memory.
+
+        Returns a function that delivers the results; call it once the bucket is known to be valid. ``use`` names the
+        buffer that holds the results until then.
+        """
+        run: Run | None = launch.position.run
+        if run is None:
+            run = launch.position.run = self._arranged(launch.planned)
+            if not launch.planned.ragged:
+                launch.position.nbytes = sum(decode_spec(spec).nbytes() for spec in launch.planned.specs)
+        return run(launch, use)
+
+    def _arranged(self, planned: Planned) -> Run:
+        """Return how a bucket of a schedule is run.
+
+        Everything that can be known before its tensors come is computed here, once.
+        """
+        specs = [decode_spec(spec) for spec in planned.specs]
+        if planned.compressor:
+            specs = [msgspec.structs.replace(spec, compressor=planned.compressor) for spec in specs]
+        if specs[0].device != CPU.kind:
+            return self._devices.arranged(planned, specs)
+        return self._host.arranged_on_host(planned, specs)

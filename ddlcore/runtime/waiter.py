@@ -1,0 +1,114 @@
+"""Decides how a user's thread waits for an operation: it runs buckets itself if it can, and watches for stalls."""
+
+from __future__ import annotations
+
+import time
+from _thread import allocate_lock
+from contextlib import suppress
+from typing import Protocol
+
+from ddlcore.runtime.completion import Completion
+from ddlcore.runtime.events import NO_EVENTS, Events
+from ddlcore.runtime.job_failure import JobFailure
+
+__all__ = ["SLICE_S", "Helper", "StallWatch", "Waited", "Waiter"]
+
+SLICE_S = 0.1  # user threads wait in slices of this length, so that Ctrl-C works
+
+
+class Waited(Protocol):
+    """An operation that a thread can wait for."""
+
+    @property
+    def pending(self) -> bool: ...
+
+
+class Helper(Protocol):
+    """What runs the buckets for which threads wait; the engine is one."""
+
+    def progress(self, operation: Waited) -> None:
+        """Run what ``operation`` needs, if this thread may do that.
+
+        Raises ReentrantCall for a thread that would wait for itself.
+        """
+
+    def wake_for_device(self) -> None:
+        """Note that a thread waits for something on a device."""
+
+
+class StallWatch(Protocol):
+    """What notices that an operation cannot end in replay; the tensor queue is one."""
+
+    def check_stall(self, since_s: float) -> float:
+        """Act if a wait that lasts since ``since_s`` cannot end; return in how many seconds to call again."""
+
+
+class Waiter:
+    """How the threads of one job wait; its handles and persistent requests share one object.
+
+    A waiting thread takes no shared lock; it blocks on a lock of its own. A threading.Condition would not do: it is
+    entered by Python code, so it would stay locked if a signal handler raised there.
+    """
+
+    def __init__(
+        self,
+        completion: Completion,
+        helper: Helper,
+        stall_watch: StallWatch,
+        failure: JobFailure,
+        events: Events = NO_EVENTS,
+    ) -> None:
+        self.completion = completion
+        self.failure = failure  # the job's reason to end, which is given once it has ended
+        self.waited_s = 0.0  # the sum over all threads that have waited
+        self._helper = helper
+        self._stall_watch = stall_watch
+        self._events = events
+        self._polled_since_s: float | None = None
+
+    def wait(self, operation: Waited) -> None:
+        """Block until ``operation`` is over."""
+        since_s = time.monotonic()
+        waiting = self.completion.waiting
+        try:
+            self._helper.progress(operation)
+            while operation.pending:
+                patience_s = max(min(self._stall_watch.check_stall(since_s), SLICE_S), 0.0)
+                waiter = allocate_lock()
+                waiter.acquire()
+                waiting.append(waiter)
+                # The thread that completes the operation first changes its state and then calls ``announce``. This
+                # thread first appends its lock and then reads the state. In this order no wake-up is lost: either this
+                # thread sees the new state, or ``announce`` finds its lock.
+                if operation.pending and not waiter.acquire(True, patience_s):
+                    with suppress(ValueError):  # ``announce`` has just removed it
+                        waiting.remove(waiter)
+        finally:
+            until_s = time.monotonic()
+            with self.completion.lock:
+                self.waited_s += until_s - since_s
+        if self._events.on:
+            self._events.waited(round(since_s * 1e9), round(until_s * 1e9))
+
+    def wait_for_device(self, operation: Waited) -> None:
+        """Wait as ``wait`` does, for what a device may complete before this host knows that it is valid."""
+        mine = object()
+        wanting = self.completion.wanting
+        try:
+            wanting[mine] = None  # a key, not a count: an interrupt cannot lose or leave one
+            self._helper.wake_for_device()
+            self.wait(operation)
+        finally:
+            wanting.pop(mine, None)
+
+    def polled(self, pending: bool) -> None:
+        """Note that the user has asked whether an operation is over.
+
+        A thread that asks repeatedly counts as a waiting thread.
+        """
+        if not pending:
+            self._polled_since_s = None
+        elif self._polled_since_s is None:
+            self._polled_since_s = time.monotonic()
+        else:
+            self._stall_watch.check_stall(self._polled_since_s)

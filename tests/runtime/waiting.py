@@ -1,0 +1,30 @@
+"""A waiter whose threads nobody helps, for tests without an engine."""
+
+from __future__ import annotations
+
+from ddlcore.runtime.completion import Completion
+from ddlcore.runtime.job_failure import JobFailure
+from ddlcore.runtime.waiter import Helper, StallWatch, Waited, Waiter
+
+__all__ = ["Alone", "waiter_of"]
+
+
+class Alone:
+    """Neither helps a thread that waits, nor watches it."""
+
+    def progress(self, operation: Waited) -> None: ...
+
+    def wake_for_device(self) -> None: ...
+
+    def check_stall(self, since_s: float) -> float:
+        return 0.1
+
+
+def waiter_of(
+    completion: Completion | None = None,
+    helper: Helper | None = None,
+    stall_watch: StallWatch | None = None,
+    failure: JobFailure | None = None,
+) -> Waiter:
+    """Return a waiter whose parts do nothing unless they are given."""
+    return Waiter(completion or Completion(), helper or Alone(), stall_watch or Alone(), failure or JobFailure())
