@@ -7,8 +7,9 @@ import threading
 import time
 from _thread import get_ident
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 
 from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Bucket, Drain, Planned, Resume
@@ -268,9 +269,7 @@ class Engine:
                 for valid, valid_deliver in self.in_flight.through(launch):
                     self._settle(valid, valid_deliver)
             return
-        with self._tensor_queue.lock:
-            frozen = self._tensor_queue.frozen
-        if frozen:
+        if self._tensor_queue.frozen:
             self._held.append((launch, deliver))
             if self._failure.given:
                 self.abandon()
@@ -314,24 +313,14 @@ class Engine:
                 if tensor_queue.behind:
                     tensor_queue.catch_up()
                 launch = None
-                if not self._tensor_queue.running and not self._queue:
-                    launch = tensor_queue.launch_alone(entry, address, owner, begun_ns, me)
-                    if tensor_queue.behind:
-                        tensor_queue.catch_up()
+                if not tensor_queue.running and not self._queue:
+                    launch = tensor_queue.launch(me, entry, address, owner)
             if launch is None:
                 tensor_queue.start_request(entry, address, owner, True)
             else:
                 deliver = self._run_bucket_here(launch, entry)
-                if deliver is launch.position.run.done:
-                    with tensor_queue.lock:
-                        took_ns = now_ns() - begun_ns
-                        if tensor_queue.land_alone(launch, entry, self._meter, took_ns):
-                            if self._events.on:
-                                self._events.completed(*_ran(launch), begun_ns, begun_ns + took_ns)
-                                self._events.waited(begun_ns, begun_ns + took_ns)
-                            if self._queue or self._stopped or tensor_queue.is_ready():
-                                tensor_queue.work.notify()
-                            return
+                if deliver is launch.position.run.done and self._land_here(launch, begun_ns, True):
+                    return
                 self._let_go()
         except BaseException:
             if tensor_queue.running == me:
@@ -358,16 +347,11 @@ class Engine:
                 with tensor_queue.lock:
                     if tensor_queue.behind:
                         tensor_queue.catch_up()
-                    if (
-                        self._queue
-                        or tensor_queue.running not in (0, me)
-                        or not getattr(tensor_queue.next_run(), "resumable", False)
-                    ):
+                    if self._queue or tensor_queue.running not in (0, me):
                         break
-                    launch = tensor_queue.advance(me)
-                    assert launch is not None
-                    if tensor_queue.behind:
-                        tensor_queue.catch_up()
+                    launch = tensor_queue.launch(me)
+                    if launch is None:
+                        break
                 begun_ns = now_ns()
                 deliver = self._run_bucket_here(launch, operation)
                 # None: what this thread waited for is over. Any other value than ``done`` means that the bucket is
@@ -395,52 +379,85 @@ class Engine:
             return None
         return deliver
 
-    def _land_here(self, launch: Launch[Entry], begun_ns: int) -> bool:
+    def _land_here(self, launch: Launch[Entry], begun_ns: int, ends: bool = False) -> bool:
         """Deliver a bucket that a waiting user thread has run in place.
 
-        Returns False if Drain must decide first; then the engine delivers it.
+        ``ends``: the thread runs nothing else. Returns False if Drain must decide first; then the engine delivers it.
         """
-        assert launch.entries is not None
-        rest = iter(launch.entries)
-        position, meter = launch.position, self._meter
-        with self._tensor_queue.lock:
+        entries = launch.entries
+        assert entries is not None
+        rest = iter(entries)
+        alone = entries[0] if len(entries) == 1 else None
+        tensor_queue, position, meter = self._tensor_queue, launch.position, self._meter
+        kind = position.planned.kind
+        with tensor_queue.lock:
             took_ns = now_ns() - begun_ns
-            if self._tensor_queue.frozen:
+            if tensor_queue.frozen:
                 return False
+            # Since ``frozen`` was read nothing is called until ``own`` is cleared, so nothing can interrupt.
             meter.replayed += 1
-            meter.nbytes[position.planned.kind] += position.nbytes
+            meter.nbytes[kind] += position.nbytes
             meter.busy_ns += took_ns
             meter.idle_ns -= took_ns  # the engine's thread has counted this time as idle
-            self._rest = rest
-            self._mixed = False
-            self._landing = launch  # since ``frozen`` was read nothing was called, so nothing could interrupt
-            self._tensor_queue.own = None
-        self._finish_landing()
+            if alone.__class__ is PersistentRequest:  # complete it here: a single small tensor is worth the trouble
+                del tensor_queue.launches[launch.number]
+                alone.index = -1
+                alone.source.owner = None
+                alone.state = IDLE
+            else:
+                self._rest = rest
+                self._mixed = False
+                self._landing = launch
+            tensor_queue.own = None
+            if ends:
+                tensor_queue.running = 0
+                meter.alone_ns += took_ns  # this thread's ``Waiter.waited_s`` does not count it
+                if self._queue or self._stopped or tensor_queue.is_ready():
+                    tensor_queue.work.notify()
+        if self._landing is not None:
+            self._finish_landing()
+        elif self._completion.waiting:
+            self._completion.announce()
         if self._events.on:
             self._events.completed(*_ran(launch), begun_ns, begun_ns + took_ns)
+            if ends:
+                self._events.waited(begun_ns, begun_ns + took_ns)
         return True
 
     def _finish_landing(self) -> None:
-        """Deliver the remaining entries of ``_landing``, no matter which thread began to deliver them.
-
-        Each entry is delivered either by one sequence of plain stores or by a call that has no effect when it is
-        repeated. So this may be interrupted at any point and run again.
-        """
+        """Deliver the remaining entries of ``_landing``, no matter which thread began to deliver them."""
         launch = self._landing
         assert launch is not None and launch.entries is not None
         self._tensor_queue.delivered(launch)
+        self._complete(launch.entries, repeat(None), self._rest, -1)
+
+    def _complete(
+        self,
+        entries: Sequence[Entry | None],
+        outcomes: Iterable[Outcome | None],
+        rest: Iterator[Entry | None],
+        index: int,
+    ) -> None:
+        """Complete a bucket's entries, of which ``rest`` are left, and wake the threads that wait for them.
+
+        Each entry is completed either by one sequence of plain stores or by a call that has no effect when it is
+        repeated. So this may be interrupted at any point and run again with what is left of ``rest``.
+        """
         with self._completion.lock:
-            for entry in self._rest:
+            # All entries change before ``announce`` wakes the waiters: a waiter that is woken first would see its
+            # operation still pending, and would sleep again until its time slice ends.
+            for entry in rest:
                 if entry.__class__ is PersistentRequest:  # type() is a call, after which a handler may raise
-                    entry.index = -1
+                    entry.index = index
                     entry.source.owner = None
                     entry.state = IDLE
-                else:
+                elif entry is not None:
                     self._mixed = True
-            for entry in launch.entries if self._mixed else ():
-                if not isinstance(entry, PersistentRequest):
-                    entry.handle.complete(entry.number, None, -1)
-                    entry.handle.pass_on(self._queue)
+            if self._mixed:
+                for entry, outcome in zip(entries, outcomes):
+                    if entry is not None and entry.__class__ is not PersistentRequest:
+                        entry.handle.complete(entry.number, outcome, index)
+                        entry.handle.pass_on(self._queue)  # callers' functions run later and without the lock
             self._landing = None
         self._completion.announce()
 
@@ -590,24 +607,8 @@ class Engine:
         self._broken(error)
 
     def _deliver(self, entries: Sequence[Entry | None], outcomes: Sequence[Outcome | None], index: int) -> None:
-        after: list[Callable[[], None]] = []
-        with self._completion.lock:
-            # All entries change before ``announce`` wakes the waiters: a waiter that is woken first would see its
-            # operation still pending, and would sleep again until its time slice ends. The functions in ``after`` run
-            # last and without the lock, because they belong to callers and may call ddl.
-            for entry, outcome in zip(entries, outcomes):
-                if type(entry) is PersistentRequest:  # inlined ``complete``: this runs hundreds of times per step
-                    entry.index = index
-                    entry.source.owner = None
-                    entry.state = IDLE
-                elif entry is not None:
-                    entry.handle.complete(entry.number, outcome, index)
-                    then = entry.handle.over()
-                    if then is not None:
-                        after.append(then)
-        self._completion.announce()
-        for then in after:
-            then()
+        self._mixed = False
+        self._complete(entries, outcomes, iter(entries), index)
 
     def fail(self, entries: Sequence[Entry | None], error: BaseException | None, index: int = -1) -> None:
         """End the entries' handles with ``error``, or with the failure of the job if ``error`` is None."""

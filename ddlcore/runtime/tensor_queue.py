@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from ddlcore.errors import InvalidArgument
 from ddlcore.messages import Arranged, Bucket, Frozen, Leave, Paused, Planned, ReplayStatus, Request, Resume
@@ -67,7 +66,9 @@ class TensorQueue:
         self.flight = flight if flight is not None else Flight(0)
         self._recent, self._recent_mask = self.flight.launches, self.flight.mask
         self._launched = 0
-        self._launches: list[Launch[Entry]] = []  # launched, but neither delivered nor put back yet
+        # Launched, but neither delivered nor put back yet, by number. Single operations on a dict cannot interfere with
+        # each other, so the engine removes a launch without the lock.
+        self.launches: dict[int, Launch[Entry]] = {}
         self._unsent: list[Entry] = []
         self._unanswered = False  # at most one request is unanswered; entries that come later go into the next
         self._serial = 0
@@ -208,7 +209,7 @@ class TensorQueue:
                     ready = position.missing == 0 and position is replay.current
                     if ready and not waits:
                         self.work.notify()
-                    if self._waits_since_s is None and (not ready or self._launches):  # see ``_place``
+                    if self._waits_since_s is None and (not ready or self.launches):  # see ``_place``
                         self._waits_since_s = time.monotonic()
                 wake = self.behind or (bool(self._unsent) and not self._unanswered and not self._moving)
             if wake:
@@ -279,84 +280,6 @@ class TensorQueue:
         if self._refusal is None:  # otherwise this may be a forked child, which has no control thread
             self._wake()
 
-    def launch_alone(
-        self, entry: PersistentRequest, address: int, owner: object, now_ns: int = 0, runner: int = 0
-    ) -> Launch[Entry] | None:
-        """Start ``entry`` and launch its bucket in one step, if the entry is by itself the next bucket.
-
-        The caller holds the lock. Returns None and changes nothing if the entry is not the next bucket by itself, or if
-        the caller cannot run that bucket.
-        """
-        replay, position = self._open, entry.position
-        if (
-            entry.replay is not replay
-            or position is not replay.current
-            or entry.state != IDLE
-            or position.missing != 1
-            or len(position.entries) != 1
-            or not getattr(position.run, "resumable", False)
-        ):
-            return None
-        observed = self._completion.observed
-        since_s = self._waits_since_s
-        if since_s is not None:  # other entries wait behind it; their waiting time begins anew, as with any launch
-            since_s = time.monotonic() if replay.waits() else None
-        number = self._launched + 1
-        launch: Launch[Entry]
-        launch, _, following, current, paused, turn_at = replay.step(number, entry)
-        # Nothing from here on calls a function, so a signal handler cannot raise in between: the bucket is launched
-        # completely or not at all. ``own`` and ``running`` belong to the same sequence of stores. If they came later,
-        # an interrupt in between would leave a launched bucket that no thread runs, and all peers would wait for it.
-        entry.stamp = observed
-        entry.state = PENDING
-        entry.error = None
-        entry.source.address = address
-        entry.source.owner = owner
-        entry.starts += 1
-        replay.launched[position.set_id] = launch.place
-        replay.next = following
-        replay.current = current
-        replay.paused = paused
-        if turn_at >= 0:
-            replay.turned = True
-            replay.turn_at = turn_at
-            self.behind = True
-        self._launched = number
-        self._launches += [launch]
-        self._recent[number & self._recent_mask] = (number, launch.place, position.planned, now_ns)
-        self._waits_since_s = since_s
-        if runner:
-            self.own = launch
-            self.running = runner
-        return launch
-
-    def land_alone(self, launch: Launch[Entry], entry: PersistentRequest, meter: Meter, took_ns: int) -> bool:
-        """Complete what ``launch_alone`` returned, and count it in ``meter``. The caller holds the lock.
-
-        Does what ``delivered`` does. Returns False and changes nothing if Drain must decide first whether the bucket is
-        valid.
-        """
-        if self._moving:
-            return False
-        position = launch.position
-        kind = position.planned.kind
-        launches = [one for one in self._launches if one is not launch]
-        # Nothing from here on calls a function, so a signal handler cannot raise in between. The bucket leaves
-        # ``_launches`` in the same sequence in which the request becomes idle; otherwise an interrupt could leave it
-        # half delivered.
-        self._launches = launches
-        entry.index = -1
-        entry.source.owner = None
-        entry.state = IDLE
-        self.own = None
-        self.running = 0
-        meter.replayed += 1
-        meter.nbytes[kind] += position.nbytes
-        meter.busy_ns += took_ns
-        meter.idle_ns -= took_ns  # the engine's thread has counted this time as idle
-        meter.alone_ns += took_ns
-        return True
-
     def retire(self, entries: Iterable[PersistentRequest]) -> None:
         """Forget those persistent requests that are idle. They may be started again nevertheless."""
         self.lock.refuse("an operation")
@@ -413,7 +336,7 @@ class TensorQueue:
         # A ready bucket is launched immediately, unless the engine is in another bucket. The member that is missing in
         # that other bucket may be waiting, outside ddl, for the result of this bucket, which other members have ready
         # as well. So the waiting time must be measured for a ready bucket too, or nobody would notice this deadlock.
-        if self._waits_since_s is None and (not ready or self._launches):
+        if self._waits_since_s is None and (not ready or self.launches):
             self._waits_since_s = time.monotonic()
 
     def check_stall(self, since_s: float) -> float:
@@ -429,7 +352,7 @@ class TensorQueue:
             if self.behind:
                 self.catch_up()
             replay = self._open
-            if replay is None or self._waits_since_s is None or self._launches or replay.ready() or replay.paused:
+            if replay is None or self._waits_since_s is None or self.launches or replay.ready() or replay.paused:
                 return WATCH_S  # a paused rank waits for its peers; ``stuck`` gives them more time
             usual_s = replay.current.usual_s
             patience_s = max(LEAVE_AFTER_S, USUAL_TIMES * (FIRST_USUAL_S if usual_s is None else usual_s))
@@ -616,7 +539,7 @@ class TensorQueue:
     def under_way(self) -> set[int]:
         """Return the numbers of the launches that have not ended."""
         with self.lock:
-            return {launch.number for launch in self._launches}
+            return set(self.launches)
 
     def pending(self) -> list[str]:
         """Return the names of the operations that have not ended."""
@@ -628,10 +551,9 @@ class TensorQueue:
         """Return at which bucket of the schedule this rank is; None outside replay."""
         with self.lock:
             replay = self._open
-            if replay is None or (replay.paused and not self._launches):
+            if replay is None or (replay.paused and not self.launches):
                 return None
-            if self._launches:
-                first = self._launches[0]
+            for first in list(self.launches.values())[:1]:
                 return ReplayStatus(self._epoch, first.place, True, first.planned.set_id, first.planned.names)
             planned, entries = replay.current.planned, replay.current.entries
             missing = tuple(name for name, entry in zip(planned.names, entries) if entry is None)
@@ -697,40 +619,60 @@ class TensorQueue:
     def frozen(self) -> bool:
         """Return whether a bucket that completes now must wait until Drain has decided on it.
 
-        The caller holds the lock.
+        It may be read without the lock: a bucket that was complete before the freeze is valid, whether it is delivered
+        before the freeze or just after it.
         """
         return self._moving
 
-    def launch(self) -> Launch[Entry] | None:
-        """Launch the next bucket of the schedule, if it is ready, and return it; else None.
+    def launch(
+        self, runner: int = 0, alone: PersistentRequest | None = None, address: int = 0, owner: object = None
+    ) -> Launch[Entry] | None:
+        """Launch the next bucket of the schedule and return it; else return None and change nothing.
 
-        The caller holds the lock.
-        """
-        launch = self.advance()
-        if self.behind:
-            self.catch_up()
-        return launch
-
-    def advance(self, runner: int = 0) -> Launch[Entry] | None:
-        """Launch the next bucket as ``launch`` does, for a caller that calls ``catch_up`` itself.
-
-        ``runner``: the thread that will run the bucket, if it is not the engine's.
+        The caller holds the lock. Without ``alone``, the bucket must be ready. With ``alone``, that request must be the
+        next bucket by itself; it is started on the tensor at ``address`` (see ``start_request``) and launched in one
+        step. ``runner``: the user's thread that will run the bucket, which must be resumable then; 0: the engine's.
         """
         replay = self._replay
-        if replay is None or not replay.ready():
+        if replay is None:
             return None
-        now_s = time.monotonic()
-        at_ns = int(now_s * 1e9)
-        number = self._launched + 1
         position = replay.current
+        if alone is None:
+            if not replay.ready():
+                return None
+        elif (
+            alone.position is not position
+            or alone.replay is not self._open
+            or alone.state != IDLE
+            or position.missing != 1
+            or len(position.entries) != 1
+        ):
+            return None
+        if runner and not getattr(position.run, "resumable", False):
+            return None
+        at_ns = time.monotonic_ns()
+        now_s = at_ns * 1e-9
+        number = self._launched + 1
         usual_s = None
-        if self._waits_since_s is not None:
-            usual_s = max(now_s - self._waits_since_s, (position.usual_s or 0.0) * 0.9)
-        leaves_room = replay.queued or replay.filled_ragged_slots
-        launch, fresh, following, current, paused, turn_at = replay.step(number)
+        leaves_room = False
+        observed = self._completion.observed
+        if alone is None:
+            if self._waits_since_s is not None:
+                usual_s = max(now_s - self._waits_since_s, (position.usual_s or 0.0) * 0.9)
+            leaves_room = replay.queued or replay.filled_ragged_slots
+        launch, fresh, following, current, paused, turn_at = replay.step(number, alone)
         # Nothing from here on calls a function, so a signal handler cannot raise in between: the bucket is launched
-        # completely or not at all. The exception is a ragged slot at the end, which only the engine's thread launches,
-        # and signal handlers do not run there.
+        # completely or not at all. ``own`` and ``running`` belong to the same sequence of stores. If they came later,
+        # an interrupt in between would leave a launched bucket that no thread runs, and all peers would wait for it.
+        # The exception is a ragged slot at the end, which only the engine's thread launches, and signal handlers do not
+        # run there.
+        if alone is not None:
+            alone.stamp = observed
+            alone.state = PENDING
+            alone.error = None
+            alone.source.address = address
+            alone.source.owner = owner
+            alone.starts += 1
         if fresh:
             replay.filled -= position.missing_when_empty
             position.entries = fresh
@@ -744,12 +686,12 @@ class TensorQueue:
             replay.turn_at = turn_at
             self.behind = True
         self._launched = number
-        self._launches += [launch]
+        self.launches[number] = launch
         self._recent[number & self._recent_mask] = (number, launch.place, position.planned, at_ns)
         if usual_s is not None:
             position.usual_s = usual_s
             self._usual[position.index] = usual_s
-        self._waits_since_s = now_s if replay.filled else None
+        self._waits_since_s = now_s if replay.filled else None  # others wait behind it: their time begins anew
         if leaves_room:
             self.behind = True
         if runner:
@@ -757,6 +699,8 @@ class TensorQueue:
             self.running = runner
         if launch.bucket is not None:
             replay.take_ragged_slot(position)
+        if self.behind:
+            self.catch_up()
         return launch
 
     def _turn(self, replay: Replay[Entry]) -> None:
@@ -772,14 +716,6 @@ class TensorQueue:
         self._pause = pause
         self._to_pause = False
         self._wake()
-
-    def next_run(self) -> Any:
-        """Return how the next bucket is run (see ``Position.run``) if it is ready; else None.
-
-        The caller holds the lock.
-        """
-        replay = self._replay
-        return replay.current.run if replay is not None and replay.ready() else None
 
     def is_ready(self) -> bool:
         """Return whether a bucket may be launched now. The caller holds the lock."""
@@ -811,22 +747,22 @@ class TensorQueue:
     def put_back(self, launch: Launch[Entry]) -> bool:
         """Make the entries of a void bucket pending again. Return False if the tensor queue is closed."""
         with self.lock:
-            self._launches.remove(launch)
+            del self.launches[launch.number]
             return not self._closed
 
     def delivered(self, launch: Launch[Entry]) -> None:
         """Note that a bucket has ended, with or without an error, so that its names may be used again.
 
-        No effect for a ragged slot that was drained.
+        No effect for a ragged slot that was drained. Takes no lock: only the thread that runs buckets calls this, and
+        no other thread removes these names.
         """
-        with self.lock:
-            self._launches = [one for one in self._launches if one is not launch]
-            in_flight = self._in_flight
-            if in_flight:
-                for entry in launch.entries or ():
-                    key = (entry.set_id, entry.name)
-                    if in_flight.get(key) is entry:  # else a thread that was interrupted had already delivered it
-                        del in_flight[key]
+        self.launches.pop(launch.number, None)
+        in_flight = self._in_flight
+        if in_flight:
+            for entry in launch.entries or ():
+                key = (entry.set_id, entry.name)
+                if in_flight.get(key) is entry:  # else a thread that was interrupted had already delivered it
+                    in_flight.pop(key, None)
 
     # --- the end
 
@@ -840,7 +776,7 @@ class TensorQueue:
                 self.catch_up()
             if self._refusal is None:
                 self._refusal = refusal
-            launched = {id(entry) for launch in self._launches for entry in launch.entries or ()}
+            launched = {id(entry) for launch in list(self.launches.values()) for entry in launch.entries or ()}
             in_flight = [
                 *self._in_flight.values(),
                 *(entry for entry in self._persistent.values() if entry.state == PENDING),

@@ -68,10 +68,11 @@ def test_rank_0_in_another_process() -> None:
 
 def test_nothing_is_kept_of_a_closed_world() -> None:
     """Meetings go with their ranks, and so does the token."""
+    before = set(threads.MEETINGS)  # of worlds of other tests that the garbage collector has not found yet
     with World(ThreadsTransport, 2) as world:
         world.run(lambda transport, rank: transport.barrier())
-        assert len(threads.MEETINGS) == 1
-    assert len(threads.MEETINGS) == 0
+        assert len(set(threads.MEETINGS) - before) == 1
+    assert set(threads.MEETINGS) <= before
     with pytest.raises(DeadlineExceeded):
         world.store.get(threads.KEY, 0.01)
     with pytest.raises(TransportError, match="not open"):

@@ -567,7 +567,7 @@ class Machines:
                 *(one for one in node.tensor_queue._persistent.values() if one.pending),
             ]
             assert undone == {node.labels[id(entry)] for entry in held}
-            assert bool(node.tensor_queue._launches) == bool(node.flights)
+            assert bool(node.tensor_queue.launches) == bool(node.flights)
             assert own_order_is_total(self.order[node.rank])
         assert len({node.tensor_queue._epoch for node in self.nodes if not node.parted}) <= 1
 

@@ -95,7 +95,7 @@ class Rank:
         self.tensor_queue.running = 0
         self.engine._stopped = False
         assert self.broken == []
-        assert self.tensor_queue._launches == []
+        assert self.tensor_queue.launches == {}
         assert self.tensor_queue.own is None
         assert not self.tensor_queue.behind
 

@@ -73,7 +73,7 @@ def test_who_is_called_away_before_anything_has_changed_may_call_again() -> None
     assert not entry.pending
     entry.position.run = Run()
     with tensor_queue.lock:
-        assert tensor_queue.launch_alone(entry, 64, None) is not None
+        assert tensor_queue.launch(7, entry, 64) is not None
 
 
 def test_a_call_that_is_not_launched_here_leaves_the_engine_free() -> None:
@@ -96,3 +96,17 @@ def test_a_call_that_is_not_launched_here_leaves_the_engine_free() -> None:
     waiting.join(20)
     assert not waiting.is_alive()
     assert not broken
+
+
+def test_what_a_thread_has_run_waits_for_the_end_of_a_freeze() -> None:
+    """The bucket is complete, but the ranks freeze: only Drain tells whether it is valid, so the engine keeps it."""
+    engine, tensor_queue, entry, _ = ready(Run())
+    with tensor_queue.lock:
+        launch = tensor_queue.launch(7, entry, 64, "owner")
+    assert launch is not None
+    assert tensor_queue.freeze(1) is not None
+    assert not engine._land_here(launch, 0, True)
+    assert (entry.pending, entry.source.owner, list(tensor_queue.launches.values())) == (True, "owner", [launch])
+    tensor_queue._moving = False
+    assert engine._land_here(launch, 0, True)
+    assert (entry.pending, entry.source.owner, tensor_queue.launches, tensor_queue.running) == (False, None, {}, 0)

@@ -7,7 +7,6 @@ import pytest
 from ddlcore.errors import MismatchError
 from ddlcore.messages import Arranged, Planned, Resume, Spec, encode
 from ddlcore.runtime.completion import Completion
-from ddlcore.runtime.meter import Meter
 from ddlcore.runtime.outbox import Outbox
 from ddlcore.runtime.request import IDLE, PENDING, Entry, PersistentRequest
 from ddlcore.runtime.schedule import Launch
@@ -16,6 +15,7 @@ from ddlcore.types import Buffer, DType, Kind
 from tests.runtime.waiting import waiter_of
 
 SPEC = Spec(Kind.ALLREDUCE, DType.F32, (4,))
+RUNNER = 7  # the id of a user's thread
 
 
 def replaying() -> tuple[TensorQueue, PersistentRequest]:
@@ -81,7 +81,7 @@ def test_a_bucket_that_is_ready_behind_another_is_watched(monkeypatch: pytest.Mo
         assert tensor_queue.stuck() == 1, f"with slot: {with_slot}"
         assert tensor_queue.stuck() is None, "it asks once"
         assert tensor_queue.launch() is not None
-        for launch, entry in zip(list(tensor_queue._launches), (x, y)):
+        for launch, entry in zip(list(tensor_queue.launches.values()), (x, y)):
             tensor_queue.delivered(launch)
             entry.complete(0, None, -1)
 
@@ -115,41 +115,28 @@ class Here:
     resumable = True
 
 
-def test_a_call_that_is_a_bucket_by_itself_is_launched_and_landed_at_once() -> None:
+def test_a_call_that_is_a_bucket_by_itself_is_started_and_launched_at_once() -> None:
     tensor_queue, entry, launch = with_slot()
     launch.position.run = Here()
     with tensor_queue.lock:
-        again = tensor_queue.launch_alone(entry, 128, "owner")
+        again = tensor_queue.launch(RUNNER, entry, 128, "owner")
         assert again is not None
         assert (again.place, again.number, list(again.entries or ())) == (1, 2, [entry])
         assert (entry.source.address, entry.source.owner, entry.pending) == (128, "owner", True)
-        assert tensor_queue.land_alone(again, entry, Meter(), 1)
-    assert (entry.source.owner, entry.pending) == (None, False)
+        assert (tensor_queue.own, tensor_queue.running) == (again, RUNNER)
 
 
 def test_a_call_is_not_launched_alone_where_another_must_run_it() -> None:
     tensor_queue, entry, launch = with_slot()
     stranger = PersistentRequest(waiter_of(), 0, "y", SPEC, encode(SPEC), Buffer(64, 4, DType.F32, (4,)))
     with tensor_queue.lock:
-        assert tensor_queue.launch_alone(stranger, 64, None) is None  # it has no slot
-        assert tensor_queue.launch_alone(entry, 64, None) is None  # nobody has found out how it is run
+        assert tensor_queue.launch(RUNNER, stranger, 64) is None  # it has no slot
+        assert tensor_queue.launch(RUNNER, entry, 64) is None  # nobody has found out how it is run
         launch.position.run = Here()
         entry.state = PENDING
-        assert tensor_queue.launch_alone(entry, 64, None) is None  # it is under way
+        assert tensor_queue.launch(RUNNER, entry, 64) is None  # it is under way
         entry.state = IDLE
     assert tensor_queue.freeze(1) is not None
     with tensor_queue.lock:
-        assert tensor_queue.launch_alone(entry, 64, None) is None  # nothing is launched any more
+        assert tensor_queue.launch(RUNNER, entry, 64) is None  # nothing is launched any more
     assert not tensor_queue.is_ready()
-
-
-def test_what_was_launched_alone_waits_for_the_verdict_of_a_freeze() -> None:
-    tensor_queue, entry, launch = with_slot()
-    launch.position.run = Here()
-    with tensor_queue.lock:
-        again = tensor_queue.launch_alone(entry, 64, None)
-    assert again is not None
-    tensor_queue.freeze(1)
-    with tensor_queue.lock:
-        assert not tensor_queue.land_alone(again, entry, Meter(), 1)
-    assert entry.pending
