@@ -14,9 +14,9 @@ from ddlcore.errors import DdlInternalError, TransportError
 from ddlcore.messages import Bucket, Drain, Frozen, Leave, Planned, Resume
 from ddlcore.observe.trace_hooks import TraceHooks
 from ddlcore.runtime.checks import called
-from ddlcore.runtime.device.in_flight import DevicesInFlight
 from ddlcore.runtime.executor import Deliver, Executor, Later, Staged, Unserved
 from ddlcore.runtime.handle import SLICE_S, Completion, Waited
+from ddlcore.runtime.in_flight import DevicesInFlight
 from ddlcore.runtime.job_failure import JobFailure
 from ddlcore.runtime.meter import Meter, now_ns
 from ddlcore.runtime.process_sets import ProcessSets

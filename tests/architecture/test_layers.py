@@ -26,6 +26,7 @@ LAYER = {room: height for height, rooms in enumerate(LAYERS) for room in rooms}
 OWN = ""  # the files of a room that are in none of its folders
 # From the ground up, too: the folders of each room that has some. Two on one layer do not know each other.
 FOLDERS = {
+    "runtime": ({OWN}, {"device"}),
     "builtin": ({OWN}, {"checks", "hierarchical", "shm", "tuners"}),
     "testing": ({OWN}, {"conform"}),
     "launch": ({"output"}, {"ranks"}, {"agents"}, {"job"}),
